@@ -1,0 +1,1 @@
+"""The seams: small protocols whose docstrings are contracts."""

@@ -1,0 +1,1 @@
+"""The vocabulary: frozen values without I/O that every other package may import."""

@@ -1,0 +1,139 @@
+"""Everything that can go wrong, as one tree.
+
+WarrenError
+├── InvalidRequest                 the caller asked for something that cannot be
+│   ├── UnknownEnvironment
+│   ├── UnknownUser
+│   └── InvalidPath
+├── NotFound
+│   ├── SandboxNotFound
+│   ├── ProcessNotFound
+│   ├── ImageNotFound
+│   └── FileNotFound
+├── Conflict
+│   └── FileExists
+├── FileProblem                    the sandbox's file system said no
+│   ├── PermissionDenied
+│   ├── IsDirectory
+│   ├── NotADirectory
+│   └── NoSpace
+├── LimitReached                   the sandbox's own limits (processes, open files, memory)
+├── SandboxLost                    the sandbox died or cannot be reached
+├── ProtocolError                  the agent said something it must not say
+└── Unavailable                    this machine cannot do it now
+    ├── ProviderUnavailable
+    └── IsolationUnavailable       a layer of isolation cannot be had: nothing was started
+
+A class carries its stable `code`, the HTTP status it becomes and whether trying again can help.
+The message says what was wrong; `remedy`, where there is one, says what to do about it.
+"""
+
+from typing import ClassVar
+
+
+class WarrenError(Exception):
+    code: ClassVar[str] = "internal"
+    http_status: ClassVar[int] = 500
+    retryable: ClassVar[bool] = False
+    by_code: ClassVar[dict[str, type["WarrenError"]]] = {}
+
+    def __init__(self, message: str, *, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if "code" in cls.__dict__:
+            WarrenError.by_code[cls.code] = cls
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.remedy})" if self.remedy else self.message
+
+
+class InvalidRequest(WarrenError):
+    code, http_status = "invalid_request", 422
+
+
+class UnknownEnvironment(InvalidRequest):
+    code = "unknown_environment"
+
+
+class UnknownUser(InvalidRequest):
+    code = "unknown_user"
+
+
+class InvalidPath(InvalidRequest):
+    code = "invalid_path"
+
+
+class NotFound(WarrenError):
+    code, http_status = "not_found", 404
+
+
+class SandboxNotFound(NotFound):
+    code = "sandbox_not_found"
+
+
+class ProcessNotFound(NotFound):
+    code = "process_not_found"
+
+
+class ImageNotFound(NotFound):
+    code = "image_not_found"
+
+
+class FileNotFound(NotFound):
+    code = "file_not_found"
+
+
+class Conflict(WarrenError):
+    code, http_status = "conflict", 409
+
+
+class FileExists(Conflict):
+    code = "exists"
+
+
+class FileProblem(WarrenError):
+    code, http_status = "file_problem", 400
+
+
+class PermissionDenied(FileProblem):
+    code, http_status = "permission_denied", 403
+
+
+class IsDirectory(FileProblem):
+    code = "is_directory"
+
+
+class NotADirectory(FileProblem):
+    code = "not_a_directory"
+
+
+class NoSpace(FileProblem):
+    code, http_status = "no_space", 507
+
+
+class LimitReached(WarrenError):
+    code, http_status, retryable = "limit_reached", 429, True
+
+
+class SandboxLost(WarrenError):
+    code, http_status = "sandbox_lost", 410
+
+
+class ProtocolError(WarrenError):
+    code, http_status = "protocol_error", 502
+
+
+class Unavailable(WarrenError):
+    code, http_status, retryable = "unavailable", 503, True
+
+
+class ProviderUnavailable(Unavailable):
+    code = "provider_unavailable"
+
+
+class IsolationUnavailable(Unavailable):
+    code, retryable = "isolation_unavailable", False

@@ -1,0 +1,182 @@
+"""What can be done in a sandbox, and what comes back."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from warren.model.errors import InvalidPath, InvalidRequest
+from warren.model.spec import check_env
+
+KEEP_BYTES = 10 * 1024 * 1024
+MAX_COMMAND_BYTES = 3 * 1024 * 1024
+
+
+class Reason(StrEnum):
+    """How a command ended."""
+
+    EXITED = "exited"
+    SIGNAL = "signal"
+    TIMEOUT = "timeout"
+    OOM = "oom"
+    CANCELLED = "cancelled"
+    SANDBOX_LOST = "sandbox_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalSize:
+    rows: int = 24
+    columns: int = 80
+
+    def __post_init__(self) -> None:
+        if not (0 < self.rows < 10_000 and 0 < self.columns < 10_000):
+            raise InvalidRequest(f"a terminal of {self.rows} rows and {self.columns} columns cannot be")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command line for the shell (`shell`) or a program with its arguments (`argv`).
+
+    A shell command starts where the last one of this sandbox ended: `carry_state` brings the
+    directory and the exported variables along and hands them on. `terminal` gives the command
+    a terminal of that size. `keep_bytes` bounds how much output is kept: its head and its tail.
+    """
+
+    argv: tuple[str, ...] = ()
+    shell: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    user: str = ""
+    timeout_s: float | None = None
+    grace_s: float = 2.0
+    carry_state: bool = True
+    terminal: TerminalSize | None = None
+    keep_bytes: int = KEEP_BYTES
+
+    def __post_init__(self) -> None:
+        if bool(self.argv) == bool(self.shell):
+            raise InvalidRequest("a command needs either a shell line or an argv, and not both")
+        if self.argv and not self.argv[0]:
+            raise InvalidRequest("the program's name (argv[0]) is empty")
+        for text in (*self.argv, self.shell, self.cwd, self.user):
+            if "\0" in text:
+                raise InvalidRequest("a command cannot have a NUL byte in it", remedy="send binary data through stdin")
+        for name, value in self.env.items():
+            check_env(name, value)
+        size = sum(len(text.encode(errors="surrogateescape")) for text in (*self.argv, self.shell))
+        if size > MAX_COMMAND_BYTES:
+            raise InvalidRequest(
+                f"the command is {size} bytes long, at most {MAX_COMMAND_BYTES} are taken",
+                remedy="write it to a file and run that",
+            )
+        if self.timeout_s is not None and not 0 < self.timeout_s <= 7 * 86400:
+            raise InvalidRequest(f"a time-out of {self.timeout_s} s cannot be: above 0 and at most a week")
+        if not 0 <= self.grace_s <= 600:
+            raise InvalidRequest(f"a grace time of {self.grace_s} s cannot be: 0 to 600")
+        if not 0 <= self.keep_bytes <= 1 << 30:
+            raise InvalidRequest(f"keep_bytes is {self.keep_bytes}, it must be between 0 and 1 GiB")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult:
+    """How a command ended and what it said.
+
+    `output` is stdout and stderr in the order they were written. When more came than is kept
+    (`truncated`), head and tail are there with a line between them that says how much is missing.
+    `killed` counts the processes that a time-out or a cancel had to end; `survivors` those that
+    would not die. `background` counts the processes the command left running on purpose.
+    """
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    output: str
+    reason: Reason
+    signal: int | None
+    duration_ms: float
+    cpu_ms: float
+    bytes_total: int
+    truncated: bool
+    killed: int = 0
+    survivors: int = 0
+    background: int = 0
+    process_id: str = ""
+
+
+class Stream(StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    TERMINAL = "terminal"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Output as it came. A jump of `offset` says that what lies between was not kept."""
+
+    stream: Stream
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    id: str
+    command: str
+    user: str
+    running: bool
+    terminal: bool
+    pid: int
+    bytes_total: int
+    truncated: bool
+    started_s_ago: float
+    exit_code: int | None = None
+    reason: Reason | None = None
+    background: int = 0
+
+
+class FileKind(StrEnum):
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    path: str
+    kind: FileKind
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    modified: float
+    target: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[-1]
+
+
+class Change(StrEnum):
+    CREATED = "created"
+    MODIFIED = "modified"
+    REMOVED = "removed"
+    MOVED_FROM = "moved_from"
+    MOVED_TO = "moved_to"
+    OVERFLOW = "overflow"
+
+
+@dataclass(frozen=True, slots=True)
+class FileEvent:
+    change: Change
+    path: str
+    directory: bool
+
+
+def check_path(path: str) -> str:
+    """The path as it will be used inside: relative ones start in the workspace."""
+    if not path:
+        raise InvalidPath("the path is empty")
+    if "\0" in path:
+        raise InvalidPath("a path cannot have a NUL byte in it")
+    if len(path.encode(errors="surrogateescape")) > 4095:
+        raise InvalidPath("the path is longer than 4095 bytes")
+    return path if path.startswith("/") else f"/workspace/{path}"

@@ -1,0 +1,116 @@
+"""What a sandbox is to be: limits, image, layers of isolation that must be in force."""
+
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from warren.model.errors import InvalidRequest
+
+MIB = 1024 * 1024
+
+USER = "sandboxuser"
+USER_UID = 1000
+HOME = "/home/sandboxuser"
+WORKSPACE = "/workspace"
+SEARCH_PATH = "/home/sandboxuser/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+# Directories of the sandbox's disk, with their modes. The last line holds what agent frameworks write to.
+WRITABLE: dict[str, int] = {
+    WORKSPACE: 0o755,
+    HOME: 0o755,
+    "/tmp": 0o1777,
+    "/var/tmp": 0o1777,
+    "/home/user": 0o755,
+    "/mnt/data": 0o755,
+    "/large_tool_results": 0o755,
+    "/conversation_history": 0o755,
+    "/memories": 0o755,
+    "/outputs": 0o755,
+}
+
+
+class Layer(StrEnum):
+    """A layer of isolation, as read back from the kernel once the sandbox runs."""
+
+    USER_NAMESPACE = "user_namespace"
+    PID_NAMESPACE = "pid_namespace"
+    MOUNT_NAMESPACE = "mount_namespace"
+    NETWORK_NAMESPACE = "network_namespace"
+    IPC_NAMESPACE = "ipc_namespace"
+    UTS_NAMESPACE = "uts_namespace"
+    CGROUP_NAMESPACE = "cgroup_namespace"
+    UNIQUE_UID = "unique_uid"
+    NO_HOST_ROOT = "no_host_root"
+    CAPABILITIES = "capabilities"
+    NO_NEW_PRIVS = "no_new_privs"
+    SECCOMP = "seccomp"
+    READ_ONLY_ROOT = "read_only_root"
+    MEMORY_LIMIT = "memory_limit"
+    SWAP_OFF = "swap_off"
+    CPU_LIMIT = "cpu_limit"
+    PIDS_LIMIT = "pids_limit"
+    DISK_LIMIT = "disk_limit"
+    GUEST_KERNEL = "guest_kernel"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    memory_mb: int = 512
+    cpus: float = 0.5
+    pids: int = 256
+    disk_mb: int = 1024
+    open_files: int = 4096
+
+    def __post_init__(self) -> None:
+        _within("memory_mb", self.memory_mb, 64, 1024 * 1024)
+        _within("cpus", self.cpus, 0.05, 256)
+        _within("pids", self.pids, 8, 32768)
+        _within("disk_mb", self.disk_mb, 16, 1024 * 1024)
+        _within("open_files", self.open_files, 64, 1024 * 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What the caller asks of a provider. `require` names layers without which nothing is started."""
+
+    image: str = "base"
+    limits: Limits = Limits()
+    env: dict[str, str] = field(default_factory=dict)
+    require: frozenset[Layer] = frozenset()
+    ptrace: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_image_name(self.image)
+        for name, value in self.env.items():
+            check_env(name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """The isolation really in force, each layer with the evidence the kernel gave."""
+
+    provider: str
+    runtime: str
+    layers: dict[Layer, str]
+    missing: dict[Layer, str]
+
+    def __contains__(self, layer: object) -> bool:
+        return layer in self.layers
+
+
+def check_image_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}", name) or ".." in name:
+        raise InvalidRequest(f"{name!r} is not an image name", remedy="`warren image list` shows the images there are")
+
+
+def check_env(name: str, value: str) -> None:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise InvalidRequest(f"{name!r} is not a name for an environment variable")
+    if "\0" in value:
+        raise InvalidRequest(f"the environment variable {name} has a NUL byte in its value")
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise InvalidRequest(f"the limit {name} is {value}, it must be between {low} and {high}")

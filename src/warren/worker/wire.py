@@ -1,0 +1,317 @@
+"""The language between worker and agent, version 1. Its other half is agent/wire.h.
+
+One stream connection carries many channels. A frame is a header of 12 bytes, little endian
+(payload length u32, channel u32, type u8, three zero bytes), and its payload. The worker opens a
+channel by sending START, ATTACH, FILE, CONTROL, LIST or PING under a channel number not in use;
+EXIT, ERROR or DONE from the agent closes it. Frames for a channel that is closed are ignored.
+
+Requests and replies are lists of fields: tag u8, length u32, value; numbers are 4 or 8 bytes.
+ARGV and ENV repeat. START without DEFER is answered by STARTED as soon as the program runs.
+
+  START    ID, ARGV… or SHELL, ENV…, CWD, USER, TIMEOUT_MS, GRACE_MS, FLAGS, KEEP, ROWS, COLS
+           -> STARTED(ID, PID), OUTPUT…, EXIT(…)
+  ATTACH   ID, OFFSET, FLAGS (FOLLOW: stay until the end; without it: what is kept, then DONE)
+           -> OUTPUT…, EXIT (if the command has ended, at once)
+  FILE     OP, PATH, … -> DATA…, DONE(…)            (see FileOp)
+  CONTROL  ID, OP, SIGNAL | GRACE_MS | ROWS, COLS -> DONE
+  LIST     -> DATA (records), DONE
+  PING     -> DONE
+
+DATA from the worker is stdin of the command or the content of the file, EOF closes it. CLOSE lets
+go: of a command it is a mere detach, a file operation is undone. OUTPUT carries a stream number
+u8, the offset u64 of its first byte in the command's whole output, and the bytes; a jump of the
+offset is output that was not kept. DEFER holds all output back until the end, and then sends what
+was kept. LOSSLESS stops the command rather than losing output when the channel cannot take it.
+
+Flow: either side may send at most WINDOW bytes of OUTPUT/DATA on a channel before the other side
+grants more by CREDIT (u32, bytes). Headers and OUTPUT's 9 bytes do not count.
+
+Records (LIST, and FILE ops LIST, PACK, UNPACK, WATCH) are u32 length and fields; in PACK and
+UNPACK a record of a file is followed by exactly SIZE bytes.
+
+Whatever the agent sends is untrusted: everything here either decodes or raises ProtocolError.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from enum import IntEnum, IntFlag
+
+from warren.model.errors import ProtocolError
+
+VERSION = 1
+HEADER = struct.Struct("<IIB3x")
+MAX_FRAME_OUT = 4 * 1024 * 1024
+MAX_FRAME_IN = 1024 * 1024
+MAX_RECORD = 64 * 1024
+STDIN_WINDOW = 256 * 1024
+OUTPUT_WINDOW = 1024 * 1024
+
+_FIELD = struct.Struct("<BI")
+_OUTPUT = struct.Struct("<BQ")
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+
+class Ask(IntEnum):
+    HELLO = 0x01
+    START = 0x02
+    ATTACH = 0x03
+    FILE = 0x04
+    DATA = 0x05
+    EOF = 0x06
+    CREDIT = 0x07
+    CONTROL = 0x08
+    LIST = 0x09
+    CLOSE = 0x0A
+    PING = 0x0B
+
+
+class Say(IntEnum):
+    HELLO = 0x41
+    STARTED = 0x42
+    OUTPUT = 0x43
+    EXIT = 0x44
+    ERROR = 0x45
+    DATA = 0x46
+    DONE = 0x47
+    CREDIT = 0x48
+
+
+class Tag(IntEnum):
+    VERSION = 1
+    ID = 2
+    ARGV = 3
+    SHELL = 4
+    ENV = 5
+    CWD = 6
+    USER = 7
+    TIMEOUT_MS = 8
+    GRACE_MS = 9
+    FLAGS = 10
+    KEEP = 11
+    ROWS = 12
+    COLS = 13
+    OFFSET = 14
+    LENGTH = 15
+    OP = 16
+    PATH = 17
+    PATH2 = 18
+    MODE = 19
+    DEPTH = 20
+    SIGNAL = 21
+    PID = 30
+    EXIT_CODE = 31
+    REASON = 32
+    DURATION_US = 33
+    CPU_US = 34
+    BYTES = 35
+    KILLED = 36
+    SURVIVORS = 37
+    BACKGROUND = 38
+    CODE = 39
+    MESSAGE = 40
+    RUNNING = 41
+    AGE_MS = 42
+    TRUNCATED = 43
+    SIZE = 44
+    MTIME_NS = 45
+    UID = 46
+    GID = 47
+    KIND = 48
+    TARGET = 49
+    COMMAND = 50
+    TERMINAL = 51
+    CHANGE = 52
+    COUNT = 53
+
+
+class Flag(IntFlag):
+    """For START and ATTACH; RECURSIVE for FILE."""
+
+    STDIN = 1
+    CARRY = 2
+    TERMINAL = 4
+    DEFER = 8
+    LOSSLESS = 16
+    FOLLOW = 32
+    RECURSIVE = 64
+
+
+class FileOp(IntEnum):
+    """READ(PATH, OFFSET, LENGTH) WRITE(PATH, MODE) LIST(PATH, DEPTH) STAT(PATH) MKDIR(PATH, MODE)
+    REMOVE(PATH, RECURSIVE) RENAME(PATH, PATH2) PACK(PATH) UNPACK(PATH) WATCH(PATH, RECURSIVE); all take USER.
+
+    STAT and WRITE answer with the file's fields in DONE, UNPACK with COUNT. WATCH sends one empty
+    record (no field) as soon as it is watching.
+    """
+
+    READ = 1
+    WRITE = 2
+    LIST = 3
+    STAT = 4
+    MKDIR = 5
+    REMOVE = 6
+    RENAME = 7
+    PACK = 8
+    UNPACK = 9
+    WATCH = 10
+
+
+class ControlOp(IntEnum):
+    SIGNAL = 1
+    KILL = 2
+    RESIZE = 3
+    FORGET = 4
+
+
+class Code(IntEnum):
+    """What ERROR says."""
+
+    NOT_FOUND = 1
+    PERMISSION_DENIED = 2
+    IS_DIRECTORY = 3
+    NOT_A_DIRECTORY = 4
+    EXISTS = 5
+    INVALID_PATH = 6
+    NO_SPACE = 7
+    UNKNOWN_USER = 8
+    NO_PROCESS = 9
+    INVALID = 10
+    LIMIT = 11
+    IO = 12
+    CONFLICT = 13
+    NO_CWD = 14
+
+
+class EndReason(IntEnum):
+    EXITED = 0
+    SIGNAL = 1
+    TIMEOUT = 2
+    CANCELLED = 3
+
+
+class Kind(IntEnum):
+    FILE = 0
+    DIRECTORY = 1
+    SYMLINK = 2
+    OTHER = 3
+
+
+class ChangeKind(IntEnum):
+    CREATED = 1
+    MODIFIED = 2
+    REMOVED = 3
+    MOVED_FROM = 4
+    MOVED_TO = 5
+    OVERFLOW = 6
+
+
+class StreamNumber(IntEnum):
+    STDOUT = 1
+    STDERR = 2
+    TERMINAL = 3
+
+
+def frame(kind: Ask, channel: int, payload: bytes = b"") -> bytes:
+    return HEADER.pack(len(payload), channel, kind) + payload
+
+
+def fields(items: Iterable[tuple[Tag, int | str | bytes]]) -> bytes:
+    parts: list[bytes] = []
+    for tag, value in items:
+        if isinstance(value, int):
+            raw = _U64.pack(value)
+        elif isinstance(value, str):
+            raw = value.encode("utf-8", "surrogateescape")
+        else:
+            raw = value
+        parts.append(_FIELD.pack(tag, len(raw)))
+        parts.append(raw)
+    return b"".join(parts)
+
+
+class Fields:
+    """The fields of a reply. Later ones of the same tag win; unknown tags are passed over."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self, payload: bytes | memoryview) -> None:
+        self._values: dict[int, bytes] = {}
+        at, end = 0, len(payload)
+        while at < end:
+            if end - at < _FIELD.size:
+                raise ProtocolError("a field's head is cut short")
+            tag, length = _FIELD.unpack_from(payload, at)
+            at += _FIELD.size
+            if length > end - at:
+                raise ProtocolError("a field is longer than its frame")
+            self._values[tag] = bytes(payload[at : at + length])
+            at += length
+
+    def number(self, tag: Tag, default: int = 0) -> int:
+        raw = self._values.get(tag)
+        if raw is None:
+            return default
+        if len(raw) == 4:
+            return int(_U32.unpack(raw)[0])
+        if len(raw) == 8:
+            return int(_U64.unpack(raw)[0])
+        raise ProtocolError(f"field {tag.name} is not a number")
+
+    def text(self, tag: Tag, default: str = "") -> str:
+        raw = self._values.get(tag)
+        return default if raw is None else raw.decode("utf-8", "surrogateescape")
+
+    def __contains__(self, tag: object) -> bool:
+        return tag in self._values
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+
+def output(payload: memoryview) -> tuple[int, int, bytes]:
+    """The stream number, offset and bytes of an OUTPUT frame."""
+    if len(payload) < _OUTPUT.size:
+        raise ProtocolError("an output frame is cut short")
+    stream, offset = _OUTPUT.unpack_from(payload)
+    return stream, offset, bytes(payload[_OUTPUT.size :])
+
+
+def credit(payload: memoryview) -> int:
+    if len(payload) != _U32.size:
+        raise ProtocolError("a credit frame is not four bytes long")
+    return int(_U32.unpack(payload)[0])
+
+
+def credit_frame(channel: int, amount: int) -> bytes:
+    return frame(Ask.CREDIT, channel, _U32.pack(amount))
+
+
+class Records:
+    """Cuts a DATA stream into records. `feed` bytes, then take what is complete."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Fields]:
+        self._buffer += data
+        while len(self._buffer) >= _U32.size:
+            length = _U32.unpack_from(self._buffer)[0]
+            if length > MAX_RECORD:
+                raise ProtocolError("a record is too long")
+            if len(self._buffer) < _U32.size + length:
+                return
+            payload = bytes(self._buffer[_U32.size : _U32.size + length])
+            del self._buffer[: _U32.size + length]
+            yield Fields(payload)
+
+    def take_raw(self, limit: int) -> bytes:
+        """Up to `limit` bytes that follow the last record, as file contents do in PACK."""
+        raw = bytes(self._buffer[:limit])
+        del self._buffer[:limit]
+        return raw
+
+
+def record(items: Iterable[tuple[Tag, int | str | bytes]]) -> bytes:
+    payload = fields(items)
+    return _U32.pack(len(payload)) + payload
