@@ -74,7 +74,7 @@ class SandboxSpec:
     """What the caller asks of a provider. `require` names layers without which nothing is started."""
 
     image: str = "base"
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     env: dict[str, str] = field(default_factory=dict)
     require: frozenset[Layer] = frozenset()
     ptrace: bool = False

@@ -288,28 +288,41 @@ def credit_frame(channel: int, amount: int) -> bytes:
 
 
 class Records:
-    """Cuts a DATA stream into records. `feed` bytes, then take what is complete."""
+    """Cuts a DATA stream into records. `add` bytes, then take what is complete."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Fields]:
+    def add(self, data: bytes) -> None:
         self._buffer += data
-        while len(self._buffer) >= _U32.size:
-            length = _U32.unpack_from(self._buffer)[0]
-            if length > MAX_RECORD:
-                raise ProtocolError("a record is too long")
-            if len(self._buffer) < _U32.size + length:
-                return
-            payload = bytes(self._buffer[_U32.size : _U32.size + length])
-            del self._buffer[: _U32.size + length]
-            yield Fields(payload)
+
+    def next(self) -> Fields | None:
+        """The next record, or None until more bytes are there."""
+        if len(self._buffer) < _U32.size:
+            return None
+        end = _U32.size + _U32.unpack_from(self._buffer)[0]
+        if end > _U32.size + MAX_RECORD:
+            raise ProtocolError("a record is too long")
+        if len(self._buffer) < end:
+            return None
+        payload = bytes(self._buffer[_U32.size : end])
+        del self._buffer[:end]
+        return Fields(payload)
+
+    def feed(self, data: bytes) -> Iterator[Fields]:
+        self.add(data)
+        while (found := self.next()) is not None:
+            yield found
 
     def take_raw(self, limit: int) -> bytes:
         """Up to `limit` bytes that follow the last record, as file contents do in PACK."""
         raw = bytes(self._buffer[:limit])
         del self._buffer[:limit]
         return raw
+
+    def __len__(self) -> int:
+        """Bytes that are in and not taken yet."""
+        return len(self._buffer)
 
 
 def record(items: Iterable[tuple[Tag, int | str | bytes]]) -> bytes:

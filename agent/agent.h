@@ -1,0 +1,151 @@
+/* What the parts of the agent know of each other. */
+#ifndef WARREN_AGENT_H
+#define WARREN_AGENT_H
+
+#include <sys/types.h>
+
+#include "log.h"
+#include "wire.h"
+
+/* Something the main loop waits for. */
+struct watch {
+    int fd;
+    void (*ready)(struct watch *w, uint32_t events);
+    void *of;
+};
+void watch_add(struct watch *w, int fd, uint32_t events, void (*ready)(struct watch *, uint32_t), void *of);
+void watch_set(struct watch *w, uint32_t events);
+void watch_drop(struct watch *w); /* also closes the descriptor */
+
+struct settings {
+    const char *workspace, *user;
+    uid_t uid_low, uid_high, agent_uid;
+    unsigned nproc;
+    bool exact_order; /* whether the kernel tells us of every write to a pipe */
+};
+extern struct settings settings;
+uint64_t now_us(void);
+void fail(const char *what) __attribute__((noreturn));
+
+/* users.c: who a command runs as. */
+struct user {
+    uid_t uid;
+    gid_t gid, groups[32];
+    int group_count;
+    char name[33], home[256];
+};
+bool find_user(const char *name, struct user *out);
+/* Becomes that user for good, with no capability left in any set; false with errno set. */
+bool become_user(const struct user *u);
+
+/* supervise.c: one process per command, which owns the command's whole tree. */
+enum news_kind { NEWS_STARTED = 1, NEWS_FAILED, NEWS_EXITED, NEWS_GONE };
+enum stage { STAGE_USER = 1, STAGE_CWD, STAGE_LIMIT };
+struct news {
+    uint32_t kind, stage;
+    int32_t pid, error, status;
+    uint32_t killed, survivors, background;
+    uint64_t cpu_us;
+};
+struct order {
+    uint32_t signal;   /* to the command's process group, or … */
+    uint32_t end_tree; /* … end everything: TERM, then KILL after the grace time */
+    uint32_t grace_ms;
+};
+struct launch {
+    struct user user;
+    char **argv, **env;
+    const char *cwd, *carried_cwd; /* a cwd that was asked for must be there; a carried one may be gone */
+    int in, out, err, state_fd, text_fd;
+    bool terminal;
+};
+void supervise(const struct launch *l, int ctl) __attribute__((noreturn));
+/* Closes every descriptor above 2 but these: a forked process must not hold the pipes of others open. */
+void keep_only(int *fds, size_t n);
+
+/* shell.c: `cd` and `export` last from one shell command to the next. */
+struct shell_line {
+    char **argv, **env;
+    int state_fd, text_fd;
+    size_t script_bytes;
+    char *cwd; /* carried, or NULL */
+};
+bool shell_prepare(struct shell_line *s, const char *text, char **base_env, char **own_env, bool carry, bool keep_cwd);
+void shell_done(struct shell_line *s, bool keep_cwd);
+void shell_free(struct shell_line *s);
+
+/* command.c: commands and terminals. */
+struct channel;
+struct command;
+void command_start(uint32_t channel, struct fields f);
+void command_attach(uint32_t channel, struct fields f);
+void command_control(uint32_t channel, struct fields f);
+void command_list(uint32_t channel);
+void command_stdin(struct command *c, struct channel *ch, const uint8_t *p, size_t n);
+void command_stdin_eof(struct command *c);
+void command_flow(struct command *c); /* a reader took something, or left */
+bool command_pump(struct channel *ch); /* sends what may be sent; true if there is more */
+void command_signals(const int *fds, size_t n, bool lost);
+void output_after_signals(void);
+void signals_take(void); /* reads the queue of signals: writes to pipes, ends of children */
+uint64_t command_next_deadline(void);
+void command_deadlines(void);
+
+/* file_jobs.c: file operations, each in a process of the user's own. */
+struct job;
+void job_start(uint32_t channel, struct fields f);
+void job_data(struct job *j, const uint8_t *p, size_t n);
+void job_eof(struct job *j);
+void job_abandon(struct job *j);
+void job_credit(struct job *j);
+
+/* files.c, tree.c: what runs in that process. */
+struct file_request {
+    enum file_op op;
+    char *path, *path2;
+    uint64_t offset, length, mode, depth;
+    bool has_length, has_mode, recursive;
+    int in, out, commit; /* data to the file, data from it, the word that the data is complete */
+};
+/* Fills `reply` with fields; 0 or an errno value (or a negative enum code). */
+int file_run(const struct file_request *r, struct buf *reply);
+int tree_pack(const struct file_request *r);
+int tree_unpack(const struct file_request *r, struct buf *reply);
+int tree_watch(const struct file_request *r);
+int tree_list(const struct file_request *r);
+int tree_remove(const char *path);
+int tree_move(const char *from, const char *to);
+int make_parents(const char *path);
+enum code code_of(int error);
+struct stat;
+void add_stat(struct buf *b, const char *path, const struct stat *st);
+bool write_all(int fd, const void *p, size_t n);
+bool read_all(int fd, void *p, size_t n);
+
+/* connection.c: the one connection, and its channels. */
+struct channel {
+    struct channel *next;
+    uint32_t id, flags;
+    struct command *command;
+    struct job *job;
+    struct cursor cursor;
+    uint64_t credit;
+    uint32_t stdin_used; /* bytes taken and not yet granted back */
+    bool mute; /* there to write to the command, not to read from it */
+};
+extern struct buf outbox;
+struct channel *channel_open(uint32_t id); /* NULL, with an error sent, if that cannot be */
+struct channel *channel_find(uint32_t id);
+void channel_close(struct channel *ch);
+struct channel *channel_first(void);
+void send_error(uint32_t channel, enum code code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void send_done(uint32_t channel);
+void send_credit(uint32_t channel, uint32_t n);
+bool outbox_has_room(void);
+void connection_wake(void);
+void connection_take(int fd);
+void connection_flush(void);          /* once per turn of the main loop */
+bool connection_parse(struct buf *b); /* takes whole frames; false if the other side does not speak our language */
+bool connected(void);
+
+#endif

@@ -1,0 +1,355 @@
+/* The life of commands and terminals: started, attached to, signalled, ended, forgotten. */
+#define _GNU_SOURCE
+#include "command.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MAX_COMMANDS 1024
+#define MAX_ENDED 64
+#define MAX_KEPT (64u * 1024 * 1024)
+#define LIVE_KEEP (1024u * 1024)
+
+struct command *commands;
+
+static struct command *find(const char *id) {
+    for (struct command *c = commands; c; c = c->next)
+        if (!c->forgotten && strcmp(c->id, id) == 0) return c;
+    return NULL;
+}
+
+/* ---- starting ---- */
+
+static char *title_of(const struct request *r) {
+    char text[201] = "";
+    if (r->shell) snprintf(text, sizeof text, "%s", r->shell);
+    for (size_t i = 0; i < r->argc && strlen(text) < 198; i++) {
+        size_t n = strlen(text);
+        snprintf(text + n, sizeof text - n, "%s%s", i ? " " : "", r->argv[i]);
+    }
+    char *copy = strdup(text);
+    if (!copy) fail("memory");
+    return copy;
+}
+
+static void remove_command(struct command *c) {
+    for (struct command **p = &commands; *p; p = &(*p)->next)
+        if (*p == c) {
+            *p = c->next;
+            break;
+        }
+    for (struct channel *ch = channel_first(), *next; ch; ch = next) {
+        next = ch->next;
+        if (ch->command == c) channel_close(ch);
+    }
+    output_close(c);
+    if (c->in.fd >= 0) watch_drop(&c->in);
+    if (c->control.fd >= 0) watch_drop(&c->control);
+    log_free(&c->log);
+    buf_free(&c->input);
+    shell_free(&c->shell);
+    free(c->writes);
+    free(c->title);
+    free(c);
+}
+
+/* Gone from every list at once; its pipes are kept and drained while anything may still write to them. */
+void forget(struct command *c) {
+    c->forgotten = true;
+    log_free(&c->log);
+    c->log.keep = 0;
+    if (c->control.fd < 0) remove_command(c);
+}
+
+static void make_room(void) {
+    for (;;) {
+        size_t ended = 0, kept = 0;
+        struct command *oldest = NULL;
+        for (struct command *c = commands; c; c = c->next) {
+            kept += log_memory(&c->log);
+            if (c->life != LIFE_ENDED || c->forgotten) continue;
+            ended++;
+            oldest = c; /* new ones are put in front */
+        }
+        if (!oldest || (ended <= MAX_ENDED && kept <= MAX_KEPT)) return;
+        forget(oldest);
+    }
+}
+
+static size_t commands_count(void) {
+    size_t n = 0;
+    for (struct command *c = commands; c; c = c->next) n++;
+    return n;
+}
+
+static void start_checked(uint32_t channel, struct request *r) {
+    struct user u;
+    const char *name = r->user && *r->user ? r->user : settings.user, *why = "";
+    if (r->bad || !*r->id || (r->argc > 0) == (r->shell != NULL)) {
+        send_error(channel, CODE_INVALID, "that is no command");
+        return;
+    }
+    if (find(r->id)) {
+        send_error(channel, CODE_CONFLICT, "a process with the id %s exists", r->id);
+        return;
+    }
+    if (!find_user(name, &u)) {
+        send_error(channel, CODE_UNKNOWN_USER, "there is no user %s in this sandbox", name);
+        return;
+    }
+    make_room();
+    if (commands_count() >= MAX_COMMANDS) {
+        send_error(channel, CODE_LIMIT, "%d commands are running, more are not taken", MAX_COMMANDS);
+        return;
+    }
+    struct channel *ch = channel_open(channel);
+    if (!ch) return;
+    struct command *c = calloc(1, sizeof *c);
+    if (!c) fail("memory");
+    c->in.fd = c->out.watch.fd = c->err.watch.fd = c->control.fd = -1;
+    c->shell.state_fd = c->shell.text_fd = -1;
+    snprintf(c->id, sizeof c->id, "%s", r->id);
+    snprintf(c->user, sizeof c->user, "%s", u.name);
+    c->title = title_of(r);
+    c->terminal = r->flags & FLAG_TERMINAL;
+    c->grace_ms = (uint32_t)r->grace_ms;
+    log_init(&c->log, !(r->flags & FLAG_DEFER) && r->keep < LIVE_KEEP ? LIVE_KEEP : (size_t)r->keep);
+    c->next = commands;
+    commands = c;
+    c->started_us = now_us();
+    if (r->timeout_ms) c->deadline_us = c->started_us + r->timeout_ms * 1000;
+    enum code code = spawn(c, r, &u, &why);
+    if (code) {
+        send_error(channel, code, "the command cannot be started: %s", why);
+        channel_close(ch);
+        remove_command(c);
+        return;
+    }
+    ch->command = c;
+    ch->flags = (uint32_t)r->flags | FLAG_FOLLOW;
+    c->start_channel = channel;
+    c->has_start_channel = true;
+}
+
+void command_start(uint32_t channel, struct fields f) {
+    struct request r = request_parse(f);
+    start_checked(channel, &r);
+    request_free(&r);
+}
+
+/* ---- news from the supervisor ---- */
+
+static void started(struct command *c, const struct news *n) {
+    c->life = LIFE_RUNNING;
+    c->pid = n->pid;
+    struct channel *ch = c->has_start_channel ? channel_find(c->start_channel) : NULL;
+    if (!ch || ch->command != c || ch->flags & FLAG_DEFER) return;
+    size_t mark = frame_open(&outbox, SAY_STARTED, ch->id);
+    add_text(&outbox, TAG_ID, c->id);
+    add_number(&outbox, TAG_PID, (uint64_t)n->pid);
+    frame_close(&outbox, mark);
+    connection_wake();
+}
+
+static void refused(struct command *c, const struct news *n) {
+    struct channel *ch = c->has_start_channel ? channel_find(c->start_channel) : NULL;
+    if (ch && ch->command == c) {
+        if (n->stage == STAGE_CWD) send_error(ch->id, CODE_NO_CWD, "the working directory cannot be entered: %s", strerror(n->error));
+        else if (n->stage == STAGE_USER) send_error(ch->id, CODE_UNKNOWN_USER, "cannot become user %s: %s", c->user, strerror(n->error));
+        else send_error(ch->id, CODE_LIMIT, "the sandbox is at its limit of %u processes", settings.nproc);
+        channel_close(ch);
+    }
+    remove_command(c);
+}
+
+static void ended(struct command *c, const struct news *n) {
+    c->end = *n;
+    c->ended_us = now_us();
+    c->deadline_us = 0;
+    output_collect(c, true);
+    shell_done(&c->shell, c->keep_cwd);
+    shell_free(&c->shell);
+    c->life = LIFE_ENDED;
+    command_stdin_eof(c);
+    connection_wake();
+}
+
+static void gone(struct command *c, const struct news *n) {
+    if (c->has_kill_channel && channel_find(c->kill_channel)) {
+        size_t mark = frame_open(&outbox, SAY_DONE, c->kill_channel);
+        add_number(&outbox, TAG_KILLED, n->killed);
+        add_number(&outbox, TAG_SURVIVORS, n->survivors);
+        frame_close(&outbox, mark);
+        channel_close(channel_find(c->kill_channel));
+    }
+    c->has_kill_channel = false;
+    c->end.background = 0;
+    connection_wake();
+}
+
+void control_ready(struct watch *w, uint32_t events) {
+    struct command *c = w->of;
+    struct news n;
+    (void)events;
+    for (;;) {
+        ssize_t got = recv(w->fd, &n, sizeof n, 0);
+        if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        if (got != sizeof n) break;
+        if (n.kind == NEWS_STARTED) started(c, &n);
+        else if (n.kind == NEWS_EXITED) ended(c, &n);
+        else if (n.kind == NEWS_GONE) gone(c, &n);
+        else {
+            refused(c, &n);
+            return;
+        }
+    }
+    /* The supervisor is gone: that is the end of everything the command had started. */
+    watch_drop(w);
+    if (c->life != LIFE_ENDED) ended(c, &(struct news){.kind = NEWS_EXITED, .status = SIGKILL});
+    gone(c, &(struct news){.killed = c->end.killed, .survivors = c->end.survivors});
+    if (c->forgotten) remove_command(c);
+}
+
+/* ---- attach, control, list ---- */
+
+void send_exit(struct channel *ch) {
+    struct command *c = ch->command;
+    bool finished = c->life == LIFE_ENDED;
+    size_t mark = frame_open(&outbox, finished && ch->flags & FLAG_FOLLOW ? SAY_EXIT : SAY_DONE, ch->id);
+    int status = c->end.status, number = finished && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    enum reason reason = c->ending ? c->ending : number ? REASON_SIGNAL : REASON_EXITED;
+    add_text(&outbox, TAG_ID, c->id);
+    add_number(&outbox, TAG_RUNNING, !finished);
+    add_number(&outbox, TAG_EXIT_CODE, (uint64_t)(number ? 128 + number : WEXITSTATUS(status)));
+    add_number(&outbox, TAG_SIGNAL, (uint64_t)number);
+    add_number(&outbox, TAG_REASON, reason);
+    add_number(&outbox, TAG_DURATION_US, (finished ? c->ended_us : now_us()) - c->started_us);
+    add_number(&outbox, TAG_CPU_US, c->end.cpu_us);
+    add_number(&outbox, TAG_BYTES, c->log.total);
+    add_number(&outbox, TAG_TRUNCATED, c->log.cut);
+    add_number(&outbox, TAG_KILLED, c->end.killed);
+    add_number(&outbox, TAG_SURVIVORS, c->end.survivors);
+    add_number(&outbox, TAG_BACKGROUND, c->end.background);
+    frame_close(&outbox, mark);
+    channel_close(ch);
+}
+
+void command_attach(uint32_t channel, struct fields f) {
+    struct request r = request_parse(f);
+    struct command *c = r.bad ? NULL : find(r.id);
+    struct channel *ch = NULL;
+    if (!c) send_error(channel, CODE_NO_PROCESS, "there is no process %s", r.id);
+    else ch = channel_open(channel);
+    if (ch) {
+        ch->command = c;
+        ch->flags = (uint32_t)r.flags & ~(uint32_t)FLAG_DEFER;
+        ch->mute = r.offset >> 63;
+        log_seek(&c->log, &ch->cursor, r.offset);
+        connection_wake();
+    }
+    request_free(&r);
+}
+
+static bool order_supervisor(struct command *c, struct order o) {
+    return c->control.fd >= 0 && send(c->control.fd, &o, sizeof o, MSG_NOSIGNAL) == sizeof o;
+}
+
+static void end_command(struct command *c, enum reason reason, uint32_t grace_ms) {
+    if (c->life != LIFE_ENDED && c->ending == REASON_EXITED) c->ending = reason;
+    c->deadline_us = 0;
+    order_supervisor(c, (struct order){.end_tree = 1, .grace_ms = grace_ms});
+}
+
+static void control(uint32_t channel, struct command *c, const struct request *r) {
+    bool alive = c->control.fd >= 0;
+    switch (r->op) {
+    case CONTROL_SIGNAL:
+        if (alive && r->signal) order_supervisor(c, (struct order){.signal = (uint32_t)r->signal});
+        break;
+    case CONTROL_KILL:
+        end_command(c, REASON_CANCELLED, (uint32_t)r->grace_ms);
+        if (c->life == LIFE_ENDED && alive && channel_open(channel)) {
+            c->kill_channel = channel;
+            c->has_kill_channel = true;
+            return;
+        }
+        break;
+    case CONTROL_RESIZE:
+        if (!c->terminal || !set_terminal_size(c->out.watch.fd, r->rows, r->cols)) {
+            send_error(channel, CODE_INVALID, "process %s has no terminal", c->id);
+            return;
+        }
+        break;
+    case CONTROL_FORGET:
+        if (c->life != LIFE_ENDED) {
+            send_error(channel, CODE_CONFLICT, "process %s is still running", c->id);
+            return;
+        }
+        forget(c);
+        break;
+    default:
+        send_error(channel, CODE_INVALID, "there is no such control");
+        return;
+    }
+    send_done(channel);
+}
+
+void command_control(uint32_t channel, struct fields f) {
+    struct request r = request_parse(f);
+    struct command *c = r.bad ? NULL : find(r.id);
+    if (r.bad) send_error(channel, CODE_INVALID, "that is no control request");
+    else if (!c) send_error(channel, CODE_NO_PROCESS, "there is no process %s", r.id);
+    else control(channel, c, &r);
+    request_free(&r);
+}
+
+static void list_one(const struct command *c) {
+    int status = c->end.status, number = c->life == LIFE_ENDED && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    size_t record = record_open(&outbox);
+    add_text(&outbox, TAG_ID, c->id);
+    add_text(&outbox, TAG_COMMAND, c->title);
+    add_text(&outbox, TAG_USER, c->user);
+    add_number(&outbox, TAG_RUNNING, c->life != LIFE_ENDED);
+    add_number(&outbox, TAG_TERMINAL, c->terminal);
+    add_number(&outbox, TAG_PID, (uint64_t)c->pid);
+    add_number(&outbox, TAG_BYTES, c->log.total);
+    add_number(&outbox, TAG_TRUNCATED, c->log.cut);
+    add_number(&outbox, TAG_AGE_MS, (now_us() - c->started_us) / 1000);
+    add_number(&outbox, TAG_BACKGROUND, c->end.background);
+    if (c->life == LIFE_ENDED) {
+        add_number(&outbox, TAG_EXIT_CODE, (uint64_t)(number ? 128 + number : WEXITSTATUS(status)));
+        add_number(&outbox, TAG_REASON, c->ending ? c->ending : number ? REASON_SIGNAL : REASON_EXITED);
+    }
+    record_close(&outbox, record);
+}
+
+void command_list(uint32_t channel) {
+    for (struct command *c = commands; c; c = c->next) {
+        if (c->forgotten) continue;
+        size_t mark = frame_open(&outbox, SAY_DATA, channel);
+        list_one(c);
+        frame_close(&outbox, mark);
+    }
+    send_done(channel);
+}
+
+/* ---- time ---- */
+
+uint64_t command_next_deadline(void) {
+    uint64_t next = UINT64_MAX;
+    for (struct command *c = commands; c; c = c->next)
+        if (c->deadline_us && c->deadline_us < next) next = c->deadline_us;
+    return next;
+}
+
+void command_deadlines(void) {
+    uint64_t now = now_us();
+    for (struct command *c = commands; c; c = c->next)
+        if (c->deadline_us && c->deadline_us <= now) end_command(c, REASON_TIMEOUT, c->grace_ms);
+}

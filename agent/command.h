@@ -1,0 +1,65 @@
+/* A command or terminal, as command.c (its life) and output.c (what it says) share it. */
+#ifndef WARREN_COMMAND_H
+#define WARREN_COMMAND_H
+
+#include "agent.h"
+
+#define ORDER_ENTRIES 1024u
+
+enum life { LIFE_STARTING, LIFE_RUNNING, LIFE_ENDED };
+
+struct pipe_end {
+    struct watch watch; /* fd is -1 once closed */
+    bool at_end;        /* nobody can write to it any more */
+};
+
+struct command {
+    struct command *next;
+    char id[65], *title, user[33];
+    enum life life;
+    bool terminal, forgotten, keep_cwd;
+    pid_t supervisor, pid;
+    struct watch control;
+    struct pipe_end out, err;
+    struct watch in;
+    struct buf input;
+    bool input_end, input_waits;
+    struct log log;
+    uint8_t *writes; /* which pipe was written to, oldest first: 1 out, 2 err */
+    uint32_t writes_from, writes_count;
+    bool writes_lost, paused;
+    uint32_t start_channel, kill_channel;
+    bool has_start_channel, has_kill_channel;
+    uint64_t started_us, ended_us, deadline_us;
+    uint32_t grace_ms;
+    enum reason ending;
+    struct news end;
+    struct shell_line shell;
+};
+
+struct request {
+    char id[65], *shell, *cwd, *user;
+    char **argv, **env;
+    size_t argc, envc;
+    uint64_t timeout_ms, grace_ms, flags, keep, rows, cols, offset, op, signal;
+    bool bad;
+};
+
+struct request request_parse(struct fields it);
+void request_free(struct request *r);
+
+extern struct command *commands;
+
+/* spawn.c: pipes or a terminal, an environment, a supervisor. 0, or a code and why. */
+enum code spawn(struct command *c, struct request *r, const struct user *u, const char **why);
+bool set_terminal_size(int fd, uint64_t rows, uint64_t cols);
+void control_ready(struct watch *w, uint32_t events);
+void input_ready(struct watch *w, uint32_t events);
+
+void output_open(struct command *c, int out, int err);
+void output_collect(struct command *c, bool all);
+void output_close(struct command *c);
+void send_exit(struct channel *ch);
+void forget(struct command *c);
+
+#endif

@@ -1,0 +1,234 @@
+/* warren-agent: the first process of every sandbox.
+ *
+ * Theory of operation. The agent is PID 1. It has a uid of its own, which no command can take, and
+ * keeps just the capabilities to start commands as somebody else and to end them (SETUID, SETGID,
+ * KILL, SETPCAP); it cannot be dumped, traced or signalled by what it runs. It speaks with the worker
+ * over one unix socket, either inherited as a listening descriptor (its name exists on the host alone)
+ * or made at a path that only the agent can enter.
+ *
+ *   worker ══ socket ══ agent ─┬─ supervisor ── command, and all that it starts      (supervise.c)
+ *                              ├─ supervisor ── command …
+ *                              └─ file job (already the user, never the agent's rights) (file_jobs.c)
+ *
+ * The agent itself never blocks, never opens a path of the user's, and never reads a file of theirs:
+ * it forks a job that has become the user first. It owns the commands' output (log.c) and exit codes,
+ * so that the worker may die and come back. All waiting is in the one loop below; everything else
+ * runs to its end when something is ready.
+ *
+ * Files: main.c loop and start; connection.c channels and frames; command.c the life of commands
+ * (request.c, spawn.c, input.c beside it); output.c what they say; supervise.c their process trees; shell.c state between shell commands;
+ * file_jobs.c, files.c, tree.c, watching.c files; users.c identities; log.c head and tail; wire.c bytes.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+#define CAPS ((1u << 5) | (1u << 6) | (1u << 7) | (1u << 8)) /* KILL SETGID SETUID SETPCAP */
+
+struct settings settings = {"/workspace", "sandboxuser", 1, 65534, 0, 0, false};
+static int poller = -1, signals = -1;
+static struct watch signal_watch, door = {.fd = -1};
+
+void fail(const char *what) {
+    dprintf(2, "warren-agent: %s: %s\n", what, strerror(errno));
+    exit(111);
+}
+
+uint64_t now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+
+void watch_add(struct watch *w, int fd, uint32_t events, void (*ready)(struct watch *, uint32_t), void *of) {
+    *w = (struct watch){fd, ready, of};
+    struct epoll_event e = {.events = events, .data.ptr = w};
+    if (epoll_ctl(poller, EPOLL_CTL_ADD, fd, &e) != 0) fail("epoll");
+}
+
+void watch_set(struct watch *w, uint32_t events) {
+    struct epoll_event e = {.events = events, .data.ptr = w};
+    epoll_ctl(poller, EPOLL_CTL_MOD, w->fd, &e);
+}
+
+void watch_drop(struct watch *w) {
+    epoll_ctl(poller, EPOLL_CTL_DEL, w->fd, NULL);
+    close(w->fd);
+    w->fd = -1;
+}
+
+/* ---- signals: ends of children, and writes to commands' pipes ---- */
+
+void signals_take(void) {
+    struct signalfd_siginfo info[64];
+    int fds[64];
+    for (;;) {
+        ssize_t n = read(signals, info, sizeof info);
+        if (n <= 0) return;
+        size_t count = (size_t)n / sizeof *info, writes = 0;
+        bool lost = false;
+        for (size_t i = 0; i < count; i++) {
+            if ((int)info[i].ssi_signo == SIGRTMIN + 1) fds[writes++] = info[i].ssi_fd;
+            lost |= info[i].ssi_signo == SIGIO;
+        }
+        command_signals(fds, writes, lost);
+        if (count < 64) return;
+    }
+}
+
+static void reap_all(void) {
+    /* Commands report through their supervisors and jobs through their pipes: nobody needs these codes. */
+    while (waitpid(-1, NULL, WNOHANG) > 0) {}
+}
+
+static void signals_ready(struct watch *w, uint32_t events) {
+    (void)w, (void)events;
+    signals_take();
+    output_after_signals();
+    reap_all();
+}
+
+static bool pipes_tell_of_writes(void) {
+    int p[2];
+    bool told = false;
+    if (pipe2(p, O_CLOEXEC | O_DIRECT) != 0) return false;
+    fcntl(p[0], F_SETFL, O_NONBLOCK | O_ASYNC);
+    fcntl(p[0], F_SETOWN, getpid());
+    fcntl(p[0], F_SETSIG, SIGRTMIN + 1);
+    struct signalfd_siginfo info;
+    if (write(p[1], "x", 1) == 1)
+        told = read(signals, &info, sizeof info) == sizeof info && (int)info.ssi_signo == SIGRTMIN + 1 && info.ssi_fd == p[0];
+    close(p[0]);
+    close(p[1]);
+    return told;
+}
+
+static void listen_to_signals(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    sigaddset(&set, SIGIO);
+    sigaddset(&set, SIGRTMIN + 1);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (signals < 0) fail("signalfd");
+    settings.exact_order = pipes_tell_of_writes();
+    watch_add(&signal_watch, signals, EPOLLIN, signals_ready, NULL);
+}
+
+/* ---- start ---- */
+
+static void door_ready(struct watch *w, uint32_t events) {
+    (void)events;
+    int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0) connection_take(fd);
+}
+
+static int listen_at(const char *path) {
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (strlen(path) >= sizeof a.sun_path) fail("the socket's path is too long");
+    memcpy(a.sun_path, path, strlen(path));
+    unlink(path);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&a, sizeof a) != 0 || listen(fd, 16) != 0) fail(path);
+    return fd;
+}
+
+/* On Docker there is no user namespace: PID 1 starts as the host's root and leaves that for good. */
+static void become(uid_t uid) {
+    struct { uint32_t version; int pid; } h = {0x20080522, 0};
+    struct { uint32_t effective, permitted, inheritable; } d[2] = {{CAPS, CAPS, 0}, {0, 0, 0}};
+    if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) != 0) fail("keepcaps");
+    if (setgroups(0, NULL) != 0 || setresgid(uid, uid, uid) != 0 || setresuid(uid, uid, uid) != 0) fail("become");
+    if (syscall(SYS_capset, &h, d) != 0) fail("capset");
+    prctl(PR_SET_KEEPCAPS, 0, 0, 0, 0);
+}
+
+static unsigned long number(const char *s) { return s ? strtoul(s, NULL, 10) : 0; }
+
+static void usage(void) {
+    dprintf(2, "warren-agent --listen-fd N | --socket PATH [--become UID] [--user NAME] [--workspace DIR]\n"
+               "             [--uids LOW-HIGH] [--nproc N]\nThe first process of a Warren sandbox; not to be run by hand.\n");
+    exit(2);
+}
+
+static int parse_arguments(int argc, char **argv) {
+    int fd = -1;
+    const char *socket_path = NULL, *uid = NULL;
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (strcmp(name, "--version") == 0) {
+            printf("warren-agent %u\n", WIRE_VERSION);
+            exit(0);
+        }
+        if (!value) usage();
+        i++;
+        if (strcmp(name, "--listen-fd") == 0) fd = (int)number(value);
+        else if (strcmp(name, "--socket") == 0) socket_path = value;
+        else if (strcmp(name, "--become") == 0) uid = value;
+        else if (strcmp(name, "--user") == 0) settings.user = value;
+        else if (strcmp(name, "--workspace") == 0) settings.workspace = value;
+        else if (strcmp(name, "--nproc") == 0) settings.nproc = (unsigned)number(value);
+        else if (strcmp(name, "--uids") == 0) {
+            settings.uid_low = (uid_t)number(value);
+            settings.uid_high = (uid_t)number(strchr(value, '-') ? strchr(value, '-') + 1 : value);
+        } else usage();
+    }
+    if ((fd < 0) == !socket_path) usage();
+    if (socket_path) fd = listen_at(socket_path);
+    if (uid) become((uid_t)number(uid));
+    settings.agent_uid = geteuid();
+    return fd;
+}
+
+static int time_left_ms(void) {
+    uint64_t next = command_next_deadline(), now = now_us();
+    if (next == UINT64_MAX) return -1;
+    if (next <= now) return 0;
+    uint64_t ms = (next - now + 999) / 1000;
+    return ms > 3600000 ? 3600000 : (int)ms;
+}
+
+int main(int argc, char **argv) {
+    int fd = parse_arguments(argc, argv);
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    umask(022);
+    if (chdir("/") != 0) fail("/");
+    poller = epoll_create1(EPOLL_CLOEXEC);
+    if (poller < 0) fail("epoll");
+    listen_to_signals();
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    watch_add(&door, fd, EPOLLIN, door_ready, NULL);
+    for (;;) {
+        /* One event a turn: whatever a handler frees, no later event of the same turn can point to it. */
+        struct epoll_event e;
+        int n = epoll_wait(poller, &e, 1, time_left_ms());
+        if (n < 0 && errno != EINTR) fail("epoll");
+        if (n == 1) {
+            struct watch *w = e.data.ptr;
+            w->ready(w, e.events);
+        }
+        command_deadlines();
+        connection_flush();
+    }
+}

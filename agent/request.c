@@ -1,0 +1,80 @@
+/* What START, ATTACH and CONTROL ask for, out of their fields. */
+#define _GNU_SOURCE
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "command.h"
+
+#define MAX_TEXT (3u * 1024 * 1024)
+#define MAX_LIST 65536u
+
+static void add_to(char ***list, size_t *n, char *item, bool *bad) {
+    if (!item || *n >= MAX_LIST) {
+        free(item);
+        *bad = true;
+        return;
+    }
+    if ((*n & (*n + 1)) == 0) {
+        char **more = realloc(*list, (*n + 1) * 2 * sizeof **list);
+        if (!more) fail("memory");
+        *list = more;
+    }
+    (*list)[(*n)++] = item;
+    (*list)[*n] = NULL;
+}
+
+static void set_text(char **at, const struct field *f, size_t max, bool *bad) {
+    free(*at);
+    *at = field_string(f, max);
+    if (!*at) *bad = true;
+}
+
+struct request request_parse(struct fields it) {
+    struct request r = {.grace_ms = 2000, .keep = 10u * 1024 * 1024, .rows = 24, .cols = 80};
+    r.argv = calloc(1, sizeof *r.argv);
+    r.env = calloc(1, sizeof *r.env);
+    for (struct field f; next_field(&it, &f);) {
+        uint64_t n = 0;
+        bool is_number = field_number(&f, &n);
+        char *s;
+        switch (f.tag) {
+        case TAG_ID:
+            s = field_string(&f, 64);
+            if (!s || !*s) r.bad = true;
+            else snprintf(r.id, sizeof r.id, "%s", s);
+            free(s);
+            break;
+        case TAG_ARGV: add_to(&r.argv, &r.argc, field_string(&f, MAX_TEXT), &r.bad); break;
+        case TAG_ENV: add_to(&r.env, &r.envc, field_string(&f, MAX_TEXT), &r.bad); break;
+        case TAG_SHELL: set_text(&r.shell, &f, MAX_TEXT, &r.bad); break;
+        case TAG_CWD: set_text(&r.cwd, &f, 4095, &r.bad); break;
+        case TAG_USER: set_text(&r.user, &f, 255, &r.bad); break;
+        case TAG_TIMEOUT_MS: r.timeout_ms = n, r.bad |= !is_number; break;
+        case TAG_GRACE_MS: r.grace_ms = n, r.bad |= !is_number || n > 3600000; break;
+        case TAG_FLAGS: r.flags = n, r.bad |= !is_number; break;
+        case TAG_KEEP: r.keep = n, r.bad |= !is_number || n > 1u << 30; break;
+        case TAG_ROWS: r.rows = n, r.bad |= !is_number || n > 65535; break;
+        case TAG_COLS: r.cols = n, r.bad |= !is_number || n > 65535; break;
+        case TAG_OFFSET: r.offset = n, r.bad |= !is_number; break;
+        case TAG_OP: r.op = n, r.bad |= !is_number; break;
+        case TAG_SIGNAL: r.signal = n, r.bad |= !is_number || n > 64; break;
+        default: break;
+        }
+    }
+    r.bad |= it.broken;
+    return r;
+}
+
+static void free_texts(char **list) {
+    for (char **p = list; p && *p; p++) free(*p);
+    free(list);
+}
+
+void request_free(struct request *r) {
+    free_texts(r->argv);
+    free_texts(r->env);
+    free(r->shell);
+    free(r->cwd);
+    free(r->user);
+}

@@ -1,0 +1,151 @@
+/* What a command needs to run: pipes or a terminal, an environment, a supervisor. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/fsuid.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "command.h"
+
+struct ends { int in[2], out[2], err[2]; };
+
+static void close_ends(struct ends *e) {
+    int *all = (int *)e;
+    for (size_t i = 0; i < sizeof *e / sizeof *all; i++)
+        if (all[i] >= 0) close(all[i]);
+}
+
+static bool open_pipes(struct ends *e, bool with_input) {
+    int mode = O_CLOEXEC | (settings.exact_order ? O_DIRECT : 0);
+    if (pipe2(e->out, mode) != 0 || pipe2(e->err, mode) != 0) return false;
+    if (with_input) return pipe2(e->in, O_CLOEXEC) == 0 && fcntl(e->in[1], F_SETFL, O_NONBLOCK) == 0;
+    return (e->in[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;
+}
+
+bool set_terminal_size(int fd, uint64_t rows, uint64_t cols) {
+    struct winsize size = {.ws_row = (unsigned short)rows, .ws_col = (unsigned short)cols};
+    return ioctl(fd, TIOCSWINSZ, &size) == 0;
+}
+
+static bool open_terminal(struct ends *e, const struct request *r, const struct user *u) {
+    /* The terminal belongs to whoever opens its master; only file access changes identity here. */
+    setfsuid(u->uid);
+    int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
+    setfsuid(settings.agent_uid);
+    int unlock = 0, number;
+    if (master < 0 || ioctl(master, TIOCSPTLCK, &unlock) != 0 || ioctl(master, TIOCGPTN, &number) != 0) goto no;
+    char path[32];
+    snprintf(path, sizeof path, "/dev/pts/%d", number);
+    setfsuid(u->uid);
+    int slave = open(path, O_RDWR | O_NOCTTY | O_CLOEXEC);
+    setfsuid(settings.agent_uid);
+    if (slave < 0) goto no;
+    set_terminal_size(master, r->rows, r->cols);
+    e->in[0] = slave;
+    e->out[1] = fcntl(slave, F_DUPFD_CLOEXEC, 3);
+    e->err[1] = fcntl(slave, F_DUPFD_CLOEXEC, 3);
+    e->out[0] = master;
+    e->in[1] = fcntl(master, F_DUPFD_CLOEXEC, 3);
+    return e->out[1] >= 0 && e->err[1] >= 0 && e->in[1] >= 0;
+no:
+    if (master >= 0) close(master);
+    return false;
+}
+
+static char **base_environment(const struct user *u, bool terminal) {
+    static char home[300], user[64], logname[64];
+    static char *list[9];
+    size_t n = 0;
+    snprintf(home, sizeof home, "HOME=%s", u->home);
+    snprintf(user, sizeof user, "USER=%s", u->name);
+    snprintf(logname, sizeof logname, "LOGNAME=%s", u->name);
+    list[n++] = home;
+    list[n++] = user;
+    list[n++] = logname;
+    list[n++] = "SHELL=/bin/bash";
+    list[n++] = "LANG=C.UTF-8";
+    list[n++] = "PATH=/home/sandboxuser/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+    if (terminal) list[n++] = "TERM=xterm-256color";
+    list[n] = NULL;
+    return list;
+}
+
+static pid_t fork_supervisor(struct command *c, const struct launch *l, int *control) {
+    int pair[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) return -1;
+    pid_t pid = fork();
+    if (pid == 0) supervise(l, pair[1]);
+    close(pair[1]);
+    if (pid < 0) close(pair[0]);
+    else fcntl(pair[0], F_SETFL, O_NONBLOCK);
+    *control = pair[0];
+    c->supervisor = pid;
+    return pid;
+}
+
+/* The name finds its value in the environment: later ones win, as they do in execve's readers. */
+static char **merged(char **base, char **own) {
+    size_t n = 0, a = 0, b = 0;
+    while (base[a]) a++;
+    while (own[b]) b++;
+    char **all = calloc(a + b + 1, sizeof *all);
+    if (!all) fail("memory");
+    for (size_t i = 0; i < a; i++) {
+        bool replaced = false;
+        for (size_t j = 0; j < b; j++) replaced |= strncmp(base[i], own[j], strcspn(base[i], "=") + 1) == 0;
+        if (!replaced) all[n++] = base[i];
+    }
+    for (size_t j = 0; j < b; j++) all[n++] = own[j];
+    return all;
+}
+
+enum code spawn(struct command *c, struct request *r, const struct user *u, const char **why) {
+    struct ends e = {{-1, -1}, {-1, -1}, {-1, -1}};
+    bool terminal = c->terminal;
+    if (terminal ? !open_terminal(&e, r, u) : !open_pipes(&e, r->flags & FLAG_STDIN)) {
+        *why = strerror(errno);
+        close_ends(&e);
+        return CODE_LIMIT;
+    }
+    struct launch l = {.user = *u, .cwd = r->cwd, .in = e.in[0], .out = e.out[1], .err = e.err[1], .terminal = terminal};
+    char **base = base_environment(u, terminal), **env = merged(base, r->env);
+    l.state_fd = l.text_fd = -1;
+    l.argv = r->argv;
+    l.env = env;
+    c->keep_cwd = r->cwd != NULL;
+    if (r->shell) {
+        if (!shell_prepare(&c->shell, r->shell, base, r->env, r->flags & FLAG_CARRY && !terminal, c->keep_cwd)) {
+            *why = "the shell's state cannot be prepared";
+            free(env);
+            close_ends(&e);
+            return CODE_INVALID;
+        }
+        l.argv = c->shell.argv;
+        l.env = c->shell.env;
+        l.carried_cwd = c->shell.cwd;
+        l.state_fd = c->shell.state_fd;
+        l.text_fd = c->shell.text_fd;
+        if (!(r->flags & FLAG_CARRY) || terminal) l.env = env;
+    }
+    int control;
+    pid_t pid = fork_supervisor(c, &l, &control);
+    free(env);
+    int error = errno;
+    close(e.in[0]), close(e.out[1]), close(e.err[1]);
+    e.in[0] = e.out[1] = e.err[1] = -1;
+    if (pid < 0) {
+        *why = strerror(error);
+        close_ends(&e);
+        return CODE_LIMIT;
+    }
+    watch_add(&c->control, control, EPOLLIN, control_ready, c);
+    output_open(c, e.out[0], e.err[0]);
+    if (e.in[1] >= 0) watch_add(&c->in, e.in[1], 0, input_ready, c);
+    return 0;
+}

@@ -1,0 +1,322 @@
+/* The supervisor: one process per command, between the agent and the command.
+ *
+ * It is a sub-reaper, so whatever the command starts stays below it, however often it forks and
+ * whatever sessions it makes; and it has the agent's uid, so the command cannot touch it. That gives
+ * two things for free: when waitpid says there is no child, nothing of the command is alive (that is
+ * the proof a kill reports), and exit codes of the command are never mixed with those of orphans.
+ *
+ *   agent ── seqpacket ── supervisor ── command (uid of the user, session of its own)
+ *                                    └─ orphans the command left
+ *
+ * Ending a tree: TERM to all, the grace time to leave, then STOP to all until a walk over /proc finds
+ * no process that was not stopped before (a fork bomb cannot outrun that: stopped processes keep their
+ * places under the process limit), then KILL to all, until waitpid says ECHILD.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+#define MAX_TREE 40000
+#define GIVE_UP_US (10 * 1000 * 1000)
+
+extern char **environ;
+
+static int control;
+static pid_t leader;
+static bool leader_gone, no_child;
+static struct news result;
+static uint32_t killed;
+
+static void tell(struct news *n) {
+    if (send(control, n, sizeof *n, MSG_NOSIGNAL) < 0) _exit(0);
+}
+
+/* ---- the command's own process, until it becomes the command ---- */
+
+static void refuse(int status_fd, enum stage stage) {
+    struct news n = {.kind = NEWS_FAILED, .stage = stage, .error = errno};
+    if (write(status_fd, &n, sizeof n) < 0) {}
+    _exit(120);
+}
+
+static void raise_own_oom_score(void) {
+    /* Not dumpable means that /proc/self belongs to somebody else; the user's program is dumpable again. */
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    if (write(fd, "800", 3) < 0) {}
+    close(fd);
+}
+
+static void limit_processes(void) {
+    struct rlimit r = {settings.nproc, settings.nproc};
+    if (settings.nproc) setrlimit(RLIMIT_NPROC, &r);
+}
+
+static void place(int from, int to) {
+    if (from == to) fcntl(to, F_SETFD, 0);
+    else if (from >= 0) dup2(from, to);
+}
+
+static void run_program(char **argv, int status_fd) {
+    execvpe(argv[0], argv, environ);
+    int error = errno;
+    if (error == EAGAIN) refuse(status_fd, STAGE_LIMIT);
+    const char *why = error == ENOENT && !strchr(argv[0], '/') ? "command not found" : strerror(error);
+    dprintf(2, "%s: %s\n", argv[0], why);
+    _exit(error == ENOENT || error == ENOTDIR ? 127 : 126);
+}
+
+static void enter_directory(const struct launch *l, int status_fd) {
+    if (l->cwd) {
+        if (chdir(l->cwd) != 0) refuse(status_fd, STAGE_CWD);
+        return;
+    }
+    if (l->carried_cwd && chdir(l->carried_cwd) == 0) return;
+    if (chdir(settings.workspace) != 0 && chdir("/") != 0) refuse(status_fd, STAGE_CWD);
+    if (l->carried_cwd) dprintf(2, "warren: %s is gone, going on in %s\n", l->carried_cwd, settings.workspace);
+}
+
+static void become_command(const struct launch *l, int status_fd) {
+    sigset_t none;
+    sigemptyset(&none);
+    for (int s = 1; s < 65; s++) signal(s, SIG_DFL);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setsid();
+    raise_own_oom_score();
+    limit_processes();
+    if (!become_user(&l->user)) refuse(status_fd, errno == EAGAIN ? STAGE_LIMIT : STAGE_USER);
+    if (l->terminal) ioctl(l->in, TIOCSCTTY, 0);
+    place(l->in, 0);
+    place(l->out, 1);
+    place(l->err, 2);
+    place(l->state_fd, 60);
+    place(l->text_fd, 59);
+    setpriority(PRIO_PROCESS, 0, 0);
+    umask(022);
+    enter_directory(l, status_fd);
+    environ = l->env;
+    run_program(l->argv, status_fd);
+}
+
+/* ---- the tree below us ---- */
+
+struct member { pid_t pid, parent; bool ours, stopped; };
+static struct member *tree;
+static size_t tree_size;
+
+static bool read_stat(const char *pid, struct member *m) {
+    char path[64], text[512];
+    snprintf(path, sizeof path, "/proc/%s/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    if (n <= 0) return false;
+    text[n] = 0;
+    char *after = strrchr(text, ')'), state;
+    int parent;
+    if (!after || sscanf(after + 1, " %c %d", &state, &parent) != 2) return false;
+    m->pid = atoi(pid);
+    m->parent = parent;
+    m->ours = false;
+    m->stopped = state == 'T' || state == 't' || state == 'Z' || state == 'X';
+    return true;
+}
+
+static bool belongs(pid_t parent) {
+    if (parent == getpid()) return true;
+    for (size_t i = 0; i < tree_size; i++)
+        if (tree[i].pid == parent) return tree[i].ours;
+    return false;
+}
+
+/* Who is below us right now; the number of members that are ours. */
+static size_t look(void) {
+    if (!tree) tree = malloc(MAX_TREE * sizeof *tree);
+    DIR *proc = opendir("/proc");
+    if (!tree || !proc) return 0;
+    tree_size = 0;
+    for (struct dirent *d; (d = readdir(proc)) && tree_size < MAX_TREE;)
+        if (d->d_name[0] >= '1' && d->d_name[0] <= '9' && read_stat(d->d_name, &tree[tree_size])) tree_size++;
+    closedir(proc);
+    size_t ours = 0;
+    for (bool more = true; more;) {
+        more = false;
+        for (size_t i = 0; i < tree_size; i++)
+            if (!tree[i].ours && belongs(tree[i].parent)) tree[i].ours = more = true, ours++;
+    }
+    return ours;
+}
+
+static void signal_tree(int number) {
+    look();
+    for (size_t i = 0; i < tree_size; i++)
+        if (tree[i].ours) kill(tree[i].pid, number);
+}
+
+static void stop_tree(void) {
+    for (int round = 0; round < 200; round++) {
+        bool moving = false;
+        look();
+        for (size_t i = 0; i < tree_size; i++)
+            if (tree[i].ours && !tree[i].stopped) moving = true, kill(tree[i].pid, SIGSTOP);
+        if (!moving) return;
+    }
+}
+
+static void reap(void) {
+    struct rusage use;
+    int status;
+    for (;;) {
+        pid_t pid = wait4(-1, &status, WNOHANG, &use);
+        if (pid < 0 && errno == EINTR) continue;
+        no_child = pid < 0;
+        if (pid <= 0) return;
+        killed++;
+        result.cpu_us += (uint64_t)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) * 1000000u;
+        result.cpu_us += (uint64_t)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
+        if (pid != leader) continue;
+        leader_gone = true;
+        result.status = status;
+    }
+}
+
+static void wait_for_children(int signals, int timeout_ms) {
+    struct pollfd p = {signals, POLLIN, 0};
+    struct signalfd_siginfo info;
+    if (poll(&p, 1, timeout_ms) > 0 && read(signals, &info, sizeof info) < 0) {}
+    reap();
+}
+
+static void end_tree(int signals, uint32_t grace_ms) {
+    reap();
+    killed = 0;
+    uint64_t deadline = now_us() + (uint64_t)grace_ms * 1000;
+    if (grace_ms && !no_child) {
+        signal_tree(SIGTERM);
+        signal_tree(SIGCONT);
+    }
+    while (!no_child && now_us() < deadline) wait_for_children(signals, (int)((deadline - now_us()) / 1000) + 1);
+    uint64_t give_up = now_us() + GIVE_UP_US;
+    while (!no_child && now_us() < give_up) {
+        stop_tree();
+        signal_tree(SIGKILL);
+        wait_for_children(signals, 5);
+    }
+    result.killed = killed;
+    result.survivors = no_child ? 0 : (uint32_t)look();
+}
+
+/* ---- the supervisor's own life ---- */
+
+static int by_value(const void *a, const void *b) { return *(const int *)a - *(const int *)b; }
+
+static void close_between(unsigned from, unsigned to) {
+    if (from > to || syscall(SYS_close_range, from, to, 0) == 0) return;
+    for (unsigned fd = from; fd <= to && fd < 65536; fd++) close((int)fd);
+}
+
+void keep_only(int *fds, size_t n) {
+    qsort(fds, n, sizeof *fds, by_value);
+    unsigned from = 3;
+    for (size_t i = 0; i < n; i++) {
+        if (fds[i] < (int)from) continue;
+        close_between(from, (unsigned)fds[i] - 1);
+        from = (unsigned)fds[i] + 1;
+    }
+    close_between(from, ~0u);
+}
+
+static void take_order(int signals) {
+    struct order o;
+    ssize_t n = recv(control, &o, sizeof o, MSG_DONTWAIT);
+    if (n == 0) _exit(0);
+    if (n != sizeof o) return;
+    if (o.signal) {
+        if (!leader_gone && kill(-leader, (int)o.signal) != 0) kill(leader, (int)o.signal);
+        return;
+    }
+    bool was_gone = leader_gone;
+    end_tree(signals, o.grace_ms);
+    if (was_gone) result.kind = NEWS_GONE;
+    else result.kind = NEWS_EXITED;
+    tell(&result);
+    _exit(0);
+}
+
+static void report_exit(void) {
+    result.kind = NEWS_EXITED;
+    result.background = no_child ? 0 : (uint32_t)look();
+    tell(&result);
+}
+
+static pid_t start(const struct launch *l) {
+    int status[2];
+    if (pipe2(status, O_CLOEXEC) != 0) fail("pipe");
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(status[0]);
+        become_command(l, status[1]);
+    }
+    struct news n = {.kind = NEWS_FAILED, .stage = STAGE_LIMIT, .error = errno};
+    if (pid > 0) {
+        close(status[1]);
+        if (read(status[0], &n, sizeof n) != sizeof n) n = (struct news){.kind = NEWS_STARTED, .pid = pid};
+        close(status[0]);
+    }
+    tell(&n);
+    if (n.kind == NEWS_FAILED) _exit(0);
+    return pid;
+}
+
+void supervise(const struct launch *l, int ctl) {
+    control = ctl;
+    keep_only((int[]){ctl, l->in, l->out, l->err, l->state_fd, l->text_fd}, 6);
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    sigprocmask(SIG_SETMASK, &set, NULL);
+    int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    leader = start(l);
+    int mine[] = {l->in, l->out, l->err, l->state_fd, l->text_fd};
+    for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
+        if (mine[i] >= 0) close(mine[i]);
+    struct pollfd p[2] = {{control, POLLIN, 0}, {signals, POLLIN, 0}};
+    struct signalfd_siginfo info;
+    bool reported = false;
+    for (;;) {
+        reap();
+        if (leader_gone && !reported) {
+            report_exit();
+            if (no_child) _exit(0);
+            reported = true;
+        }
+        if (no_child) break;
+        if (poll(p, 2, -1) < 0 && errno != EINTR) break;
+        if (p[1].revents && read(signals, &info, sizeof info) < 0) {}
+        if (p[0].revents) take_order(signals);
+    }
+    result.kind = NEWS_GONE;
+    result.killed = 0;
+    if (leader_gone) tell(&result);
+    _exit(0);
+}

@@ -1,0 +1,303 @@
+/* Operations on directory trees: list, remove, move, copy in and out as records. Runs in a job, as the user. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+#define FLUSH_BYTES (64u * 1024)
+#define MAX_DEPTH 512
+
+static bool joined(char *to, size_t size, const char *dir, const char *name) {
+    const char *slash = *dir && dir[strlen(dir) - 1] != '/' ? "/" : "";
+    if ((size_t)snprintf(to, size, "%s%s%s", dir, slash, name) < size) return true;
+    errno = ENAMETOOLONG;
+    return false;
+}
+
+static bool is_dots(const char *name) { return strcmp(name, ".") == 0 || strcmp(name, "..") == 0; }
+
+static bool flush(int fd, struct buf *b, size_t above) {
+    if (buf_used(b) <= above) return true;
+    bool good = write_all(fd, buf_head(b), buf_used(b));
+    buf_take(b, buf_used(b));
+    return good;
+}
+
+/* ---- list ---- */
+
+static int list_below(int out, struct buf *b, const char *dir, uint64_t depth) {
+    DIR *d = opendir(dir);
+    if (!d) return errno;
+    int error = 0;
+    char path[PATH_MAX], target[PATH_MAX];
+    for (struct dirent *e; !error && (e = readdir(d));) {
+        struct stat st;
+        if (is_dots(e->d_name) || !joined(path, sizeof path, dir, e->d_name) || lstat(path, &st) != 0) continue;
+        size_t mark = record_open(b);
+        add_stat(b, path, &st);
+        ssize_t n = S_ISLNK(st.st_mode) ? readlink(path, target, sizeof target) : -1;
+        if (n >= 0) add_bytes(b, TAG_TARGET, target, (size_t)n);
+        record_close(b, mark);
+        if (!flush(out, b, FLUSH_BYTES)) error = errno;
+        /* A directory below that may not be read is listed, not entered. */
+        if (S_ISDIR(st.st_mode) && depth > 1 && !error) list_below(out, b, path, depth - 1);
+    }
+    closedir(d);
+    return error;
+}
+
+int tree_list(const struct file_request *r) {
+    struct buf b = {0};
+    uint64_t depth = r->depth ? r->depth : 1;
+    int error = list_below(r->out, &b, r->path, depth > MAX_DEPTH ? MAX_DEPTH : depth);
+    if (!error && !flush(r->out, &b, 0)) error = errno;
+    return error;
+}
+
+/* ---- remove ---- */
+
+static int remove_below(int parent, const char *name, int depth) {
+    if (unlinkat(parent, name, 0) == 0 || errno == ENOENT) return 0;
+    if (errno != EISDIR && errno != EPERM) return errno;
+    int fd = openat(parent, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return errno;
+    DIR *d = depth > 0 ? fdopendir(fd) : NULL;
+    if (!d) {
+        close(fd);
+        return depth > 0 ? errno : ENAMETOOLONG;
+    }
+    int error = 0;
+    for (struct dirent *e; (e = readdir(d));) {
+        int failed = is_dots(e->d_name) ? 0 : remove_below(fd, e->d_name, depth - 1);
+        if (failed) error = failed;
+    }
+    closedir(d);
+    if (error) return error;
+    return unlinkat(parent, name, AT_REMOVEDIR) == 0 || errno == ENOENT ? 0 : errno;
+}
+
+int tree_remove(const char *path) { return remove_below(AT_FDCWD, path, 2000); }
+
+/* ---- move: a rename, or a copy and a removal where the two are different mounts ---- */
+
+static int copy_file(const char *from, const char *to, const struct stat *st) {
+    static uint8_t buffer[256 * 1024];
+    int in = open(from, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), out = -1, error = 0;
+    if (in < 0) return errno;
+    out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (out < 0) error = errno;
+    for (ssize_t n = 1; !error && n > 0;) {
+        n = read(in, buffer, sizeof buffer);
+        if (n < 0 || !write_all(out, buffer, (size_t)n)) error = errno;
+    }
+    if (!error) {
+        struct timespec times[2] = {st->st_atim, st->st_mtim};
+        fchmod(out, st->st_mode & 0777);
+        futimens(out, times);
+    }
+    close(in);
+    if (out >= 0) close(out);
+    return error;
+}
+
+static int copy_any(const char *from, const char *to, int depth) {
+    struct stat st;
+    char target[PATH_MAX], a[PATH_MAX], b[PATH_MAX];
+    if (lstat(from, &st) != 0) return errno;
+    if (S_ISREG(st.st_mode)) return copy_file(from, to, &st);
+    if (S_ISLNK(st.st_mode)) {
+        ssize_t n = readlink(from, target, sizeof target - 1);
+        if (n < 0) return errno;
+        target[n] = 0;
+        return symlink(target, to) == 0 ? 0 : errno;
+    }
+    if (!S_ISDIR(st.st_mode)) return mknod(to, S_IFIFO | (st.st_mode & 0777), 0) == 0 ? 0 : errno;
+    if (depth == 0) return ENAMETOOLONG;
+    if (mkdir(to, 0700) != 0) return errno;
+    DIR *d = opendir(from);
+    int error = d ? 0 : errno;
+    for (struct dirent *e; !error && (e = readdir(d));) {
+        if (is_dots(e->d_name)) continue;
+        if (!joined(a, sizeof a, from, e->d_name) || !joined(b, sizeof b, to, e->d_name)) error = errno;
+        else error = copy_any(a, b, depth - 1);
+    }
+    if (d) closedir(d);
+    chmod(to, st.st_mode & 0777);
+    return error;
+}
+
+int tree_move(const char *from, const char *to) {
+    struct stat st;
+    char aside[PATH_MAX];
+    if (rename(from, to) == 0) return 0;
+    if (errno != EXDEV) return errno;
+    if (stat(to, &st) == 0 && S_ISDIR(st.st_mode)) return rmdir(to) == 0 ? tree_move(from, to) : errno;
+    /* Copied beside the target first: the target is whole or not there. */
+    const char *slash = strrchr(to, '/');
+    int dir = slash ? (int)(slash - to) + 1 : 0;
+    if ((size_t)snprintf(aside, sizeof aside, "%.*s.warren-%d", dir, to, getpid()) >= sizeof aside) return ENAMETOOLONG;
+    int error = copy_any(from, aside, MAX_DEPTH);
+    if (!error && rename(aside, to) != 0) error = errno;
+    if (error) tree_remove(aside);
+    return error ? error : tree_remove(from);
+}
+
+/* ---- out: records, each file followed by exactly as many bytes as its record says ---- */
+
+static int pack_content(int out, int fd, uint64_t size) {
+    static uint8_t buffer[256 * 1024];
+    while (size > 0) {
+        size_t want = size < sizeof buffer ? (size_t)size : sizeof buffer;
+        ssize_t n = read(fd, buffer, want);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) {
+            memset(buffer, 0, want); /* it shrank while it was read */
+            n = (ssize_t)want;
+        }
+        if (!write_all(out, buffer, (size_t)n)) return errno;
+        size -= (uint64_t)n;
+    }
+    return 0;
+}
+
+static int pack_one(int out, const char *path, const char *name, int depth) {
+    struct stat st;
+    struct buf b = {0};
+    char target[PATH_MAX], inner[PATH_MAX], inner_name[PATH_MAX];
+    int fd = -1, error = 0;
+    if (lstat(path, &st) != 0) return errno == ENOENT && depth < MAX_DEPTH ? 0 : errno;
+    if (S_ISREG(st.st_mode)) {
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0 || fstat(fd, &st) != 0) return errno;
+    } else if (!S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode)) {
+        return 0; /* sockets, pipes and the like do not travel */
+    }
+    size_t mark = record_open(&b);
+    add_stat(&b, name, &st);
+    ssize_t n = S_ISLNK(st.st_mode) ? readlink(path, target, sizeof target) : -1;
+    if (n >= 0) add_bytes(&b, TAG_TARGET, target, (size_t)n);
+    record_close(&b, mark);
+    if (!flush(out, &b, 0)) error = errno;
+    buf_free(&b);
+    if (fd >= 0) {
+        if (!error) error = pack_content(out, fd, (uint64_t)st.st_size);
+        close(fd);
+    }
+    DIR *d = !error && S_ISDIR(st.st_mode) && depth > 0 ? opendir(path) : NULL;
+    if (!error && S_ISDIR(st.st_mode) && !d) return depth > 0 ? errno : ENAMETOOLONG;
+    for (struct dirent *e; d && !error && (e = readdir(d));) {
+        if (is_dots(e->d_name)) continue;
+        bool top = strcmp(name, ".") == 0;
+        if (!joined(inner, sizeof inner, path, e->d_name) || !joined(inner_name, sizeof inner_name, top ? "" : name, e->d_name))
+            error = errno;
+        else error = pack_one(out, inner, inner_name, depth - 1);
+    }
+    if (d) closedir(d);
+    return error;
+}
+
+int tree_pack(const struct file_request *r) {
+    struct stat st;
+    const char *slash = strrchr(r->path, '/');
+    if (stat(r->path, &st) != 0) return errno;
+    return pack_one(r->out, r->path, S_ISDIR(st.st_mode) ? "." : slash ? slash + 1 : r->path, MAX_DEPTH);
+}
+
+/* ---- in ---- */
+
+struct member { char *name, *target; uint64_t kind, size, mode, mtime_ns; bool has_mtime; };
+
+static bool read_member(int in, struct member *m, bool *end) {
+    static uint8_t raw[MAX_RECORD];
+    uint8_t head[4];
+    ssize_t n = read(in, head, 1);
+    *end = n == 0;
+    if (n != 1 || !read_all(in, head + 1, 3)) return false;
+    uint32_t length = get_u32(head);
+    if (length > sizeof raw || !read_all(in, raw, length)) return false;
+    struct fields it = {raw, raw + length, false};
+    for (struct field f; next_field(&it, &f);) {
+        if (f.tag == TAG_PATH && !m->name) m->name = field_string(&f, 4095);
+        if (f.tag == TAG_TARGET && !m->target) m->target = field_string(&f, 4095);
+        if (f.tag == TAG_KIND) field_number(&f, &m->kind);
+        if (f.tag == TAG_SIZE) field_number(&f, &m->size);
+        if (f.tag == TAG_MODE) field_number(&f, &m->mode);
+        if (f.tag == TAG_MTIME_NS) m->has_mtime = field_number(&f, &m->mtime_ns);
+    }
+    return !it.broken && m->name && *m->name;
+}
+
+static int unpack_content(int in, int fd, uint64_t size) {
+    static uint8_t buffer[256 * 1024];
+    while (size > 0) {
+        size_t want = size < sizeof buffer ? (size_t)size : sizeof buffer;
+        ssize_t n = read(in, buffer, want);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return ECANCELED;
+        if (!write_all(fd, buffer, (size_t)n)) return errno;
+        size -= (uint64_t)n;
+    }
+    return 0;
+}
+
+static int unpack_file(int in, const char *path, const struct member *m) {
+    struct stat st;
+    if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode)) unlink(path); /* never through a link that was there */
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) return errno == EEXIST ? EISDIR : errno;
+    int error = unpack_content(in, fd, m->size);
+    if (!error && fchmod(fd, (mode_t)m->mode & 0777) != 0) error = errno;
+    struct timespec t = {(time_t)(m->mtime_ns / 1000000000u), (long)(m->mtime_ns % 1000000000u)};
+    if (m->has_mtime) futimens(fd, (struct timespec[]){t, t});
+    if (close(fd) != 0 && !error) error = errno;
+    return error;
+}
+
+static int unpack_one(int in, const char *root, const struct member *m) {
+    char path[PATH_MAX];
+    struct stat st;
+    if (!joined(path, sizeof path, root, m->name)) return errno;
+    int error = make_parents(path);
+    if (error) return error;
+    if (m->kind == KIND_FILE) return unpack_file(in, path, m);
+    if (m->kind == KIND_SYMLINK && m->target) {
+        if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode)) unlink(path);
+        return symlink(m->target, path) == 0 ? 0 : errno;
+    }
+    if (m->kind != KIND_DIRECTORY) return EINVAL;
+    if (mkdir(path, 0777) != 0 && errno != EEXIST) return errno;
+    if (lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return ENOTDIR;
+    /* A directory the archive cannot be written into any further would only fail halfway. */
+    if (strcmp(m->name, ".") != 0) chmod(path, ((mode_t)m->mode & 0777) | 0700);
+    return 0;
+}
+
+int tree_unpack(const struct file_request *r, struct buf *reply) {
+    uint64_t count = 0;
+    int error = make_parents(r->path);
+    if (!error && mkdir(r->path, 0755) != 0 && errno != EEXIST) error = errno;
+    struct stat st;
+    if (!error && (stat(r->path, &st) != 0 || !S_ISDIR(st.st_mode))) error = ENOTDIR;
+    for (bool end = false; !error;) {
+        struct member m = {0};
+        bool good = read_member(r->in, &m, &end);
+        if (good) error = unpack_one(r->in, r->path, &m);
+        else if (!end) error = EINVAL;
+        free(m.name);
+        free(m.target);
+        if (end) break;
+        count++;
+    }
+    char word;
+    if (!error && !read_all(r->commit, &word, 1)) error = ECANCELED;
+    add_number(reply, TAG_COUNT, count);
+    return error;
+}

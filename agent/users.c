@@ -1,0 +1,110 @@
+/* Who a command runs as: /etc/passwd and /etc/group of the image, read without any library. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <grp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+#define LAST_CAP 63
+
+struct cap_header { uint32_t version; int pid; };
+struct cap_data { uint32_t effective, permitted, inheritable; };
+
+static char *next_part(char **line) {
+    char *start = *line, *colon = start ? strchr(start, ':') : NULL;
+    if (colon) *colon = 0;
+    *line = colon ? colon + 1 : NULL;
+    return start;
+}
+
+static bool number(const char *s, unsigned long *out) {
+    if (!s || *s < '0' || *s > '9') return false;
+    char *end;
+    errno = 0;
+    *out = strtoul(s, &end, 10);
+    return *end == 0 && errno == 0 && *out <= 0xfffffffe;
+}
+
+static bool user_in_passwd(const char *wanted, struct user *out) {
+    FILE *f = fopen("/etc/passwd", "re");
+    if (!f) return false;
+    unsigned long wanted_uid = 0, uid, gid;
+    bool by_number = number(wanted, &wanted_uid), found = false;
+    char line[1024];
+    while (!found && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = 0;
+        char *rest = line, *name = next_part(&rest);
+        next_part(&rest);
+        char *uid_text = next_part(&rest), *gid_text = next_part(&rest);
+        next_part(&rest);
+        char *home = next_part(&rest);
+        if (!name || !number(uid_text, &uid) || !number(gid_text, &gid)) continue;
+        if (by_number ? uid != wanted_uid : strcmp(name, wanted) != 0) continue;
+        if (strlen(name) >= sizeof out->name) continue;
+        found = true;
+        out->uid = (uid_t)uid;
+        out->gid = (gid_t)gid;
+        memcpy(out->name, name, strlen(name) + 1);
+        snprintf(out->home, sizeof out->home, "%s", home && *home == '/' ? home : "/");
+    }
+    fclose(f);
+    if (!found && by_number) {
+        found = true;
+        out->uid = (uid_t)wanted_uid;
+        out->gid = (gid_t)wanted_uid;
+        snprintf(out->name, sizeof out->name, "%lu", wanted_uid);
+        snprintf(out->home, sizeof out->home, "%s", settings.workspace);
+    }
+    return found;
+}
+
+static void add_groups(struct user *u) {
+    u->groups[0] = u->gid;
+    u->group_count = 1;
+    FILE *f = fopen("/etc/group", "re");
+    if (!f) return;
+    char line[4096];
+    unsigned long gid;
+    while (u->group_count < 32 && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = 0;
+        char *rest = line;
+        next_part(&rest);
+        next_part(&rest);
+        if (!number(next_part(&rest), &gid) || !rest || gid == u->gid) continue;
+        if (gid < settings.uid_low || gid > settings.uid_high) continue;
+        for (char *save, *m = strtok_r(rest, ",", &save); m; m = strtok_r(NULL, ",", &save)) {
+            if (strcmp(m, u->name) == 0) u->groups[u->group_count++] = (gid_t)gid;
+            if (u->group_count == 32) break;
+        }
+    }
+    fclose(f);
+}
+
+bool find_user(const char *name, struct user *out) {
+    memset(out, 0, sizeof *out);
+    if (!user_in_passwd(name, out)) return false;
+    /* The agent's own uid and what lies outside the sandbox's range are nobody's to take. */
+    if (out->uid < settings.uid_low || out->uid > settings.uid_high || out->uid == settings.agent_uid) return false;
+    if (out->gid < settings.uid_low || out->gid > settings.uid_high || out->gid == settings.agent_uid) return false;
+    add_groups(out);
+    return true;
+}
+
+bool become_user(const struct user *u) {
+    for (int cap = 0; cap <= LAST_CAP; cap++) {
+        if (prctl(PR_CAPBSET_READ, cap, 0, 0, 0) == 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0) return false;
+    }
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    if (setgroups((size_t)u->group_count, u->groups) != 0) return false;
+    if (setresgid(u->gid, u->gid, u->gid) != 0) return false;
+    if (setresuid(u->uid, u->uid, u->uid) != 0) return false;
+    struct cap_header h = {0x20080522, 0};
+    struct cap_data none[2] = {{0, 0, 0}, {0, 0, 0}};
+    return syscall(SYS_capset, &h, none) == 0;
+}

@@ -1,0 +1,94 @@
+/* Tells of changes below a directory. Runs in a job, as the user, until the agent ends it. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+#define EVENTS (IN_CREATE | IN_MODIFY | IN_ATTRIB | IN_DELETE | IN_MOVED_FROM | IN_MOVED_TO | IN_DELETE_SELF)
+#define MAX_WATCHES 8192
+
+static char *directories[MAX_WATCHES];
+static int out, inotify;
+static bool recursive;
+
+static bool tell(enum change change, const char *path, bool directory) {
+    struct buf b = {0};
+    size_t mark = record_open(&b);
+    if (change) {
+        add_number(&b, TAG_CHANGE, change);
+        add_text(&b, TAG_PATH, path);
+        add_number(&b, TAG_KIND, directory ? KIND_DIRECTORY : KIND_FILE);
+    }
+    record_close(&b, mark);
+    bool good = write_all(out, buf_head(&b), buf_used(&b));
+    buf_free(&b);
+    return good;
+}
+
+/* Watches a directory and, if asked, those below. What was made before we watched is told as created. */
+static int watch_directory(const char *path, bool told) {
+    int wd = inotify_add_watch(inotify, path, EVENTS | IN_ONLYDIR);
+    if (wd < 0) return errno;
+    if (wd >= MAX_WATCHES) return ENOSPC;
+    free(directories[wd]);
+    directories[wd] = strdup(path);
+    if (!recursive) return 0;
+    DIR *d = opendir(path);
+    char inner[PATH_MAX];
+    for (struct dirent *e; d && (e = readdir(d));) {
+        struct stat st;
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        if ((size_t)snprintf(inner, sizeof inner, "%s/%s", path, e->d_name) >= sizeof inner) continue;
+        if (lstat(inner, &st) != 0) continue;
+        if (told && !tell(CHANGE_CREATED, inner, S_ISDIR(st.st_mode))) break;
+        if (S_ISDIR(st.st_mode)) watch_directory(inner, told);
+    }
+    if (d) closedir(d);
+    return 0;
+}
+
+static bool pass_on(const struct inotify_event *e) {
+    char path[PATH_MAX];
+    if (e->mask & IN_Q_OVERFLOW) return tell(CHANGE_OVERFLOW, "", false);
+    if (e->wd < 0 || e->wd >= MAX_WATCHES || !directories[e->wd]) return true;
+    bool directory = e->mask & IN_ISDIR;
+    if (e->mask & IN_DELETE_SELF) return e->wd != 1 || tell(CHANGE_REMOVED, directories[e->wd], true);
+    if (!e->len || (size_t)snprintf(path, sizeof path, "%s/%s", directories[e->wd], e->name) >= sizeof path) return true;
+    enum change change = e->mask & IN_CREATE ? CHANGE_CREATED : e->mask & IN_DELETE ? CHANGE_REMOVED
+                         : e->mask & IN_MOVED_FROM ? CHANGE_MOVED_FROM : e->mask & IN_MOVED_TO ? CHANGE_MOVED_TO
+                         : CHANGE_MODIFIED;
+    if (!tell(change, path, directory)) return false;
+    if (recursive && directory && e->mask & (IN_CREATE | IN_MOVED_TO)) watch_directory(path, true);
+    return true;
+}
+
+int tree_watch(const struct file_request *r) {
+    static uint8_t raw[64 * 1024] __attribute__((aligned(8)));
+    char *root = strdup(r->path);
+    for (size_t n = strlen(root); n > 1 && root[n - 1] == '/';) root[--n] = 0;
+    out = r->out;
+    recursive = r->recursive;
+    inotify = inotify_init1(IN_CLOEXEC);
+    if (inotify < 0) return errno;
+    int error = watch_directory(root, false);
+    if (error) return error;
+    if (!tell(0, "", false)) return 0;
+    for (;;) {
+        ssize_t n = read(inotify, raw, sizeof raw);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return errno;
+        for (uint8_t *at = raw; at < raw + n;) {
+            struct inotify_event *e = (struct inotify_event *)at;
+            if (!pass_on(e)) return 0;
+            at += sizeof *e + e->len;
+        }
+    }
+}

@@ -1,0 +1,89 @@
+/* The language between worker and agent, version 1. Described in full in src/warren/worker/wire.py. */
+#ifndef WARREN_WIRE_H
+#define WARREN_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define WIRE_VERSION 1u
+#define HEADER_BYTES 12u
+#define MAX_FRAME (4u * 1024 * 1024)
+#define MAX_RECORD (64u * 1024)
+#define STDIN_WINDOW (256u * 1024)
+#define OUTPUT_WINDOW (1024u * 1024)
+
+enum ask { ASK_HELLO = 1, ASK_START, ASK_ATTACH, ASK_FILE, ASK_DATA, ASK_EOF, ASK_CREDIT, ASK_CONTROL, ASK_LIST, ASK_CLOSE, ASK_PING };
+enum say { SAY_HELLO = 0x41, SAY_STARTED, SAY_OUTPUT, SAY_EXIT, SAY_ERROR, SAY_DATA, SAY_DONE, SAY_CREDIT };
+
+enum tag {
+    TAG_VERSION = 1, TAG_ID, TAG_ARGV, TAG_SHELL, TAG_ENV, TAG_CWD, TAG_USER, TAG_TIMEOUT_MS, TAG_GRACE_MS, TAG_FLAGS,
+    TAG_KEEP, TAG_ROWS, TAG_COLS, TAG_OFFSET, TAG_LENGTH, TAG_OP, TAG_PATH, TAG_PATH2, TAG_MODE, TAG_DEPTH, TAG_SIGNAL,
+    TAG_PID = 30, TAG_EXIT_CODE, TAG_REASON, TAG_DURATION_US, TAG_CPU_US, TAG_BYTES, TAG_KILLED, TAG_SURVIVORS,
+    TAG_BACKGROUND, TAG_CODE, TAG_MESSAGE, TAG_RUNNING, TAG_AGE_MS, TAG_TRUNCATED, TAG_SIZE, TAG_MTIME_NS, TAG_UID,
+    TAG_GID, TAG_KIND, TAG_TARGET, TAG_COMMAND, TAG_TERMINAL, TAG_CHANGE, TAG_COUNT
+};
+
+enum flag { FLAG_STDIN = 1, FLAG_CARRY = 2, FLAG_TERMINAL = 4, FLAG_DEFER = 8, FLAG_LOSSLESS = 16, FLAG_FOLLOW = 32, FLAG_RECURSIVE = 64 };
+enum file_op { OP_READ = 1, OP_WRITE, OP_LIST, OP_STAT, OP_MKDIR, OP_REMOVE, OP_RENAME, OP_PACK, OP_UNPACK, OP_WATCH };
+enum control_op { CONTROL_SIGNAL = 1, CONTROL_KILL, CONTROL_RESIZE, CONTROL_FORGET };
+
+enum code {
+    CODE_NOT_FOUND = 1, CODE_PERMISSION_DENIED, CODE_IS_DIRECTORY, CODE_NOT_A_DIRECTORY, CODE_EXISTS, CODE_INVALID_PATH,
+    CODE_NO_SPACE, CODE_UNKNOWN_USER, CODE_NO_PROCESS, CODE_INVALID, CODE_LIMIT, CODE_IO, CODE_CONFLICT, CODE_NO_CWD
+};
+
+enum reason { REASON_EXITED, REASON_SIGNAL, REASON_TIMEOUT, REASON_CANCELLED };
+enum kind { KIND_FILE, KIND_DIRECTORY, KIND_SYMLINK, KIND_OTHER };
+enum change { CHANGE_CREATED = 1, CHANGE_MODIFIED, CHANGE_REMOVED, CHANGE_MOVED_FROM, CHANGE_MOVED_TO, CHANGE_OVERFLOW };
+enum stream { STREAM_OUT = 1, STREAM_ERR, STREAM_TERMINAL };
+
+/* Bytes that grow at the end and are taken from the front. Running out of memory ends the process. */
+struct buf {
+    uint8_t *p;
+    size_t off, len, cap;
+};
+
+static inline size_t buf_used(const struct buf *b) { return b->len - b->off; }
+static inline uint8_t *buf_head(const struct buf *b) { return b->p + b->off; }
+uint8_t *buf_room(struct buf *b, size_t n);
+void buf_add(struct buf *b, const void *data, size_t n);
+void buf_take(struct buf *b, size_t n);
+void buf_free(struct buf *b);
+
+void put_u32(uint8_t *at, uint32_t v);
+void put_u64(uint8_t *at, uint64_t v);
+uint32_t get_u32(const uint8_t *at);
+uint64_t get_u64(const uint8_t *at);
+
+/* Writing: frame_open … add_* … frame_close. */
+size_t frame_open(struct buf *b, enum say kind, uint32_t channel);
+void frame_close(struct buf *b, size_t mark);
+void add_number(struct buf *b, enum tag tag, uint64_t v);
+void add_bytes(struct buf *b, enum tag tag, const void *p, size_t n);
+void add_text(struct buf *b, enum tag tag, const char *s);
+size_t record_open(struct buf *b);
+void record_close(struct buf *b, size_t mark);
+
+/* Reading: a header, and a walk over fields. Never reads outside the given bytes. */
+struct header {
+    uint32_t length, channel;
+    uint8_t kind;
+};
+bool parse_header(const uint8_t *p, struct header *out);
+
+struct field {
+    uint8_t tag;
+    const uint8_t *p;
+    uint32_t len;
+};
+struct fields {
+    const uint8_t *p, *end;
+    bool broken;
+};
+bool next_field(struct fields *it, struct field *out);
+bool field_number(const struct field *f, uint64_t *out);
+/* A field as a C string in memory of its own; NULL if it has a NUL byte in it or is longer than max. */
+char *field_string(const struct field *f, size_t max);
+
+#endif
