@@ -181,7 +181,8 @@ void output_after_signals(void) {
 
 bool command_pump(struct channel *ch) {
     struct command *c = ch->command;
-    if ((ch->flags & FLAG_DEFER || ch->mute) && c->life != LIFE_ENDED) return false;
+    bool over = c->life == LIFE_ENDED || !(ch->flags & FLAG_FOLLOW);
+    if ((ch->flags & FLAG_DEFER || ch->mute) && !over) return false;
     if (ch->mute) {
         send_exit(ch);
         return false;
@@ -207,7 +208,7 @@ bool command_pump(struct channel *ch) {
         }
         if (n > 0) continue;
         if (max == 0 && ch->cursor.offset < c->log.total && !c->forgotten) return false;
-        if (c->life == LIFE_ENDED || !(ch->flags & FLAG_FOLLOW)) send_exit(ch);
+        if (over) send_exit(ch);
         return false;
     }
     return true;

@@ -1,0 +1,51 @@
+# make test     everything: sets up, checks, builds, makes the images, runs all tests with a Docker engine of its own
+# make check    linters and types only
+# make setup    packages of the system and .venv
+# make clean    removes what was built (not .venv, not the test images)
+
+VENV := .venv
+BIN := $(VENV)/bin
+CACHE := build/test-state
+PYTHON_FILES := src tests bench scripts
+SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python
+
+.DEFAULT_GOAL := build
+.PHONY: setup build agent launcher images check test clean
+
+setup: $(VENV)/.stamp
+
+$(VENV)/.stamp: pyproject.toml scripts/system-packages scripts/find-python
+	@python=$$(scripts/find-python) && PYTHON=$$python scripts/system-packages test && \
+	{ [ -x $(BIN)/python ] || $$python -m venv $(VENV); }
+	@echo "installing the Python packages"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable . --group dev
+	@touch $@
+
+build: agent launcher
+
+agent launcher: setup
+	@$(MAKE) --no-print-directory -C $@
+
+images: setup
+	@for name in base host; do \
+	    [ -e $(CACHE)/images/$$name/image.json ] || \
+	    WARREN_STATE_DIR=$(CACHE) $(BIN)/warren image build $$name || exit 1; \
+	done
+
+check: build
+	@for file in $(SHELL_FILES); do sh -n $$file || exit 1; done
+	$(BIN)/ruff check --quiet $(wildcard $(PYTHON_FILES))
+	$(BIN)/ruff format --quiet --check $(wildcard $(PYTHON_FILES))
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports
+
+test: check images
+	@[ "$$(id -u)" = 0 ] || { echo "the tests start real sandboxes and a Docker engine: run them as root (sudo make test)" >&2; exit 1; }
+	$(BIN)/python -m pytest $(PYTEST)
+
+clean:
+	@$(MAKE) --no-print-directory -C agent clean
+	@$(MAKE) --no-print-directory -C launcher clean
+	rm -rf dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +

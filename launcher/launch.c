@@ -1,0 +1,564 @@
+/*
+ * warren-launch: what root must do on the host before an OCI runtime can start a sandbox.
+ *
+ * Theory of operation
+ *
+ * The worker starts one warren-launch per sandbox. It lives for some milliseconds, as root, and
+ * ends by becoming the OCI runtime (execve, same pid), which starts the sandbox and exits. It
+ * makes what the runtime cannot make, or makes wrongly:
+ *
+ *   a mount namespace   of its own, everything private. All mounts below live in it; the runtime
+ *                       copies them into the sandbox. The host's mount table stays as it was, and
+ *                       the mounts vanish with the sandbox, also after kill -9 of all of us. The
+ *                       bundle appears at a fixed path that the sandbox's root may walk to.
+ *   a user namespace    created by a child that has become the sandbox's own uid, so that the
+ *                       kernel's per-user limits (inotify, namespaces, …) are counted per sandbox
+ *                       and not against the host's root. It is bound to BUNDLE/userns.
+ *   the disk            an ext4 image on a loop device that detaches itself, its file unlinked as
+ *                       soon as it is attached; or a tmpfs. Mounted at BUNDLE/disk. It is fresh:
+ *                       no name on it was chosen by a sandbox, so nothing here can be a link.
+ *   the root            the image's tree, read-only, with ids mapped so that the image's root is
+ *                       the sandbox's root. Mounted at BUNDLE/rootfs.
+ *   rlimits             only ever lowered: root may lack CAP_SYS_RESOURCE, and raising would fail.
+ *
+ * Runtimes give the sandbox's root what they find as stdin, stdout and stderr (fchown). Were that
+ * the host's /dev/null, a sandbox would own it: so stdin becomes a pipe without a writer, stdout
+ * the same as stderr, and stderr has to be a pipe of the worker's.
+ *
+ * Descriptor 3, the socket on which the agent will listen, is passed through untouched. If the
+ * worker dies, the kernel kills this process (PDEATHSIG survives the execve). Whatever fails is
+ * one line on stderr and exit code 125; nothing has to be undone, since all of it hangs on this
+ * process.
+ *
+ * usage: warren-launch sandbox OPTION… -- RUNTIME ARGUMENT…
+ *          --bundle DIR        holds config.json, the directories rootfs and disk, the files userns and agent
+ *          --at DIR            where the bundle appears for the runtime
+ *          --base UID          the sandbox's uids are BASE … BASE+65535
+ *          --agent FILE        bound to BUNDLE/agent
+ *          --root DIR          the image
+ *          --tree SRC:DST      another read-only tree of the host, at DST below the root (repeatable)
+ *          --disk FILE         the ext4 image, or
+ *          --tmpfs OPTIONS     the mount options of a tmpfs
+ *          --dir NAME:MODE     a directory to make on the disk (repeatable)
+ *          --owner UID         who owns these directories
+ *          --hide DIR          a mount to take away first (repeatable)
+ *          --nofile N --fsize BYTES
+ *        warren-launch hide DIR -- COMMAND…     run COMMAND without the mount at DIR
+ *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
+ *                                               with --try only in a namespace of its own
+ *        warren-launch version
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <grp.h>
+
+#define VERSION "1"
+#define FAILED 125
+#define UIDS 65536
+#define MANY 32
+#define PATH_ROOM 4096
+#define LOOP_TRIES 500
+/* The disk is gone after a crash anyway: no flush may wait for, or burden, the disk of the host. */
+#define DISK_OPTIONS "noinit_itable,barrier=0"
+
+/* From the kernel's headers, which a libc's include directory need not have. */
+#define LOOP_MAJOR 7
+#define LOOP_CTL_GET_FREE 0x4C82
+#define LOOP_CONFIGURE 0x4C0A
+#define LO_FLAGS_AUTOCLEAR 4
+#define SYS_open_tree_ 428
+#define SYS_move_mount_ 429
+#define SYS_mount_setattr_ 442
+#define OPEN_TREE_CLONE_ 1
+#define MOVE_MOUNT_F_EMPTY_PATH_ 4
+#define MOUNT_ATTR_RDONLY_ 0x1
+#define MOUNT_ATTR_NOSUID_ 0x2
+#define MOUNT_ATTR_NODEV_ 0x4
+#define MOUNT_ATTR_IDMAP_ 0x00100000
+
+struct loop_settings {
+    uint32_t fd, block_size;
+    struct {
+        uint64_t device, inode, rdevice, offset, sizelimit;
+        uint32_t number, encrypt_type, encrypt_key_size, flags;
+        uint8_t file_name[64], crypt_name[64], encrypt_key[32];
+        uint64_t init[2];
+    } info;
+    uint64_t reserved[8];
+};
+
+struct mount_attributes {
+    uint64_t set, clear, propagation, userns_fd;
+};
+
+struct list {
+    const char *items[MANY];
+    int count;
+};
+
+struct options {
+    const char *bundle, *at, *agent, *root, *disk, *tmpfs;
+    uint64_t base, owner, nofile, fsize;
+    int try_only;
+    struct list trees, dirs, hidden;
+    char **command;
+};
+
+__attribute__((noreturn, format(printf, 1, 2))) static void fail(const char *format, ...)
+{
+    int error = errno;
+    va_list args;
+
+    fputs("warren-launch: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    if (error)
+        fprintf(stderr, ": %s", strerror(error));
+    fputc('\n', stderr);
+    exit(FAILED);
+}
+
+__attribute__((noreturn, format(printf, 1, 2))) static void usage(const char *format, ...)
+{
+    va_list args;
+
+    fputs("warren-launch: ", stderr);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+    exit(FAILED);
+}
+
+__attribute__((format(printf, 2, 3))) static const char *path(char *room, const char *format, ...)
+{
+    va_list args;
+    int length;
+
+    va_start(args, format);
+    length = vsnprintf(room, PATH_ROOM, format, args);
+    va_end(args);
+    if (length < 0 || length >= PATH_ROOM)
+        usage("a path is longer than %d bytes", PATH_ROOM - 1);
+    return room;
+}
+
+/* ---- options ---- */
+
+static uint64_t number(const char *name, const char *text)
+{
+    char *end;
+    uint64_t value;
+
+    errno = 0;
+    value = strtoull(text, &end, 10);
+    if (errno || end == text || *end || *text == '-')
+        usage("%s needs a number, not '%s'", name, text);
+    return value;
+}
+
+static void append(struct list *list, const char *name, const char *value)
+{
+    if (list->count == MANY)
+        usage("more than %d times %s", MANY, name);
+    list->items[list->count++] = value;
+}
+
+static void read_option(struct options *o, const char *name, const char *value)
+{
+    if (!strcmp(name, "--bundle")) o->bundle = value;
+    else if (!strcmp(name, "--at")) o->at = value;
+    else if (!strcmp(name, "--agent")) o->agent = value;
+    else if (!strcmp(name, "--root")) o->root = value;
+    else if (!strcmp(name, "--disk")) o->disk = value;
+    else if (!strcmp(name, "--tmpfs")) o->tmpfs = value;
+    else if (!strcmp(name, "--base")) o->base = number(name, value);
+    else if (!strcmp(name, "--owner")) o->owner = number(name, value);
+    else if (!strcmp(name, "--nofile")) o->nofile = number(name, value);
+    else if (!strcmp(name, "--fsize")) o->fsize = number(name, value);
+    else if (!strcmp(name, "--tree")) append(&o->trees, name, value);
+    else if (!strcmp(name, "--dir")) append(&o->dirs, name, value);
+    else if (!strcmp(name, "--hide")) append(&o->hidden, name, value);
+    else usage("unknown option %s", name);
+}
+
+static void read_options(struct options *o, char **argv)
+{
+    for (; *argv; argv++) {
+        if (!strcmp(*argv, "--")) {
+            o->command = argv + 1;
+            return;
+        }
+        if (!strcmp(*argv, "--try")) {
+            o->try_only = 1;
+            continue;
+        }
+        if (!argv[1])
+            usage("%s needs a value", *argv);
+        read_option(o, argv[0], argv[1]);
+        argv++;
+    }
+}
+
+/* ---- namespaces ---- */
+
+static void private_mounts(void)
+{
+    if (unshare(CLONE_NEWNS))
+        fail("making a mount namespace (root is needed)");
+    if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL))
+        fail("making the mounts private");
+}
+
+static void hide(const char *where)
+{
+    if (umount2(where, MNT_DETACH) && errno != EINVAL && errno != ENOENT)
+        fail("hiding %s", where);
+}
+
+static void be_owner_and_wait(uint64_t base, int ready, int go)
+{
+    char byte = 0;
+
+    if (setgroups(0, NULL) || setresgid(base, base, base) || setresuid(base, base, base))
+        fail("becoming uid %llu", (unsigned long long)base);
+    if (unshare(CLONE_NEWUSER))
+        fail("making a user namespace (are they allowed here? see user.max_user_namespaces)");
+    if (write(ready, &byte, 1) != 1)
+        _exit(FAILED);
+    while (read(go, &byte, 1) < 0 && errno == EINTR)
+        ;
+    _exit(0);
+}
+
+static void write_map(pid_t pid, const char *which, uint64_t base)
+{
+    char name[PATH_ROOM], text[64];
+    int fd, length = snprintf(text, sizeof text, "0 %llu %d\n", (unsigned long long)base, UIDS);
+
+    fd = open(path(name, "/proc/%d/%s", pid, which), O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, text, length) != length)
+        fail("writing %s", name);
+    close(fd);
+}
+
+/* The namespace belongs to uid `base`; the child that made it ends before this returns. */
+static int user_namespace(uint64_t base)
+{
+    int ready[2], go[2], status, fd;
+    char byte, name[PATH_ROOM];
+    pid_t pid;
+
+    if (pipe2(ready, O_CLOEXEC) || pipe2(go, O_CLOEXEC))
+        fail("making a pipe");
+    pid = fork();
+    if (pid < 0)
+        fail("forking");
+    if (pid == 0) {
+        close(go[1]);
+        be_owner_and_wait(base, ready[1], go[0]);
+    }
+    close(ready[1]);
+    close(go[0]);
+    if (read(ready[0], &byte, 1) != 1)
+        exit(FAILED); /* the child has said why */
+    write_map(pid, "uid_map", base);
+    write_map(pid, "gid_map", base);
+    fd = open(path(name, "/proc/%d/ns/user", pid), O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        fail("opening %s", name);
+    close(go[1]);
+    close(ready[0]);
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    return fd;
+}
+
+static void bind_namespace(int fd, const char *bundle)
+{
+    char source[PATH_ROOM], target[PATH_ROOM];
+
+    path(source, "/proc/self/fd/%d", fd);
+    if (mount(source, path(target, "%s/userns", bundle), NULL, MS_BIND, NULL))
+        fail("binding the user namespace to %s", target);
+}
+
+/* ---- the disk ---- */
+
+static int open_loop(int index)
+{
+    char name[PATH_ROOM];
+    int fd = open(path(name, "/dev/loop%d", index), O_RDWR | O_CLOEXEC);
+
+    if (fd < 0 && errno == ENOENT) { /* no devtmpfs here: a container with a /dev of its own */
+        if (mknod(name, S_IFBLK | 0600, makedev(LOOP_MAJOR, index)) && errno != EEXIST)
+            fail("making %s", name);
+        fd = open(name, O_RDWR | O_CLOEXEC);
+    }
+    if (fd < 0)
+        fail("opening %s", name);
+    return fd;
+}
+
+/* Others may take the free device we were told of: then ask again. */
+static int attach(int image, const char *name, int *index)
+{
+    struct loop_settings settings = {.fd = image, .info.flags = LO_FLAGS_AUTOCLEAR};
+    int control = open("/dev/loop-control", O_RDWR | O_CLOEXEC), device, tries;
+
+    if (control < 0)
+        fail("opening /dev/loop-control");
+    strncpy((char *)settings.info.file_name, "warren", sizeof settings.info.file_name - 1);
+    for (tries = 0; tries < LOOP_TRIES; tries++) {
+        *index = ioctl(control, LOOP_CTL_GET_FREE);
+        if (*index < 0)
+            fail("finding a free loop device");
+        device = open_loop(*index);
+        if (ioctl(device, LOOP_CONFIGURE, &settings) == 0) {
+            close(control);
+            return device;
+        }
+        if (errno != EBUSY && errno != EAGAIN)
+            fail("attaching %s to loop device %d", name, *index);
+        close(device);
+        usleep(tries < 20 ? 50 : 2000);
+    }
+    fail("attaching %s: other processes took %d loop devices before us", name, LOOP_TRIES);
+}
+
+static void mount_image(const char *image, const char *where)
+{
+    char device_name[PATH_ROOM];
+    int fd = open(image, O_RDWR | O_CLOEXEC | O_NOFOLLOW), device, index;
+
+    if (fd < 0)
+        fail("opening the disk image %s", image);
+    device = attach(fd, image, &index);
+    if (unlink(image))
+        fail("unlinking %s", image);
+    path(device_name, "/dev/loop%d", index);
+    if (mount(device_name, where, "ext4", MS_NOSUID | MS_NODEV | MS_NOATIME, DISK_OPTIONS))
+        fail("mounting the disk %s at %s", device_name, where);
+    close(device);
+    close(fd);
+}
+
+static void make_directory(int disk, const char *item, uint64_t owner)
+{
+    char name[256];
+    const char *colon = strrchr(item, ':');
+    mode_t mode;
+
+    if (!colon || colon == item || (size_t)(colon - item) >= sizeof name || memchr(item, '/', colon - item))
+        usage("--dir needs NAME:MODE, not '%s'", item);
+    memcpy(name, item, colon - item);
+    name[colon - item] = 0;
+    mode = strtoul(colon + 1, NULL, 8);
+    if (mkdirat(disk, name, 0700) || fchownat(disk, name, owner, owner, AT_SYMLINK_NOFOLLOW))
+        fail("making %s on the disk", name);
+    if (fchmodat(disk, name, mode, 0))
+        fail("setting the mode of %s on the disk", name);
+}
+
+static void fill_disk(const struct options *o, const char *where)
+{
+    int i, disk = open(where, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    if (disk < 0)
+        fail("opening the disk at %s", where);
+    if (unlinkat(disk, "lost+found", AT_REMOVEDIR) && errno != ENOENT)
+        fail("removing lost+found from the disk");
+    for (i = 0; i < o->dirs.count; i++)
+        make_directory(disk, o->dirs.items[i], o->owner);
+    close(disk);
+}
+
+static void make_disk(const struct options *o, const char *where)
+{
+    if (o->disk)
+        mount_image(o->disk, where);
+    else if (mount("disk", where, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOATIME, o->tmpfs))
+        fail("mounting a tmpfs (%s) at %s", o->tmpfs, where);
+    fill_disk(o, where);
+}
+
+/* ---- trees of the host, read-only ---- */
+
+/* Not every file system can map ids. Without, the files belong to nobody but can still be read. */
+static void set_attributes(int tree, int userns, const char *source)
+{
+    struct mount_attributes wanted = {
+        .set = MOUNT_ATTR_RDONLY_ | MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_ | MOUNT_ATTR_IDMAP_, .userns_fd = userns};
+
+    if (syscall(SYS_mount_setattr_, tree, "", AT_EMPTY_PATH, &wanted, sizeof wanted) == 0)
+        return;
+    if (errno != EINVAL && errno != EOPNOTSUPP && errno != EPERM)
+        fail("making %s read-only", source);
+    wanted.set &= ~(uint64_t)MOUNT_ATTR_IDMAP_;
+    wanted.userns_fd = 0;
+    if (syscall(SYS_mount_setattr_, tree, "", AT_EMPTY_PATH, &wanted, sizeof wanted))
+        fail("making %s read-only (Linux 5.12 or later is needed)", source);
+}
+
+static void mount_tree(const char *source, const char *target, int userns)
+{
+    int tree = syscall(SYS_open_tree_, AT_FDCWD, source, OPEN_TREE_CLONE_ | O_CLOEXEC);
+
+    if (tree < 0)
+        fail("opening the tree %s", source);
+    set_attributes(tree, userns, source);
+    if (syscall(SYS_move_mount_, tree, "", AT_FDCWD, target, MOVE_MOUNT_F_EMPTY_PATH_))
+        fail("mounting %s at %s", source, target);
+    close(tree);
+}
+
+static void mount_trees(const struct options *o, int userns)
+{
+    char source[PATH_ROOM], target[PATH_ROOM], *colon;
+    int i;
+
+    mount_tree(o->root, path(target, "%s/rootfs", o->at), userns);
+    for (i = 0; i < o->trees.count; i++) {
+        path(source, "%s", o->trees.items[i]);
+        colon = strchr(source, ':');
+        if (!colon || colon[1] != '/')
+            usage("--tree needs SRC:DST, not '%s'", o->trees.items[i]);
+        *colon = 0;
+        mount_tree(source, path(target, "%s/rootfs%s", o->at, colon + 1), userns);
+    }
+    mount_tree(o->agent, path(target, "%s/agent", o->at), userns);
+}
+
+/* ---- limits ---- */
+
+static void lower(int resource, rlim_t wanted)
+{
+    struct rlimit limit;
+
+    if (getrlimit(resource, &limit))
+        return;
+    if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < wanted)
+        wanted = limit.rlim_max;
+    limit.rlim_cur = limit.rlim_max = wanted;
+    if (setrlimit(resource, &limit))
+        fail("lowering limit %d", resource);
+}
+
+static void lower_limits(const struct options *o)
+{
+    lower(RLIMIT_CORE, 0);
+    lower(RLIMIT_MEMLOCK, 8 << 20);
+    if (o->nofile)
+        lower(RLIMIT_NOFILE, o->nofile);
+    if (o->fsize)
+        lower(RLIMIT_FSIZE, o->fsize);
+}
+
+/* ---- commands ---- */
+
+static void run(char **command)
+{
+    if (!command || !*command)
+        usage("nothing to run after --");
+    execvp(command[0], command);
+    fail("starting %s", command[0]);
+}
+
+static void die_with_parent(void)
+{
+    pid_t parent = getppid();
+
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL))
+        fail("asking to die with the worker");
+    if (getppid() != parent)
+        exit(FAILED);
+}
+
+static void harmless_stdio(void)
+{
+    struct stat error;
+    int empty[2];
+
+    if (fstat(2, &error) || !S_ISFIFO(error.st_mode))
+        usage("stderr has to be a pipe: the sandbox's root will own it");
+    if (pipe(empty) || dup2(empty[0], 0) < 0 || dup2(2, 1) < 0)
+        fail("replacing stdin and stdout");
+    close(empty[0]);
+    close(empty[1]);
+}
+
+static void sandbox(const struct options *o)
+{
+    char where[PATH_ROOM];
+    int i, userns;
+
+    if (!o->bundle || !o->at || !o->agent || !o->root || !o->base || (!o->disk == !o->tmpfs))
+        usage("sandbox needs --bundle, --at, --agent, --root, --base and one of --disk and --tmpfs");
+    die_with_parent();
+    harmless_stdio();
+    userns = user_namespace(o->base);
+    private_mounts();
+    for (i = 0; i < o->hidden.count; i++)
+        hide(o->hidden.items[i]);
+    if (mount(o->bundle, o->at, NULL, MS_BIND, NULL))
+        fail("binding %s to %s", o->bundle, o->at);
+    bind_namespace(userns, o->at);
+    make_disk(o, path(where, "%s/disk", o->at));
+    mount_trees(o, userns);
+    close(userns);
+    lower_limits(o);
+    run(o->command);
+}
+
+static void disk(const struct options *o)
+{
+    if (!o->at || (!o->disk == !o->tmpfs))
+        usage("disk needs --at and one of --disk and --tmpfs");
+    if (o->try_only)
+        private_mounts();
+    make_disk(o, o->at);
+}
+
+int main(int argc, char **argv)
+{
+    struct options o = {0};
+
+    umask(077);
+    if (argc == 2 && !strcmp(argv[1], "version")) {
+        puts("warren-launch " VERSION);
+        return 0;
+    }
+    if (argc >= 5 && !strcmp(argv[1], "hide") && !strcmp(argv[3], "--")) {
+        private_mounts();
+        hide(argv[2]);
+        run(argv + 4);
+    }
+    if (argc < 2)
+        usage("what to do? sandbox, hide, disk or version");
+    read_options(&o, argv + 2);
+    if (!strcmp(argv[1], "sandbox"))
+        sandbox(&o);
+    else if (!strcmp(argv[1], "disk"))
+        disk(&o);
+    else
+        usage("cannot do '%s'", argv[1]);
+    return 0;
+}

@@ -1,0 +1,1 @@
+"""The command `warren`: runs in the user's shell."""

@@ -1,0 +1,84 @@
+"""`warren run`: one command in a fresh sandbox, as if it ran here: its streams, its exit code."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+
+import click
+
+from warren.cli.fresh import Wanted, sandbox_options, use_fresh_sandbox
+from warren.cli.main import EXIT_WARREN_FAILED, report
+from warren.cli.streams import read_stream, write_stream
+from warren.config import read_settings
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.operations import Command, ExecResult, Reason, Stream
+
+_EXIT_TIMEOUT = 124
+_FDS = {Stream.STDOUT: 1, Stream.STDERR: 2, Stream.TERMINAL: 1}
+
+
+@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@sandbox_options
+@click.option("--timeout", type=float, metavar="S", help="End the command, with all its processes, after S seconds.")
+@click.option("--user", default="", metavar="U", help="User inside the sandbox.  [sandboxuser]")
+@click.option("--cwd", default="", metavar="D", help="Directory to start in.  [/workspace]")
+@click.option("-e", "variables", multiple=True, metavar="K=V", help="Environment variable for the command.")
+@click.argument("command", nargs=-1, required=True)
+def run(
+    command: tuple[str, ...],
+    timeout: float | None,
+    user: str,
+    cwd: str,
+    variables: tuple[str, ...],
+    **options: object,
+) -> int:
+    """Run COMMAND in a fresh sandbox; stdin (if it is no terminal), output and exit code are passed on."""
+    wanted = Wanted(**options)  # type: ignore[arg-type]
+    order = Command(argv=command, env=parse_variables(variables), user=user, cwd=cwd, timeout_s=timeout)
+    return use_fresh_sandbox(read_settings(), wanted, lambda sandbox: _run(sandbox, order))
+
+
+def parse_variables(variables: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in variables]
+    for name, equals, _ in pairs:
+        if not equals:
+            raise click.UsageError(f"-e {name}: expected K=V")
+    return {name: value for name, _, value in pairs}
+
+
+async def _run(sandbox: Sandbox, command: Command) -> int:
+    process = await sandbox.start(command)
+    feeding = asyncio.create_task(_feed(process))
+    try:
+        async for chunk in process.output():
+            await write_stream(_FDS[chunk.stream], chunk.data)
+        result = await process.wait()
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE
+    finally:
+        feeding.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await feeding
+    return exit_code_of(result, command)
+
+
+async def _feed(process: Process) -> None:
+    """Hands stdin on. A terminal is not handed on: that is what `warren shell` is for."""
+    if sys.stdin is not None and not os.isatty(0):
+        async for data in read_stream(0):
+            await process.write(data)
+    await process.close_stdin()
+
+
+def exit_code_of(result: ExecResult, command: Command) -> int:
+    if result.reason is Reason.TIMEOUT:
+        report(f"the command was ended after {command.timeout_s:g} s, with {result.killed} processes")
+        return _EXIT_TIMEOUT
+    if result.reason is Reason.OOM:
+        report("the command ran out of memory", "give it more: --memory MB")
+    if result.reason is Reason.SANDBOX_LOST:
+        report("the sandbox was lost while the command ran")
+        return EXIT_WARREN_FAILED
+    return result.exit_code

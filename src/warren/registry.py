@@ -1,0 +1,100 @@
+"""Reads the registry: YAML files that describe environments and hold no logic.
+
+The package brings its own; a directory of the user's may add to them or replace them by name. A file
+is read when it is asked for, so that a mistake in one does not stand in the way of the others.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from warren.model.environment import Environment
+from warren.model.errors import InvalidRequest, UnknownEnvironment
+from warren.model.spec import Limits
+
+_PACKAGED = Path(__file__).parent / "registry_data"
+_CHECKOUT = Path(__file__).parents[2] / "registry"
+_KEYS = {"name": str, "description": str, "image": str, "limits": dict, "env": dict}
+_REQUIRED = ("name", "image")
+
+
+def packaged_registry() -> Path:
+    return _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
+
+
+class Registry:
+    """Environments by name. Directories that stand later win over those before them."""
+
+    def __init__(self, *directories: Path) -> None:
+        self._files = {
+            path.stem: path for directory in directories for path in sorted((directory / "environments").glob("*.yaml"))
+        }
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._files)
+
+    def environment(self, name: str) -> Environment:
+        if name not in self._files:
+            raise UnknownEnvironment(
+                f"there is no environment {name!r}", remedy=f"there are: {', '.join(self.names) or 'none'}"
+            )
+        return read_environment(self._files[name])
+
+
+def read_environment(path: Path) -> Environment:
+    values = _read_mapping(path)
+    for key in _REQUIRED:
+        if key not in values:
+            raise InvalidRequest(f"{path}: the key {key!r} is missing")
+    if values["name"] != path.stem:
+        raise InvalidRequest(f"{path}: name is {values['name']!r}, the file's name says {path.stem!r}")
+    limits = _read_limits(path, values.pop("limits", {}))
+    env = values.pop("env", {})
+    for name, value in env.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidRequest(f"{path}: env.{name} must be a text; put it in quotes")
+    try:
+        return Environment(limits=limits, env=env, **values)
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"{path}: {exc.message}") from exc
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as exc:
+        line = exc.problem_mark.line + 1 if exc.problem_mark else "?"
+        raise InvalidRequest(f"{path}, line {line}: this is not YAML: {exc.problem}") from exc
+    except (yaml.YAMLError, UnicodeError) as exc:
+        raise InvalidRequest(f"{path}: this is not YAML: {' '.join(str(exc).split())}") from exc
+    except OSError as exc:
+        raise InvalidRequest(f"{path} cannot be read: {exc.strerror}") from exc
+    if not isinstance(values, dict):
+        raise InvalidRequest(f"{path}: keys and values are expected, this is {type(values).__name__}")
+    for key, value in values.items():
+        if key not in _KEYS:
+            raise InvalidRequest(f"{path}: there is no key {key!r}", remedy=f"the keys are {', '.join(_KEYS)}")
+        if not isinstance(value, _KEYS[key]):
+            raise InvalidRequest(f"{path}: {key} is {value!r}, it must be {_IN_WORDS[_KEYS[key]]}")
+    return values
+
+
+_IN_WORDS = {str: "a text", dict: "keys and values"}
+
+
+def _read_limits(path: Path, values: dict[Any, Any]) -> Limits:
+    known = [field.name for field in fields(Limits)]
+    for key, value in values.items():
+        if key not in known:
+            raise InvalidRequest(f"{path}: there is no limit {key!r}", remedy=f"the limits are {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidRequest(f"{path}: limits.{key} is {value!r}, it must be a number")
+        if key != "cpus" and not isinstance(value, int):
+            raise InvalidRequest(f"{path}: limits.{key} is {value!r}, it must be a whole number")
+    try:
+        return Limits(**values)
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"{path}: {exc.message}") from exc

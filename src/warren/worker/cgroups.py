@@ -1,0 +1,237 @@
+"""The cgroups of a sandbox, on v1, v2 and hybrid hosts.
+
+`Hierarchies` knows where the controllers are mounted, `SandboxCgroup` is one sandbox's directories
+in them. On a hybrid host (v1 controllers beside a v2 tree that has none of those we need) the v1
+ones count, and `hybrid` names the v2 mount, which some runtimes want out of sight.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from warren.model.errors import ProviderUnavailable
+
+NEEDED: Final = ("memory", "cpu", "pids")
+_UNIFIED: Final = ""
+_NO_LIMIT: Final = 1 << 60
+_KILL_ROUNDS: Final = 400
+_PAUSE_S: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchies:
+    """`mounts`: controller -> mount point; the v2 tree is under the empty name."""
+
+    mounts: Mapping[str, Path]
+
+    @classmethod
+    def here(cls) -> "Hierarchies":
+        return parse_mounts(Path("/proc/self/mountinfo").read_text())
+
+    @property
+    def version(self) -> str:
+        if all(name in self.mounts for name in NEEDED):
+            return "hybrid" if _UNIFIED in self.mounts else "v1"
+        return "v2" if _UNIFIED in self.mounts else "none"
+
+    @property
+    def hybrid(self) -> Path | None:
+        return self.mounts[_UNIFIED] if self.version == "hybrid" else None
+
+    @property
+    def limits_swap(self) -> bool:
+        """Whether memory and swap can be limited together."""
+        if self.version == "v2":
+            return True
+        return "memory" in self.mounts and (self.mounts["memory"] / "memory.memsw.limit_in_bytes").exists()
+
+    def at(self, path: str) -> "SandboxCgroup":
+        """The directories of the cgroup `path` in all hierarchies, whether they exist or not."""
+        if path.strip("/").count("/") < 1:
+            raise ValueError(f"{path} is not the cgroup of one sandbox")
+        return self._cgroup({name: mount / path.strip("/") for name, mount in self.mounts.items()})
+
+    def of(self, pid: int, marker: str) -> "SandboxCgroup":
+        """The cgroups a process is in, as far as their path holds `marker`, the sandbox's own name.
+
+        In a hierarchy nobody took care of, the process is where its parent was: in a cgroup it shares
+        with the host, which must neither be read as the sandbox's nor, above all, be killed.
+        """
+        paths = parse_membership(Path(f"/proc/{pid}/cgroup").read_text())
+        own = {name: path for name, path in paths.items() if len(marker) >= 8 and marker in path}
+        return self._cgroup({name: self.mounts[name] / own[name].strip("/") for name in own if name in self.mounts})
+
+    def _cgroup(self, directories: dict[str, Path]) -> "SandboxCgroup":
+        return SandboxCgroup(directories, unified=self.version == "v2")
+
+
+@dataclass(frozen=True, slots=True)
+class CgroupLimits:
+    """None is no limit. `swap` is what may be swapped out; None also where the kernel cannot say."""
+
+    memory: int | None = None
+    swap: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxCgroup:
+    directories: Mapping[str, Path]
+    unified: bool = field(default=False)
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel has killed here for want of memory; 0 when it is gone."""
+        name = "memory.events" if self.unified else "memory.oom_control"
+        return parse_flat(self._read("memory", name)).get("oom_kill", 0)
+
+    def limits(self) -> CgroupLimits:
+        return self._limits_v2() if self.unified else self._limits_v1()
+
+    def pids(self) -> frozenset[int]:
+        """Every process in it, whichever hierarchy still knows it."""
+        found: set[int] = set()
+        for directory in self._existing():
+            for folder, _, _ in os.walk(directory):
+                with suppress(OSError):
+                    found.update(int(line) for line in (Path(folder) / "cgroup.procs").read_text().split())
+        return frozenset(found - {0})
+
+    async def kill(self) -> None:
+        """Ends every process in it; returns when none is left."""
+        for directory in self._existing():
+            with suppress(OSError):
+                if (directory / "cgroup.kill").exists():
+                    (directory / "cgroup.kill").write_text("1")
+        for round_ in range(_KILL_ROUNDS):
+            pids = self.pids()
+            if not pids:
+                return
+            for pid in pids:
+                self._kill_one(pid)
+            await asyncio.sleep(_PAUSE_S if round_ else 0)
+        raise ProviderUnavailable(f"processes {sorted(self.pids())[:5]} of a sandbox do not die")
+
+    async def remove(self) -> None:
+        """Idempotent. The kernel needs a moment after the last process has ended."""
+        for _ in range(_KILL_ROUNDS):
+            if not self._remove_once():
+                return
+            await asyncio.sleep(_PAUSE_S)
+        raise ProviderUnavailable(f"the cgroup {next(self._existing(), '')} cannot be removed: it is still in use")
+
+    def _remove_once(self) -> bool:
+        """True when something is left."""
+        left = False
+        for directory in self.directories.values():
+            try:
+                os.rmdir(directory)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                left = True
+                for folder, _, _ in os.walk(directory, topdown=False):
+                    with suppress(OSError):
+                        os.rmdir(folder)
+        return left
+
+    def _kill_one(self, pid: int) -> None:
+        """Through a descriptor, and only while it is still in here: a number alone may be somebody else's by now."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return
+        try:
+            if pid in self.pids():
+                with suppress(OSError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
+
+    def _existing(self) -> Iterator[Path]:
+        return (path for path in dict.fromkeys(self.directories.values()) if path.is_dir())
+
+    def _read(self, controller: str, name: str) -> str:
+        directory = self.directories.get(_UNIFIED if self.unified else controller)
+        if directory is None:
+            return ""
+        try:
+            return (directory / name).read_text()
+        except OSError:
+            return ""
+
+    def _limits_v1(self) -> CgroupLimits:
+        memory = parse_limit(self._read("memory", "memory.limit_in_bytes"))
+        both = parse_limit(self._read("memory", "memory.memsw.limit_in_bytes"))
+        quota = self._read("cpu", "cpu.cfs_quota_us").strip()
+        period = self._read("cpu", "cpu.cfs_period_us").strip()
+        return CgroupLimits(
+            memory=memory,
+            swap=None if memory is None or both is None else both - memory,
+            cpus=parse_quota(f"{quota} {period}"),
+            pids=parse_limit(self._read("pids", "pids.max")),
+        )
+
+    def _limits_v2(self) -> CgroupLimits:
+        return CgroupLimits(
+            memory=parse_limit(self._read("memory", "memory.max")),
+            swap=parse_limit(self._read("memory", "memory.swap.max")),
+            cpus=parse_quota(self._read("cpu", "cpu.max")),
+            pids=parse_limit(self._read("pids", "pids.max")),
+        )
+
+
+def parse_mounts(mountinfo: str) -> Hierarchies:
+    mounts: dict[str, Path] = {}
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = [*after.split(" ", 2), "", ""][:3]
+        where = Path(before.split(" ")[4].replace("\\040", " ")) if kind.startswith("cgroup") else None
+        if where is None:
+            continue
+        if kind == "cgroup2":
+            mounts.setdefault(_UNIFIED, where)
+        elif kind == "cgroup":
+            for name in _controllers(options):
+                mounts.setdefault(name, where)
+    return Hierarchies(mounts)
+
+
+def _controllers(options: str) -> list[str]:
+    flags = {"rw", "ro", "xattr", "noprefix", "clone_children", "favordynmods", "cpuset_v2_mode"}
+    return [word for word in options.split(",") if word not in flags and not word.startswith("release_agent")]
+
+
+def parse_membership(text: str) -> dict[str, str]:
+    """/proc/PID/cgroup: controller -> path; the v2 tree is under the empty name."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        for name in controllers.split(","):
+            found[name] = path
+    return found
+
+
+def parse_flat(text: str) -> dict[str, int]:
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def parse_limit(text: str) -> int | None:
+    text = text.strip()
+    if not text.isdigit() or int(text) >= _NO_LIMIT:
+        return None
+    return int(text)
+
+
+def parse_quota(text: str) -> float | None:
+    """`max 100000`, `50000 100000`, v1's `-1 100000`."""
+    parts = text.split()
+    if len(parts) != 2 or not parts[0].isdigit() or not parts[1].isdigit():
+        return None
+    return int(parts[0]) / int(parts[1])

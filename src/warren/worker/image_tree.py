@@ -1,0 +1,213 @@
+"""Reading and changing a directory tree that somebody else filled.
+
+An imported root filesystem may hold any link: `etc -> /`, `etc/passwd -> /etc/shadow`. So no path of
+it is ever resolved by name from outside. `Tree` holds a descriptor of the root and resolves below it:
+
+- looking (`open_file`, `is_program`) follows links as a process inside would, with the tree as its
+  root: openat2 with RESOLVE_IN_ROOT;
+- writing (`make_directory`, `put_file`, `put_link`, ...) follows no link at all: a link in the way of
+  a directory is refused, or replaced where the caller says so.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Self
+
+from warren.model.errors import InvalidRequest
+
+_SYS_OPENAT2 = 437  # the same number on every architecture
+_RESOLVE_NO_MAGICLINKS = 0x02
+_RESOLVE_IN_ROOT = 0x10
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CHUNK = 1024 * 1024
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def open_in_root(root_fd: int, path: str, flags: int) -> int:
+    """Opens `path` as a process whose root is `root_fd` would."""
+    how = _OpenHow(flags | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+    name = os.fsencode(path)
+    fd: int = _libc.syscall(
+        ctypes.c_long(_SYS_OPENAT2), ctypes.c_int(root_fd), name, ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how))
+    )
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return fd
+
+
+def parts_of(path: str) -> tuple[str, ...]:
+    """The components of a path below the root; `..` and NUL are refused."""
+    parts = tuple(part for part in path.split("/") if part not in ("", "."))
+    if ".." in parts or "\0" in path:
+        raise InvalidRequest(f"the path {path!r} leads out of the image")
+    return parts
+
+
+class Tree:
+    """A directory tree below one descriptor. Use as a context manager."""
+
+    def __init__(self, root: Path) -> None:
+        self._fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    @property
+    def fd(self) -> int:
+        return self._fd
+
+    # Looking: links are followed, inside.
+
+    def open_file(self, path: str) -> int:
+        """A descriptor for reading, whatever the path is; never blocks on a FIFO."""
+        return open_in_root(self._fd, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+
+    def stat(self, path: str) -> os.stat_result | None:
+        try:
+            fd = open_in_root(self._fd, path, os.O_PATH)
+        except OSError:
+            return None
+        try:
+            return os.fstat(fd)
+        finally:
+            os.close(fd)
+
+    def is_program(self, path: str) -> bool:
+        found = self.stat(path)
+        return found is not None and stat.S_ISREG(found.st_mode) and bool(found.st_mode & 0o111)
+
+    def read_text(self, path: str, limit: int = 1024 * 1024) -> str:
+        """The text of a regular file, empty if there is none; longer than `limit` is refused."""
+        found = self.stat(path)
+        if found is None or not stat.S_ISREG(found.st_mode):
+            return ""
+        if found.st_size > limit:
+            raise InvalidRequest(f"/{path} of the image is {found.st_size} bytes long, at most {limit} are taken")
+        with os.fdopen(self.open_file(path), "rb") as file:
+            return file.read(limit).decode(errors="surrogateescape")
+
+    # Writing: no link is followed.
+
+    @contextlib.contextmanager
+    def parent(self, path: str, *, replace_links: bool = False, make: bool = True) -> Iterator[tuple[int, str]]:
+        """The directory that holds `path`, made if it is missing, and the last name of the path."""
+        *above, name = parts_of(path)
+        with contextlib.ExitStack() as held:
+            fd = self._fd
+            for part in above:
+                fd = _enter(fd, part, path, replace_links, make)
+                held.callback(os.close, fd)
+            yield fd, name
+
+    def make_directory(self, path: str, mode: int = 0o755, *, replace_links: bool = False) -> None:
+        """Makes a directory with its parents; one that exists keeps its contents and gets the mode."""
+        if not parts_of(path):
+            os.fchmod(self._fd, mode)
+            return
+        with self.parent(path, replace_links=replace_links) as (above, name):
+            fd = _enter(above, name, path, replace_links)
+            try:
+                os.fchmod(fd, mode)
+            finally:
+                os.close(fd)
+
+    @contextlib.contextmanager
+    def new_file(self, path: str, mode: int, *, replace_links: bool = False) -> Iterator[int]:
+        """A new file in place of whatever file or link was there, as a descriptor for writing."""
+        with self.parent(path, replace_links=replace_links) as (above, name):
+            _clear(above, name)
+            fd = os.open(name, _FILE, 0o600, dir_fd=above)
+            try:
+                yield fd
+                os.fchmod(fd, mode)
+            finally:
+                os.close(fd)
+
+    def put_file(self, path: str, data: str | bytes, mode: int = 0o644) -> None:
+        raw = data.encode(errors="surrogateescape") if isinstance(data, str) else data
+        with self.new_file(path, mode, replace_links=True) as fd:
+            write_all(fd, raw)
+
+    def put_link(self, path: str, target: str) -> None:
+        with self.parent(path) as (above, name):
+            _clear(above, name)
+            os.symlink(target, name, dir_fd=above)
+
+    def put_hard_link(self, path: str, existing: str) -> None:
+        """Another name for a regular file of the tree that is already there."""
+        with self.parent(existing) as (source, source_name), self.parent(path) as (above, name):
+            if not stat.S_ISREG(os.stat(source_name, dir_fd=source, follow_symlinks=False).st_mode):
+                raise InvalidRequest(f"the hard link {path!r} leads to {existing!r}, which is no file")
+            if parts_of(path) != parts_of(existing):
+                _clear(above, name)
+                os.link(source_name, name, src_dir_fd=source, dst_dir_fd=above, follow_symlinks=False)
+
+    def set_owner(self, path: str, uid: int, gid: int) -> None:
+        if not parts_of(path):
+            os.fchown(self._fd, uid, gid)
+            return
+        with self.parent(path) as (above, name):
+            os.chown(name, uid, gid, dir_fd=above, follow_symlinks=False)
+
+    def remove_file(self, path: str) -> None:
+        """Removes a file or link, if there is one and its parents are directories."""
+        with contextlib.suppress(FileNotFoundError, InvalidRequest), self.parent(path, make=False) as (above, name):
+            _clear(above, name)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view[:_CHUNK]) :]
+
+
+def _enter(above: int, name: str, path: str, replace_links: bool, make: bool = True) -> int:
+    """A descriptor of the directory `name`, made if it is missing."""
+    for _ in range(3):
+        try:
+            return os.open(name, _DIRECTORY, dir_fd=above)
+        except FileNotFoundError:
+            if not make:
+                raise
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=above)
+                return _opened_up(name, above)
+        except OSError as exc:
+            if exc.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            if not replace_links:
+                raise InvalidRequest(f"{path!r} leads through {name!r}, which is no directory") from exc
+            os.unlink(name, dir_fd=above)
+    raise InvalidRequest(f"{path!r} changes while it is being made")
+
+
+def _opened_up(name: str, above: int) -> int:
+    """A directory just made gets its mode whatever the umask is."""
+    fd = os.open(name, _DIRECTORY, dir_fd=above)
+    os.fchmod(fd, 0o755)
+    return fd
+
+
+def _clear(above: int, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=above)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError as exc:
+        raise InvalidRequest(f"{name!r} is a directory where a file is to be") from exc

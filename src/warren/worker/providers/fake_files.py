@@ -1,0 +1,243 @@
+"""The fake sandbox's file system: a tree of nodes in memory, with owners and modes.
+
+Only what the contract needs: no hard links, no times but the modification time, and rights are
+those of the owner or of everybody. It never touches the host.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from warren.model.errors import (
+    FileExists,
+    FileNotFound,
+    InvalidPath,
+    InvalidRequest,
+    IsDirectory,
+    NoSpace,
+    NotADirectory,
+    PermissionDenied,
+    UnknownUser,
+)
+from warren.model.operations import Change, FileEvent, FileInfo, FileKind, check_path
+from warren.model.spec import MIB, USER, USER_UID, WRITABLE
+
+UIDS = {"": USER_UID, USER: USER_UID, "root": 0}
+_MAX_LINKS = 40
+
+
+@dataclass
+class Node:
+    kind: FileKind
+    uid: int
+    mode: int
+    data: bytes = b""
+    target: str = ""
+    modified: float = field(default_factory=time.time)
+    children: dict[str, "Node"] = field(default_factory=dict)
+
+    def allows(self, uid: int, right: int) -> bool:
+        return uid == 0 or bool(self.mode >> (6 if uid == self.uid else 0) & right)
+
+
+class FakeFiles:
+    """Paths in, nodes and typed errors out. `watchers` hear of every change."""
+
+    def __init__(self, disk_mb: int) -> None:
+        self._root = _directory(0, 0o755)
+        self._limit = disk_mb * MIB
+        self._used = 0
+        self.watchers: list[Callable[[FileEvent], None]] = []
+        for path, mode in {"/etc": 0o755, "/root": 0o700, "/usr/bin": 0o755}.items():
+            self._make(path, 0, mode)
+        for path, mode in WRITABLE.items():
+            self._make(path, USER_UID, mode)
+
+    def _make(self, path: str, uid: int, mode: int) -> None:
+        node = self._root
+        for name in _parts(path):
+            node = node.children.setdefault(name, _directory(0, 0o755))
+        node.uid, node.mode = uid, mode
+
+    def find(self, path: str, uid: int, *, follow: bool = True) -> Node:
+        parent, name = self.parent(path, uid)
+        node = parent.children.get(name) if name else parent
+        if node is None:
+            raise FileNotFound(f"{path!r} does not exist")
+        if node.kind is FileKind.SYMLINK and follow:
+            return self.find(_target(path, node.target), uid)
+        return node
+
+    def parent(self, path: str, uid: int, links: int = 0) -> tuple[Node, str]:
+        """The directory a path's last name is in. The root is its own parent, without a name."""
+        parts = _parts(path)
+        node, walked = self._root, ""
+        for at, name in enumerate(parts[:-1]):
+            node = _child(node, name, path, uid)
+            walked += f"/{name}"
+            if node.kind is FileKind.SYMLINK:
+                if links == _MAX_LINKS:
+                    raise InvalidPath(f"{path!r} has too many links in it")
+                return self.parent("/".join((_target(walked, node.target), *parts[at + 1 :])), uid, links + 1)
+        if node.kind is not FileKind.DIRECTORY:
+            raise NotADirectory(f"{path!r} goes through a file")
+        if parts and len(parts[-1].encode(errors="surrogateescape")) > 255:
+            raise InvalidPath(f"a name in {path[:80]!r} is longer than 255 bytes")
+        if not node.allows(uid, 1):
+            raise PermissionDenied(f"{path!r} is not yours to see")
+        return node, parts[-1] if parts else ""
+
+    def stat(self, path: str, uid: int) -> FileInfo:
+        return _info(path, self.find(path, uid, follow=False))
+
+    def read(self, path: str, uid: int) -> bytes:
+        node = self.find(path, uid)
+        if node.kind is FileKind.DIRECTORY:
+            raise IsDirectory(f"{path!r} is a directory")
+        if not node.allows(uid, 4):
+            raise PermissionDenied(f"{path!r} is not yours to read")
+        return node.data
+
+    def write(self, path: str, data: bytes, mode: int | None, uid: int) -> FileInfo:
+        if path.endswith("/"):
+            raise IsDirectory(f"{path!r} is a directory's name")
+        self.make_parents(path, uid)
+        parent, name = self.parent(path, uid)
+        old = parent.children.get(name)
+        if not name or (old is not None and old.kind is FileKind.DIRECTORY):
+            raise IsDirectory(f"{path!r} is a directory")
+        if old is not None and old.kind is FileKind.SYMLINK:
+            return self.write(_target(path, old.target), data, mode, uid)
+        if not parent.allows(uid, 2):
+            raise PermissionDenied(f"{path!r} is not yours to write")
+        self._take(len(data) - (len(old.data) if old else 0))
+        kept = mode if mode is not None else old.mode if old else 0o644
+        parent.children[name] = Node(FileKind.FILE, uid, kept, data)
+        self._tell(Change.MODIFIED if old else Change.CREATED, path, False)
+        return self.stat(path, uid)
+
+    def make_parents(self, path: str, uid: int) -> None:
+        parts = _parts(path)[:-1]
+        for depth in range(1, len(parts) + 1):
+            folder = "/" + "/".join(parts[:depth])
+            try:
+                self.find(folder, uid)
+            except FileNotFound:
+                self.mkdir(folder, 0o755, uid)
+
+    def mkdir(self, path: str, mode: int, uid: int) -> None:
+        self.make_parents(path, uid)
+        self._add(path, _directory(uid, mode), uid)
+
+    def link(self, path: str, target: str, uid: int) -> None:
+        self._add(path, Node(FileKind.SYMLINK, uid, 0o777, target=target), uid)
+
+    def _add(self, path: str, node: Node, uid: int) -> None:
+        parent, name = self.parent(path, uid)
+        if not name or name in parent.children:
+            raise FileExists(f"{path!r} exists")
+        if not parent.allows(uid, 2):
+            raise PermissionDenied(f"{path!r} is not yours to write")
+        parent.children[name] = node
+        self._tell(Change.CREATED, path, node.kind is FileKind.DIRECTORY)
+
+    def remove(self, path: str, recursive: bool, uid: int) -> None:
+        parent, name = self.parent(path, uid)
+        node = self.find(path, uid, follow=False)
+        if not name or not parent.allows(uid, 2):
+            raise PermissionDenied(f"{path!r} is not yours to remove")
+        if node.kind is FileKind.DIRECTORY and not recursive:
+            raise IsDirectory(f"{path!r} is a directory", remedy="remove it recursively")
+        del parent.children[name]
+        self._used -= sum(len(found.data) for _, found in _walk(path, node, 1 << 30)) + len(node.data)
+        self._tell(Change.REMOVED, path, node.kind is FileKind.DIRECTORY)
+
+    def rename(self, source: str, target: str, uid: int) -> None:
+        node = self.find(source, uid, follow=False)
+        parent, name = self.parent(source, uid)
+        into, new = self.parent(target, uid)
+        old = into.children.get(new)
+        if not (parent.allows(uid, 2) and into.allows(uid, 2) and name and new):
+            raise PermissionDenied(f"{source!r} is not yours to rename to {target!r}")
+        if old is not None and old is not node and old.kind is FileKind.DIRECTORY:
+            if node.kind is not FileKind.DIRECTORY:
+                raise IsDirectory(f"{target!r} is a directory")
+            if old.children:
+                raise FileExists(f"{target!r} is a directory with something in it")
+        if node.kind is FileKind.DIRECTORY:
+            if old is not None and old.kind is not FileKind.DIRECTORY:
+                raise NotADirectory(f"{target!r} is no directory")
+            if f"{target}/".startswith(f"{source}/") and source != target:
+                raise InvalidRequest(f"{source!r} cannot be moved into itself")
+        del parent.children[name]
+        into.children[new] = node
+        self._tell(Change.MOVED_FROM, source, node.kind is FileKind.DIRECTORY)
+        self._tell(Change.MOVED_TO, target, node.kind is FileKind.DIRECTORY)
+
+    def walk(self, path: str, depth: int, uid: int) -> list[tuple[FileInfo, Node]]:
+        node = self.find(path, uid)
+        if node.kind is not FileKind.DIRECTORY:
+            raise NotADirectory(f"{path!r} is not a directory")
+        if not node.allows(uid, 4):
+            raise PermissionDenied(f"{path!r} is not yours to read")
+        return [(_info(at, found), found) for at, found in _walk(path.rstrip("/"), node, depth)]
+
+    def _take(self, size: int) -> None:
+        if self._used + size > self._limit:
+            raise NoSpace(f"the disk of {self._limit // MIB} MiB is full")
+        self._used += size
+
+    def _tell(self, change: Change, path: str, directory: bool) -> None:
+        for tell in list(self.watchers):
+            tell(FileEvent(change, "/" + "/".join(_parts(path)), directory))
+
+
+def uid_of(user: str) -> int:
+    if user not in UIDS:
+        raise UnknownUser(f"there is no user {user!r} in this sandbox")
+    return UIDS[user]
+
+
+def at_home(path: str) -> str:
+    """A path as the file system takes it: whole, without `.` and `..`."""
+    return "/" + "/".join(_parts(check_path(path))) + ("/" if path.endswith("/") and path.strip("/") else "")
+
+
+def _directory(uid: int, mode: int) -> Node:
+    return Node(FileKind.DIRECTORY, uid, mode)
+
+
+def _parts(path: str) -> list[str]:
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            del parts[-1:]
+        elif part not in ("", "."):
+            parts.append(part)
+    return parts
+
+
+def _target(path: str, target: str) -> str:
+    return target if target.startswith("/") else f"{path.rsplit('/', 1)[0]}/{target}"
+
+
+def _child(node: Node, name: str, path: str, uid: int) -> Node:
+    if node.kind is not FileKind.DIRECTORY:
+        raise NotADirectory(f"{path!r} goes through a file")
+    if not node.allows(uid, 1):
+        raise PermissionDenied(f"{path!r} is not yours to see")
+    if name not in node.children:
+        raise FileNotFound(f"{path!r} does not exist")
+    return node.children[name]
+
+
+def _walk(path: str, node: Node, depth: int) -> Iterator[tuple[str, Node]]:
+    for name, child in sorted(node.children.items()):
+        yield f"{path}/{name}", child
+        if child.kind is FileKind.DIRECTORY and depth > 1:
+            yield from _walk(f"{path}/{name}", child, depth - 1)
+
+
+def _info(path: str, node: Node) -> FileInfo:
+    size = len(node.data) if node.kind is FileKind.FILE else len(node.target)
+    return FileInfo(path.rstrip("/") or "/", node.kind, size, node.mode, node.uid, node.uid, node.modified, node.target)

@@ -1,0 +1,131 @@
+"""config.json of a sandbox, from its spec. Pure.
+
+All paths of the host in it lie below BUNDLE, where the launcher makes the bundle appear for this
+one sandbox: the root filesystem, the disk, the agent and the user namespace are in place when the
+runtime reads this. The root is read-only; every place that can be written is a directory of the
+one disk, or a small tmpfs.
+"""
+
+from typing import Any, Final
+
+from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
+from warren.worker.providers.hardening import AGENT_CAPABILITIES, MASKED_PATHS, READONLY_PATHS, seccomp_oci
+
+BUNDLE: Final = "/run/warren/bundle"
+AGENT: Final = "/.warren/agent"
+LISTEN_FD: Final = 3
+UIDS: Final = 65536
+CPU_PERIOD_US: Final = 100_000
+
+# User code reaches its own limit (RLIMIT_NPROC) before the cgroup's: the agent can always fork.
+PIDS_RESERVE: Final = 64
+
+_DEVICES: Final = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0))
+_NAMESPACES: Final = ("pid", "ipc", "uts", "mount", "cgroup", "network")
+
+Json = dict[str, Any]
+
+
+def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: bool, machine: str = "") -> Json:
+    """`swap_limit`: this kernel can limit memory and swap together."""
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": "sandbox",
+        "process": _process(agent_argv(spec.limits)),
+        "root": {"path": "rootfs", "readonly": True},
+        "mounts": _mounts(spec.limits),
+        "linux": {
+            "namespaces": [*({"type": kind} for kind in _NAMESPACES), {"type": "user", "path": f"{BUNDLE}/userns"}],
+            "uidMappings": _mapping(uid_base),
+            "gidMappings": _mapping(uid_base),
+            "cgroupsPath": cgroup_path(sandbox_id),
+            "resources": _resources(spec.limits, swap_limit),
+            "rootfsPropagation": "private",
+            "maskedPaths": list(MASKED_PATHS),
+            "readonlyPaths": list(READONLY_PATHS),
+            "seccomp": seccomp_oci(ptrace=spec.ptrace, machine=machine),
+        },
+    }
+
+
+def agent_argv(limits: Limits) -> list[str]:
+    return [
+        *(AGENT, "--listen-fd", str(LISTEN_FD)),
+        *("--uids", f"1-{UIDS - 2}"),
+        *("--nproc", str(limits.pids)),
+    ]
+
+
+def cgroup_path(sandbox_id: str) -> str:
+    return f"/warren/{sandbox_id}"
+
+
+def disk_directories() -> dict[str, tuple[str, int]]:
+    """The writable places: path in the sandbox, directory on the disk, mode."""
+    return {path: (path.strip("/").replace("/", "-"), mode) for path, mode in WRITABLE.items()}
+
+
+def shm_bytes(limits: Limits) -> int:
+    return min(64 * MIB, limits.memory_mb * MIB // 8)
+
+
+def _process(argv: list[str]) -> Json:
+    return {
+        "terminal": False,
+        "user": {"uid": 0, "gid": 0},
+        "args": argv,
+        "env": [f"PATH={SEARCH_PATH}"],
+        "cwd": "/",
+        "noNewPrivileges": True,
+        "capabilities": {
+            kind: list(AGENT_CAPABILITIES) if kind in ("bounding", "effective", "permitted") else []
+            for kind in ("bounding", "effective", "permitted", "inheritable", "ambient")
+        },
+        "oomScoreAdj": 0,
+    }
+
+
+def _mapping(uid_base: int) -> list[Json]:
+    return [{"containerID": 0, "hostID": uid_base, "size": UIDS}]
+
+
+def _mounts(limits: Limits) -> list[Json]:
+    return [
+        _mount("/proc", "proc", "proc", "nosuid", "noexec", "nodev"),
+        _mount("/dev", "tmpfs", "tmpfs", "nosuid", "noexec", "mode=755", "size=64k", "nr_inodes=64"),
+        _mount(
+            *("/dev/pts", "devpts", "devpts", "nosuid", "noexec"),
+            *("newinstance", "ptmxmode=0666", "mode=0620", "gid=5"),
+        ),
+        _mount(
+            *("/dev/shm", "tmpfs", "shm", "nosuid", "noexec", "nodev", "mode=1777"),
+            *(f"size={shm_bytes(limits)}", "nr_inodes=4096"),
+        ),
+        _mount(AGENT, "bind", f"{BUNDLE}/agent", "bind", "ro", "nosuid", "nodev"),
+        *(
+            _mount(path, "bind", f"{BUNDLE}/disk/{directory}", "bind", "rw", "nosuid", "nodev")
+            for path, (directory, _) in disk_directories().items()
+        ),
+    ]
+
+
+def _mount(destination: str, kind: str, source: str, *options: str) -> Json:
+    return {"destination": destination, "type": kind, "source": source, "options": list(options)}
+
+
+def _resources(limits: Limits, swap_limit: bool) -> Json:
+    memory = limits.memory_mb * MIB
+    return {
+        "memory": {"limit": memory, "swap": memory} if swap_limit else {"limit": memory},
+        "cpu": {"quota": round(limits.cpus * CPU_PERIOD_US), "period": CPU_PERIOD_US},
+        "pids": {"limit": limits.pids + PIDS_RESERVE},
+        "devices": [
+            {"allow": False, "access": "rwm"},
+            *(
+                {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rw"}
+                for _, major, minor in _DEVICES
+            ),
+            {"allow": True, "type": "c", "major": 5, "minor": 2, "access": "rw"},
+            {"allow": True, "type": "c", "major": 136, "access": "rw"},
+        ],
+    }

@@ -1,0 +1,88 @@
+"""What stands in a sandbox's directory before it is launched, and the command line that launches it."""
+
+import json
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from warren.interfaces.images import RootFs
+from warren.model.spec import MIB, USER_UID
+from warren.worker.disks import tmpfs_options
+from warren.worker.providers.oci_bundle import AGENT, BUNDLE, disk_directories
+from warren.worker.providers.oci_record import Record
+from warren.worker.uids import uid_base
+
+DISK: Final = "disk.img"
+PID: Final = "pid"
+SOCKET: Final = "agent.sock"
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    launcher: Path
+    agent: Path
+    runtime: str
+
+
+def argv(
+    record: Record,
+    programs: Programs,
+    *,
+    rootfs: RootFs,
+    directory: Path,
+    runtime_state: Path,
+    loop_disk: bool,
+    hide: Path | None,
+    detached: bool,
+) -> list[str]:
+    """`hide`: a mount that the runtime must not see. Not `detached`: runs to the end of the sandbox."""
+    base, limits = uid_base(record.uid_index), record.spec.limits
+    disk = ("--disk", str(directory / DISK)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
+    places = [("--dir", f"{name}:{mode:o}") for name, mode in disk_directories().values()]
+    return [
+        *(str(programs.launcher), "sandbox", "--bundle", str(directory / "bundle"), "--at", BUNDLE),
+        *("--base", str(base), "--owner", str(base + USER_UID)),
+        *("--agent", str(programs.agent), "--root", str(rootfs.path)),
+        *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
+        *disk,
+        *(word for place in places for word in place),
+        *(("--hide", str(hide)) if hide else ()),
+        *("--nofile", str(limits.open_files), "--fsize", str(limits.disk_mb * MIB)),
+        *("--", programs.runtime, "--root", str(runtime_state), "run"),
+        *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
+        *("--bundle", BUNDLE, record.sandbox_id),
+    ]
+
+
+def write_bundle(bundle: Path, config: dict[str, Any]) -> None:
+    bundle.mkdir()
+    for name in ("rootfs", "disk"):
+        (bundle / name).mkdir()
+    for name in ("userns", "agent"):
+        (bundle / name).touch()
+    (bundle / "config.json").write_text(json.dumps(config))
+    bundle.chmod(0o711)  # the sandbox's root walks through it while the runtime sets the sandbox up
+
+
+def make_mount_points(root: Path) -> None:
+    """A root filesystem of nothing but the places that things are mounted on."""
+    for name in ("proc", "dev", "sys", ".warren", *(path.strip("/") for path in disk_directories())):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    (root / AGENT.strip("/")).touch()
+
+
+def listening(directory: Path) -> socket.socket:
+    """Bound through a descriptor: a unix socket's path is limited to 107 bytes, a state directory's is not."""
+    folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"/proc/self/fd/{folder}/{SOCKET}")
+        listener.listen(16)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.close(folder)
+    return listener

@@ -1,0 +1,73 @@
+"""What is written down about a sandbox before it exists, and what a later process reads.
+
+The record is in the sandbox's directory from the first moment on. With `pid` it says that the
+sandbox was started; the start time tells that process from a later one with the same number, the
+boot id tells that the machine was restarted since.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from warren.model.spec import Layer, Limits, SandboxSpec
+
+NAME: Final = "record.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    sandbox_id: str
+    boot_id: str
+    runtime: str
+    uid_index: int
+    spec: SandboxSpec
+    pid: int = 0
+    start_time: int = 0
+
+    def started(self, pid: int) -> "Record":
+        return replace(self, pid=pid, start_time=start_time(pid) or 0)
+
+    def alive(self) -> bool:
+        return self.pid > 0 and self.boot_id == boot_id() and start_time(self.pid) == self.start_time
+
+    def save(self, directory: Path) -> None:
+        values = asdict(self)
+        values["spec"]["require"] = sorted(self.spec.require)
+        temporary = directory / f".{NAME}"
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            json.dump(values, file)
+        temporary.rename(directory / NAME)
+
+    @classmethod
+    def load(cls, directory: Path) -> "Record | None":
+        """None where there is none, or none that can be read."""
+        try:
+            values: dict[str, Any] = json.loads((directory / NAME).read_text())
+            return cls(**{**values, "spec": _spec(values["spec"])})
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+
+def _spec(values: dict[str, Any]) -> SandboxSpec:
+    limits = Limits(**values["limits"])
+    require = frozenset(Layer(name) for name in values["require"])
+    return SandboxSpec(**{**values, "limits": limits, "require": require})
+
+
+@cache
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """In clock ticks since boot; None when the process has ended, also when nobody has reaped it yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,117 @@
+"""Starting a helper program and waiting for its end, without forking this process.
+
+A fork copies the page tables of a big Python process; posix_spawn does not. The end is awaited
+through a pidfd, so no signal handler or thread is needed. What the program started may outlive it
+and hold its stderr open: the text is read when the program has ended, not at end of file.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from warren.model.errors import ProviderUnavailable
+
+ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+_MAX_STDERR: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`code` is negative for a signal. `stderr` is the end of what was said."""
+
+    code: int
+    stderr: str
+
+    @property
+    def last_line(self) -> str:
+        lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
+        return lines[-1][:500] if lines else f"ended with {self.code}, without a word"
+
+
+async def run(argv: Sequence[str], *, pass_fd: tuple[int, int] | None = None, timeout_s: float = 60.0) -> Finished:
+    """Runs a program to its end. `pass_fd` gives it a descriptor of ours under another number.
+
+    When cancelled, or after `timeout_s`, the program is killed and reaped before this returns.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        os.set_blocking(writer, True)
+        pid = _spawn(argv, writer, dict([pass_fd]) if pass_fd else {})
+        os.close(writer)
+        writer = -1
+        code = await _end_of(pid, timeout_s)
+        return Finished(code, _read_all(reader))
+    except TimeoutError:
+        raise ProviderUnavailable(f"{argv[0]} did not end within {timeout_s:g} s: {_read_all(reader)[-500:]}") from None
+    finally:
+        os.close(reader)
+        if writer >= 0:
+            os.close(writer)
+
+
+def _spawn(argv: Sequence[str], stderr: int, descriptors: Mapping[int, int]) -> int:
+    actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]  # type: ignore[list-item]
+    actions += [(os.POSIX_SPAWN_DUP2, stderr, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
+    actions += [(os.POSIX_SPAWN_DUP2, ours, theirs) for ours, theirs in descriptors.items()]
+    try:
+        return os.posix_spawnp(
+            argv[0],
+            list(argv),
+            ENVIRONMENT,
+            file_actions=actions,
+            setsigmask=[],
+            setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+        )
+    except OSError as exc:
+        raise ProviderUnavailable(f"starting {argv[0]}: {exc.strerror}") from exc
+
+
+async def _end_of(pid: int, timeout_s: float) -> int:
+    pidfd = os.pidfd_open(pid)
+    try:
+        async with asyncio.timeout(timeout_s):
+            await readable(pidfd)
+    except BaseException:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        raise
+    finally:
+        os.close(pidfd)
+        code = _reap(pid)
+    return code
+
+
+def _reap(pid: int) -> int:
+    """Of a process that has ended or was killed: does not wait to speak of."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+async def readable(fd: int) -> None:
+    """Returns when `fd` has something to say; of a pidfd: when the process has ended."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, tell)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(fd)
+
+
+def _read_all(fd: int) -> str:
+    parts = b""
+    while True:
+        try:
+            part = os.read(fd, 65536)
+        except BlockingIOError:
+            break
+        if not part:
+            break
+        parts = (parts + part)[-_MAX_STDERR:]
+    return parts.decode(errors="replace")

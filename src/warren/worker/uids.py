@@ -1,0 +1,78 @@
+"""A range of host uids for every sandbox, host-wide.
+
+A claim is a symbolic link `<directory>/<n>` that points to the sandbox's directory: made and read
+in one step, so a claim without its owner cannot be seen. A claim whose owner's directory is gone is
+stale and may be taken over. All changes happen under a file lock, so several processes, with
+several state directories, can share the ranges. The claims do not outlive a boot, nor do sandboxes.
+"""
+
+import fcntl
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from warren.model.errors import ProviderUnavailable
+
+DIRECTORY: Final = Path("/run/warren/uids")
+RANGE: Final = 65536
+COUNT: Final = 32768
+FIRST: Final = 0x78000000  # above what distributions, systemd and container engines give out
+
+
+def uid_base(index: int) -> int:
+    if not 0 <= index < COUNT:
+        raise ValueError(f"{index} is not the number of a uid range")
+    return FIRST + index * RANGE
+
+
+class UidRanges:
+    def __init__(self, directory: Path = DIRECTORY, *, count: int = COUNT) -> None:
+        self._directory = directory
+        self._count = count
+
+    def claim(self, owner: Path) -> int:
+        """The index of a range that is `owner`'s alone. `owner` must be an existing directory."""
+        start = random.randrange(self._count)  # not the lowest: a range rests before it is used again
+        with self._locked():
+            for step in range(self._count):
+                index = (start + step) % self._count
+                if self._take(index, owner):
+                    return index
+        raise ProviderUnavailable(f"all {self._count} uid ranges are in use", remedy="destroy some sandboxes")
+
+    def release(self, index: int, owner: Path) -> None:
+        """Idempotent; a claim that has become somebody else's stays."""
+        with self._locked():
+            if self.owner(index) == owner:
+                self._link(index).unlink(missing_ok=True)
+
+    def owner(self, index: int) -> Path | None:
+        try:
+            return Path(os.readlink(self._link(index)))
+        except FileNotFoundError:
+            return None
+
+    def _take(self, index: int, owner: Path) -> bool:
+        holder = self.owner(index)
+        if holder is not None:
+            if holder.is_dir():
+                return False
+            self._link(index).unlink(missing_ok=True)
+        os.symlink(owner, self._link(index))
+        return True
+
+    def _link(self, index: int) -> Path:
+        return self._directory / str(index)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self._directory / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)

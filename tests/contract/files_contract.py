@@ -1,0 +1,481 @@
+"""What every sandbox promises of its files (interfaces/sandbox.py)."""
+
+import asyncio
+import hashlib
+import io
+import tarfile
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+from contract.provider_contract import ProviderHooks
+
+from warren.interfaces.provider import Provider
+from warren.interfaces.sandbox import Sandbox
+from warren.model.errors import (
+    FileExists,
+    FileNotFound,
+    InvalidPath,
+    InvalidRequest,
+    IsDirectory,
+    NotADirectory,
+    PermissionDenied,
+    SandboxLost,
+    UnknownUser,
+)
+from warren.model.operations import Change, Command, FileEvent, FileKind
+
+STRANGE_NAMES = [
+    "with space", "new\nline", "ünïcödé ☃", "-dash", "--", "quote'\"", "$HOME", "*", "back\\slash", "tab\t", "a" * 255,
+    "bad\udcff\udcfe bytes", " ", "...", "~",
+]  # fmt: skip
+MIB = 1024 * 1024
+
+
+async def content(sandbox: Sandbox, path: str, offset: int = 0, length: int | None = None) -> bytes:
+    return b"".join([part async for part in sandbox.read(path, offset=offset, length=length)])
+
+
+async def packed(sandbox: Sandbox, path: str) -> tarfile.TarFile:
+    return tarfile.open(fileobj=io.BytesIO(b"".join([part async for part in sandbox.pack(path)])))
+
+
+def tar_of(*members: tuple[str, bytes | None, dict[str, object]]) -> bytes:
+    """A tar of (name, content or None, attributes of TarInfo)."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data, attributes in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data or b"")
+            for key, value in attributes.items():
+                setattr(info, key, value)
+            tar.addfile(info, io.BytesIO(data or b""))
+    return out.getvalue()
+
+
+@pytest.mark.anyio
+class FilesContract(ProviderHooks):
+    @pytest.fixture
+    async def provider(self) -> AsyncIterator[Provider]:
+        raise NotImplementedError
+        yield
+
+    @pytest.fixture
+    async def sandbox(self, provider: Provider) -> AsyncIterator[Sandbox]:
+        box = await provider.create(self.spec())
+        try:
+            with anyio.fail_after(60):
+                yield box
+        finally:
+            await provider.destroy(box.id)
+
+    # Reading and writing.
+
+    async def test_what_is_written_is_read(self, sandbox: Sandbox) -> None:
+        info = await sandbox.write("hello.txt", b"hello\0\xff")
+        assert (info.path, info.kind, info.size, info.uid) == ("/workspace/hello.txt", FileKind.FILE, 7, 1000)
+        assert await content(sandbox, "hello.txt") == b"hello\0\xff"
+        assert await content(sandbox, "/workspace/hello.txt") == b"hello\0\xff"
+        assert (await sandbox.exec(Command(argv=("cat", "hello.txt")))).bytes_total == 7
+
+    async def test_an_empty_file_is_a_file(self, sandbox: Sandbox) -> None:
+        await sandbox.write("empty", b"")
+        assert await content(sandbox, "empty") == b""
+        assert (await sandbox.stat("empty")).size == 0
+
+    async def test_parents_are_made_and_belong_to_the_user(self, sandbox: Sandbox) -> None:
+        await sandbox.write("a/b/c/file", b"x")
+        for path in ("a", "a/b", "a/b/c", "a/b/c/file"):
+            assert (await sandbox.stat(path)).uid == 1000
+        assert (await sandbox.exec(Command(shell="echo more > a/b/c/second"))).exit_code == 0
+
+    async def test_a_new_file_has_an_ordinary_mode_and_a_given_one_is_set(self, sandbox: Sandbox) -> None:
+        assert (await sandbox.write("plain", b"")).mode == 0o644
+        assert (await sandbox.write("script", b"exit 5", mode=0o755)).mode == 0o755
+        assert (await sandbox.stat("script")).mode == 0o755
+        assert (await sandbox.exec(Command(shell="/workspace/script"))).exit_code == 5
+
+    async def test_writing_again_keeps_the_mode(self, sandbox: Sandbox) -> None:
+        await sandbox.write("script", b"exit 5", mode=0o750)
+        assert (await sandbox.write("script", b"exit 6")).mode == 0o750
+        assert (await sandbox.write("script", b"exit 7", mode=0o700)).mode == 0o700
+
+    async def test_a_mode_that_cannot_be_is_refused(self, sandbox: Sandbox) -> None:
+        with pytest.raises(InvalidRequest):
+            await sandbox.write("x", b"", mode=0o1000000)
+
+    async def test_big_files_go_in_and_out_in_parts(self, sandbox: Sandbox) -> None:
+        block = bytes(range(256)) * 4096
+
+        async def source() -> AsyncIterator[bytes]:
+            for _ in range(24):
+                yield block
+
+        assert (await sandbox.write("big", source())).size == 24 * MIB
+        digest, largest = hashlib.sha256(), 0
+        async for part in sandbox.read("big"):
+            digest.update(part)
+            largest = max(largest, len(part))
+        assert digest.digest() == hashlib.sha256(block * 24).digest()
+        assert largest <= MIB
+
+    async def test_ten_megabytes_at_once(self, sandbox: Sandbox) -> None:
+        data = b"0123456789" * MIB
+        await sandbox.write("ten", data)
+        assert await content(sandbox, "ten") == data
+
+    async def test_chunks_of_any_size_make_one_file(self, sandbox: Sandbox) -> None:
+        async def source() -> AsyncIterator[bytes]:
+            for size in (0, 1, 2, 70_000, 0, 3, 262_144, 262_145):
+                yield b"x" * size
+
+        assert (await sandbox.write("pieces", source())).size == 594_295
+
+    @pytest.mark.parametrize(
+        ("offset", "length", "expected"),
+        [(0, None, b"0123456789"), (3, None, b"3456789"), (3, 4, b"3456"), (8, 10, b"89"), (10, 5, b""), (99, None, b""), (0, 0, b"")],
+    )  # fmt: skip
+    async def test_ranges(self, sandbox: Sandbox, offset: int, length: int | None, expected: bytes) -> None:
+        await sandbox.write("digits", b"0123456789")
+        assert await content(sandbox, "digits", offset, length) == expected
+
+    async def test_ranges_that_cannot_be_are_refused(self, sandbox: Sandbox) -> None:
+        await sandbox.write("digits", b"0123456789")
+        for offset, length in ((-1, None), (0, -1)):
+            with pytest.raises(InvalidRequest):
+                await content(sandbox, "digits", offset, length)
+
+    async def test_a_reader_may_leave_early(self, sandbox: Sandbox) -> None:
+        await sandbox.write("big", bytes(8 * MIB))
+        reading = sandbox.read("big")
+        assert await anext(reading)
+        await reading.aclose()  # type: ignore[attr-defined]
+        await sandbox.ping()
+
+    async def test_a_write_whose_source_raises_keeps_the_old_file(self, sandbox: Sandbox) -> None:
+        await sandbox.write("kept", b"old")
+
+        async def broken() -> AsyncIterator[bytes]:
+            yield b"new" * 1000
+            raise ValueError("the source broke")
+
+        with pytest.raises(ValueError, match="the source broke"):
+            await sandbox.write("kept", broken())
+        with pytest.raises(ValueError, match="the source broke"):
+            await sandbox.write("never", broken())
+        assert await content(sandbox, "kept") == b"old"
+        await self.only_these_are_left(sandbox, ["kept"])
+
+    async def test_a_cancelled_write_keeps_the_old_file(self, sandbox: Sandbox) -> None:
+        await sandbox.write("kept", b"old")
+        begun = asyncio.Event()
+
+        async def endless() -> AsyncIterator[bytes]:
+            yield b"new"
+            begun.set()
+            await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(sandbox.write("kept", endless()))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await content(sandbox, "kept") == b"old"
+        await self.only_these_are_left(sandbox, ["kept"])
+
+    async def only_these_are_left(self, sandbox: Sandbox, names: list[str]) -> None:
+        with anyio.fail_after(5):
+            while [info.name for info in await sandbox.list("/workspace")] != names:
+                await asyncio.sleep(0.01)
+
+    async def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(self, sandbox: Sandbox) -> None:
+        await sandbox.write("file", b"old")
+
+        async def source() -> AsyncIterator[bytes]:
+            yield b"ne"
+            assert await content(sandbox, "file") == b"old"
+            yield b"w"
+
+        await sandbox.write("file", source())
+        assert await content(sandbox, "file") == b"new"
+
+    @pytest.mark.parametrize("name", STRANGE_NAMES)
+    async def test_strange_names(self, sandbox: Sandbox, name: str) -> None:
+        await sandbox.write(f"/workspace/{name}", b"content")
+        assert await content(sandbox, f"/workspace/{name}") == b"content"
+        assert [info.path for info in await sandbox.list("/workspace")] == [f"/workspace/{name}"]
+        await sandbox.rename(f"/workspace/{name}", "/workspace/plain")
+        await sandbox.rename("/workspace/plain", f"/workspace/{name}")
+        await sandbox.remove(f"/workspace/{name}")
+        assert await sandbox.list("/workspace") == []
+
+    # Looking.
+
+    async def test_stat_tells_the_kinds_apart(self, sandbox: Sandbox) -> None:
+        await sandbox.write("file", b"12345")
+        await sandbox.mkdir("folder")
+        await sandbox.exec(Command(shell="ln -s file link; ln -s nowhere broken"))
+        assert (await sandbox.stat("file")).kind is FileKind.FILE
+        assert (await sandbox.stat("folder")).kind is FileKind.DIRECTORY
+        link = await sandbox.stat("link")
+        assert (link.kind, link.target) == (FileKind.SYMLINK, "file")
+        assert (await sandbox.stat("broken")).target == "nowhere"
+        assert await content(sandbox, "link") == b"12345"
+
+    async def test_a_file_is_as_old_as_its_last_write(self, sandbox: Sandbox) -> None:
+        first = (await sandbox.write("file", b"1")).modified
+        assert first > 1_600_000_000
+        assert (await sandbox.write("file", b"2")).modified >= first
+
+    async def test_a_list_is_as_deep_as_asked(self, sandbox: Sandbox) -> None:
+        await sandbox.write("a/b/c", b"")
+        await sandbox.write("d", b"")
+        for depth, expected in (
+            (1, {"/workspace/a", "/workspace/d"}),
+            (2, {"/workspace/a", "/workspace/a/b", "/workspace/d"}),
+            (9, {"/workspace/a", "/workspace/a/b", "/workspace/a/b/c", "/workspace/d"}),
+        ):
+            assert {info.path for info in await sandbox.list("/workspace", depth=depth)} == expected
+        assert {info.path for info in await sandbox.list("a")} == {"/workspace/a/b"}
+
+    async def test_a_list_does_not_follow_links(self, sandbox: Sandbox) -> None:
+        await sandbox.exec(Command(shell="ln -s / all; ln -s . self"))
+        assert {info.path for info in await sandbox.list("/workspace", depth=5)} == {"/workspace/all", "/workspace/self"}
+
+    async def test_a_thousand_files_are_listed(self, sandbox: Sandbox) -> None:
+        names = [f"file-{number:04}" for number in range(1000)]
+        assert await sandbox.unpack("many", tar_of(*((name, b"x", {}) for name in names))) == 1000
+        assert sorted(info.name for info in await sandbox.list("many")) == names
+
+    # Changing.
+
+    async def test_mkdir_makes_parents_and_sets_the_mode(self, sandbox: Sandbox) -> None:
+        await sandbox.mkdir("x/y/z", mode=0o700)
+        info = await sandbox.stat("x/y/z")
+        assert (info.kind, info.mode, info.uid) == (FileKind.DIRECTORY, 0o700, 1000)
+
+    async def test_mkdir_of_what_exists_is_refused(self, sandbox: Sandbox) -> None:
+        await sandbox.mkdir("x")
+        with pytest.raises(FileExists):
+            await sandbox.mkdir("x")
+
+    async def test_a_directory_is_removed_only_recursively(self, sandbox: Sandbox) -> None:
+        await sandbox.write("folder/deep/file", b"")
+        with pytest.raises(IsDirectory):
+            await sandbox.remove("folder")
+        await sandbox.remove("folder", recursive=True)
+        with pytest.raises(FileNotFound):
+            await sandbox.stat("folder")
+
+    async def test_removing_a_link_leaves_its_target(self, sandbox: Sandbox) -> None:
+        await sandbox.write("folder/file", b"here")
+        await sandbox.exec(Command(shell="ln -s folder link"))
+        await sandbox.remove("link", recursive=True)
+        assert await content(sandbox, "folder/file") == b"here"
+
+    async def test_rename_replaces_a_file(self, sandbox: Sandbox) -> None:
+        await sandbox.write("one", b"1")
+        await sandbox.write("two", b"2")
+        await sandbox.rename("one", "two")
+        assert await content(sandbox, "two") == b"1"
+        with pytest.raises(FileNotFound):
+            await sandbox.stat("one")
+
+    # What goes wrong.
+
+    async def test_what_is_not_there_is_not_found(self, sandbox: Sandbox) -> None:
+        for call in (
+            content(sandbox, "nothing"), sandbox.stat("nothing"), sandbox.list("nothing"), sandbox.remove("nothing"),
+            sandbox.rename("nothing", "x"), content(sandbox, "no/thing"), sandbox.list("/no/where"),
+        ):  # fmt: skip
+            with pytest.raises(FileNotFound):
+                await call
+        with pytest.raises(FileNotFound):
+            await anext(sandbox.pack("nothing"))
+        with pytest.raises(FileNotFound):
+            await anext(sandbox.watch("nothing"))
+
+    async def test_a_directory_is_not_a_file(self, sandbox: Sandbox) -> None:
+        await sandbox.mkdir("folder")
+        for call in (content(sandbox, "folder"), sandbox.write("folder", b"x"), sandbox.remove("folder")):
+            with pytest.raises(IsDirectory):
+                await call
+
+    async def test_a_file_is_not_a_directory(self, sandbox: Sandbox) -> None:
+        await sandbox.write("file", b"")
+        for call in (
+            sandbox.list("file"), content(sandbox, "file/below"), sandbox.stat("file/below"),
+            sandbox.write("file/below", b""), sandbox.mkdir("file/below"),
+        ):  # fmt: skip
+            with pytest.raises(NotADirectory):
+                await call
+
+    async def test_what_belongs_to_others_is_denied(self, sandbox: Sandbox) -> None:
+        await sandbox.write("locked", b"secret", mode=0o000)
+        await sandbox.mkdir("closed", mode=0o000)
+        for call in (
+            content(sandbox, "locked"), sandbox.list("closed"), sandbox.stat("closed/x"), sandbox.write("closed/x", b""),
+            sandbox.write("/etc/warren-test", b""), sandbox.mkdir("/etc/warren-test"),
+        ):  # fmt: skip
+            with pytest.raises(PermissionDenied):
+                await call
+
+    async def test_a_path_that_cannot_be_is_invalid(self, sandbox: Sandbox) -> None:
+        for path in ("", "a\0b", "a" * 256, "/".join(["a"] * 3000)):
+            with pytest.raises(InvalidPath):
+                await sandbox.stat(path)
+            with pytest.raises(InvalidPath):
+                await sandbox.write(path, b"")
+
+    async def test_an_unknown_user_is_refused(self, sandbox: Sandbox) -> None:
+        with pytest.raises(UnknownUser):
+            await sandbox.write("x", b"", user="nobody-at-all")
+        with pytest.raises(UnknownUser):
+            await sandbox.stat("/", user="nobody-at-all")
+
+    # Whole directories.
+
+    async def test_a_directory_goes_out_and_in_again(self, sandbox: Sandbox) -> None:
+        await sandbox.write("src/run.sh", b"exit 9", mode=0o755)
+        await sandbox.write("src/data/big", b"z" * 1_500_001)
+        await sandbox.write("src/data/empty", b"")
+        await sandbox.write("src/data/block", b"b" * 512)
+        await sandbox.mkdir("src/nothing")
+        await sandbox.write("src/" + "n" * 200 + "/ünïcödé " + "m" * 150, b"long")
+        await sandbox.exec(Command(shell="ln -s data/big src/link"))
+        count = await sandbox.unpack("copy/of/it", sandbox.pack("src"))
+        assert count == 9
+        before = await sandbox.list("src", depth=9)
+        after = await sandbox.list("copy/of/it", depth=9)
+        cut = len("/workspace/src"), len("/workspace/copy/of/it")
+        assert {(info.path[cut[0] :], info.kind, info.mode, info.target) for info in before} == {
+            (info.path[cut[1] :], info.kind, info.mode, info.target) for info in after
+        }
+        assert await content(sandbox, "copy/of/it/data/big") == b"z" * 1_500_001
+        assert {info.uid for info in after} == {1000}
+
+    async def test_a_packed_directory_is_an_ordinary_tar(self, sandbox: Sandbox) -> None:
+        await sandbox.write("src/file", b"content", mode=0o640)
+        await sandbox.write("src/sub/other", b"x" * 1000)
+        tar = await packed(sandbox, "src")
+        assert sorted(tar.getnames()) == ["file", "sub", "sub/other"]
+        member = tar.getmember("file")
+        assert (member.size, member.mode, member.uid) == (7, 0o640, 1000)
+        other = tar.extractfile("sub/other")
+        assert other is not None
+        assert other.read() == b"x" * 1000
+
+    async def test_an_empty_directory_packs_to_an_empty_tar(self, sandbox: Sandbox) -> None:
+        await sandbox.mkdir("empty")
+        assert (await packed(sandbox, "empty")).getnames() == []
+
+    async def test_a_packer_may_leave_early(self, sandbox: Sandbox) -> None:
+        await sandbox.write("src/big", bytes(8 * MIB))
+        packing = sandbox.pack("src")
+        await anext(packing)
+        await packing.aclose()  # type: ignore[attr-defined]
+        await sandbox.ping()
+
+    async def test_unpacking_replaces_files_and_keeps_others(self, sandbox: Sandbox) -> None:
+        await sandbox.write("d/old", b"1")
+        await sandbox.write("d/kept", b"2")
+        assert await sandbox.unpack("d", tar_of(("./", None, {"type": tarfile.DIRTYPE}), ("./old", b"new", {}))) == 1
+        assert await content(sandbox, "d/old") == b"new"
+        assert await content(sandbox, "d/kept") == b"2"
+
+    @pytest.mark.parametrize(
+        "member",
+        [
+            ("/tmp/out", b"x", {}),
+            ("../out", b"x", {}),
+            ("a/../../out", b"x", {}),
+            ("link", None, {"type": tarfile.SYMTYPE, "linkname": "/etc"}),
+            ("link", None, {"type": tarfile.SYMTYPE, "linkname": "../.."}),
+            ("a/link", None, {"type": tarfile.SYMTYPE, "linkname": "../../out"}),
+            ("hard", None, {"type": tarfile.LNKTYPE, "linkname": "good"}),
+            ("device", None, {"type": tarfile.CHRTYPE}),
+            ("block", None, {"type": tarfile.BLKTYPE}),
+            ("fifo", None, {"type": tarfile.FIFOTYPE}),
+        ],
+        ids=lambda member: str(member[0]) + str(member[2].get("linkname", "")),
+    )
+    async def test_hostile_members_are_refused_by_name(
+        self, sandbox: Sandbox, member: tuple[str, bytes | None, dict[str, object]]
+    ) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            await sandbox.unpack("into", tar_of(("good", b"1", {}), member))
+        assert repr(member[0]) in str(caught.value)
+        assert (await sandbox.exec(Command(shell="test -e /workspace/out"))).exit_code == 1
+        assert (await sandbox.exec(Command(shell="test -e /tmp/out"))).exit_code == 1
+
+    async def test_nothing_is_unpacked_through_a_link_of_the_archive(self, sandbox: Sandbox) -> None:
+        tar = tar_of(("a", None, {"type": tarfile.SYMTYPE, "linkname": "b"}), ("a/file", b"x", {}))
+        with pytest.raises(InvalidRequest, match="beneath a link"):
+            await sandbox.unpack("into", tar)
+
+    async def test_what_is_no_tar_is_refused(self, sandbox: Sandbox) -> None:
+        for data in (b"", b"this is not a tar" * 100, b"\x1f\x8b" + bytes(600), tar_of(("x", b"1" * 5000, {}))[:2000]):
+            with pytest.raises(InvalidRequest):
+                await sandbox.unpack("into", data)
+
+    # Watching.
+
+    async def test_changes_are_reported(self, sandbox: Sandbox) -> None:
+        await sandbox.mkdir("watched")
+        events = await self.events_while(sandbox, "watched", False, self.some_changes(sandbox))
+        assert (Change.CREATED, "/workspace/watched/made", True) in events
+        assert (Change.MOVED_FROM, "/workspace/watched/made", True) in events
+        assert (Change.MOVED_TO, "/workspace/watched/moved", True) in events
+        assert (Change.REMOVED, "/workspace/watched/moved", True) in events
+        assert not [path for _, path, _ in events if "below" in path]
+
+    async def some_changes(self, sandbox: Sandbox) -> None:
+        await sandbox.mkdir("watched/made")
+        await sandbox.rename("watched/made", "watched/moved")
+        await sandbox.mkdir("watched/moved/below")
+        await sandbox.remove("watched/moved", recursive=True)
+
+    async def test_a_recursive_watch_sees_what_lies_below(self, sandbox: Sandbox) -> None:
+        await sandbox.mkdir("watched/deep/deeper")
+
+        async def change() -> None:
+            await sandbox.mkdir("watched/deep/deeper/made")
+
+        events = await self.events_while(sandbox, "watched", True, change())
+        assert (Change.CREATED, "/workspace/watched/deep/deeper/made", True) in events
+
+    async def events_while(
+        self, sandbox: Sandbox, path: str, recursive: bool, change: "asyncio.Future[None] | object"
+    ) -> list[tuple[Change, str, bool]]:
+        """The events of a change, between two marks: one that shows that the watch is on, one that ends it."""
+        seen: list[FileEvent] = []
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def watch() -> None:
+            async for event in sandbox.watch(path, recursive=recursive):
+                seen.append(event)
+                if event.path.endswith("/begin"):
+                    begun.set()
+                if event.path.endswith("/end"):
+                    ended.set()
+
+        watching = asyncio.ensure_future(watch())
+        while not begun.is_set():
+            await sandbox.write(f"{path}/begin", b"")
+            with anyio.move_on_after(0.1):
+                await begun.wait()
+        await change  # type: ignore[misc]
+        await sandbox.write(f"{path}/end", b"")
+        with anyio.fail_after(10):
+            await ended.wait()
+        watching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+        return [(event.change, event.path, event.directory) for event in seen]
+
+    async def test_a_watch_hears_when_the_sandbox_is_lost(self, provider: Provider, sandbox: Sandbox) -> None:
+        watching = asyncio.ensure_future(anext(sandbox.watch("/workspace")))
+        await sandbox.ping()
+        await self.lose(provider, sandbox)
+        with anyio.fail_after(10), pytest.raises(SandboxLost):
+            await watching

@@ -1,0 +1,100 @@
+"""A provider for tests only: the real agent in throw-away namespaces, without an OCI runtime.
+
+It shows agent, wire and AgentSandbox together on any Linux machine with root, in milliseconds.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import shutil
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+
+from warren.interfaces.sandbox import Sandbox
+from warren.model.errors import InvalidRequest, IsolationUnavailable, SandboxNotFound
+from warren.model.spec import Isolation, Layer, SandboxSpec
+from warren.worker.agent_link import AgentLink
+from warren.worker.agent_sandbox import AgentSandbox
+
+LAUNCHER = Path(__file__).with_name("namespace_launcher.py")
+
+
+@dataclass
+class Box:
+    folder: Path
+    spec: SandboxSpec
+    launcher: asyncio.subprocess.Process
+
+
+class NamespaceProvider:
+    name = "namespace"
+
+    def __init__(self, agent: Path, state: Path, boxes: dict[str, Box] | None = None) -> None:
+        self.agent, self.state = agent, state
+        self.boxes = {} if boxes is None else boxes
+        self._handed_out: list[AgentSandbox] = []
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        if spec.require:
+            raise IsolationUnavailable("this provider isolates nothing")
+        if spec.image != "base":
+            raise InvalidRequest(f"there is no image {spec.image}")
+        sandbox_id = f"sb_{secrets.token_hex(8)}"
+        folder = self.state / sandbox_id
+        folder.mkdir()
+        try:
+            self.boxes[sandbox_id] = Box(folder, spec, await self._launch(folder, spec))
+            return await self.adopt(sandbox_id)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.destroy(sandbox_id)
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    async def _launch(self, folder: Path, spec: SandboxSpec) -> asyncio.subprocess.Process:
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(str(folder / "agent.sock"))
+            door.listen(16)
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-I", "-S", LAUNCHER, self.agent, str(door.fileno()), str(spec.limits.disk_mb),
+                pass_fds=(door.fileno(),), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+
+    async def adopt(self, sandbox_id: str) -> Sandbox:
+        box = self.boxes.get(sandbox_id)
+        if box is None:
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
+        link = await AgentLink.dial(box.folder, timeout_s=5 if box.launcher.returncode is None else 0.1)
+        isolation = Isolation(self.name, "none", {}, dict.fromkeys(Layer, "not here"))
+        sandbox = AgentSandbox(
+            sandbox_id, link, isolation, env=box.spec.env, oom_kills=lambda: 0, why_lost=lambda: "its agent died"
+        )
+        self._handed_out.append(sandbox)
+        return sandbox
+
+    async def destroy(self, sandbox_id: str) -> None:
+        box = self.boxes.pop(sandbox_id, None)
+        if box is not None:
+            await stop(box)
+            for sandbox in self._handed_out:
+                if sandbox.id == sandbox_id:
+                    await sandbox.close()
+            shutil.rmtree(box.folder, ignore_errors=True)
+
+    async def list_ids(self) -> Sequence[str]:
+        return list(self.boxes)
+
+    async def close(self) -> None:
+        for sandbox in self._handed_out:
+            await sandbox.close()
+
+
+async def stop(box: Box) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        box.launcher.kill()
+    await box.launcher.wait()

@@ -1,0 +1,99 @@
+"""A Docker engine for the tests: its own data, socket, process and network namespace; all of it goes at the end.
+
+The network namespace keeps it from touching the bridge and the packet rules of an engine that may run
+on this machine. It is no mount namespace: sandboxes are looked at from the host.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+_START_S = 30.0
+_STOP_S = 20.0
+
+
+class DockerEngine:
+    """`url` is what DOCKER_HOST takes. `kill` and `start` may be used to see what outlives the engine."""
+
+    def __init__(self) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="warren-docker-"))
+        self.url = f"unix://{self.root}/docker.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        # A configuration of its own: the one of the machine's engine is not for this one.
+        (self.root / "daemon.json").write_text(json.dumps({"live-restore": True}))
+        command = [
+            *("unshare", "--net", "--", "dockerd", "--config-file", f"{self.root}/daemon.json", "--host", self.url),
+            *("--data-root", f"{self.root}/data", "--exec-root", f"{self.root}/exec"),
+            *("--pidfile", f"{self.root}/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none"),
+        ]
+        with (self.root / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._wait_until_ready(self._process)
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and process.poll() is None:
+            if self.docker("version", check=False).returncode == 0:
+                return
+            time.sleep(0.1)
+        log = (self.root / "log").read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"the Docker engine of the tests did not start:\n{log}")
+
+    def docker(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        command = ["docker", "--host", self.url, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=check, stdin=subprocess.DEVNULL)
+
+    def import_rootfs(self, rootfs: Path, reference: str) -> None:
+        """Makes an image of a directory, unless the engine has it."""
+        if self.docker("image", "inspect", reference, check=False).returncode == 0:
+            return
+        with subprocess.Popen(["tar", "-C", str(rootfs), "-c", "."], stdout=subprocess.PIPE) as tar:
+            subprocess.run(
+                ["docker", "--host", self.url, "import", "-", reference],
+                stdin=tar.stdout,
+                capture_output=True,
+                check=True,
+            )
+
+    def kill(self) -> None:
+        """The engine dies as by kill -9; its containers go on."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        containers = self.docker("ps", "--all", "--quiet", check=False).stdout.split()
+        if containers:
+            self.docker("rm", "--force", "--volumes", *containers, check=False)
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        self._end_containerd()
+        for mount in reversed(mounts_below(self.root)):
+            subprocess.run(["umount", "--lazy", mount], check=False)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def _end_containerd(self) -> None:
+        """An engine that was killed leaves its containerd behind."""
+        with contextlib.suppress(FileNotFoundError, ValueError, ProcessLookupError):
+            pid = int((self.root / "exec/containerd/containerd.pid").read_text())
+            if str(self.root).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+
+def mounts_below(root: Path) -> list[str]:
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return [point for line in lines if (point := line.split()[4]).startswith(f"{root}/")]

@@ -1,0 +1,248 @@
+"""`warren run` and `warren shell` as a user sees them, in real sandboxes."""
+
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+_PATIENCE_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def environment(state_dir: Path) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": ":".join(sys.path),
+        "WARREN_STATE_DIR": str(state_dir),
+        "TERM": "xterm",
+    }
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "warren.cli.main", *arguments]
+
+
+@pytest.fixture
+def warren(environment: dict[str, str]) -> Callable[..., "subprocess.CompletedProcess[bytes]"]:
+    def run(*arguments: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+        return subprocess.run(command(*arguments), input=stdin, capture_output=True, env=environment, timeout=120)
+
+    return run
+
+
+Warren = Callable[..., "subprocess.CompletedProcess[bytes]"]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(state_dir: Path) -> Iterator[None]:
+    yield
+    assert list((state_dir / "sandboxes").glob("*")) == []
+
+
+@pytest.mark.parametrize("environment_name", ["base", "host"])
+def test_output_goes_to_the_right_streams_and_the_exit_code_is_passed_on(warren: Warren, environment_name: str) -> None:
+    done = warren("run", "--env", environment_name, "--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "code"), [("exit 0", 0), ("exit 255", 255), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
+)
+def test_exit_codes(warren: Warren, line: str, code: int) -> None:
+    assert warren("run", "--", "sh", "-c", line).returncode == code
+
+
+def test_a_program_that_is_not_there_is_127(warren: Warren) -> None:
+    assert warren("run", "--", "no-such-program").returncode == 127
+
+
+def test_stdin_is_passed_on(warren: Warren) -> None:
+    sent = os.urandom(8 * 1024 * 1024)
+    done = warren("run", "--", "cat", stdin=sent)
+    assert done.returncode == 0
+    assert done.stdout == sent
+
+
+def test_all_of_a_long_output_comes(warren: Warren) -> None:
+    done = warren("run", "--", "head", "-c", "50000000", "/dev/zero")
+    assert len(done.stdout) == 50_000_000
+
+
+def test_who_where_and_with_what(warren: Warren) -> None:
+    done = warren("run", "-e", "A=b c", "--cwd", "/tmp", "--", "sh", "-c", 'echo "$(whoami) $(pwd) $A $(hostname)"')
+    assert done.stdout == b"sandboxuser /tmp b c sandbox\n"
+
+
+def test_a_time_out_is_124_and_says_so(warren: Warren) -> None:
+    done = warren("run", "--timeout", "0.5", "--", "sleep", "60")
+    assert done.returncode == 124
+    assert b"ended after 0.5 s" in done.stderr
+
+
+def test_out_of_memory_is_said(warren: Warren) -> None:
+    done = warren("run", "--memory", "128", "--", "python3", "-c", "x = bytearray(400 << 20); print(len(x))")
+    assert done.returncode == 137
+    assert b"out of memory" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--user", "nobody-here", "--", "true"], b"nobody-here"),
+        (["--cwd", "/no/such", "--", "true"], b"working directory"),
+        (["--require", "guest_kernel", "--", "true"], b"guest_kernel"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(warren: Warren, arguments: list[str], message: bytes) -> None:
+    done = warren("run", *arguments)
+    assert done.returncode == 125
+    assert message in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_command_and_the_sandbox(environment: dict[str, str], number: int) -> None:
+    process = subprocess.Popen(
+        command("run", "--", "sh", "-c", "echo ready; sleep 600"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=environment,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(number)
+        assert process.wait(_PATIENCE_S) == 128 + number
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(environment: dict[str, str]) -> None:
+    process = subprocess.Popen(
+        command("run", "--", "yes"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1000)
+        process.stdout.close()
+        assert process.wait(_PATIENCE_S) == 128 + signal.SIGPIPE
+        assert process.stderr.read() == b""
+
+
+class Terminal:
+    """A terminal with `warren shell` in it, as a user has one."""
+
+    def __init__(self, environment: dict[str, str], *, rows: int, columns: int) -> None:
+        self._master, self._slave = pty.openpty()
+        self.resize(rows, columns)
+        self.before = termios.tcgetattr(self._slave)
+        self.process = subprocess.Popen(
+            command("shell"),
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+            env=environment,
+            start_new_session=True,
+        )
+        self.seen = b""
+
+    def resize(self, rows: int, columns: int) -> None:
+        ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def expect(self, text: str) -> None:
+        """Reads until `text` comes; what came before it is done with."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while text.encode() not in self.seen:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._master], [], [], left)[0]:
+                raise AssertionError(f"{text!r} did not come, this did: {self.seen!r}")
+            self.seen += os.read(self._master, 65536)
+        self.seen = self.seen.split(text.encode(), 1)[1]
+
+    def drain(self) -> None:
+        while select.select([self._master], [], [], 0.1)[0]:
+            self.seen += os.read(self._master, 65536)
+
+    @property
+    def settings(self) -> list[object]:
+        return list(termios.tcgetattr(self._slave))
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(_PATIENCE_S)
+        os.close(self._master)
+        os.close(self._slave)
+
+
+@pytest.fixture
+def terminal(environment: dict[str, str]) -> Iterator[Terminal]:
+    terminal = Terminal(environment, rows=30, columns=100)
+    terminal.expect("$ ")
+    yield terminal
+    terminal.close()
+
+
+def test_a_shell_knows_its_terminal_and_hands_its_exit_code_on(terminal: Terminal) -> None:
+    terminal.type("stty size; tty; echo $TERM\r")
+    terminal.expect("30 100")
+    terminal.expect("/dev/pts/")
+    terminal.expect("xterm")
+    terminal.type("exit 9\r")
+    terminal.drain()
+    assert terminal.process.wait(_PATIENCE_S) == 9
+    assert terminal.settings == terminal.before
+
+
+def test_a_new_size_reaches_the_program(terminal: Terminal) -> None:
+    terminal.type("trap 'stty size' WINCH; echo set\r")
+    terminal.expect("set\r\n")
+    terminal.resize(41, 132)
+    terminal.process.send_signal(signal.SIGWINCH)
+    time.sleep(0.3)
+    terminal.type("\r")
+    terminal.expect("41 132")
+
+
+def test_ctrl_c_goes_to_the_program_and_not_to_warren(terminal: Terminal) -> None:
+    terminal.type("sleep 600\r")
+    terminal.expect("sleep 600")
+    time.sleep(0.3)
+    terminal.type("\x03")
+    terminal.expect("$ ")
+    terminal.type("echo code=$?\r")
+    terminal.expect("code=130")
+
+
+def test_a_full_screen_program_works(terminal: Terminal) -> None:
+    terminal.type("seq 1000 | less\r")
+    terminal.expect("\x1b[?1049h")
+    terminal.type("G")
+    terminal.expect("1000")
+    terminal.type("q")
+    terminal.expect("\x1b[?1049l")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_terminal_is_put_back_when_a_signal_ends_it(terminal: Terminal, number: int) -> None:
+    assert terminal.settings != terminal.before
+    terminal.process.send_signal(number)
+    terminal.drain()
+    assert terminal.process.wait(_PATIENCE_S) == 128 + number
+    assert terminal.settings == terminal.before

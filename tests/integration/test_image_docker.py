@@ -1,0 +1,67 @@
+"""Images out of a real Docker engine; the engine has nothing of ours afterwards."""
+
+from pathlib import Path
+
+import pytest
+from docker_engine import DockerEngine
+
+from warren.model.errors import ImageNotFound, InvalidRequest, ProviderUnavailable
+from warren.worker.images import ImageStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ImageStore:
+    return ImageStore(tmp_path / "state")
+
+
+@pytest.fixture(scope="module")
+def tiny_image(docker_engine: DockerEngine, tmp_path_factory: pytest.TempPathFactory) -> str:
+    rootfs = tmp_path_factory.mktemp("tiny")
+    (rootfs / "bin").mkdir()
+    (rootfs / "bin/sh").write_text("#!")
+    (rootfs / "bin/sh").chmod(0o755)
+    docker_engine.import_rootfs(rootfs, "tiny:1")
+    return "tiny:1"
+
+
+def containers(engine: DockerEngine) -> list[str]:
+    return engine.docker("ps", "--all", "--quiet").stdout.split()
+
+
+def test_an_image_is_taken_and_the_container_is_gone(
+    docker_engine: DockerEngine, tiny_image: str, store: ImageStore
+) -> None:
+    store.import_docker(tiny_image, tiny_image, docker_engine.url)
+    assert (store.rootfs(tiny_image).path / "bin/sh").read_text() == "#!"
+    assert containers(docker_engine) == []
+
+
+def test_a_failed_import_leaves_no_container(docker_engine: DockerEngine, tmp_path: Path, store: ImageStore) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none/file").write_text("x")
+    docker_engine.import_rootfs(tmp_path / "none", "none:1")
+    with pytest.raises(InvalidRequest, match="not a root filesystem"):
+        store.import_docker("none", "none:1", docker_engine.url)
+    assert containers(docker_engine) == []
+    assert store.list() == []
+
+
+def test_an_abandoned_container_is_removed_by_the_next_import(
+    docker_engine: DockerEngine, tiny_image: str, store: ImageStore
+) -> None:
+    nobody = f"warren.image-import={Path('/etc/hostname').read_text().strip()}:/gone"
+    docker_engine.docker("create", "--network", "none", "--label", nobody, tiny_image, "/x")
+    store.import_docker("tiny", tiny_image, docker_engine.url)
+    assert containers(docker_engine) == []
+
+
+def test_a_missing_image_is_said_with_the_remedy(docker_engine: DockerEngine, store: ImageStore) -> None:
+    with pytest.raises(ImageNotFound) as caught:
+        store.import_docker("nope", "nope:1", docker_engine.url)
+    assert "docker pull" in caught.value.remedy
+
+
+def test_no_engine_is_said_with_the_remedy(store: ImageStore, tmp_path: Path) -> None:
+    with pytest.raises(ProviderUnavailable, match="does not answer") as caught:
+        store.import_docker("x", "x", f"unix://{tmp_path}/none.sock")
+    assert "DOCKER_HOST" in caught.value.remedy

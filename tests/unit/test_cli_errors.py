@@ -1,0 +1,90 @@
+"""The command line: every mistake is one sentence, a hint and the right exit code; never a stack trace."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def warren(*arguments: str, state: Path, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": ":".join(sys.path),
+        "WARREN_STATE_DIR": str(state),
+        **environ,
+    }
+    command = [sys.executable, "-m", "warren.cli.main", *arguments]
+    done = subprocess.run(command, input=stdin, capture_output=True, env=environment, timeout=60)
+    return subprocess.CompletedProcess(command, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nope"], 2, "No such command 'nope'"),
+        (["run"], 2, "Missing argument"),
+        (["run", "--nope", "--", "true"], 2, "No such option"),
+        (["run", "--timeout", "x", "--", "true"], 2, "not a valid float"),
+        (["run", "-e", "NAME", "--", "true"], 2, "expected K=V"),
+        (["shell"], 2, "needs a terminal"),
+        (["run", "--env", "nope", "--", "true"], 125, "there are: base, host"),
+        (["run", "--image", "nope", "--", "true"], 125, "there is no image 'nope'"),
+        (["run", "--image", "../x", "--", "true"], 125, "is not an image name"),
+        (["run", "--provider", "vm", "--", "true"], 125, "there is no provider 'vm'"),
+        (["run", "--memory", "3", "--", "true"], 125, "memory_mb is 3"),
+        (["run", "--cpus", "0", "--", "true"], 125, "cpus is 0"),
+        (["run", "--timeout", "-1", "--", "true"], 125, "time-out of -1.0 s cannot be"),
+        (["run", "-e", "A B=1", "--", "true"], 125, "not a name for an environment variable"),
+        (["run", "--require", "nope", "--", "true"], 125, "there is no layer 'nope'"),
+        (["run", "--", ""], 125, "is empty"),
+        (["image", "build", "nope"], 125, "cannot build 'nope'"),
+        (["image", "remove", "nope"], 125, "there is no image 'nope'"),
+        (["image", "import", "/nope.tar"], 125, "there is no file or directory"),
+        (["image", "import", "-"], 2, "needs a --name"),
+        (["image", "import", "-", "--name", "x"], 125, "not a tar archive"),
+        (["image", "import", "/etc"], 125, "is not a root filesystem"),
+        (["image", "import", "docker:x"], 125, "Docker engine"),
+    ],
+)
+def test_a_mistake_is_one_clear_sentence(arguments: list[str], code: int, message: str, tmp_path: Path) -> None:
+    done = warren(*arguments, state=tmp_path, DOCKER_HOST=f"unix://{tmp_path}/no.sock")
+    assert message in done.stderr
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "images").exists() or os.listdir(tmp_path / "images") == []
+
+
+def test_a_setting_that_cannot_be_is_said() -> None:
+    done = warren("run", "--", "true", state=Path("/x"), WARREN_PROVIDER="vm")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (125, "warren: there is no provider 'vm'")
+
+
+def test_a_state_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = warren("image", "build", "host", state=tmp_path / "file")
+    assert done.returncode == 125
+    assert "Traceback" not in done.stderr
+
+
+def test_lists_are_there_for_programs(tmp_path: Path) -> None:
+    assert json.loads(warren("image", "list", "--json", state=tmp_path).stdout) == []
+    assert warren("image", "build", "host", state=tmp_path).returncode == 0
+    (found,) = json.loads(warren("image", "list", "--json", state=tmp_path).stdout)
+    assert (found["name"], found["host_usr"]) == ("host", True)
+    assert warren("image", "build", "host", "--if-missing", state=tmp_path).stderr == ""
+
+
+def test_help_and_version(tmp_path: Path) -> None:
+    assert warren("--version", state=tmp_path).stdout.startswith("warren ")
+    assert "run" in warren("--help", state=tmp_path).stdout
+
+
+def test_the_command_line_imports_little(tmp_path: Path) -> None:
+    code = "import sys, warren.cli.main; print([m for m in sys.modules if m in ('aiodocker', 'asyncio', 'yaml')])"
+    environment = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,152 @@
+"""The filter of system calls, evaluated as the kernel would."""
+
+import errno
+from typing import Any
+
+import pytest
+
+from warren.worker.providers.hardening import (
+    AGENT_CAPABILITIES,
+    MASKED_PATHS,
+    allowed_names,
+    seccomp_docker,
+    seccomp_oci,
+)
+
+ALLOW = "allow"
+HIGH = 1 << 32
+UNIX, INET, INET6, NETLINK, VSOCK, ALG, PACKET = 1, 2, 10, 16, 40, 38, 17
+NEWUSER, NEWNS, THREAD = 0x10000000, 0x20000, 0x3D0F00
+TIOCSTI, TIOCGWINSZ = 0x5412, 0x5413
+
+
+def holds(condition: dict[str, Any], arguments: tuple[int, ...]) -> bool:
+    value = arguments[condition["index"]] if condition["index"] < len(arguments) else 0
+    if condition["op"] == "SCMP_CMP_MASKED_EQ":
+        return value & condition["value"] == condition["valueTwo"]
+    assert condition["op"] == "SCMP_CMP_EQ"
+    return bool(value == condition["value"])
+
+
+def verdict(name: str, *arguments: int, ptrace: bool = False) -> str | int:
+    for rule in seccomp_oci(ptrace=ptrace, machine="x86_64")["syscalls"]:
+        if name in rule["names"] and all(holds(condition, arguments) for condition in rule.get("args", [])):
+            return ALLOW if rule["action"] == "SCMP_ACT_ALLOW" else int(rule["errnoRet"])
+    return errno.EPERM
+
+
+REFUSED = ["io_uring_setup", "io_uring_enter", "io_uring_register", "userfaultfd", "bpf", "perf_event_open", "keyctl", "add_key", "request_key", "mount", "umount2", "fsopen", "fsconfig", "fsmount", "fspick", "open_tree", "move_mount", "mount_setattr", "pivot_root", "unshare", "setns", "process_vm_readv", "process_vm_writev", "ptrace", "kcmp", "pidfd_getfd", "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "swapon", "swapoff", "reboot", "clock_settime", "clock_adjtime", "settimeofday", "adjtimex", "open_by_handle_at", "name_to_handle_at", "fanotify_init", "fanotify_mark", "memfd_secret", "chroot", "acct", "quotactl", "syslog", "lookup_dcookie", "nfsservctl", "vhangup", "iopl", "ioperm", "modify_ldt", "sethostname", "setdomainname", "move_pages", "migrate_pages", "statmount", "listmount", "lsm_set_self_attr"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_ordinary_programs_do_not_need_is_refused(name: str) -> None:
+    assert verdict(name) == errno.EPERM
+
+
+ORDINARY = ["read", "write", "openat", "execve", "execveat", "fork", "vfork", "futex", "mmap", "mprotect", "memfd_create", "rseq", "inotify_init1", "inotify_add_watch", "epoll_create1", "epoll_pwait2", "prctl", "mknodat", "setuid", "setgid", "setgroups", "setfsuid", "setresuid", "landlock_create_ruleset", "clock_nanosleep", "getrandom", "statx", "copy_file_range", "close_range", "openat2", "pidfd_open", "pidfd_send_signal", "signalfd4", "seccomp", "timer_create", "sched_setaffinity", "membarrier", "fchmodat2", "io_setup", "capset", "setpriority", "mlock", "shmget", "semop", "kill", "tgkill"]
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_what_ordinary_programs_need_is_allowed(name: str) -> None:
+    assert verdict(name) == ALLOW
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [(THREAD, ALLOW), (17, ALLOW), (NEWUSER | 17, errno.EPERM), (NEWNS, errno.EPERM), (NEWUSER | HIGH, errno.EPERM)],
+)
+def test_clone_makes_threads_and_processes_but_no_namespaces(flags: int, expected: str | int) -> None:
+    assert verdict("clone", flags) == expected
+
+
+def test_clone3_is_not_there_so_that_libc_falls_back() -> None:
+    assert verdict("clone3") == errno.ENOSYS
+
+
+@pytest.mark.parametrize(
+    ("family", "protocol", "expected"),
+    [
+        (UNIX, 0, ALLOW),
+        (INET, 0, ALLOW),
+        (INET, 6, ALLOW),
+        (INET6, 17, ALLOW),
+        (NETLINK, 0, ALLOW),
+        (NETLINK, 12, errno.EPERM),
+        (INET, 132, errno.EPERM),
+        (VSOCK, 0, errno.EPERM),
+        (ALG, 0, errno.EPERM),
+        (PACKET, 0, errno.EPERM),
+        (VSOCK | HIGH, 0, errno.EPERM),
+        (INET | HIGH, 0, errno.EPERM),
+    ],
+)
+def test_sockets_by_family_and_protocol(family: int, protocol: int, expected: str | int) -> None:
+    assert verdict("socket", family, 1, protocol) == expected
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (TIOCGWINSZ, ALLOW),
+        (0, ALLOW),
+        (0xFFFFFFFF, ALLOW),
+        (TIOCSTI, errno.EPERM),
+        (TIOCSTI | HIGH, errno.EPERM),
+        (TIOCSTI | 0xFFFFFFFF00000000, errno.EPERM),
+    ],
+)
+def test_nobody_types_into_a_terminal_whatever_the_high_bits(request_: int, expected: str | int) -> None:
+    assert verdict("ioctl", 0, request_) == expected
+
+
+@pytest.mark.parametrize(
+    ("persona", "ptrace", "expected"),
+    [
+        (0, False, ALLOW),
+        (0xFFFFFFFF, False, ALLOW),
+        (0x40000, False, errno.EPERM),
+        (0x40000, True, ALLOW),
+        (0x400000, True, errno.EPERM),
+    ],
+)
+def test_personality_can_be_asked_for(persona: int, ptrace: bool, expected: str | int) -> None:
+    assert verdict("personality", persona, ptrace=ptrace) == expected
+
+
+@pytest.mark.parametrize("name", ["ptrace", "process_vm_readv", "process_vm_writev", "kcmp"])
+def test_debugging_is_an_option(name: str) -> None:
+    assert verdict(name, ptrace=True) == ALLOW
+    assert name not in allowed_names()
+
+
+@pytest.mark.parametrize(("machine", "arch"), [("x86_64", "SCMP_ARCH_X86_64"), ("aarch64", "SCMP_ARCH_AARCH64")])
+def test_only_the_native_abi_is_known(machine: str, arch: str) -> None:
+    assert seccomp_oci(machine=machine)["architectures"] == [arch]
+    assert seccomp_docker(machine=machine)["archMap"] == [{"architecture": arch, "subArchitectures": []}]
+
+
+def test_an_unknown_machine_gets_no_filter_that_does_not_fit() -> None:
+    with pytest.raises(ValueError, match="riscv64"):
+        seccomp_oci(machine="riscv64")
+
+
+def test_docker_gets_the_same_rules() -> None:
+    assert seccomp_docker(machine="aarch64")["syscalls"] == seccomp_oci(machine="aarch64")["syscalls"]
+    assert seccomp_docker(machine="aarch64")["defaultAction"] == "SCMP_ACT_ERRNO"
+
+
+def test_no_name_is_listed_twice() -> None:
+    names = seccomp_oci(machine="aarch64")["syscalls"][0]["names"]
+    assert len(names) == len(set(names))
+
+
+def test_the_agent_can_change_users_and_kill_and_nothing_more() -> None:
+    assert set(AGENT_CAPABILITIES) == {"CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/proc/kcore", "/proc/keys", "/proc/kallsyms", "/proc/config.gz", "/proc/cmdline", "/proc/pressure", "/proc/sysvipc", "/sys/fs"],
+)
+def test_what_tells_of_the_host_is_masked(path: str) -> None:
+    assert path in MASKED_PATHS

@@ -1,0 +1,40 @@
+"""The package says what it needs, and brings what it needs."""
+
+import ast
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import warren
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(Path(warren.__file__).parent.rglob("*.py"))
+DISTRIBUTIONS = {"yaml": "pyyaml"}
+
+
+def imported(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level}
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"warren"}
+
+
+def test_every_import_is_a_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {text.split(">")[0].lower() for text in project["dependencies"]}
+    used = {DISTRIBUTIONS.get(name, name) for path in SOURCES for name in imported(path)}
+    assert used <= declared
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src/warren")))
+def test_files_are_short_and_say_what_they_are_for(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    assert ast.get_docstring(ast.parse(text))
+
+
+def test_the_command_that_continuous_integration_runs_is_there() -> None:
+    for name in (".ci/run", "quickstart.sh", "scripts/system-packages", "scripts/find-python"):
+        assert (ROOT / name).stat().st_mode & 0o111, name
