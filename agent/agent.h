@@ -34,6 +34,7 @@ struct user {
     int group_count;
     char name[33], home[256];
 };
+void users_init(void);
 bool find_user(const char *name, struct user *out);
 /* Becomes that user for good, with no capability left in any set; false with errno set. */
 bool become_user(const struct user *u);
@@ -107,6 +108,7 @@ struct file_request {
     bool has_length, has_mode, recursive;
     int in, out, commit; /* data to the file, data from it, the word that the data is complete */
 };
+bool file_request_parse(struct fields it, struct file_request *r, char **user);
 /* Fills `reply` with fields; 0 or an errno value (or a negative enum code). */
 int file_run(const struct file_request *r, struct buf *reply);
 int tree_pack(const struct file_request *r);

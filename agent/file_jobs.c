@@ -31,27 +31,6 @@ struct job {
     uint32_t taken;
 };
 
-static bool parse(struct fields it, struct file_request *r, char **user) {
-    bool bad = false;
-    for (struct field f; next_field(&it, &f);) {
-        uint64_t n = 0;
-        bool is_number = field_number(&f, &n);
-        switch (f.tag) {
-        case TAG_OP: r->op = (enum file_op)n, bad |= !is_number || n < OP_READ || n > OP_WATCH; break;
-        case TAG_PATH: free(r->path), r->path = field_string(&f, 4095), bad |= !r->path; break;
-        case TAG_PATH2: free(r->path2), r->path2 = field_string(&f, 4095), bad |= !r->path2; break;
-        case TAG_USER: free(*user), *user = field_string(&f, 255), bad |= !*user; break;
-        case TAG_OFFSET: r->offset = n, bad |= !is_number || n > INT64_MAX; break;
-        case TAG_LENGTH: r->length = n, r->has_length = true, bad |= !is_number; break;
-        case TAG_MODE: r->mode = n, r->has_mode = true, bad |= !is_number || n > 07777; break;
-        case TAG_DEPTH: r->depth = n, bad |= !is_number; break;
-        case TAG_FLAGS: r->recursive = n & FLAG_RECURSIVE, bad |= !is_number; break;
-        default: break;
-        }
-    }
-    return !bad && !it.broken && r->op && r->path && *r->path && (r->op != OP_RENAME || (r->path2 && *r->path2));
-}
-
 /* ---- inside the job ---- */
 
 static void answer(int fd, enum code code, const void *p, size_t n) {
@@ -266,7 +245,7 @@ void job_start(uint32_t channel, struct fields f) {
     struct file_request r = {.in = -1, .out = -1, .commit = -1};
     struct user u;
     char *user = NULL;
-    bool good = parse(f, &r, &user);
+    bool good = file_request_parse(f, &r, &user);
     const char *name = user && *user ? user : settings.user;
     if (!good) {
         send_error(channel, CODE_INVALID, "that is no file operation");

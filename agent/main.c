@@ -211,6 +211,7 @@ int main(int argc, char **argv) {
     int fd = parse_arguments(argc, argv);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    users_init();
     umask(022);
     if (chdir("/") != 0) fail("/");
     poller = epoll_create1(EPOLL_CLOEXEC);

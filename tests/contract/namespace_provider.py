@@ -4,10 +4,10 @@ It shows agent, wire and AgentSandbox together on any Linux machine with root, i
 """
 
 import asyncio
-import contextlib
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ LAUNCHER = Path(__file__).with_name("namespace_launcher.py")
 class Box:
     folder: Path
     spec: SandboxSpec
-    launcher: asyncio.subprocess.Process
+    launcher: "subprocess.Popen[bytes]"
 
 
 class NamespaceProvider:
@@ -48,7 +48,7 @@ class NamespaceProvider:
         folder = self.state / sandbox_id
         folder.mkdir()
         try:
-            self.boxes[sandbox_id] = Box(folder, spec, await self._launch(folder, spec))
+            self.boxes[sandbox_id] = Box(folder, spec, self._launch(folder, spec))
             return await self.adopt(sandbox_id)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -56,20 +56,20 @@ class NamespaceProvider:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    async def _launch(self, folder: Path, spec: SandboxSpec) -> asyncio.subprocess.Process:
+    def _launch(self, folder: Path, spec: SandboxSpec) -> "subprocess.Popen[bytes]":
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(str(folder / "agent.sock"))
             door.listen(16)
-            return await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", LAUNCHER, self.agent, str(door.fileno()), str(spec.limits.disk_mb),
-                pass_fds=(door.fileno(),), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
+            command = [sys.executable, "-I", "-S", LAUNCHER, self.agent, str(door.fileno()), str(spec.limits.disk_mb)]
+            return subprocess.Popen(
+                command, pass_fds=(door.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            )
 
     async def adopt(self, sandbox_id: str) -> Sandbox:
         box = self.boxes.get(sandbox_id)
         if box is None:
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
-        link = await AgentLink.dial(box.folder, timeout_s=5 if box.launcher.returncode is None else 0.1)
+        link = await AgentLink.dial(box.folder, timeout_s=5 if box.launcher.poll() is None else 0.1)
         isolation = Isolation(self.name, "none", {}, dict.fromkeys(Layer, "not here"))
         sandbox = AgentSandbox(
             sandbox_id, link, isolation, env=box.spec.env, oom_kills=lambda: 0, why_lost=lambda: "its agent died"
@@ -95,6 +95,5 @@ class NamespaceProvider:
 
 
 async def stop(box: Box) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        box.launcher.kill()
-    await box.launcher.wait()
+    box.launcher.kill()
+    await asyncio.to_thread(box.launcher.wait)

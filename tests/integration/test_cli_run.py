@@ -73,6 +73,15 @@ def test_stdin_is_passed_on(warren: Warren) -> None:
     assert done.stdout == sent
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_error(environment: dict[str, str], closed: str) -> None:
+    line = f'"$@" {closed}'
+    started = ["sh", "-c", line, "sh", *command("run", "--", "sh", "-c", "echo out; echo err >&2; exit 3")]
+    done = subprocess.run(started, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=60)
+    assert done.returncode == 3
+    assert b"Traceback" not in done.stderr
+
+
 def test_all_of_a_long_output_comes(warren: Warren) -> None:
     done = warren("run", "--", "head", "-c", "50000000", "/dev/zero")
     assert len(done.stdout) == 50_000_000

@@ -73,3 +73,10 @@ def test_ranges_lie_side_by_side_below_the_last_uid(index: int, base: int) -> No
 def test_there_is_no_range_beyond(index: int) -> None:
     with pytest.raises(ValueError, match="not the number"):
         uid_base(index)
+
+
+def test_an_owner_that_forgot_its_claim_can_still_release_it(tmp_path: Path) -> None:
+    ranges, one, two = UidRanges(tmp_path / "uids"), owner(tmp_path, "one"), owner(tmp_path, "two")
+    first, second = ranges.claim(one), ranges.claim(two)
+    ranges.release_all(one)
+    assert (ranges.owner(first), ranges.owner(second)) == (None, two)

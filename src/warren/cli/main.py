@@ -56,6 +56,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
+    _fill_standard_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end_by_signal)
     code = _run(sys.argv[1:])
@@ -101,10 +102,20 @@ def _end_by_signal(number: int, _: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
+def _fill_standard_streams() -> None:
+    """A stream that was closed by who started us must not become the number of another file."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
 def _flush() -> None:
     """A reader that went away is no error of ours, also not in the interpreter's last flush."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

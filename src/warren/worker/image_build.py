@@ -53,7 +53,7 @@ _NEVER = ("private", "*.key", "*.pem.key", "*secret*", "*passw*", "*credential*"
 _MAX_ETC_FILE = 32 << 20
 
 
-def build_base(target: Path, progress: Progress) -> None:
+def build_base(target: Path, scratch: Path, progress: Progress) -> None:
     if os.geteuid() != 0:
         raise PermissionDenied("building the image `base` needs root", remedy="sudo warren image build base")
     for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("setpriv", "util-linux")):
@@ -62,7 +62,7 @@ def build_base(target: Path, progress: Progress) -> None:
                 f"{program} is not installed, the image `base` is built with it",
                 remedy=f"apt-get install {package}; without apt: `warren image build host` or `warren image import`",
             )
-    _run_mmdebstrap(_mmdebstrap_command(host_suite(), target), progress)
+    _run_mmdebstrap(_mmdebstrap_command(host_suite(), target, scratch), progress)
     progress("cleaning up", 0.97)
     with Tree(target) as tree:
         for path in _traces_of(tree):
@@ -81,10 +81,11 @@ def host_suite(os_release: Path = Path("/etc/os-release")) -> str:
     return values.get("VERSION_CODENAME", _FALLBACK_SUITE).strip('"')
 
 
-def _mmdebstrap_command(suite: str, target: Path) -> list[str]:
+def _mmdebstrap_command(suite: str, target: Path, scratch: Path) -> list[str]:
     own_namespaces = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
     options = [f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDED]
     return [
+        *("env", f"TMPDIR={scratch}"),
         *own_namespaces,
         "--mount-proc",
         "mmdebstrap",
@@ -166,7 +167,7 @@ def _traces_of(tree: Tree) -> Iterator[str]:
             os.close(fd)
 
 
-def build_host(target: Path, progress: Progress) -> None:
+def build_host(target: Path, scratch: Path, progress: Progress) -> None:
     progress("copying what programs need of /etc", 0.1)
     if not Path("/bin").is_symlink():
         raise Unavailable(

@@ -76,7 +76,11 @@ class ImageStore:
             raise InvalidRequest(f"Warren cannot build {name!r}", remedy=f"it builds {' and '.join(BUILDABLE)}")
         build = build_base if name == "base" else build_host
         return self._make(
-            name, "built on this machine", lambda path: build(path, progress), progress, host_usr=name == "host"
+            name,
+            "built on this machine",
+            lambda path: build(path, path.parents[1], progress),
+            progress,
+            host_usr=name == "host",
         )
 
     def import_directory(

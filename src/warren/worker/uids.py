@@ -49,6 +49,11 @@ class UidRanges:
             if self.owner(index) == owner:
                 self._link(index).unlink(missing_ok=True)
 
+    def release_all(self, owner: Path) -> None:
+        """For an owner that died before it wrote down what it had claimed."""
+        for link in self._directory.glob("[0-9]*"):
+            self.release(int(link.name), owner)
+
     def owner(self, index: int) -> Path | None:
         try:
             return Path(os.readlink(self._link(index)))

@@ -91,7 +91,10 @@ class OciProvider:
         rootfs = self._images.rootfs(spec.image)
         sandbox_id = secrets.token_hex(16)
         try:
-            return await self._make(sandbox_id, spec, rootfs, runtime)
+            sandbox = await self._make(sandbox_id, spec, rootfs, runtime)
+            # A task cancelled since its last await drops what it returns: be cancelled here instead.
+            await asyncio.sleep(0)
+            return sandbox
         except BaseException as exc:
             await _to_its_end(self._unmake(sandbox_id))
             if isinstance(exc, OSError):
@@ -287,6 +290,8 @@ class OciProvider:
             shutil.rmtree(state, ignore_errors=True)
         if record is not None:
             self._uids.release(record.uid_index, directory)
+        else:
+            self._uids.release_all(directory)
         _remove(directory)
 
     def _remove_parent_cgroups(self) -> None:

@@ -1,0 +1,277 @@
+"""The oci provider under the contracts, with each runtime, and what remains when create is cut short anywhere."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import ClassVar, cast
+
+import pytest
+from contract.files_contract import FilesContract
+from contract.provider_contract import ProviderContract, ProviderHooks
+from contract.sandbox_contract import SandboxContract
+
+import warren
+from warren.interfaces.provider import Provider
+from warren.interfaces.sandbox import Sandbox
+from warren.model.errors import InvalidRequest, ProviderUnavailable
+from warren.model.operations import Command, Reason
+from warren.model.spec import Limits, SandboxSpec
+from warren.worker.images import ImageStore
+from warren.worker.providers.oci import STEPS, OciProvider
+from warren.worker.providers.oci_record import Record
+
+BIN = Path(warren.__file__).parent / "bin"
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+    pytest.mark.skipif(not (BIN / "warren-launch").exists(), reason="the launcher is not built"),
+]
+
+
+class OciHooks(ProviderHooks):
+    runtime: ClassVar[str]
+
+    def spec(self) -> SandboxSpec:
+        return SandboxSpec(image="host", limits=Limits(cpus=2))
+
+    @pytest.fixture
+    async def provider(self, state_dir: Path, image_store: ImageStore) -> AsyncIterator[Provider]:
+        provider = OciProvider(state_dir, image_store, BIN, self.runtime)
+        yield provider
+        left = await provider.list_ids()
+        for sandbox_id in left:
+            await provider.destroy(sandbox_id)
+        await provider.close()
+        assert left == []
+
+    async def reopened(self, provider: Provider) -> Provider:
+        old = cast(OciProvider, provider)
+        return OciProvider(old._state, old._images, BIN, self.runtime)
+
+    async def lose(self, provider: Provider, sandbox: Sandbox) -> None:
+        record = Record.load(cast(OciProvider, provider)._state / "sandboxes" / sandbox.id)
+        assert record is not None
+        os.kill(record.pid, signal.SIGKILL)
+        while record.alive():
+            await asyncio.sleep(0.01)
+
+
+class TestCrunProvider(OciHooks, ProviderContract):
+    runtime = "crun"
+
+
+class TestCrunSandbox(OciHooks, SandboxContract):
+    runtime = "crun"
+
+
+class TestCrunFiles(OciHooks, FilesContract):
+    runtime = "crun"
+
+
+class TestRuncProvider(OciHooks, ProviderContract):
+    runtime = "runc"
+
+
+class TestRuncSandbox(OciHooks, SandboxContract):
+    runtime = "runc"
+
+
+class TestRuncFiles(OciHooks, FilesContract):
+    runtime = "runc"
+
+
+class Stop(Exception):
+    pass
+
+
+class Steps:
+    """A fault hook: does something at one step, and sees which sandboxes there are on the way."""
+
+    def __init__(self, state_dir: Path, step: str = "", then: Callable[[], object] = lambda: None) -> None:
+        self.state_dir, self.step, self.then = state_dir, step, then
+        self.seen: set[str] = set()
+
+    def __call__(self, now: str) -> None:
+        self.seen |= set(os.listdir(self.state_dir / "sandboxes"))
+        if now == self.step:
+            self.then()
+
+    def remains(self) -> list[str]:
+        """Whatever is left of the sandboxes seen. A cgroup can only be gone when its processes are."""
+        state = str(self.state_dir)
+        claims = [path for path in Path("/run/warren/uids").glob("[0-9]*") if os.readlink(path).startswith(state)]
+        loops = [path for path in Path("/sys/block").glob("loop*/loop/backing_file") if state in _text(path)]
+        programs = [path for path in Path("/proc").glob("[0-9]*/cmdline") if f"{state}/sandboxes" in _text(path)]
+        folders = [path for path in self.state_dir.glob("*/*") if path.parent.name in ("sandboxes", "runtime")]
+        folders = [path for path in (*folders, *self.state_dir.glob("runtime/*/*")) if path.name in self.seen]
+        cgroups = [path for name in self.seen for path in Path("/sys/fs/cgroup").glob(f"**/warren/{name}")]
+        mounts = [line for line in _text(Path("/proc/self/mountinfo")).splitlines() if state in line]
+        return [*map(str, (*claims, *loops, *programs, *folders, *cgroups)), *mounts]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def stop() -> None:
+    raise Stop
+
+
+OpenProvider = Callable[..., OciProvider]
+
+
+@pytest.fixture
+def open_provider(state_dir: Path, image_store: ImageStore) -> OpenProvider:
+    def provider(fault: Callable[[str], None] = lambda step: None, runtime: str | None = None) -> OciProvider:
+        return OciProvider(state_dir, image_store, BIN, runtime, fault=fault)
+
+    return provider
+
+
+SPEC = SandboxSpec(image="host")
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_create_that_fails_at_any_step_leaves_nothing(
+    open_provider: OpenProvider, state_dir: Path, step: str
+) -> None:
+    steps = Steps(state_dir, step, stop)
+    provider = open_provider(steps)
+    with pytest.raises(Stop):
+        await provider.create(SPEC)
+    assert await provider.list_ids() == []
+    await provider.close()
+    assert steps.remains() == []
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_create_that_is_cancelled_at_any_step_leaves_nothing(
+    open_provider: OpenProvider, state_dir: Path, step: str
+) -> None:
+    steps = Steps(state_dir, step, lambda: task.cancel())
+    provider = open_provider(steps)
+    task = asyncio.ensure_future(provider.create(SPEC))
+    [outcome] = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(outcome, asyncio.CancelledError)
+    assert await provider.list_ids() == []
+    await provider.close()
+    assert steps.remains() == []
+
+
+KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from warren.model.spec import SandboxSpec
+from warren.worker.images import ImageStore
+from warren.worker.providers.oci import OciProvider
+
+state, bin_dir, step = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+fault = lambda now: os.kill(os.getpid(), 9) if now == step else None
+asyncio.run(OciProvider(state, ImageStore(state), bin_dir, fault=fault).create(SandboxSpec(image="host")))
+"""
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_what_a_killed_worker_leaves_at_any_step_is_listed_and_can_be_destroyed(
+    open_provider: OpenProvider, state_dir: Path, step: str
+) -> None:
+    argv = [sys.executable, "-c", KILLED, str(state_dir), str(BIN), step]
+    environment = {**os.environ, "PYTHONPATH": str(BIN.parents[1])}
+    died = await asyncio.to_thread(subprocess.run, argv, env=environment, check=False)
+    assert died.returncode == -signal.SIGKILL
+    steps, provider = Steps(state_dir), open_provider()
+    steps("restarted")
+    left = await provider.list_ids()
+    for sandbox_id in left:
+        await provider.destroy(sandbox_id)
+    await provider.close()
+    assert len(left) == (0 if step == STEPS[0] else 1)
+    assert steps.remains() == []
+
+
+@pytest.mark.parametrize("runtime", ["crun", "runc"])
+@pytest.mark.parametrize("after_s", [0.001, 0.004, 0.008, 0.012, 0.018])
+async def test_a_runtime_killed_in_the_middle_of_create_is_one_clear_error(
+    open_provider: OpenProvider, state_dir: Path, runtime: str, after_s: float
+) -> None:
+    def kill_soon() -> None:
+        asyncio.get_running_loop().call_later(after_s, kill_children)
+
+    def kill_children() -> None:
+        for pid in _text(Path(f"/proc/self/task/{os.getpid()}/children")).split():
+            os.kill(int(pid), signal.SIGKILL)
+
+    await open_provider(runtime=runtime).runtime_report()
+    steps = Steps(state_dir, "launch", kill_soon)
+    provider = open_provider(steps, runtime)
+    with pytest.raises(ProviderUnavailable, match=f"{runtime}, starting a sandbox"):
+        await provider.create(SPEC)
+    assert await provider.list_ids() == []
+    await provider.close()
+    assert steps.remains() == []
+
+
+async def test_running_out_of_memory_is_told_and_survived(open_provider: OpenProvider) -> None:
+    provider = open_provider()
+    box = await provider.create(SandboxSpec(image="host", limits=Limits(memory_mb=64)))
+    try:
+        hog = await box.exec(Command(shell="head -c 200m /dev/zero | tail"))
+        assert hog.reason is Reason.OOM
+        assert (await box.exec(Command(shell="echo alive"))).stdout == "alive\n"
+    finally:
+        await provider.destroy(box.id)
+        await provider.close()
+
+
+async def test_the_hosts_devices_stay_the_hosts(open_provider: OpenProvider) -> None:
+    """Runtimes give away what they find as stdio."""
+    for runtime in ("crun", "runc"):
+        provider = open_provider(runtime=runtime)
+        await provider.destroy((await provider.create(SPEC)).id)
+        await provider.close()
+        assert [os.stat(f"/dev/{name}").st_uid for name in ("null", "zero", "tty")] == [0, 0, 0]
+
+
+async def test_the_hosts_mount_table_does_not_grow(open_provider: OpenProvider) -> None:
+    before, provider = Path("/proc/self/mountinfo").read_text(), open_provider()
+    box = await provider.create(SPEC)
+    assert Path("/proc/self/mountinfo").read_text() == before
+    await provider.destroy(box.id)
+    await provider.close()
+
+
+async def test_two_sandboxes_share_no_host_uid(open_provider: OpenProvider) -> None:
+    provider = open_provider()
+    boxes = [await provider.create(SPEC) for _ in range(2)]
+    maps = {(await box.exec(Command(shell="cat /proc/self/uid_map"))).stdout for box in boxes}
+    for box in boxes:
+        await provider.destroy(box.id)
+    await provider.close()
+    assert len(maps) == 2
+
+
+async def test_the_report_says_which_runtime_and_why(open_provider: OpenProvider) -> None:
+    report = await open_provider().runtime_report()
+    assert [runtime.name for runtime in report.runtimes] == ["crun", "runc", "runsc"]
+    assert report.chosen in ("crun", "runc")
+    assert all(runtime.why for runtime in report.runtimes)
+
+
+async def test_an_unknown_runtime_is_refused_by_name(open_provider: OpenProvider) -> None:
+    with pytest.raises(InvalidRequest, match="'kata'"):
+        open_provider(runtime="kata")
+
+
+async def test_a_missing_program_is_named_with_its_remedy(
+    state_dir: Path, image_store: ImageStore, tmp_path: Path
+) -> None:
+    with pytest.raises(ProviderUnavailable, match="warren-launch is missing"):
+        await OciProvider(state_dir, image_store, tmp_path).create(SPEC)
