@@ -60,7 +60,7 @@ struct launch {
     int in, out, err, state_fd, text_fd;
     bool terminal;
 };
-void supervise(const struct launch *l, int ctl) __attribute__((noreturn));
+void supervise(struct launch *l, int ctl) __attribute__((noreturn));
 /* Closes every descriptor above 2 but these: a forked process must not hold the pipes of others open. */
 void keep_only(int *fds, size_t n);
 

@@ -39,8 +39,8 @@ struct command {
 
 struct request {
     char id[65], *shell, *cwd, *user;
-    char **argv, **env;
-    size_t argc, envc;
+    char **argv, **env, **base_env;
+    size_t argc, envc, base_envc;
     uint64_t timeout_ms, grace_ms, flags, keep, rows, cols, offset, op, signal;
     bool bad;
 };

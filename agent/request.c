@@ -34,6 +34,8 @@ struct request request_parse(struct fields it) {
     struct request r = {.grace_ms = 2000, .keep = 10u * 1024 * 1024, .rows = 24, .cols = 80};
     r.argv = calloc(1, sizeof *r.argv);
     r.env = calloc(1, sizeof *r.env);
+    r.base_env = calloc(1, sizeof *r.base_env);
+    if (!r.argv || !r.env || !r.base_env) fail("memory");
     for (struct field f; next_field(&it, &f);) {
         uint64_t n = 0;
         bool is_number = field_number(&f, &n);
@@ -47,6 +49,7 @@ struct request request_parse(struct fields it) {
             break;
         case TAG_ARGV: add_to(&r.argv, &r.argc, field_string(&f, MAX_TEXT), &r.bad); break;
         case TAG_ENV: add_to(&r.env, &r.envc, field_string(&f, MAX_TEXT), &r.bad); break;
+        case TAG_BASE_ENV: add_to(&r.base_env, &r.base_envc, field_string(&f, MAX_TEXT), &r.bad); break;
         case TAG_SHELL: set_text(&r.shell, &f, MAX_TEXT, &r.bad); break;
         case TAG_CWD: set_text(&r.cwd, &f, 4095, &r.bad); break;
         case TAG_USER: set_text(&r.user, &f, 255, &r.bad); break;
@@ -74,6 +77,7 @@ static void free_texts(char **list) {
 void request_free(struct request *r) {
     free_texts(r->argv);
     free_texts(r->env);
+    free_texts(r->base_env);
     free(r->shell);
     free(r->cwd);
     free(r->user);

@@ -76,7 +76,7 @@ static char **base_environment(const struct user *u, bool terminal) {
     return list;
 }
 
-static pid_t fork_supervisor(struct command *c, const struct launch *l, int *control) {
+static pid_t fork_supervisor(struct command *c, struct launch *l, int *control) {
     int pair[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) return -1;
     pid_t pid = fork();
@@ -114,7 +114,7 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
         return CODE_LIMIT;
     }
     struct launch l = {.user = *u, .cwd = r->cwd, .in = e.in[0], .out = e.out[1], .err = e.err[1], .terminal = terminal};
-    char **base = base_environment(u, terminal), **env = merged(base, r->env);
+    char **base = merged(base_environment(u, terminal), r->base_env), **env = merged(base, r->env);
     l.state_fd = l.text_fd = -1;
     l.argv = r->argv;
     l.env = env;
@@ -123,6 +123,7 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
         if (!shell_prepare(&c->shell, r->shell, base, r->env, r->flags & FLAG_CARRY && !terminal, c->keep_cwd)) {
             *why = "the shell's state cannot be prepared";
             free(env);
+            free(base);
             close_ends(&e);
             return CODE_INVALID;
         }
@@ -135,8 +136,9 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
     }
     int control;
     pid_t pid = fork_supervisor(c, &l, &control);
-    free(env);
     int error = errno;
+    free(env);
+    free(base);
     close(e.in[0]), close(e.out[1]), close(e.err[1]);
     e.in[0] = e.out[1] = e.err[1] = -1;
     if (pid < 0) {

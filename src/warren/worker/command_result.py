@@ -26,7 +26,8 @@ def start_payload(command: Command, process_id: str, env: Mapping[str, str], fla
     if command.shell:
         items.append((Tag.SHELL, command.shell))
     items += [(Tag.ARGV, argument) for argument in command.argv]
-    items += [(Tag.ENV, f"{name}={value}") for name, value in {**env, **command.env}.items()]
+    items += [(Tag.BASE_ENV, f"{name}={value}") for name, value in env.items()]
+    items += [(Tag.ENV, f"{name}={value}") for name, value in command.env.items()]
     if command.cwd:
         items.append((Tag.CWD, command.cwd))
     if command.user:

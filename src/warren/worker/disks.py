@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import os
 import secrets
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Final
 
 from warren.model.errors import NoSpace, ProviderUnavailable
 from warren.model.spec import MIB, Limits
+from warren.worker.boot import boot_id
+from warren.worker.finishing import to_its_end
 from warren.worker.spawning import run
 
 STOCK: Final = 4
@@ -50,6 +53,9 @@ class Disks:
 
     async def probe(self) -> None:
         """Finds out whether a disk image can be mounted here."""
+        proof = self._directory / f"loop-devices-{boot_id()}"
+        if proof.exists():
+            return
         place = self._directory / f"try-{secrets.token_hex(4)}"
         place.mkdir(mode=0o700, parents=True)
         try:
@@ -59,13 +65,12 @@ class Disks:
             argv = [str(self._launcher), "disk", "--try", "--disk", str(place / "disk.img"), "--at", str(at)]
             outcome = await run(argv)
             self.why_not_loop = "" if outcome.code == 0 else outcome.last_line
+            if outcome.code == 0:
+                proof.touch()
         except ProviderUnavailable as exc:
             self.why_not_loop = str(exc)
         finally:
-            (place / "disk.img").unlink(missing_ok=True)
-            with suppress(FileNotFoundError):
-                (place / "at").rmdir()
-            place.rmdir()
+            shutil.rmtree(place)
 
     async def take(self, size_mb: int, target: Path) -> None:
         """Puts a fresh disk at `target`."""
@@ -123,7 +128,8 @@ class Disks:
     async def _copy(self, size_mb: int, target: Path) -> None:
         template = await self._template(size_mb)
         try:
-            await asyncio.to_thread(copy_sparse, template, target)
+            # A thread cannot be cancelled: waited for, so that it does not write what is being removed.
+            await to_its_end(asyncio.to_thread(copy_sparse, template, target))
         except OSError as exc:
             target.unlink(missing_ok=True)
             raise NoSpace(f"a disk of {size_mb} MiB cannot be made at {target}: {exc.strerror}") from exc

@@ -6,9 +6,10 @@ channel by sending START, ATTACH, FILE, CONTROL, LIST or PING under a channel nu
 EXIT, ERROR or DONE from the agent closes it. Frames for a channel that is closed are ignored.
 
 Requests and replies are lists of fields: tag u8, length u32, value; numbers are 4 or 8 bytes.
-ARGV and ENV repeat. START without DEFER is answered by STARTED as soon as the program runs.
+ARGV, ENV and BASE_ENV repeat: ENV is for this command alone, BASE_ENV what a shell starts with before
+anything was exported. START without DEFER is answered by STARTED as soon as the program runs.
 
-  START    ID, ARGV… or SHELL, ENV…, CWD, USER, TIMEOUT_MS, GRACE_MS, FLAGS, KEEP, ROWS, COLS
+  START    ID, ARGV… or SHELL, ENV…, BASE_ENV…, CWD, USER, TIMEOUT_MS, GRACE_MS, FLAGS, KEEP, ROWS, COLS
            -> STARTED(ID, PID), OUTPUT…, EXIT(…)
   ATTACH   ID, OFFSET, FLAGS (FOLLOW: stay until the end; without it: what is kept, then DONE)
            -> OUTPUT…, EXIT (if the command has ended, at once)
@@ -99,6 +100,7 @@ class Tag(IntEnum):
     MODE = 19
     DEPTH = 20
     SIGNAL = 21
+    BASE_ENV = 22
     PID = 30
     EXIT_CODE = 31
     REASON = 32

@@ -20,7 +20,7 @@ import secrets
 import shutil
 import signal
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,11 +30,13 @@ from warren.model.spec import Isolation, SandboxSpec
 from warren.worker import isolation
 from warren.worker.agent_link import AgentLink
 from warren.worker.agent_sandbox import AgentSandbox
+from warren.worker.boot import boot_id
 from warren.worker.cgroups import Hierarchies, SandboxCgroup
 from warren.worker.disks import STOCK, Disks
+from warren.worker.finishing import to_its_end
 from warren.worker.providers import oci_bundle, oci_launch
 from warren.worker.providers.hardening import AGENT_CAPABILITIES
-from warren.worker.providers.oci_record import Record, boot_id
+from warren.worker.providers.oci_record import Record
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.spawning import Finished, readable, run
 from warren.worker.uids import RANGE, UidRanges, uid_base
@@ -96,7 +98,7 @@ class OciProvider:
             await asyncio.sleep(0)
             return sandbox
         except BaseException as exc:
-            await _to_its_end(self._unmake(sandbox_id))
+            await to_its_end(self._unmake(sandbox_id))
             if isinstance(exc, OSError):
                 raise _translated("creating a sandbox", exc) from exc
             raise
@@ -187,7 +189,7 @@ class OciProvider:
             argv = self._launch_argv(record, RootFs(directory / "image", host_usr=False), detached=False)
             return await run(argv, timeout_s=self._start_timeout_s)
         finally:
-            await _to_its_end(self._unmake(sandbox_id))
+            await to_its_end(self._unmake(sandbox_id))
 
     # -- making
 
@@ -231,7 +233,7 @@ class OciProvider:
             isolation.check(found, record.spec.require | isolation.ALL_BUT_KERNEL)
             step("checked")
         except BaseException:
-            await _to_its_end(link.close())
+            await to_its_end(link.close())
             raise
         cgroup = self._cgroup(record.sandbox_id)
         sandbox = AgentSandbox(
@@ -281,9 +283,11 @@ class OciProvider:
         if not directory.is_dir():
             return
         record = Record.load(directory)
-        if record is not None:
-            await _kill(record)
         cgroup = self._cgroup(sandbox_id)
+        if record is not None and record.pid:
+            await _kill(record)
+        else:
+            await _stop_launch(sandbox_id, cgroup)
         await cgroup.kill()
         await cgroup.remove()
         for state in (self._state / "runtime").glob(f"*/{sandbox_id}"):
@@ -325,10 +329,15 @@ class OciProvider:
         return "its first process has ended"
 
 
+async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
+    """Of a sandbox that was never finished: whoever may still be at work on it."""
+    while oci_launch.kill_strays(sandbox_id):
+        await cgroup.kill()
+        await asyncio.sleep(0.002)
+
+
 async def _kill(record: Record) -> None:
     """Ends the first process, and with it, by the kernel, every other one of the sandbox."""
-    if not record.pid:
-        return
     try:
         pidfd = os.pidfd_open(record.pid)
     except OSError:
@@ -355,19 +364,3 @@ def _translated(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:
     if exc.errno in (28, 122):
         return NoSpace(f"{doing}: {exc.strerror} ({exc.filename})", remedy="free some space in the state directory")
     return ProviderUnavailable(f"{doing}: {exc.strerror} ({exc.filename})")
-
-
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Cleaning up is not interrupted; a cancellation that came meanwhile goes on afterwards."""
-    task = asyncio.ensure_future(work)
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            cancelled = True
-        except BaseException:
-            break
-    task.result()
-    if cancelled:
-        raise asyncio.CancelledError

@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -54,6 +56,44 @@ def argv(
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
         *("--bundle", BUNDLE, record.sandbox_id),
     ]
+
+
+def kill_strays(sandbox_id: str) -> int:
+    """Kills launchers and runtimes at work on this sandbox, and says how many there were.
+
+    A runtime goes on in children of its own when it is killed, and would finish a sandbox that
+    nobody waits for. Until it starts the agent, which is in the sandbox's cgroup, all of them have
+    the command line that was made here.
+    """
+    marks = {sandbox_id.encode(), BUNDLE.encode()}
+    found = 0
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and marks <= _arguments(entry):
+            found += 1
+            _kill_if(int(entry), lambda pid: marks <= _arguments(str(pid)))
+    return found
+
+
+def _arguments(pid: str) -> set[bytes]:
+    """Empty for a process that has ended."""
+    try:
+        return set(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+    except OSError:
+        return set()
+
+
+def _kill_if(pid: int, still: Callable[[int], bool]) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if still(pid):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(pidfd)
 
 
 def write_bundle(bundle: Path, config: dict[str, Any]) -> None:

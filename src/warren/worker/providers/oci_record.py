@@ -8,11 +8,11 @@ boot id tells that the machine was restarted since.
 import json
 import os
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from warren.model.spec import Layer, Limits, SandboxSpec
+from warren.worker.boot import boot_id
 
 NAME: Final = "record.json"
 
@@ -56,11 +56,6 @@ def _spec(values: dict[str, Any]) -> SandboxSpec:
     limits = Limits(**values["limits"])
     require = frozenset(Layer(name) for name in values["require"])
     return SandboxSpec(**{**values, "limits": limits, "require": require})
-
-
-@cache
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_time(pid: int) -> int | None:

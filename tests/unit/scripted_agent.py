@@ -1,0 +1,75 @@
+"""The other end of a link, as tests want it: frames in, frames out, over a real socket."""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from warren.worker.agent_link import AgentLink
+from warren.worker.wire import HEADER, VERSION, Ask, Fields, Say, Tag, fields
+
+
+def said(kind: int, channel: int, payload: bytes = b"") -> bytes:
+    return HEADER.pack(len(payload), channel, kind) + payload
+
+
+def output(channel: int, stream: int, offset: int, data: bytes) -> bytes:
+    return said(Say.OUTPUT, channel, struct.pack("<BQ", stream, offset) + data)
+
+
+def exit_frame(channel: int, code: int = 0, total: int = 0, **more: int) -> bytes:
+    items = [(Tag.EXIT_CODE, code), (Tag.REASON, 0), (Tag.BYTES, total)]
+    return said(Say.EXIT, channel, fields(items + [(Tag[name.upper()], value) for name, value in more.items()]))
+
+
+def hello(version: int = VERSION) -> bytes:
+    return said(Say.HELLO, 0, fields([(Tag.VERSION, version)]))
+
+
+class ScriptedAgent:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def heard(self) -> tuple[int, int, bytes]:
+        """The next frame of the worker: kind, channel, payload."""
+        length, channel, kind = HEADER.unpack(await self.reader.readexactly(HEADER.size))
+        return kind, channel, await self.reader.readexactly(length)
+
+    async def asked(self, kind: Ask) -> tuple[int, Fields]:
+        heard, channel, payload = await self.heard()
+        assert heard == kind, f"expected {kind.name}, got {Ask(heard).name}"
+        return channel, Fields(payload)
+
+    async def says(self, *frames: bytes) -> None:
+        self.writer.write(b"".join(frames))
+        await self.writer.drain()
+
+    async def says_in_pieces(self, pieces: Iterable[bytes]) -> None:
+        for piece in pieces:
+            self.writer.write(piece)
+            await self.writer.drain()
+            await asyncio.sleep(0)
+
+    def hang_up(self) -> None:
+        self.writer.close()
+
+
+@asynccontextmanager
+async def linked() -> Any:
+    """A link and the agent at its other end."""
+    ours, theirs = socket.socketpair()
+    for sock in (ours, theirs):
+        sock.setblocking(False)
+    link = await AgentLink.over(ours)
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    try:
+        yield link, ScriptedAgent(reader, writer)
+    finally:
+        await link.close()
+        writer.close()
+        try:
+            await writer.wait_closed()
+        except OSError:
+            pass

@@ -1,0 +1,410 @@
+"""The link to an agent: what it believes (nothing), how it flows, how it ends."""
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import anyio
+import pytest
+from unit.scripted_agent import exit_frame, hello, linked, output, said
+
+from warren.model.errors import FileNotFound, InvalidRequest, ProtocolError, SandboxLost
+from warren.worker.agent_channel import Output, Reply
+from warren.worker.agent_link import AgentLink
+from warren.worker.wire import (
+    MAX_FRAME_IN,
+    MAX_FRAME_OUT,
+    OUTPUT_WINDOW,
+    STDIN_WINDOW,
+    Ask,
+    Code,
+    Say,
+    Tag,
+    credit,
+    fields,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+async def nothing_is_raised_into_the_loop() -> object:
+    raised: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: raised.append(context))
+    with anyio.fail_after(20):
+        yield
+    loop.set_exception_handler(None)
+    assert raised == []
+
+
+# Dialling.
+
+
+class Listener:
+    """An agent's socket in a directory, answering the greeting."""
+
+    def __init__(self, directory: Path, version: int = 1) -> None:
+        self.directory, self.version = directory, version
+
+    async def __aenter__(self) -> None:
+        # Bound by a relative name: the directory's path may be too long for a socket's address.
+        sock = socket.socket(socket.AF_UNIX)
+        here = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        os.chdir(self.directory)
+        sock.bind("agent.sock")
+        os.fchdir(here)
+        os.close(here)
+        self._server = await asyncio.start_unix_server(self._answer, sock=sock)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(12)
+        writer.write(hello(self.version))
+        await reader.read()
+        writer.close()
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+
+async def test_dialling_greets_and_checks_the_version(tmp_path: Path) -> None:
+    async with Listener(tmp_path):
+        link = await AgentLink.dial(tmp_path, timeout_s=5)
+        assert repr(link) == "<AgentLink open, 0 channels>"
+        await link.close()
+        assert repr(link) == "<AgentLink lost, 0 channels>"
+
+
+async def test_another_version_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    async with Listener(tmp_path, version=9):
+        with pytest.raises(ProtocolError, match="version 9") as caught:
+            await AgentLink.dial(tmp_path, timeout_s=5)
+        assert "destroy it" in caught.value.remedy
+
+
+async def test_a_path_longer_than_a_socket_address_is_no_problem(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    async with Listener(deep):
+        await (await AgentLink.dial(deep, timeout_s=5)).close()
+
+
+async def test_an_agent_that_comes_late_is_waited_for(tmp_path: Path) -> None:
+    dialling = asyncio.ensure_future(AgentLink.dial(tmp_path, timeout_s=10))
+    await asyncio.sleep(0.01)
+    async with Listener(tmp_path):
+        await (await dialling).close()
+
+
+async def test_an_agent_that_never_comes_is_lost(tmp_path: Path) -> None:
+    with pytest.raises(SandboxLost, match="did not answer"):
+        await AgentLink.dial(tmp_path, timeout_s=0.02)
+
+
+async def test_a_directory_that_is_gone_is_lost_at_once(tmp_path: Path) -> None:
+    with pytest.raises(SandboxLost, match="is gone"):
+        await AgentLink.dial(tmp_path / "nothing", timeout_s=60)
+
+
+async def test_no_link_is_followed_to_another_socket(tmp_path: Path) -> None:
+    real, trap = tmp_path / "real", tmp_path / "trap"
+    real.mkdir()
+    trap.mkdir()
+    async with Listener(real):
+        (trap / "agent.sock").symlink_to(real / "agent.sock")
+        with pytest.raises(SandboxLost, match="not a socket"):
+            await AgentLink.dial(trap, timeout_s=1)
+        (tmp_path / "way").symlink_to(real)
+        with pytest.raises(SandboxLost, match="cannot be reached"):
+            await AgentLink.dial(tmp_path / "way", timeout_s=1)
+
+
+async def test_an_agent_that_hangs_up_instead_of_greeting_is_lost(tmp_path: Path) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_unix_server(hang_up, str(tmp_path / "agent.sock"))
+    with pytest.raises(SandboxLost):
+        await AgentLink.dial(tmp_path, timeout_s=5)
+    server.close()
+
+
+# Requests and replies.
+
+
+async def test_replies_reach_the_channel_they_are_for() -> None:
+    async with linked() as (link, agent):
+        one, two = await link.open(Ask.PING), await link.open(Ask.PING)
+        await agent.says(said(Say.DONE, two.number, fields([(Tag.PID, 2)])), said(Say.DONE, one.number))
+        assert (await two.last()).fields.number(Tag.PID) == 2
+        assert not (await one.last()).fields
+
+
+async def test_an_error_is_raised_as_its_class_with_a_safe_message() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.FILE)
+        payload = fields([(Tag.CODE, Code.NOT_FOUND), (Tag.MESSAGE, "no \x1b[31mfile\n" + "x" * 9000)])
+        await agent.says(said(Say.ERROR, channel.number, payload))
+        with pytest.raises(FileNotFound) as caught:
+            await channel.take()
+        assert caught.value.message.startswith(r"no \x1b[31mfile\n")
+        assert len(caught.value.message) < 2100
+
+
+async def test_the_last_word_can_be_taken_again() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.START)
+        await agent.says(exit_frame(channel.number, 3))
+        for _ in range(2):
+            assert (await channel.last()).fields.number(Tag.EXIT_CODE) == 3
+
+
+async def test_frames_for_a_closed_channel_are_ignored() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.ATTACH)
+        channel.close()
+        await agent.says(output(channel.number, 1, 0, b"late"), exit_frame(channel.number))
+        other = await link.open(Ask.PING)
+        await agent.says(said(Say.DONE, other.number))
+        await other.last()
+        assert [await agent.heard() for _ in range(2)][1][0] == Ask.CLOSE
+
+
+async def test_a_posted_request_wants_no_answer() -> None:
+    async with linked() as (link, agent):
+        link.post(Ask.CONTROL, b"")
+        kind, number, _ = await agent.heard()
+        await agent.says(said(Say.DONE, number))
+        other = await link.open(Ask.PING)
+        await agent.says(said(Say.DONE, other.number))
+        await other.last()
+        assert kind == Ask.CONTROL
+
+
+async def test_a_request_too_long_for_a_frame_is_refused() -> None:
+    async with linked() as (link, _):
+        with pytest.raises(InvalidRequest, match="at most"):
+            await link.open(Ask.START, bytes(MAX_FRAME_OUT + 1))
+
+
+async def test_many_small_outputs_keep_their_order_and_streams() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.ATTACH)
+        frames = [output(channel.number, 1 + at % 2, at, bytes([at % 256])) for at in range(20_000)]
+        await agent.says(*frames, output(channel.number, 1, 20_000, b"x" * 5000), exit_frame(channel.number))
+        seen = []
+        while isinstance(item := await channel.take(), Output):
+            seen.append(item)
+        assert [(item.stream, item.offset, item.data[:1]) for item in seen[:20_000]] == [
+            (1 + at % 2, at, bytes([at % 256])) for at in range(20_000)
+        ]
+        assert seen[20_000].data == b"x" * 5000
+
+
+async def test_a_large_frame_in_many_pieces_is_one_frame() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.FILE)
+        data = os.urandom(MAX_FRAME_IN)
+        raw = said(Say.DATA, channel.number, data) + said(Say.DONE, channel.number)
+        await agent.says_in_pieces(raw[at : at + 50_001] for at in range(0, len(raw), 50_001))
+        assert await channel.take() == data
+        assert isinstance(await channel.take(), Reply)
+
+
+# Flow.
+
+
+async def test_credit_is_granted_back_as_data_is_taken() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.FILE)
+        await agent.heard()
+        block = bytes(OUTPUT_WINDOW // 4)
+        await agent.says(*[said(Say.DATA, channel.number, block)] * 4)
+        for _ in range(2):
+            await channel.take()
+        kind, number, payload = await agent.heard()
+        assert (kind, number, credit(memoryview(payload))) == (Ask.CREDIT, channel.number, OUTPUT_WINDOW // 2)
+        await agent.says(*[said(Say.DATA, channel.number, block)] * 2, said(Say.DONE, channel.number))
+        assert sum([len(await channel.take()) for _ in range(4)]) == OUTPUT_WINDOW
+
+
+async def test_sending_waits_for_credit() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.FILE)
+        await agent.heard()
+        sending = asyncio.ensure_future(channel.send(bytes(STDIN_WINDOW + 1000)))
+        size = 0
+        while size < STDIN_WINDOW:
+            kind, _, payload = await agent.heard()
+            assert kind == Ask.DATA
+            size += len(payload)
+        assert size == STDIN_WINDOW
+        assert not sending.done()
+        await agent.says(said(Say.CREDIT, channel.number, (600).to_bytes(4, "little")))
+        assert len((await agent.heard())[2]) == 600
+        await agent.says(said(Say.CREDIT, channel.number, (600).to_bytes(4, "little")))
+        assert len((await agent.heard())[2]) == 400
+        assert await sending
+
+
+async def test_a_sender_hears_that_nobody_wants_more() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.START)
+        sending = asyncio.ensure_future(channel.send(bytes(STDIN_WINDOW * 2)))
+        while (await agent.heard())[0] != Ask.DATA:
+            pass
+        await agent.says(exit_frame(channel.number))
+        assert await sending is False
+
+
+async def test_an_agent_that_does_not_read_holds_the_sender_back() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.FILE)
+        await agent.says(said(Say.CREDIT, channel.number, (1 << 30).to_bytes(4, "little")))
+        sending = asyncio.ensure_future(channel.send(bytes(64 * 1024 * 1024)))
+        await asyncio.wait([sending], timeout=0.1)
+        assert not sending.done()
+        assert link._transport.get_write_buffer_size() < 2 * 1024 * 1024
+        sending.cancel()
+        link.abort()
+
+
+# What an agent must not say.
+
+
+def bad_frames() -> dict[str, bytes]:
+    return {
+        "an unknown type": said(0x7F, 1),
+        "a worker's own type": said(Ask.START, 1),
+        "a frame too long": said(Say.DATA, 1)[:0] + (MAX_FRAME_IN + 1).to_bytes(4, "little") + b"\1\0\0\0\x46\0\0\0",
+        "a channel never opened": said(Say.DONE, 77),
+        "output for a file": output(1, 1, 0, b"x"),
+        "an exit for a file": exit_frame(1),
+        "a greeting on a channel": said(Say.HELLO, 1),
+        "a second life": said(Say.DONE, 0),
+        "broken fields": said(Say.DONE, 1, b"\1\xff\xff\xff\xff"),
+        "an error without a known code": said(Say.ERROR, 1, fields([(Tag.CODE, 99)])),
+        "an error whose code is no number": said(Say.ERROR, 1, fields([(Tag.CODE, b"abc")])),
+        "credit of three bytes": said(Say.CREDIT, 1, b"abc"),
+        "endless credit": said(Say.CREDIT, 1, b"\xff\xff\xff\xff") * 2,
+    }
+
+
+@pytest.mark.parametrize("what", bad_frames())
+async def test_breaking_the_rules_cuts_the_link(what: str) -> None:
+    async with linked() as (link, agent):
+        channel, other = await link.open(Ask.FILE), await link.open(Ask.PING)
+        await agent.says(bad_frames()[what])
+        for waiting in (channel, other):
+            with pytest.raises(ProtocolError, match="the link to the agent was cut"):
+                await waiting.last()
+        with pytest.raises(ProtocolError):
+            await link.open(Ask.PING)
+        assert repr(link).startswith("<AgentLink broken: ")
+
+
+async def test_output_beyond_the_window_cuts_the_link() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.ATTACH)
+        half = OUTPUT_WINDOW // 2
+        await agent.says(*[output(channel.number, 1, at * half, bytes(half)) for at in range(2)])
+        await agent.says(output(channel.number, 1, OUTPUT_WINDOW, b"x"))
+        await link.lost.wait()
+        assert isinstance(await channel.take(), Output)
+        await channel.take()
+        with pytest.raises(ProtocolError, match="window"):
+            await channel.take()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [output(1, 9, 0, b"x")],
+        [output(1, 1, 2**63, b"x")],
+        [said(Say.OUTPUT, 1, b"short")],
+        [said(Say.STARTED, 1), said(Say.STARTED, 1)],
+        [said(Say.DONE, 1)],
+        [said(Say.DATA, 1, b"x")],
+    ],
+    ids=["stream 9", "an offset beyond all", "cut short", "started twice", "done", "data"],
+)
+async def test_a_command_that_speaks_nonsense_cuts_the_link(frames: list[bytes]) -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.START)
+        await agent.says(*frames)
+        with pytest.raises(ProtocolError):
+            await channel.last()
+
+
+async def test_a_sandbox_that_discards_output_is_still_held_to_the_window() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.ATTACH, discard_output=True)
+        await agent.says(*[output(channel.number, 1, 0, bytes(OUTPUT_WINDOW // 2))] * 3)
+        with pytest.raises(ProtocolError):
+            await channel.last()
+
+
+# Losing it.
+
+
+async def test_a_lost_connection_reaches_everybody_at_once_with_the_reason() -> None:
+    async with linked() as (link, agent):
+        link.why_lost = lambda: "its agent was killed"
+        waiting = [asyncio.ensure_future((await link.open(Ask.PING)).last()) for _ in range(3)]
+        sending = asyncio.ensure_future((await link.open(Ask.FILE)).send(bytes(STDIN_WINDOW * 2)))
+        await asyncio.sleep(0)
+        agent.hang_up()
+        for task in waiting:
+            with pytest.raises(SandboxLost, match="its agent was killed"):
+                await task
+        await asyncio.wait([sending])
+        assert sending.exception() is not None or sending.result() is False
+        with pytest.raises(SandboxLost, match="its agent was killed"):
+            await link.open(Ask.PING)
+        link.post(Ask.CONTROL, b"")
+
+
+async def test_what_came_before_the_loss_can_still_be_taken() -> None:
+    async with linked() as (link, agent):
+        running, ended = await link.open(Ask.ATTACH), await link.open(Ask.START)
+        await agent.says(output(running.number, 1, 0, b"before"), exit_frame(ended.number, 7))
+        agent.hang_up()
+        await link.lost.wait()
+        assert (await running.take()) == Output(1, 0, b"before")
+        with pytest.raises(SandboxLost):
+            await running.take()
+        assert (await ended.last()).fields.number(Tag.EXIT_CODE) == 7
+
+
+async def test_a_reason_that_cannot_be_found_does_not_hide_the_loss() -> None:
+    async with linked() as (link, agent):
+
+        def broken() -> str:
+            raise OSError("no such file")
+
+        link.why_lost = broken
+        agent.hang_up()
+        await link.lost.wait()
+        with pytest.raises(SandboxLost, match="no such file"):
+            await link.open(Ask.PING)
+
+
+async def test_closing_twice_is_harmless_and_later_calls_say_so() -> None:
+    async with linked() as (link, _):
+        await link.close()
+        await link.close()
+        with pytest.raises(SandboxLost, match="was closed"):
+            await link.open(Ask.PING)
+
+
+async def test_a_cancelled_wait_leaves_the_link_in_order() -> None:
+    async with linked() as (link, agent):
+        channel = await link.open(Ask.PING)
+        task = asyncio.ensure_future(channel.last())
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await agent.says(said(Say.DONE, channel.number))
+        assert isinstance(await channel.last(), Reply)
