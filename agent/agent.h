@@ -21,6 +21,7 @@ struct settings {
     const char *workspace, *user;
     uid_t uid_low, uid_high, agent_uid;
     unsigned nproc;
+    bool ephemeral;   /* end, and the sandbox with it, when the worker is gone */
     bool exact_order; /* whether the kernel tells us of every write to a pipe */
 };
 extern struct settings settings;

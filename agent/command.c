@@ -56,6 +56,7 @@ static void remove_command(struct command *c) {
     shell_free(&c->shell);
     free(c->writes);
     free(c->title);
+    free(c->cwd);
     free(c);
 }
 
@@ -117,6 +118,7 @@ static void start_checked(uint32_t channel, struct request *r) {
     snprintf(c->id, sizeof c->id, "%s", r->id);
     snprintf(c->user, sizeof c->user, "%s", u.name);
     c->title = title_of(r);
+    c->cwd = r->cwd ? strdup(r->cwd) : NULL;
     c->terminal = r->flags & FLAG_TERMINAL;
     c->grace_ms = (uint32_t)r->grace_ms;
     log_init(&c->log, !(r->flags & FLAG_DEFER) && r->keep < LIVE_KEEP ? LIVE_KEEP : (size_t)r->keep);
@@ -160,7 +162,7 @@ static void started(struct command *c, const struct news *n) {
 static void refused(struct command *c, const struct news *n) {
     struct channel *ch = c->has_start_channel ? channel_find(c->start_channel) : NULL;
     if (ch && ch->command == c) {
-        if (n->stage == STAGE_CWD) send_error(ch->id, CODE_NO_CWD, "the working directory cannot be entered: %s", strerror(n->error));
+        if (n->stage == STAGE_CWD) send_error(ch->id, CODE_NO_CWD, "the working directory %s cannot be entered: %s", c->cwd ? c->cwd : settings.workspace, strerror(n->error));
         else if (n->stage == STAGE_USER) send_error(ch->id, CODE_UNKNOWN_USER, "cannot become user %s: %s", c->user, strerror(n->error));
         else send_error(ch->id, CODE_LIMIT, "the sandbox is at its limit of %u processes", settings.nproc);
         channel_close(ch);
@@ -173,7 +175,7 @@ static void ended(struct command *c, const struct news *n) {
     c->ended_us = now_us();
     c->deadline_us = 0;
     output_collect(c, true);
-    shell_done(&c->shell, c->keep_cwd);
+    shell_done(&c->shell, c->cwd);
     shell_free(&c->shell);
     c->life = LIFE_ENDED;
     command_stdin_eof(c);

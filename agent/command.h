@@ -15,9 +15,9 @@ struct pipe_end {
 
 struct command {
     struct command *next;
-    char id[65], *title, user[33];
+    char id[65], *title, *cwd, user[33]; /* cwd: the one that was asked for, or NULL */
     enum life life;
-    bool terminal, forgotten, keep_cwd;
+    bool terminal, forgotten;
     pid_t supervisor, pid;
     struct watch control;
     struct pipe_end out, err;

@@ -103,6 +103,7 @@ static void hang_up(void) {
     buf_free(&inbox);
     buf_free(&outbox);
     greeted = sending = false;
+    if (settings.ephemeral) exit(0);
 }
 
 /* ---- what the worker says ---- */

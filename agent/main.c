@@ -42,7 +42,7 @@
 
 #define CAPS ((1u << 5) | (1u << 6) | (1u << 7) | (1u << 8)) /* KILL SETGID SETUID SETPCAP */
 
-struct settings settings = {"/workspace", "sandboxuser", 1, 65534, 0, 0, false};
+struct settings settings = {"/workspace", "sandboxuser", 1, 65534, 0, 0, false, false};
 static int poller = -1, signals = -1;
 static struct watch signal_watch, door = {.fd = -1};
 
@@ -166,7 +166,7 @@ static unsigned long number(const char *s) { return s ? strtoul(s, NULL, 10) : 0
 
 static void usage(void) {
     dprintf(2, "warren-agent --listen-fd N | --socket PATH [--become UID] [--user NAME] [--workspace DIR]\n"
-               "             [--uids LOW-HIGH] [--nproc N]\nThe first process of a Warren sandbox; not to be run by hand.\n");
+               "             [--uids LOW-HIGH] [--nproc N] [--ephemeral]\nThe first process of a Warren sandbox; not to be run by hand.\n");
     exit(2);
 }
 
@@ -178,6 +178,10 @@ static int parse_arguments(int argc, char **argv) {
         if (strcmp(name, "--version") == 0) {
             printf("warren-agent %u\n", WIRE_VERSION);
             exit(0);
+        }
+        if (strcmp(name, "--ephemeral") == 0) {
+            settings.ephemeral = true;
+            continue;
         }
         if (!value) usage();
         i++;

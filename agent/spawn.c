@@ -118,9 +118,8 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
     l.state_fd = l.text_fd = -1;
     l.argv = r->argv;
     l.env = env;
-    c->keep_cwd = r->cwd != NULL;
     if (r->shell) {
-        if (!shell_prepare(&c->shell, r->shell, base, r->env, r->flags & FLAG_CARRY && !terminal, c->keep_cwd)) {
+        if (!shell_prepare(&c->shell, r->shell, base, r->env, r->flags & FLAG_CARRY && !terminal, r->cwd)) {
             *why = "the shell's state cannot be prepared";
             free(env);
             free(base);

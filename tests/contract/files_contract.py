@@ -133,7 +133,10 @@ class FilesContract(ProviderHooks):
 
     @pytest.mark.parametrize(
         ("offset", "length", "expected"),
-        [(0, None, b"0123456789"), (3, None, b"3456789"), (3, 4, b"3456"), (8, 10, b"89"), (10, 5, b""), (99, None, b""), (0, 0, b"")],
+        [
+            (0, None, b"0123456789"), (3, None, b"3456789"), (3, 4, b"3456"), (8, 10, b"89"),
+            (10, 5, b""), (99, None, b""), (0, 0, b""),
+        ],
     )  # fmt: skip
     async def test_ranges(self, sandbox: Sandbox, offset: int, length: int | None, expected: bytes) -> None:
         await sandbox.write("digits", b"0123456789")
@@ -240,7 +243,10 @@ class FilesContract(ProviderHooks):
 
     async def test_a_list_does_not_follow_links(self, sandbox: Sandbox) -> None:
         await sandbox.exec(Command(shell="ln -s / all; ln -s . self"))
-        assert {info.path for info in await sandbox.list("/workspace", depth=5)} == {"/workspace/all", "/workspace/self"}
+        assert {info.path for info in await sandbox.list("/workspace", depth=5)} == {
+            "/workspace/all",
+            "/workspace/self",
+        }
 
     async def test_a_thousand_files_are_listed(self, sandbox: Sandbox) -> None:
         names = [f"file-{number:04}" for number in range(1000)]
@@ -314,8 +320,8 @@ class FilesContract(ProviderHooks):
         await sandbox.write("locked", b"secret", mode=0o000)
         await sandbox.mkdir("closed", mode=0o000)
         for call in (
-            content(sandbox, "locked"), sandbox.list("closed"), sandbox.stat("closed/x"), sandbox.write("closed/x", b""),
-            sandbox.write("/etc/warren-test", b""), sandbox.mkdir("/etc/warren-test"),
+            content(sandbox, "locked"), sandbox.list("closed"), sandbox.stat("closed/x"),
+            sandbox.write("closed/x", b""), sandbox.write("/etc/warren-test", b""), sandbox.mkdir("/etc/warren-test"),
         ):  # fmt: skip
             with pytest.raises(PermissionDenied):
                 await call

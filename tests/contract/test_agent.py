@@ -1,10 +1,13 @@
 """The real agent under the contracts, in throw-away namespaces: see namespace_provider.py."""
 
+import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
+import anyio
 import pytest
 from contract.files_contract import FilesContract
 from contract.namespace_provider import NamespaceProvider, stop
@@ -14,6 +17,8 @@ from contract.sandbox_contract import SandboxContract
 import warren
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
+from warren.model.errors import ProcessNotFound
+from warren.model.operations import Command
 
 AGENT = Path(warren.__file__).parent / "bin" / "warren-agent"
 
@@ -44,7 +49,27 @@ class TestAgentProvider(NamespaceHooks, ProviderContract):
 
 
 class TestAgentSandbox(NamespaceHooks, SandboxContract):
-    pass
+    async def test_forgetting_a_process_leaves_no_reader_hanging(self, sandbox: Sandbox) -> None:
+        """More than a window of output, so that the agent still has some to send when it forgets."""
+        process = await sandbox.start(Command(shell="head -c 1200000 /dev/zero"))
+        reading = process.output()
+        await anext(reading)
+        while (await sandbox.processes())[0].running:
+            await asyncio.sleep(0.005)
+        await sandbox.forget(process.id)
+        with anyio.fail_after(5), contextlib.suppress(ProcessNotFound):
+            async for _ in reading:
+                pass
+
+    async def test_an_end_that_was_not_taken_when_it_is_forgotten_is_not_found(self, sandbox: Sandbox) -> None:
+        process = await sandbox.start(Command(shell="cat; exit 3"))
+        waiting = asyncio.ensure_future(process.wait())
+        await process.close_stdin()
+        with anyio.fail_after(5):
+            assert (await waiting).exit_code == 3
+        await sandbox.forget(process.id)
+        with pytest.raises(ProcessNotFound):
+            await process.wait()
 
 
 class TestAgentFiles(NamespaceHooks, FilesContract):

@@ -109,9 +109,14 @@ class Steps:
         programs = [path for path in Path("/proc").glob("[0-9]*/cmdline") if f"{state}/sandboxes" in _text(path)]
         folders = [path for path in self.state_dir.glob("*/*") if path.parent.name in ("sandboxes", "runtime")]
         folders = [path for path in (*folders, *self.state_dir.glob("runtime/*/*")) if path.name in self.seen]
-        cgroups = [path for name in self.seen for path in Path("/sys/fs/cgroup").glob(f"**/warren/{name}")]
+        cgroups = [path for name in self.seen for path in _cgroups(name)]
         mounts = [line for line in _text(Path("/proc/self/mountinfo")).splitlines() if state in line]
         return [*map(str, (*claims, *loops, *programs, *folders, *cgroups)), *mounts]
+
+
+def _cgroups(name: str) -> list[Path]:
+    root = Path("/sys/fs/cgroup")
+    return [path for path in (root / "warren" / name, *root.glob(f"*/warren/{name}")) if path.exists()]
 
 
 def _text(path: Path) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from warren.worker.agent_link import AgentLink
@@ -69,7 +69,5 @@ async def linked() -> Any:
     finally:
         await link.close()
         writer.close()
-        try:
+        with suppress(OSError):
             await writer.wait_closed()
-        except OSError:
-            pass

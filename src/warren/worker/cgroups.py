@@ -6,10 +6,11 @@ ones count, and `hybrid` names the v2 mount, which some runtimes want out of sig
 """
 
 import asyncio
+import fcntl
 import os
 import signal
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from warren.model.errors import ProviderUnavailable
 
 NEEDED: Final = ("memory", "cpu", "pids")
 _UNIFIED: Final = ""
+_PARENT_LOCK: Final = Path("/run/warren/cgroups.lock")
 _NO_LIMIT: Final = 1 << 60
 _KILL_ROUNDS: Final = 400
 _PAUSE_S: Final = 0.005
@@ -65,6 +67,13 @@ class Hierarchies:
         paths = parse_membership(Path(f"/proc/{pid}/cgroup").read_text())
         own = {name: path for name, path in paths.items() if len(marker) >= 8 and marker in path}
         return self._cgroup({name: self.mounts[name] / own[name].strip("/") for name in own if name in self.mounts})
+
+    def remove_parent(self, path: str) -> None:
+        """Removes the directory above the sandboxes' if it is empty and nobody is making one in it."""
+        with _parent_lock(fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
+            for mount in set(self.mounts.values()) if locked else ():
+                with suppress(OSError):
+                    os.rmdir(mount / path.strip("/"))
 
     def _cgroup(self, directories: dict[str, Path]) -> "SandboxCgroup":
         return SandboxCgroup(directories, unified=self.version == "v2")
@@ -184,6 +193,31 @@ class SandboxCgroup:
             cpus=parse_quota(self._read("cpu", "cpu.max")),
             pids=parse_limit(self._read("pids", "pids.max")),
         )
+
+
+@contextmanager
+def parent_in_use() -> Iterator[None]:
+    """While a runtime makes a sandbox's cgroup, the one above must not vanish under it."""
+    with _parent_lock(fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def _parent_lock(operation: int) -> Iterator[bool]:
+    _PARENT_LOCK.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+    fd = os.open(_PARENT_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        yield _locked(fd, operation)
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int, operation: int) -> bool:
+    try:
+        fcntl.flock(fd, operation)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def parse_mounts(mountinfo: str) -> Hierarchies:

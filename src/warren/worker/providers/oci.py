@@ -31,7 +31,7 @@ from warren.worker import isolation
 from warren.worker.agent_link import AgentLink
 from warren.worker.agent_sandbox import AgentSandbox
 from warren.worker.boot import boot_id
-from warren.worker.cgroups import Hierarchies, SandboxCgroup
+from warren.worker.cgroups import Hierarchies, SandboxCgroup, parent_in_use
 from warren.worker.disks import STOCK, Disks
 from warren.worker.finishing import to_its_end
 from warren.worker.providers import oci_bundle, oci_launch
@@ -45,6 +45,7 @@ STEPS: Final = (
     *("directory", "uids", "record", "bundle", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
 )
 _DESTROYS_AT_ONCE: Final = 8
+_STRAY_ROUNDS: Final = 5000
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 Fault = Callable[[str], None]
@@ -133,7 +134,7 @@ class OciProvider:
         for sandbox in list(self._open):
             await sandbox.close()
         if not await self.list_ids():
-            self._remove_parent_cgroups()
+            self._hierarchies.remove_parent(oci_bundle.cgroup_path(""))
 
     async def runtime_report(self) -> RuntimeReport:
         await self._prepare_host()
@@ -187,7 +188,8 @@ class OciProvider:
             oci_launch.make_mount_points(directory / "image")
             await self._take_disk(record.spec, directory)
             argv = self._launch_argv(record, RootFs(directory / "image", host_usr=False), detached=False)
-            return await run(argv, timeout_s=self._start_timeout_s)
+            with parent_in_use():
+                return await run(argv, timeout_s=self._start_timeout_s)
         finally:
             await to_its_end(self._unmake(sandbox_id))
 
@@ -207,7 +209,7 @@ class OciProvider:
         self._fault("disk")
         await self._take_disk(spec, directory)
         self._fault("socket")
-        with oci_launch.listening(directory) as listener:
+        with oci_launch.listening(directory) as listener, parent_in_use():
             self._fault("launch")
             argv = self._launch_argv(record, rootfs)
             outcome = await run(
@@ -298,13 +300,6 @@ class OciProvider:
             self._uids.release_all(directory)
         _remove(directory)
 
-    def _remove_parent_cgroups(self) -> None:
-        for path in {Path(directory).parent for directory in self._cgroup("0" * 32).directories.values()}:
-            try:
-                path.rmdir()
-            except OSError:  # somebody else's sandboxes are in it, or it never was
-                continue
-
     # -- small things
 
     def _directory(self, sandbox_id: str) -> Path:
@@ -331,9 +326,12 @@ class OciProvider:
 
 async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
     """Of a sandbox that was never finished: whoever may still be at work on it."""
-    while oci_launch.kill_strays(sandbox_id):
+    for _ in range(_STRAY_ROUNDS):
+        if not oci_launch.kill_strays(sandbox_id):
+            return
         await cgroup.kill()
         await asyncio.sleep(0.002)
+    raise ProviderUnavailable(f"the runtime that was making sandbox {sandbox_id} does not die")
 
 
 async def _kill(record: Record) -> None:

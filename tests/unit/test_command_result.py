@@ -1,0 +1,114 @@
+"""Texts, results and the blame for running out of memory: pure functions, by table."""
+
+import pytest
+
+from warren.model.errors import ProtocolError
+from warren.model.operations import Command, Reason, TerminalSize
+from warren.worker.agent_channel import Output, printable
+from warren.worker.command_result import exec_result, lost_result, start_payload, texts
+from warren.worker.oom_watch import OomLedger
+from warren.worker.wire import EndReason, Fields, Flag, Tag, fields
+
+OUT, ERR, TERMINAL = 1, 2, 3
+
+
+def end(**values: int) -> Fields:
+    return Fields(fields([(Tag[name.upper()], value) for name, value in values.items()]))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "total", "expected"),
+    [
+        ([], 0, ("", "", "")),
+        ([], 9, ("", "", "\n[... 9 bytes not kept ...]\n")),
+        ([Output(OUT, 0, b"a"), Output(OUT, 1, b"b")], 2, ("ab", "", "ab")),
+        ([Output(ERR, 0, b"a")], 1, ("", "a", "a")),
+        ([Output(TERMINAL, 0, b"a")], 1, ("a", "", "a")),
+        ([Output(OUT, 0, b"a"), Output(ERR, 1, b"b"), Output(OUT, 2, b"c")], 3, ("ac", "b", "abc")),
+        ([Output(OUT, 0, b"\xc3"), Output(OUT, 1, b"\xa4")], 2, ("ä", "", "ä")),
+        ([Output(OUT, 0, b"\xc3"), Output(ERR, 1, b"!"), Output(OUT, 2, b"\xa4")], 3, ("ä", "!", "!ä")),
+        (
+            [Output(OUT, 0, b"head"), Output(OUT, 1_234_571, b"tail")], 1_234_575,
+            ("head\n[... 1,234,567 bytes not kept ...]\ntail", "", "head\n[... 1,234,567 bytes not kept ...]\ntail"),
+        ),
+        (
+            [Output(OUT, 0, b"\xc3"), Output(OUT, 5, b"\xa4")], 6,
+            ("�\n[... 4 bytes not kept ...]\n�", "", "�\n[... 4 bytes not kept ...]\n�"),
+        ),
+        ([Output(OUT, 0, b"a")], 3, ("a\n[... 2 bytes not kept ...]\n", "", "a\n[... 2 bytes not kept ...]\n")),
+    ],
+)  # fmt: skip
+def test_texts(outputs: list[Output], total: int, expected: tuple[str, str, str]) -> None:
+    assert texts(outputs, total) == expected
+
+
+def test_a_result_says_everything() -> None:
+    said = end(exit_code=143, reason=EndReason.TIMEOUT, signal=15, duration_us=1500, cpu_us=200, bytes=3, killed=4)
+    result = exec_result(said, [Output(OUT, 0, b"abc")], "p_1")
+    assert (result.exit_code, result.reason, result.signal, result.killed) == (143, Reason.TIMEOUT, 15, 4)
+    assert (result.duration_ms, result.cpu_ms, result.bytes_total, result.truncated) == (1.5, 0.2, 3, False)
+    assert exec_result(end(bytes=4), [Output(OUT, 0, b"abc")], "p").truncated
+
+
+@pytest.mark.parametrize(
+    ("said", "outputs"),
+    [
+        ({"exit_code": 256}, []),
+        ({"reason": 9}, []),
+        ({"bytes": 2}, [Output(OUT, 0, b"abc")]),
+        ({"bytes": 3}, [Output(OUT, 1, b"abc")]),
+    ],
+)
+def test_a_result_that_cannot_be_is_a_protocol_error(said: dict[str, int], outputs: list[Output]) -> None:
+    with pytest.raises(ProtocolError):
+        exec_result(end(**said), outputs, "p")
+
+
+def test_a_time_out_stays_a_time_out_even_without_memory() -> None:
+    assert exec_result(end(exit_code=137, reason=EndReason.TIMEOUT), [], "p", oom=True).reason is Reason.TIMEOUT
+    assert exec_result(end(exit_code=137, reason=EndReason.SIGNAL), [], "p", oom=True).reason is Reason.OOM
+
+
+def test_a_lost_sandbox_is_a_result_with_the_reason() -> None:
+    result = lost_result("it burned", "p_1")
+    assert (result.reason, result.exit_code, result.stderr) == (Reason.SANDBOX_LOST, -1, "it burned")
+
+
+def test_a_command_becomes_the_fields_of_a_start() -> None:
+    payload = start_payload(Command(shell="x", env={"A": "2"}), "p", {"B": "1"}, Flag.DEFER)
+    found = Fields(payload)
+    assert found.number(Tag.FLAGS) == Flag.DEFER | Flag.CARRY
+    assert (found.text(Tag.ENV), found.text(Tag.BASE_ENV)) == ("A=2", "B=1")
+    assert not Fields(start_payload(Command(argv=("x",)), "p", {}, Flag(0))).number(Tag.FLAGS)
+    terminal = Fields(
+        start_payload(Command(shell="x", terminal=TerminalSize(5, 6), timeout_s=0.0001), "p", {}, Flag(0))
+    )
+    assert (terminal.number(Tag.ROWS), terminal.number(Tag.COLS), terminal.number(Tag.TIMEOUT_MS)) == (5, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("rose", "others", "code", "signal", "blamed"),
+    [
+        (False, False, 137, 9, False),
+        (True, False, 137, 9, True),
+        (True, False, 137, None, True),
+        (True, False, 1, None, True),
+        (True, False, 0, None, False),
+        (True, True, 1, None, False),
+        (True, True, 137, 9, True),
+    ],
+)
+def test_who_ran_out_of_memory(rose: bool, others: bool, code: int, signal: int | None, blamed: bool) -> None:
+    kills = [0]
+    ledger = OomLedger(lambda: kills[0])
+    ledger.begin("it")
+    if others:
+        ledger.begin("other")
+    kills[0] += rose
+    assert ledger.ended("it", code, signal) is blamed
+    kills[0] += 1
+    assert ledger.ended("it", code, signal) is blamed
+
+
+def test_untrusted_text_is_made_printable() -> None:
+    assert printable("a\x1b[0m\n\udcff") == r"a\x1b[0m\n\udcff"
