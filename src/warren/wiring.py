@@ -28,6 +28,15 @@ def build_provider(settings: Settings, name: str = "") -> Provider:
             bin_dir=settings.bin_dir,
             runtime=settings.runtime or None,
         )
+    if name == "docker":
+        from warren.worker.providers.docker import DockerProvider
+
+        return DockerProvider(
+            state_dir=settings.state_dir,
+            images=build_images(settings),
+            bin_dir=settings.bin_dir,
+            docker_url=settings.docker_url or None,
+        )
     if name == "fake":
         from warren.worker.providers.fake import FakeProvider
 

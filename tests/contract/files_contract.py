@@ -73,7 +73,8 @@ class FilesContract(ProviderHooks):
 
     async def test_what_is_written_is_read(self, sandbox: Sandbox) -> None:
         info = await sandbox.write("hello.txt", b"hello\0\xff")
-        assert (info.path, info.kind, info.size, info.uid) == ("/workspace/hello.txt", FileKind.FILE, 7, 1000)
+        assert (info.path, info.kind, info.size) == ("/workspace/hello.txt", FileKind.FILE, 7)
+        assert info.uid == await self.user_uid(sandbox)
         assert await content(sandbox, "hello.txt") == b"hello\0\xff"
         assert await content(sandbox, "/workspace/hello.txt") == b"hello\0\xff"
         assert (await sandbox.exec(Command(argv=("cat", "hello.txt")))).bytes_total == 7
@@ -86,7 +87,7 @@ class FilesContract(ProviderHooks):
     async def test_parents_are_made_and_belong_to_the_user(self, sandbox: Sandbox) -> None:
         await sandbox.write("a/b/c/file", b"x")
         for path in ("a", "a/b", "a/b/c", "a/b/c/file"):
-            assert (await sandbox.stat(path)).uid == 1000
+            assert (await sandbox.stat(path)).uid == await self.user_uid(sandbox)
         assert (await sandbox.exec(Command(shell="echo more > a/b/c/second"))).exit_code == 0
 
     async def test_a_new_file_has_an_ordinary_mode_and_a_given_one_is_set(self, sandbox: Sandbox) -> None:
@@ -258,7 +259,7 @@ class FilesContract(ProviderHooks):
     async def test_mkdir_makes_parents_and_sets_the_mode(self, sandbox: Sandbox) -> None:
         await sandbox.mkdir("x/y/z", mode=0o700)
         info = await sandbox.stat("x/y/z")
-        assert (info.kind, info.mode, info.uid) == (FileKind.DIRECTORY, 0o700, 1000)
+        assert (info.kind, info.mode, info.uid) == (FileKind.DIRECTORY, 0o700, await self.user_uid(sandbox))
 
     async def test_mkdir_of_what_exists_is_refused(self, sandbox: Sandbox) -> None:
         await sandbox.mkdir("x")
@@ -358,7 +359,7 @@ class FilesContract(ProviderHooks):
             (info.path[cut[1] :], info.kind, info.mode, info.target) for info in after
         }
         assert await content(sandbox, "copy/of/it/data/big") == b"z" * 1_500_001
-        assert {info.uid for info in after} == {1000}
+        assert {info.uid for info in after} == {await self.user_uid(sandbox)}
 
     async def test_a_packed_directory_is_an_ordinary_tar(self, sandbox: Sandbox) -> None:
         await sandbox.write("src/file", b"content", mode=0o640)
@@ -366,7 +367,7 @@ class FilesContract(ProviderHooks):
         tar = await packed(sandbox, "src")
         assert sorted(tar.getnames()) == ["file", "sub", "sub/other"]
         member = tar.getmember("file")
-        assert (member.size, member.mode, member.uid) == (7, 0o640, 1000)
+        assert (member.size, member.mode, member.uid) == (7, 0o640, await self.user_uid(sandbox))
         other = tar.extractfile("sub/other")
         assert other is not None
         assert other.read() == b"x" * 1000

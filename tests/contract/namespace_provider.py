@@ -4,6 +4,7 @@ It shows agent, wire and AgentSandbox together on any Linux machine with root, i
 """
 
 import asyncio
+import os
 import secrets
 import shutil
 import socket
@@ -29,6 +30,7 @@ class Box:
     folder: Path
     spec: SandboxSpec
     launcher: "subprocess.Popen[bytes]"
+    life: int  # a pipe whose other end the agent holds open as long as it lives
 
 
 class NamespaceProvider:
@@ -48,7 +50,7 @@ class NamespaceProvider:
         folder = self.state / sandbox_id
         folder.mkdir()
         try:
-            self.boxes[sandbox_id] = Box(folder, spec, self._launch(folder, spec))
+            self.boxes[sandbox_id] = self._launch(folder, spec)
             return await self.adopt(sandbox_id)
         except BaseException:
             with anyio.CancelScope(shield=True):
@@ -56,14 +58,15 @@ class NamespaceProvider:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
-    def _launch(self, folder: Path, spec: SandboxSpec) -> "subprocess.Popen[bytes]":
-        with socket.socket(socket.AF_UNIX) as door:
+    def _launch(self, folder: Path, spec: SandboxSpec) -> Box:
+        life, agents_end = os.pipe()
+        with os.fdopen(agents_end, "wb"), socket.socket(socket.AF_UNIX) as door:
             door.bind(str(folder / "agent.sock"))
             door.listen(16)
             command = [sys.executable, "-I", "-S", LAUNCHER, self.agent, str(door.fileno()), str(spec.limits.disk_mb)]
-            return subprocess.Popen(
-                command, pass_fds=(door.fileno(),), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
+            keep = (door.fileno(), agents_end)
+            launcher = subprocess.Popen(command, pass_fds=keep, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+            return Box(folder, spec, launcher, life)
 
     async def adopt(self, sandbox_id: str) -> Sandbox:
         box = self.boxes.get(sandbox_id)
@@ -81,6 +84,7 @@ class NamespaceProvider:
         box = self.boxes.pop(sandbox_id, None)
         if box is not None:
             await stop(box)
+            os.close(box.life)
             for sandbox in self._handed_out:
                 if sandbox.id == sandbox_id:
                     await sandbox.close()
@@ -95,5 +99,7 @@ class NamespaceProvider:
 
 
 async def stop(box: Box) -> None:
+    """Returns when the agent is dead, not just told to die."""
     box.launcher.kill()
     await asyncio.to_thread(box.launcher.wait)
+    await asyncio.to_thread(os.read, box.life, 1)

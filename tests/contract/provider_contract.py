@@ -14,7 +14,7 @@ from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import IsolationUnavailable, NoSpace, SandboxLost, SandboxNotFound, WarrenError
 from warren.model.operations import Command, Reason
-from warren.model.spec import Layer, Limits, SandboxSpec
+from warren.model.spec import USER_UID, Layer, Limits, SandboxSpec
 
 
 class ProviderHooks:
@@ -31,6 +31,10 @@ class ProviderHooks:
     def spec(self) -> SandboxSpec:
         """The sandbox the tests use."""
         return SandboxSpec()
+
+    async def user_uid(self, sandbox: Sandbox) -> int:
+        """The uid that the sandbox user has inside: without a user namespace it is the host's."""
+        return USER_UID
 
 
 @pytest.mark.anyio

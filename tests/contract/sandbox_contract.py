@@ -90,7 +90,8 @@ class SandboxContract(ProviderHooks):
         assert (await sandbox.exec(Command(argv=("echo", "$HOME; exit 3", "a  b")))).stdout == "$HOME; exit 3 a  b\n"
 
     async def test_commands_run_as_the_sandbox_user_in_the_workspace(self, sandbox: Sandbox) -> None:
-        assert (await sh(sandbox, "whoami; id -u; pwd")).stdout == "sandboxuser\n1000\n/workspace\n"
+        uid = await self.user_uid(sandbox)
+        assert (await sh(sandbox, "whoami; id -u; pwd")).stdout == f"sandboxuser\n{uid}\n/workspace\n"
 
     async def test_an_unknown_user_raises(self, sandbox: Sandbox) -> None:
         with pytest.raises(UnknownUser):

@@ -1,6 +1,8 @@
 """Uid ranges: nobody shares one, nothing is lost for good."""
 
 import multiprocessing
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,18 @@ def test_an_owner_that_forgot_its_claim_can_still_release_it(tmp_path: Path) -> 
     first, second = ranges.claim(one), ranges.claim(two)
     ranges.release_all(one)
     assert (ranges.owner(first), ranges.owner(second)) == (None, two)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another uid")
+def test_a_range_that_a_process_still_lives_in_is_not_taken_over(tmp_path: Path) -> None:
+    ranges, gone, live = UidRanges(tmp_path / "uids", count=1), owner(tmp_path, "gone"), owner(tmp_path, "live")
+    index = ranges.claim(gone)
+    gone.rmdir()
+    survivor = subprocess.Popen(["sleep", "60"], user=uid_base(index) + 1000)
+    try:
+        with pytest.raises(ProviderUnavailable):
+            ranges.claim(live)
+    finally:
+        survivor.kill()
+        survivor.wait()
+    assert ranges.claim(live) == index

@@ -93,6 +93,8 @@ class Commands:
     async def _collect(
         self, channel: Channel, keep: int, deadline_s: float | None = None
     ) -> tuple[Fields, list[Output]]:
+        if deadline_s is None:
+            return await _collect(channel, keep)
         try:
             async with asyncio.timeout(deadline_s):
                 return await _collect(channel, keep)

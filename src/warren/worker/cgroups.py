@@ -111,6 +111,12 @@ class SandboxCgroup:
                     found.update(int(line) for line in (Path(folder) / "cgroup.procs").read_text().split())
         return frozenset(found - {0})
 
+    async def clear(self) -> None:
+        """Ends what runs in it and removes it. Mostly nothing does: then looking for it is not worth the while."""
+        if await asyncio.to_thread(self._remove_once):
+            await self.kill()
+            await self.remove()
+
     async def kill(self) -> None:
         """Ends every process in it; returns when none is left."""
         for directory in self._existing():
@@ -129,13 +135,13 @@ class SandboxCgroup:
     async def remove(self) -> None:
         """Idempotent. The kernel needs a moment after the last process has ended."""
         for _ in range(_KILL_ROUNDS):
-            if not self._remove_once():
+            if not await asyncio.to_thread(self._remove_once):
                 return
             await asyncio.sleep(_PAUSE_S)
         raise ProviderUnavailable(f"the cgroup {next(self._existing(), '')} cannot be removed: it is still in use")
 
     def _remove_once(self) -> bool:
-        """True when something is left."""
+        """True when something is left. The kernel takes its time over this: for a thread."""
         left = False
         for directory in self.directories.values():
             try:

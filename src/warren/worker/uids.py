@@ -2,7 +2,8 @@
 
 A claim is a symbolic link `<directory>/<n>` that points to the sandbox's directory: made and read
 in one step, so a claim without its owner cannot be seen. A claim whose owner's directory is gone is
-stale and may be taken over. All changes happen under a file lock, so several processes, with
+stale and may be taken over, unless a process still has one of its uids: somebody has removed the
+directory of a live sandbox. All changes happen under a file lock, so several processes, with
 several state directories, can share the ranges. The claims do not outlive a boot, nor do sandboxes.
 """
 
@@ -63,7 +64,7 @@ class UidRanges:
     def _take(self, index: int, owner: Path) -> bool:
         holder = self.owner(index)
         if holder is not None:
-            if holder.is_dir():
+            if holder.is_dir() or _lives_in(range(uid_base(index), uid_base(index) + RANGE)):
                 return False
             self._link(index).unlink(missing_ok=True)
         os.symlink(owner, self._link(index))
@@ -81,3 +82,15 @@ class UidRanges:
             yield
         finally:
             os.close(fd)
+
+
+def _lives_in(uids: range) -> bool:
+    """Whether any process has one of these uids; not by the owner of /proc/PID, which may say root of others."""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            text = status.read_text()
+        except OSError:
+            continue
+        if int(text.partition("\nUid:")[2].split(None, 1)[0]) in uids:
+            return True
+    return False

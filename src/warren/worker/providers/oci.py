@@ -44,7 +44,7 @@ from warren.worker.uids import RANGE, UidRanges, uid_base
 STEPS: Final = (
     *("directory", "uids", "record", "bundle", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
 )
-_DESTROYS_AT_ONCE: Final = 8
+_DESTROYS_AT_ONCE: Final = 16
 _STRAY_ROUNDS: Final = 5000
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -290,15 +290,12 @@ class OciProvider:
             await _kill(record)
         else:
             await _stop_launch(sandbox_id, cgroup)
-        await cgroup.kill()
-        await cgroup.remove()
-        for state in (self._state / "runtime").glob(f"*/{sandbox_id}"):
-            shutil.rmtree(state, ignore_errors=True)
+        await cgroup.clear()
         if record is not None:
             self._uids.release(record.uid_index, directory)
         else:
             self._uids.release_all(directory)
-        _remove(directory)
+        await asyncio.to_thread(_remove, [*(self._state / "runtime").glob(f"*/{sandbox_id}"), directory])
 
     # -- small things
 
@@ -352,10 +349,11 @@ async def _kill(record: Record) -> None:
         os.close(pidfd)
 
 
-def _remove(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    if directory.exists():
-        raise ProviderUnavailable(f"the directory {directory} cannot be removed")
+def _remove(directories: Sequence[Path]) -> None:
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+        if directory.exists():
+            raise ProviderUnavailable(f"the directory {directory} cannot be removed")
 
 
 def _translated(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:

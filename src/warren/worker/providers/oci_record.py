@@ -9,7 +9,7 @@ import json
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from warren.model.spec import Layer, Limits, SandboxSpec
 from warren.worker.boot import boot_id
@@ -27,7 +27,7 @@ class Record:
     pid: int = 0
     start_time: int = 0
 
-    def started(self, pid: int) -> "Record":
+    def started(self, pid: int) -> Self:
         return replace(self, pid=pid, start_time=start_time(pid) or 0)
 
     def alive(self) -> bool:
@@ -43,7 +43,7 @@ class Record:
         temporary.rename(directory / NAME)
 
     @classmethod
-    def load(cls, directory: Path) -> "Record | None":
+    def load(cls, directory: Path) -> Self | None:
         """None where there is none, or none that can be read."""
         try:
             values: dict[str, Any] = json.loads((directory / NAME).read_text())

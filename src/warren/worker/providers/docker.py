@@ -1,0 +1,364 @@
+"""Sandboxes by a Docker engine, through its API.
+
+A sandbox is a directory `<state>/docker/<id>`, made first and removed last, and a container
+`warren-<id>` that carries the sandbox's and the state directory's names as labels:
+
+    record.json   what it is to be; later the container's id and the pid of its first process
+    run/          where its agent listens; root's alone, so nobody in the sandbox can enter it
+    etc/          passwd and the like, with the sandbox's own uids
+    disk/         where its disk is mounted until the container has it
+    disk.img      for a moment, until the launcher has attached and unlinked it
+
+The engine makes the container and starts it; from then on Warren speaks with the agent over the
+socket and asks the engine for nothing until it removes the container. So commands run, and a
+sandbox can be adopted, also while the engine is away. The disk's mount is taken off the host as
+soon as the container stands on it; like all else it vanishes with the container's processes.
+"""
+
+import asyncio
+import hashlib
+import os
+import re
+import resource
+import secrets
+import shutil
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from warren.interfaces.images import Images
+from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
+from warren.model.spec import USER_UID, Isolation, Layer, SandboxSpec
+from warren.worker import isolation
+from warren.worker.agent_link import AgentLink
+from warren.worker.agent_sandbox import AgentSandbox
+from warren.worker.boot import boot_id
+from warren.worker.cgroups import Hierarchies, SandboxCgroup
+from warren.worker.disks import STOCK, Disks, tmpfs_options
+from warren.worker.finishing import to_its_end
+from warren.worker.mounts import unmount
+from warren.worker.providers import docker_spec, first_process
+from warren.worker.providers.docker_api import Engine
+from warren.worker.providers.docker_images import EngineImages
+from warren.worker.providers.docker_record import DockerRecord
+from warren.worker.providers.docker_spec import EngineImage, container_name
+from warren.worker.providers.hardening import AGENT_CAPABILITIES
+from warren.worker.spawning import run
+from warren.worker.uids import RANGE, UidRanges, uid_base
+
+STEPS: Final = (
+    *("directory", "uids", "record", "files", "disk", "container", "created", "start", "started"),
+    *("detach", "dial", "dialled", "checked"),
+)
+# Docker has no user namespace per container. One that the engine gives all the same is reported.
+PROMISED: Final = isolation.ALL_BUT_KERNEL - {Layer.USER_NAMESPACE}
+_AT_ONCE: Final = 8
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+
+Fault = Callable[[str], None]
+
+
+class DockerProvider:
+    """`fault` is called with the name of each of create's STEPS before it is taken, for tests of what remains."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        images: Images,
+        bin_dir: Path,
+        docker_url: str | None = None,
+        *,
+        disk_stock: int = STOCK,
+        start_timeout_s: float = 30.0,
+        fault: Fault = lambda step: None,
+    ) -> None:
+        self._state = state_dir.absolute()
+        self._launcher = bin_dir.absolute() / "warren-launch"
+        self._agent = bin_dir.absolute() / "warren-agent"
+        self._start_timeout_s = start_timeout_s
+        self._fault = fault
+        self.engine = Engine(docker_url or "")
+        self._images = EngineImages(images, self.engine)
+        self._hierarchies = Hierarchies.here()
+        self._uids = UidRanges()
+        self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
+        self._ready_lock = asyncio.Lock()
+        self._runtime = ""
+        self._destroying: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+        self._create_slots = asyncio.Semaphore(_AT_ONCE)
+        self._destroy_slots = asyncio.Semaphore(_AT_ONCE)
+        self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
+
+    def __repr__(self) -> str:
+        return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
+
+    @property
+    def name(self) -> str:
+        return "docker"
+
+    async def create(self, spec: SandboxSpec) -> AgentSandbox:
+        await self._ready()
+        image = await self._images.find(spec.image)
+        sandbox_id = secrets.token_hex(16)
+        async with self._create_slots:
+            try:
+                sandbox = await self._make(sandbox_id, spec, image)
+                # A cancellation that came while nothing was awaited comes here: nobody would own the sandbox.
+                await asyncio.sleep(0)
+                return sandbox
+            except BaseException as exc:
+                await to_its_end(self._unmake(sandbox_id))
+                if isinstance(exc, OSError):
+                    raise _translated("creating a sandbox", exc) from exc
+                raise
+
+    async def adopt(self, sandbox_id: str) -> AgentSandbox:
+        directory = self._directory(sandbox_id)
+        if not directory.is_dir():
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
+        record = DockerRecord.load(directory)
+        if record is None or not record.alive():
+            raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._why_lost(record)}")
+        return await self._connect(record)
+
+    async def destroy(self, sandbox_id: str) -> None:
+        if not _ID.fullmatch(sandbox_id):
+            return
+        lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
+        async with lock, self._destroy_slots:
+            try:
+                await self._unmake(sandbox_id)
+            except OSError as exc:
+                raise _translated(f"destroying sandbox {sandbox_id}", exc) from exc
+
+    async def list_ids(self) -> Sequence[str]:
+        found = set()
+        with suppress(FileNotFoundError):
+            found.update(os.listdir(self._state / "docker"))
+        # Without the engine the directories tell: every sandbox had one before it had a container.
+        with suppress(ProviderUnavailable):
+            labels = await self.engine.containers(f"{docker_spec.STATE_LABEL}={self._state_id}")
+            found.update(label.get(docker_spec.SANDBOX_LABEL, "") for label in labels)
+        return sorted(name for name in found if _ID.fullmatch(name))
+
+    async def close(self) -> None:
+        await self.disks.close()
+        for sandbox in list(self._open):
+            await sandbox.close()
+        await self.engine.close()
+
+    # -- readiness, once
+
+    async def _ready(self) -> None:
+        async with self._ready_lock:
+            if not self._runtime:
+                self._check_host()
+                runtime = await self._check_engine()
+                try:
+                    (self._state / "docker").mkdir(mode=0o700, parents=True, exist_ok=True)
+                    await self.disks.probe()
+                except OSError as exc:
+                    raise _translated("preparing the state directory", exc) from exc
+                self._runtime = runtime
+
+    def _check_host(self) -> None:
+        if os.geteuid() != 0:
+            raise ProviderUnavailable(
+                "the docker provider needs root: it gives every sandbox uids and a disk of its own, "
+                "and reads its isolation back from the kernel",
+                remedy="run it with sudo",
+            )
+        for program in (self._launcher, self._agent):
+            if not os.access(program, os.X_OK):
+                raise ProviderUnavailable(f"{program} is missing", remedy="build it with `make build`")
+
+    async def _check_engine(self) -> str:
+        info = await self.engine.info()
+        if any("name=rootless" in option for option in info.get("SecurityOptions") or ()):
+            raise ProviderUnavailable(
+                f"the Docker engine at {self.engine.url} is rootless: it cannot give sandboxes uids of their own",
+                remedy="use an engine that runs as root, or the provider oci",
+            )
+        return f"{info.get('DefaultRuntime', 'runc')} by docker {info.get('ServerVersion', '?')}"
+
+    # -- making
+
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, image: EngineImage) -> AgentSandbox:
+        directory = self._directory(sandbox_id)
+        self._fault("directory")
+        directory.mkdir(mode=0o700)
+        self._fault("uids")
+        index = self._uids.claim(directory)
+        self._fault("record")
+        record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, spec)
+        record.save(directory)
+        self._fault("files")
+        _write_files(directory, uid_base(index))
+        self._fault("disk")
+        await self._mount_disk(record, image)
+        self._fault("container")
+        container = await self.engine.create(container_name(sandbox_id), self._config(record, image))
+        self._fault("created")
+        record = record.created(container)
+        record.save(directory)
+        self._fault("start")
+        await self.engine.start(container)
+        self._fault("started")
+        record = record.started(int((await self.engine.state(container))["Pid"]))
+        record.save(directory)
+        self._fault("detach")
+        unmount(directory / "disk")
+        self._fault("dial")
+        return await self._connect(record, creating=True)
+
+    async def _mount_disk(self, record: DockerRecord, image: EngineImage) -> None:
+        directory, limits = self._directory(record.sandbox_id), record.spec.limits
+        if self.disks.why_not_loop:
+            disk = ("--tmpfs", tmpfs_options(limits))
+        else:
+            disk = ("--disk", str(directory / "disk.img"))
+            await self.disks.take(limits.disk_mb, directory / "disk.img")
+        places = [("--dir", f"{name}:{mode:o}") for name, mode in docker_spec.directories(image).values()]
+        owner = str(uid_base(record.uid_index) + USER_UID)
+        argv = [str(self._launcher), "disk", *disk, "--at", str(directory / "disk"), "--owner", owner]
+        outcome = await run([*argv, *(word for place in places for word in place)])
+        if outcome.code != 0:
+            raise ProviderUnavailable(f"docker, mounting a sandbox's disk: {outcome.last_line}")
+
+    def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:
+        directory = self._directory(record.sandbox_id)
+        return docker_spec.container(
+            record.spec,
+            image,
+            docker_spec.Place(self._agent, directory / "etc", directory / "run", directory / "disk"),
+            sandbox_id=record.sandbox_id,
+            state_id=self._state_id,
+            uid_base=uid_base(record.uid_index),
+            hard_limits=_hard_limits(),
+        )
+
+    async def _connect(self, record: DockerRecord, *, creating: bool = False) -> AgentSandbox:
+        step = self._fault if creating else lambda _: None
+        link = await self._dial(record)
+        try:
+            step("dialled")
+            cgroup = self._cgroup(record)
+            found = self._read_isolation(record, cgroup)
+            isolation.check(found, record.spec.require | PROMISED)
+            step("checked")
+        except BaseException:
+            await to_its_end(link.close())
+            raise
+        sandbox = AgentSandbox(
+            *(record.sandbox_id, link, found),
+            env=record.spec.env,
+            oom_kills=cgroup.oom_kills,
+            why_lost=lambda: self._why_lost(record),
+        )
+        self._open.add(sandbox)
+        return sandbox
+
+    async def _dial(self, record: DockerRecord) -> AgentLink:
+        """Also hears of an agent that ends before it answers."""
+        run_directory = self._directory(record.sandbox_id) / "run"
+        dialling = asyncio.ensure_future(AgentLink.dial(run_directory, timeout_s=self._start_timeout_s))
+        dying = asyncio.ensure_future(first_process.ended(record))
+        try:
+            await asyncio.wait({dialling, dying}, return_when=asyncio.FIRST_COMPLETED)
+            if dialling.done():
+                return dialling.result()
+            raise SandboxLost("the sandbox's agent ended before it answered")
+        except SandboxLost as exc:
+            raise SandboxLost(f"{exc.message}: {self._why_lost(record)}") from exc
+        except asyncio.CancelledError:
+            if dialling.done() and not dialling.exception():
+                dialling.result().abort()
+            raise
+        finally:
+            dying.cancel()
+            dialling.cancel()
+
+    def _read_isolation(self, record: DockerRecord, cgroup: SandboxCgroup) -> Isolation:
+        base = uid_base(record.uid_index)
+        facts = isolation.gather(record.pid, cgroup.limits())
+        found = isolation.judge(facts, uids=range(base, base + RANGE), capabilities=AGENT_CAPABILITIES)
+        return isolation.report(self.name, record.runtime, found)
+
+    # -- unmaking
+
+    async def _unmake(self, sandbox_id: str) -> None:
+        """Idempotent, and right for a sandbox at any stage: the directory goes last."""
+        directory = self._directory(sandbox_id)
+        record = DockerRecord.load(directory)
+        cgroup = SandboxCgroup({})
+        if record is not None:
+            with suppress(SandboxLost):
+                cgroup = self._cgroup(record)
+            await first_process.end(record)
+        await self.engine.remove(container_name(sandbox_id))
+        # The engine has removed them too, unless it had lost the container.
+        await cgroup.clear()
+        if not directory.is_dir():
+            return
+        unmount(directory / "disk")
+        if record is not None:
+            self._uids.release(record.uid_index, directory)
+        else:
+            self._uids.release_all(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+        if directory.exists():
+            raise ProviderUnavailable(f"the directory {directory} cannot be removed")
+
+    # -- small things
+
+    @property
+    def _state_id(self) -> str:
+        return hashlib.sha256(os.fsencode(self._state)).hexdigest()[:16]
+
+    def _directory(self, sandbox_id: str) -> Path:
+        if not _ID.fullmatch(sandbox_id):
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")
+        return self._state / "docker" / sandbox_id
+
+    def _cgroup(self, record: DockerRecord) -> SandboxCgroup:
+        try:
+            if record.alive():
+                return self._hierarchies.of(record.pid, record.container)
+        except (FileNotFoundError, ProcessLookupError):
+            pass
+        raise SandboxLost(f"sandbox {record.sandbox_id} is lost: its first process has ended")
+
+    def _why_lost(self, record: DockerRecord | None) -> str:
+        if record is None or not record.pid:
+            return "it was never finished"
+        if record.boot_id != boot_id():
+            return "the machine was restarted"
+        if record.alive():
+            return "its agent does not answer"
+        if not self._directory(record.sandbox_id).is_dir():
+            return "it was destroyed"
+        return "its first process has ended"
+
+
+def _write_files(directory: Path, base: int) -> None:
+    for name in ("run", "disk", "etc"):
+        (directory / name).mkdir(mode=0o700)
+    for name, text in docker_spec.etc_files(base).items():
+        path = directory / "etc" / name
+        path.write_text(text)
+        path.chmod(0o644)
+
+
+def _hard_limits() -> dict[str, int]:
+    """Where even root may not raise its limits, the engine may not either."""
+    kinds = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "fsize": resource.RLIMIT_FSIZE}
+    limits = {name: resource.getrlimit(kind)[1] for name, kind in kinds.items()}
+    return {name: value for name, value in limits.items() if value != resource.RLIM_INFINITY}
+
+
+def _translated(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:
+    if exc.errno in (28, 122):
+        return NoSpace(f"{doing}: {exc.strerror} ({exc.filename})", remedy="free some space in the state directory")
+    return ProviderUnavailable(f"{doing}: {exc.strerror} ({exc.filename})")

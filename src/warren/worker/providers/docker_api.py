@@ -1,0 +1,189 @@
+"""The border to the Docker engine: the few calls Warren makes, and its errors in Warren's words.
+
+Calls that make or start something are never left half done (`to_its_end`): an engine goes on with
+a request whose caller has gone, and what it then makes would be missed by the cleaning up.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, cast
+
+import aiohttp
+from aiodocker import Docker
+from aiodocker.exceptions import DockerError
+
+from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, ProviderUnavailable, SandboxLost, WarrenError
+from warren.worker.finishing import to_its_end
+
+DEFAULT_URL: Final = "unix:///var/run/docker.sock"
+_UNIX: Final = "unix://"
+_TIMEOUT: Final = aiohttp.ClientTimeout(total=120, sock_connect=10)
+_LOAD_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
+_REMOVE_S: Final = 60.0
+_PAUSE_S: Final = 0.05
+
+Json = dict[str, Any]
+
+
+class Engine:
+    """Connects when first used, and again after `close`."""
+
+    def __init__(self, url: str = "") -> None:
+        self.url = url or DEFAULT_URL
+        self._docker: Docker | None = None
+        self._connector: aiohttp.BaseConnector | None = None
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.url}>"
+
+    async def close(self) -> None:
+        docker, self._docker = self._docker, None
+        if docker is not None:
+            await docker.close()
+        if self._connector is not None:
+            await self._connector.close()
+
+    async def info(self) -> Json:
+        with self._errors("asking the engine what it is"):
+            return cast(Json, await self._client().system.info())
+
+    # -- containers
+
+    async def create(self, name: str, config: Json) -> str:
+        """The new container's id."""
+        with self._errors("creating a sandbox"):
+            container = await to_its_end(self._client().containers.create(config, name=name))
+            return str(container.id)
+
+    async def start(self, container: str) -> None:
+        with self._errors("starting a sandbox"):
+            await to_its_end(self._client().containers.container(container).start())
+
+    async def state(self, container: str) -> Json:
+        with self._errors("looking at a sandbox"):
+            return cast(Json, (await self._client().containers.container(container).show())["State"])
+
+    async def remove(self, name: str) -> None:
+        """Ends and removes it; returns when it is gone. Idempotent."""
+        with self._errors("removing a sandbox"):
+            container = self._client().containers.container(name)
+            deadline = time.monotonic() + _REMOVE_S
+            while True:
+                try:
+                    return await container.delete(force=True, v=True)
+                except DockerError as exc:
+                    if exc.status == 404:
+                        return
+                    # 409: another removal is under way. 500: it was ending by itself, or its mounts are still busy.
+                    if exc.status not in (409, 500) or time.monotonic() > deadline:
+                        raise
+                await asyncio.sleep(_PAUSE_S)
+
+    async def containers(self, label: str) -> Sequence[Mapping[str, str]]:
+        """The labels of every container, running or not, that has this one."""
+        with self._errors("listing sandboxes"):
+            return [container["Labels"] for container in await self._list("containers/json", label)]
+
+    # -- images
+
+    async def image(self, reference: str) -> Json | None:
+        with self._errors(f"looking for the image {reference}"):
+            try:
+                return await self._client().images.inspect(reference)
+            except DockerError as exc:
+                if exc.status in (400, 404):  # 400: what Docker does not take as a name at all
+                    return None
+                raise
+
+    async def load(self, repository: str, tag: str, label: str, tar: AsyncIterator[bytes]) -> None:
+        """Makes an image of one layer out of a root filesystem."""
+        params = {"fromSrc": "-", "repo": repository, "tag": tag, "changes": f"LABEL {label}"}
+        with self._errors(f"loading the image {repository}:{tag}"):
+            # aiodocker has a word for `docker load`, none for `docker import`.
+            query = self._client()._query(
+                *("images/create", "POST"),
+                params=params,
+                data=tar,
+                headers={"Content-Type": "application/x-tar"},
+                timeout=_LOAD_TIMEOUT,
+            )
+            async with query as response:
+                async for line in response.content:
+                    _check_progress(line)
+
+    async def image_ids(self, label: str) -> Sequence[str]:
+        with self._errors("listing images"):
+            return [str(image["Id"]) for image in await self._list("images/json", label)]
+
+    async def remove_image(self, image_id: str) -> bool:
+        """False if it is in use, or gone."""
+        with self._errors("removing an image"):
+            try:
+                await self._client().images.delete(image_id, force=False)
+            except DockerError as exc:
+                if exc.status in (404, 409):
+                    return False
+                raise
+            return True
+
+    # -- the border
+
+    async def _list(self, what: str, label: str) -> list[Json]:
+        # How aiodocker's own lists take a filter changes from release to release.
+        params = {"all": "true", "filters": json.dumps({"label": [label]})}
+        return cast(list[Json], await self._client()._query_json(what, params=params))
+
+    def _client(self) -> Docker:
+        if self._docker is None:
+            # A connection of its own for every request: one that is kept dies with the engine's restart.
+            if self.url.startswith(_UNIX):
+                self._connector = aiohttp.UnixConnector(self.url.removeprefix(_UNIX), force_close=True)
+            else:
+                self._connector = aiohttp.TCPConnector(force_close=True)
+            url = f"{_UNIX}localhost" if self.url.startswith(_UNIX) else self.url.replace("tcp://", "http://", 1)
+            self._docker = Docker(url, connector=self._connector, timeout=_TIMEOUT)
+        return self._docker
+
+    @contextmanager
+    def _errors(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except DockerError as exc:
+            raise translated(doing, exc.status, exc.message) from exc
+        except TimeoutError as exc:
+            raise ProviderUnavailable(f"docker, {doing}: the engine did not answer in time") from exc
+        except (aiohttp.ClientError, OSError, ValueError) as exc:
+            raise ProviderUnavailable(
+                f"the Docker engine at {self.url} does not answer ({doing}: {exc})",
+                remedy="start it (systemctl start docker), or set DOCKER_HOST",
+            ) from exc
+
+
+def translated(doing: str, status: int, message: str) -> WarrenError:
+    """An answer of the engine that is an error, as one of ours. Pure."""
+    text, lower = f"docker, {doing}: {message.strip()}", message.lower()
+    if "bind source path does not exist" in lower:
+        return ProviderUnavailable(
+            f"docker, {doing}: the engine does not see the files of this machine ({message.strip()})",
+            remedy="use the engine of this machine; a remote one, or one in another mount namespace, cannot be used",
+        )
+    if "no space left on device" in lower:
+        return NoSpace(text, remedy="free some space where Docker keeps its data")
+    if status == 404:
+        return ImageNotFound(text, remedy="docker pull it first") if "image" in lower else SandboxLost(text)
+    if status == 400 and "minimum memory" in lower:
+        return InvalidRequest(text)
+    return ProviderUnavailable(text)
+
+
+def _check_progress(line: bytes) -> None:
+    """The engine says 200 first and what went wrong later."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return
+    if isinstance(said, dict) and "error" in said:
+        raise DockerError(500, str(said["error"]))

@@ -1,0 +1,148 @@
+"""Warren's images in the engine.
+
+A root filesystem of Warren's is loaded into the engine once, as `warren/<name>:<version>`; the version
+says which tree it was, so an image that was built anew is loaded anew, and the older one is removed as
+soon as nobody stands on it. Every other name is that of an image the engine already has.
+"""
+
+import asyncio
+import hashlib
+import os
+import re
+import stat
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from warren.interfaces.images import Images
+from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.worker.finishing import to_its_end
+from warren.worker.providers.docker_api import Engine
+from warren.worker.providers.docker_spec import EngineImage
+
+_LABEL: Final = "warren.rootfs"
+_PART: Final = 1024 * 1024
+
+
+class EngineImages:
+    def __init__(self, images: Images, engine: Engine) -> None:
+        self._images = images
+        self._engine = engine
+        self._loading = asyncio.Lock()
+
+    async def find(self, name: str) -> EngineImage:
+        """The image of that name, loaded if need be. It is named by its id from here on: tags can move."""
+        try:
+            rootfs = self._images.rootfs(name)
+        except ImageNotFound:
+            return await self._of_the_engine(name)
+        if rootfs.host_usr:
+            raise InvalidRequest(
+                f"the image {name!r} stands on the /usr of this machine, which the docker provider cannot give",
+                remedy="use the image base, or the provider oci",
+            )
+        repository, tag = f"warren/{slug(name)}", version(rootfs.path)
+        async with self._loading:
+            if found := await self._engine.image(f"{repository}:{tag}"):
+                return _image(found)
+            label = f"{_LABEL}={_digest(str(rootfs.path))}"
+            await self._engine.load(repository, tag, label, _tar(rootfs.path))
+            found = await self._engine.image(f"{repository}:{tag}")
+            assert found is not None
+            await self._remove_older(label, found["Id"])
+            return _image(found)
+
+    async def _of_the_engine(self, name: str) -> EngineImage:
+        found = await self._engine.image(name)
+        if found is None:
+            raise ImageNotFound(
+                f"neither Warren nor the Docker engine has an image {name!r}",
+                remedy=f"warren image import, or: docker pull {name}",
+            )
+        return _image(found)
+
+    async def _remove_older(self, label: str, current: str) -> None:
+        for image_id in await self._engine.image_ids(label):
+            if image_id != current:
+                await self._engine.remove_image(image_id)
+
+
+def slug(name: str) -> str:
+    """A repository's name in Docker's alphabet."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "image"
+
+
+def version(rootfs: Path) -> str:
+    """An image is made beside its place and moved there: another one is another directory."""
+    found = rootfs.stat()
+    return _digest(f"{rootfs} {found.st_dev} {found.st_ino} {found.st_mtime_ns}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def _image(found: dict[str, Any]) -> EngineImage:
+    config = found.get("Config") or {}
+    return EngineImage(found["Id"], tuple(sorted(config.get("Volumes") or ())))
+
+
+async def _tar(root: Path) -> AsyncIterator[bytes]:
+    """The tree as a tar, read by threads, never more than a part of it in memory."""
+    parts = tar_parts(root)
+    while part := await to_its_end(asyncio.to_thread(next, parts, b"")):
+        yield part
+
+
+def tar_parts(root: Path) -> Iterator[bytes]:
+    """The tree as a tar, in parts of about a mebibyte. Devices and sockets are not for a sandbox."""
+    buffer = bytearray()
+    for piece in _pieces(root):
+        buffer += piece
+        if len(buffer) >= _PART:
+            yield bytes(buffer)
+            buffer.clear()
+    yield bytes(buffer) + bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _pieces(root: Path) -> Iterator[bytes]:
+    first: dict[tuple[int, int], str] = {}
+    for folder, names, files in os.walk(root):
+        for name in (*names, *files):
+            path = os.path.join(folder, name)
+            found = os.lstat(path)
+            member = _member(path, os.path.relpath(path, root), found)
+            if member is None:
+                continue
+            if found.st_nlink > 1 and not member.isdir():
+                before = first.setdefault((found.st_dev, found.st_ino), member.name)
+                if before != member.name:
+                    member.type, member.linkname, member.size = tarfile.LNKTYPE, before, 0
+            yield member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+            if member.type == tarfile.REGTYPE:
+                yield from _content(path, member.size)
+
+
+def _member(path: str, name: str, found: os.stat_result) -> tarfile.TarInfo | None:
+    member = tarfile.TarInfo(name)
+    member.mode, member.mtime = stat.S_IMODE(found.st_mode), int(found.st_mtime)
+    member.uid, member.gid = found.st_uid, found.st_gid
+    if stat.S_ISDIR(found.st_mode):
+        member.type = tarfile.DIRTYPE
+    elif stat.S_ISLNK(found.st_mode):
+        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(path)
+    elif stat.S_ISREG(found.st_mode):
+        member.type, member.size = tarfile.REGTYPE, found.st_size
+    else:
+        return None
+    return member
+
+
+def _content(path: str, size: int) -> Iterator[bytes]:
+    left = size
+    with open(path, "rb") as file:
+        while left and (part := file.read(min(left, _PART))):
+            left -= len(part)
+            yield part
+    yield bytes(left + (-size % tarfile.BLOCKSIZE))
