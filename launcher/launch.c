@@ -17,8 +17,10 @@
  *   the disk            an ext4 image on a loop device that detaches itself, its file unlinked as
  *                       soon as it is attached; or a tmpfs. Mounted at BUNDLE/disk. It is fresh:
  *                       no name on it was chosen by a sandbox, so nothing here can be a link.
- *   the root            the image's tree, read-only, with ids mapped so that the image's root is
- *                       the sandbox's root. Mounted at BUNDLE/rootfs.
+ *   the root            two trees of the host laid over each other, the agent's above the image's,
+ *                       read-only, with ids mapped so that the image's root is the sandbox's root.
+ *                       Mounted at BUNDLE/rootfs. Their paths are given relative to the bundle, so
+ *                       that no path of the host shows in the sandbox's mount table.
  *   rlimits             only ever lowered: root may lack CAP_SYS_RESOURCE, and raising would fail.
  *
  * Runtimes give the sandbox's root what they find as stdin, stdout and stderr (fchown). Were that
@@ -31,10 +33,10 @@
  * process.
  *
  * usage: warren-launch sandbox OPTION… -- RUNTIME ARGUMENT…
- *          --bundle DIR        holds config.json, the directories rootfs and disk, the files userns and agent
+ *          --bundle DIR        holds config.json, the directories rootfs, disk, image and agent, the file userns
  *          --at DIR            where the bundle appears for the runtime
  *          --base UID          the sandbox's uids are BASE … BASE+65535
- *          --agent FILE        bound to BUNDLE/agent
+ *          --agent DIR         a tree that holds the agent, to lie above the image
  *          --root DIR          the image
  *          --tree SRC:DST      another read-only tree of the host, at DST below the root (repeatable)
  *          --disk FILE         the ext4 image, or
@@ -435,7 +437,10 @@ static void mount_trees(const struct options *o, int userns)
     char source[PATH_ROOM], target[PATH_ROOM], *colon;
     int i;
 
-    mount_tree(o->root, path(target, "%s/rootfs", o->at), userns);
+    mount_tree(o->agent, path(target, "%s/agent", o->at), userns);
+    mount_tree(o->root, path(target, "%s/image", o->at), userns);
+    if (chdir(o->at) || mount("root", "rootfs", "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, "lowerdir=agent:image"))
+        fail("laying the agent over the image %s", o->root);
     for (i = 0; i < o->trees.count; i++) {
         path(source, "%s", o->trees.items[i]);
         colon = strchr(source, ':');
@@ -444,7 +449,6 @@ static void mount_trees(const struct options *o, int userns)
         *colon = 0;
         mount_tree(source, path(target, "%s/rootfs%s", o->at, colon + 1), userns);
     }
-    mount_tree(o->agent, path(target, "%s/agent", o->at), userns);
 }
 
 /* ---- limits ---- */

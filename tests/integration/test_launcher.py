@@ -1,6 +1,5 @@
 """The launcher: what it refuses, and what it leaves of itself."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,11 +10,6 @@ import warren
 BIN = Path(warren.__file__).parent / "bin"
 LAUNCHER = BIN / "warren-launch"
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
-    pytest.mark.skipif(not LAUNCHER.exists(), reason="the launcher is not built"),
-]
-
 
 def launch(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(LAUNCHER), *words], capture_output=True, text=True, check=False, timeout=20)
@@ -24,12 +18,11 @@ def launch(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     place = tmp_path / "bundle"
-    for name in ("rootfs", "disk"):
+    for name in ("rootfs", "disk", "image", "agent"):
         (place / name).mkdir(parents=True)
-    for name in ("userns", "agent"):
-        (place / name).touch()
-    (tmp_path / "image").mkdir()
-    (tmp_path / "at").mkdir()
+    (place / "userns").touch()
+    for name in ("image", "agent", "at"):
+        (tmp_path / name).mkdir()
     return place
 
 
@@ -46,7 +39,7 @@ def sandbox(bundle: Path, disk: tuple[str, str], *command: str) -> subprocess.Co
     above = bundle.parent
     return launch(
         *("sandbox", "--bundle", str(bundle), "--at", str(above / "at"), "--base", "2013265920"),
-        *("--owner", "2013266920", "--agent", "/bin/true", "--root", str(above / "image"), *disk),
+        *("--owner", "2013266920", "--agent", str(above / "agent"), "--root", str(above / "image"), *disk),
         *("--dir", "workspace:755", "--dir", "tmp:1777", "--nofile", "256", "--fsize", "1048576", "--", *command),
     )
 

@@ -22,6 +22,7 @@ DEFAULT_URL: Final = "unix:///var/run/docker.sock"
 _UNIX: Final = "unix://"
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=120, sock_connect=10)
 _LOAD_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
+_NO_CONNECTION: Final = 900  # aiodocker's own, beside the engine's HTTP codes
 _REMOVE_S: Final = 60.0
 _PAUSE_S: Final = 0.05
 
@@ -152,14 +153,19 @@ class Engine:
         try:
             yield
         except DockerError as exc:
+            if exc.status == _NO_CONNECTION:
+                raise self._away(doing, exc.__cause__ or exc) from exc
             raise translated(doing, exc.status, exc.message) from exc
         except TimeoutError as exc:
             raise ProviderUnavailable(f"docker, {doing}: the engine did not answer in time") from exc
         except (aiohttp.ClientError, OSError, ValueError) as exc:
-            raise ProviderUnavailable(
-                f"the Docker engine at {self.url} does not answer ({doing}: {exc})",
-                remedy="start it (systemctl start docker), or set DOCKER_HOST",
-            ) from exc
+            raise self._away(doing, exc) from exc
+
+    def _away(self, doing: str, exc: BaseException) -> ProviderUnavailable:
+        return ProviderUnavailable(
+            f"the Docker engine at {self.url} does not answer ({doing}: {exc})",
+            remedy="start it (systemctl start docker), or set DOCKER_HOST",
+        )
 
 
 def translated(doing: str, status: int, message: str) -> WarrenError:

@@ -69,6 +69,7 @@ class OciProvider:
         self._images = images
         self._launcher = bin_dir.absolute() / "warren-launch"
         self._agent = bin_dir.absolute() / "warren-agent"
+        self._agent_layer = Path()
         self._start_timeout_s = start_timeout_s
         self._fault = fault
         self._hierarchies = Hierarchies.here()
@@ -171,8 +172,9 @@ class OciProvider:
         for path in (Path(oci_bundle.BUNDLE).parent, Path(oci_bundle.BUNDLE)):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o711)
-        for path in (self._state, self._state / "sandboxes", self._state / "runtime"):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("", "sandboxes", "runtime", "agent"):
+            (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._agent_layer = oci_launch.agent_layer(self._agent, self._state / "agent")
 
     async def _probe(self, runtime: str) -> Finished:
         """Starts and ends a sandbox without an image: its agent only says its version."""
@@ -268,7 +270,7 @@ class OciProvider:
     def _launch_argv(self, record: Record, rootfs: RootFs, *, detached: bool = True) -> list[str]:
         return oci_launch.argv(
             record,
-            oci_launch.Programs(self._launcher, self._agent, self._runtimes.path(record.runtime)),
+            oci_launch.Programs(self._launcher, self._agent_layer, self._runtimes.path(record.runtime)),
             rootfs=rootfs,
             directory=self._directory(record.sandbox_id),
             runtime_state=self._state / "runtime" / record.runtime,

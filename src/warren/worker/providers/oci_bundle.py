@@ -101,7 +101,6 @@ def _mounts(limits: Limits) -> list[Json]:
             *("/dev/shm", "tmpfs", "shm", "nosuid", "noexec", "nodev", "mode=1777"),
             *(f"size={shm_bytes(limits)}", "nr_inodes=4096"),
         ),
-        _mount(AGENT, "bind", f"{BUNDLE}/agent", "bind", "ro", "nosuid", "nodev"),
         *(
             _mount(path, "bind", f"{BUNDLE}/disk/{directory}", "bind", "rw", "nosuid", "nodev")
             for path, (directory, _) in disk_directories().items()

@@ -1,9 +1,12 @@
 """What stands in a sandbox's directory before it is launched, and the command line that launches it."""
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +27,7 @@ SOCKET: Final = "agent.sock"
 @dataclass(frozen=True, slots=True)
 class Programs:
     launcher: Path
-    agent: Path
+    agent_layer: Path
     runtime: str
 
 
@@ -46,7 +49,7 @@ def argv(
     return [
         *(str(programs.launcher), "sandbox", "--bundle", str(directory / "bundle"), "--at", BUNDLE),
         *("--base", str(base), "--owner", str(base + USER_UID)),
-        *("--agent", str(programs.agent), "--root", str(rootfs.path)),
+        *("--agent", str(programs.agent_layer), "--root", str(rootfs.path)),
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
         *disk,
         *(word for place in places for word in place),
@@ -98,19 +101,35 @@ def _kill_if(pid: int, still: Callable[[int], bool]) -> None:
 
 def write_bundle(bundle: Path, config: dict[str, Any]) -> None:
     bundle.mkdir()
-    for name in ("rootfs", "disk"):
+    for name in ("rootfs", "disk", "image", "agent"):
         (bundle / name).mkdir()
-    for name in ("userns", "agent"):
-        (bundle / name).touch()
+    (bundle / "userns").touch()
     (bundle / "config.json").write_text(json.dumps(config))
     bundle.chmod(0o711)  # the sandbox's root walks through it while the runtime sets the sandbox up
 
 
+def agent_layer(agent: Path, folder: Path) -> Path:
+    """A tree that holds nothing but the agent; named after its content, so that it never changes under a sandbox."""
+    layer = folder / hashlib.sha256(agent.read_bytes()).hexdigest()[:16]
+    if not layer.is_dir():
+        making = Path(tempfile.mkdtemp(dir=folder))
+        making.chmod(0o755)
+        inside = making / AGENT.strip("/")
+        inside.parent.mkdir(mode=0o755)
+        shutil.copyfile(agent, inside)
+        inside.chmod(0o755)
+        inside.parent.chmod(0o755)
+        try:
+            making.rename(layer)
+        except OSError:  # another process was first
+            shutil.rmtree(making)
+    return layer
+
+
 def make_mount_points(root: Path) -> None:
     """A root filesystem of nothing but the places that things are mounted on."""
-    for name in ("proc", "dev", "sys", ".warren", *(path.strip("/") for path in disk_directories())):
+    for name in ("proc", "dev", "sys", *(path.strip("/") for path in disk_directories())):
         (root / name).mkdir(parents=True, exist_ok=True)
-    (root / AGENT.strip("/")).touch()
 
 
 def listening(directory: Path) -> socket.socket:

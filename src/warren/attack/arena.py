@@ -1,0 +1,152 @@
+"""Where the attack takes place: the sandbox under attack, its neighbour, and the host's view of both.
+
+The attacking code (`inside/`) is copied into the sandbox and run with the image's python3. A sandbox
+that dies under an attack is replaced for the probes that follow.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from warren.attack.host_view import HostView
+from warren.attack.inside.run import MARK
+from warren.attack.probe import Outcome, Verdict, undecided
+from warren.interfaces.provider import Provider
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.operations import Command, ExecResult
+from warren.model.spec import SandboxSpec
+
+_PLACE = "/tmp/.warren-attack"
+_BOOT = f"import sys; sys.path.insert(0, {_PLACE!r}); from inside.run import main; main()"
+_VERDICTS = {
+    "contained": Verdict.CONTAINED,
+    "through": Verdict.GOT_THROUGH,
+    "n/a": Verdict.NOT_APPLICABLE,
+}
+_TIMEOUT_S = 30.0
+
+
+class Arena:
+    """`secret_paths` are places on the host that no sandbox need know of."""
+
+    def __init__(self, provider: Provider, spec: SandboxSpec, secret_paths: tuple[Path, ...] = ()) -> None:
+        self.provider = provider
+        self.spec = spec
+        self.secret_paths = secret_paths
+        self.host_name = socket.gethostname()
+        self.canary = f"canary{secrets.token_hex(8)}"
+        self._made: list[str] = []
+
+    sandbox: Sandbox
+    neighbour: Sandbox
+    host: HostView
+    neighbour_host: HostView
+
+    async def open(self) -> None:
+        self.sandbox, self.host = await self.fresh()
+        self.neighbour, self.neighbour_host = await self.fresh()
+
+    async def close(self) -> None:
+        for sandbox_id in self._made:
+            await self.provider.destroy(sandbox_id)
+
+    async def renew(self) -> None:
+        with contextlib.suppress(WarrenError):
+            await self.provider.destroy(self.sandbox.id)
+        self.sandbox, self.host = await self.fresh()
+
+    async def fresh(self) -> tuple[Sandbox, HostView]:
+        sandbox = await self.provider.create(self.spec)
+        self._made.append(sandbox.id)
+        await arm(sandbox)
+        token = secrets.token_hex(12)
+        marker = await sandbox.start(Command(argv=("python3", "-I", "-c", "import time; time.sleep(60)", token)))
+        try:
+            return sandbox, await HostView.find(token)
+        finally:
+            await marker.kill(0)
+
+    async def inside(
+        self, attack: str, *, box: Sandbox | None = None, timeout_s: float = _TIMEOUT_S, **arguments: object
+    ) -> Outcome:
+        """What the attack says of itself; UNDECIDED when it did not say anything clear."""
+        return read_outcome(await self.run(attack, box=box, timeout_s=timeout_s, **arguments))
+
+    async def run(
+        self, attack: str, *, box: Sandbox | None = None, timeout_s: float = _TIMEOUT_S, **arguments: object
+    ) -> ExecResult:
+        return await (box or self.sandbox).exec(attack_command(attack, arguments, timeout_s))
+
+    @asynccontextmanager
+    async def holding(self, box: Sandbox, attack: str, **arguments: object) -> AsyncIterator[str]:
+        """Has `attack` run in `box` meanwhile; gives the line by which it said that it is ready."""
+        process = await box.start(attack_command(attack, arguments, None))
+        try:
+            yield await asyncio.wait_for(_first_line(process), _TIMEOUT_S)
+        finally:
+            with contextlib.suppress(WarrenError):
+                await process.kill(0)
+
+    async def usable(self, *, memory_mib: int = 16) -> str:
+        """Why the sandbox is of no use any more; empty when all is well."""
+        try:
+            async with asyncio.timeout(20):
+                await self.sandbox.ping()
+                outcome = await self.inside("limits:allocate", mib=memory_mib, timeout_s=15)
+                await self.sandbox.write("/workspace/.usable", b"yes")
+        except (WarrenError, TimeoutError) as exc:
+            return f"{type(exc).__name__}: {exc}"
+        return "" if outcome.verdict is Verdict.CONTAINED else outcome.evidence
+
+
+def attack_command(attack: str, arguments: dict[str, Any], timeout_s: float | None) -> Command:
+    argv = ("python3", "-B", "-I", "-c", _BOOT, attack, json.dumps(arguments))
+    return Command(argv=argv, timeout_s=timeout_s, grace_s=0.2, cwd="/tmp", keep_bytes=1 << 20)
+
+
+def read_outcome(result: ExecResult) -> Outcome:
+    lines = [line for line in result.stdout.splitlines() if line.startswith(MARK)]
+    if not lines:
+        said = result.output.strip().splitlines()[-1:] or ["nothing was said"]
+        return undecided(f"no verdict: {result.reason}, exit code {result.exit_code}, {said[0][:200]}")
+    try:
+        values = json.loads(lines[-1].removeprefix(MARK))
+        if "error" in values:
+            return undecided(str(values["error"]))
+        return Outcome(_VERDICTS[values["verdict"]], str(values["evidence"]))
+    except (ValueError, KeyError, TypeError) as exc:
+        return undecided(f"a verdict that cannot be read: {exc}")
+
+
+async def arm(sandbox: Sandbox) -> None:
+    """Copies the attacking code in. Raises InvalidRequest where the image has no python3 to run it."""
+    result = await sandbox.exec(Command(argv=("python3", "-I", "-c", "import ctypes, sys; print(sys.version_info[0])")))
+    if result.exit_code != 0 or result.stdout.strip() != "3":
+        raise InvalidRequest(
+            "the probes need python3 in the image, and this one has none that works",
+            remedy="attack an image that has it: `warren doctor --attack --env base`, or --env host",
+        )
+    for path in sorted((Path(__file__).parent / "inside").glob("*.py")):
+        await sandbox.write(f"{_PLACE}/inside/{path.name}", path.read_bytes())
+
+
+async def _first_line(process: Process) -> str:
+    text = ""
+    async for chunk in process.output():
+        text += chunk.data.decode(errors="replace")
+        if "\n" in text.lstrip():
+            return text.strip().splitlines()[0]
+    raise WarrenError(f"a helper of the attack ended before it was ready: {text.strip()[-300:]}")
+
+
+def host_environment_canary(arena: Arena) -> None:
+    """A word in this process's environment that no sandbox may ever see."""
+    os.environ["WARREN_ATTACK_CANARY"] = arena.canary

@@ -1,0 +1,85 @@
+"""What an attack consists of: probes, and what each of them found."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from warren.attack.arena import Arena
+
+
+class Group(StrEnum):
+    ESCAPE = "escape"
+    KERNEL = "kernel"
+    AGENT = "agent tampering"
+    LEAKS = "leaks"
+    NETWORK = "network"
+    LIMITS = "limits"
+    LIFECYCLE = "lifecycle"
+
+
+class Verdict(StrEnum):
+    """UNDECIDED is a failure: what was not seen to hold does not count as contained."""
+
+    CONTAINED = "contained"
+    GOT_THROUGH = "GOT THROUGH"
+    NOT_APPLICABLE = "not applicable"
+    UNDECIDED = "UNDECIDED"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    verdict: Verdict
+    evidence: str
+
+
+Attack = Callable[["Arena"], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    id: str
+    group: Group
+    tries: str
+    attack: Attack
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    probe: Probe
+    outcome: Outcome
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome.verdict in (Verdict.GOT_THROUGH, Verdict.UNDECIDED)
+
+
+def contained(evidence: str) -> Outcome:
+    return Outcome(Verdict.CONTAINED, evidence)
+
+
+def got_through(evidence: str) -> Outcome:
+    return Outcome(Verdict.GOT_THROUGH, evidence)
+
+
+def not_applicable(reason: str) -> Outcome:
+    return Outcome(Verdict.NOT_APPLICABLE, reason)
+
+
+def undecided(evidence: str) -> Outcome:
+    return Outcome(Verdict.UNDECIDED, evidence)
+
+
+def judged(holds: bool, evidence: str) -> Outcome:
+    return contained(evidence) if holds else got_through(evidence)
+
+
+def within(id: str, group: Group, tries: str, attack: str, **arguments: object) -> Probe:
+    """A probe that is one function of `inside/`, whose word is enough."""
+
+    async def run(arena: "Arena") -> Outcome:
+        return await arena.inside(attack, **arguments)
+
+    return Probe(id, group, tries, run)

@@ -1,0 +1,140 @@
+"""Attacks on the agent, which is PID 1, and on the supervisors of commands: they must not be killed, traced,
+starved or imitated by what they run."""
+
+import asyncio
+import time
+
+from warren.attack.arena import Arena
+from warren.attack.probe import Group, Outcome, Probe, contained, got_through, judged, undecided, within
+from warren.model.errors import UnknownUser, WarrenError
+from warren.model.operations import Command, Reason
+
+_G = Group.AGENT
+_PATIENCE_S = 15.0
+
+
+async def _stop_storm(arena: Arena) -> Outcome:
+    """A stopped process must not keep the agent from starting, or ending, a command, nor from working on files."""
+    late = []
+    async with arena.holding(arena.sandbox, "agent:stop_everything", seconds=12):
+        for _ in range(6):
+            started = time.monotonic()
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    result = await arena.sandbox.exec(Command(argv=("true",), timeout_s=1, grace_s=0))
+                if result.reason is Reason.SANDBOX_LOST:
+                    late.append(f"lost: {result.stderr[-100:]}")
+            except (TimeoutError, WarrenError) as exc:
+                late.append(f"a time-out of 1 s was not kept in {time.monotonic() - started:.0f} s ({exc!r:.80})")
+                break
+    await arena.sandbox.exec(Command(argv=("true",), timeout_s=5))
+    return judged(not late, "; ".join(late) or "6 commands were started and ended in time beside it")
+
+
+async def _stop_file_jobs(arena: Arena) -> Outcome:
+    async with arena.holding(arena.sandbox, "agent:stop_everything", seconds=10):
+        hung = 0
+        for index in range(20):
+            try:
+                async with asyncio.timeout(3):
+                    await arena.sandbox.write(f"/workspace/job{index}", b"x" * 100_000)
+            except TimeoutError:
+                hung += 1
+                break
+            except WarrenError:
+                continue
+    try:
+        async with asyncio.timeout(_PATIENCE_S):
+            await arena.sandbox.write("/workspace/after", b"x")
+    except (TimeoutError, WarrenError) as exc:
+        return got_through(f"files cannot be written after the storm: {exc!r}")
+    return contained(f"{hung} file jobs were held up by their own user's signals; afterwards files can be written")
+
+
+async def _kill_storm(arena: Arena) -> Outcome:
+    line = "trap '' TERM; while :; do kill -KILL -1; done"
+    await arena.sandbox.exec(Command(shell=line, timeout_s=2, grace_s=0, carry_state=False))
+    result = await arena.sandbox.exec(Command(argv=("echo", "alive"), timeout_s=10))
+    return judged(result.stdout == "alive\n", f"afterwards: {result.reason}, {result.stdout.strip()!r}")
+
+
+async def _be_the_agent(arena: Arena) -> Outcome:
+    """The agent's own uid, by name or number, is nobody's to take."""
+    taken = []
+    for user in ("root", "0", "00", "65535", "4294967295", "-1", "+0", " 0", "0x0", "999999999999"):
+        try:
+            result = await arena.sandbox.exec(Command(argv=("id", "-u"), user=user, timeout_s=5))
+        except UnknownUser:
+            continue
+        if result.stdout.strip() in ("0", "65535", "4294967295", ""):
+            taken.append(f"{user!r} gave {result.stdout.strip() or result.stderr.strip()!r}")
+    return judged(not taken, "; ".join(taken) or "the agent's uid, and uids that are none, are refused")
+
+
+async def _forged_frames(arena: Arena) -> Outcome:
+    """Output is data, whatever it looks like."""
+    code = "import os\nfor n in range(3000): os.write(1 + n % 2, os.urandom(n % 600) + bytes(range(256)))"
+    result = await arena.sandbox.exec(Command(argv=("python3", "-c", code), timeout_s=30, keep_bytes=1 << 24))
+    wanted = sum(n % 600 + 256 for n in range(3000))
+    after = await arena.sandbox.exec(Command(argv=("echo", "alive"), timeout_s=10))
+    evidence = f"{result.bytes_total} of {wanted} bytes of noise came as output, then {after.stdout.strip()!r}"
+    return judged(result.bytes_total == wanted and after.stdout == "alive\n", evidence)
+
+
+async def _shell_state(arena: Arena) -> Outcome:
+    """What a command leaves behind for the next shell must not grow in the agent, nor reach other commands."""
+    spoil = "export LD_PRELOAD=/tmp/evil.so PYTHONSTARTUP=/tmp/evil BASH_ENV=/tmp/evil; cd /tmp; exit 0"
+    await arena.sandbox.exec(Command(shell=spoil, timeout_s=10))
+    clean = await arena.sandbox.exec(Command(argv=("env",), timeout_s=10))
+    apart = await arena.sandbox.exec(Command(shell="env; pwd", carry_state=False, timeout_s=10))
+    big = "head -c 80000000 /dev/zero | tr '\\0' A >&60; head -c 80000000 /dev/zero >&59; exit 0"
+    await arena.sandbox.exec(Command(shell=big, timeout_s=20))
+    after = await arena.sandbox.exec(Command(shell="unset LD_PRELOAD PYTHONSTARTUP BASH_ENV; cd; echo alive", timeout_s=10))
+    held = int(arena.host.status("VmRSS").split()[0]) // 1024
+    leaked = "evil" in clean.stdout + apart.stdout
+    evidence = f"poison in other commands: {'yes' if leaked else 'no'}; the agent holds {held} MiB; then {after.stdout.strip()!r}"
+    return judged(not leaked and held < 32 and "alive" in after.stdout, evidence)
+
+
+async def _many_background(arena: Arena) -> Outcome:
+    """Commands that say much, many at once: what is kept of them must not fill the sandbox's memory."""
+    line = "head -c 30000000 /dev/zero; sleep 30"
+    processes = [await arena.sandbox.start(Command(shell=line, carry_state=False)) for _ in range(4)]
+    await asyncio.sleep(2)
+    held = int(arena.host.status("VmRSS").split()[0]) // 1024
+    for process in processes:
+        await process.kill(0)
+        await process.wait()
+        await arena.sandbox.forget(process.id)
+    limit = arena.spec.limits.memory_mb
+    if not held:
+        return undecided("the agent's memory cannot be read")
+    return judged(held < limit // 4, f"4 commands said 30 MB each; the agent holds {held} MiB of {limit}")
+
+
+def _both(id: str, tries: str, attack: str) -> tuple[Probe, ...]:
+    return tuple(
+        within(f"{id}-{who}", _G, f"{tries} the {who}", f"agent:{attack}", who=who) for who in ("agent", "supervisor")
+    )
+
+
+PROBES: tuple[Probe, ...] = (
+    *_both("signal", "send every signal, in five ways, to", "signals"),
+    *_both("sigio", "let the kernel send signals to", "signal_by_descriptor"),
+    *_both("ptrace", "trace", "trace"),
+    *_both("memory", "read or write the memory, take descriptors of", "read_memory"),
+    *_both("proc-read", "read environ, mem, maps, fd, root, cwd … in /proc of", "read_proc"),
+    *_both("proc-write", "write oom_score_adj, mem, uid_map … in /proc of", "write_proc"),
+    *_both("starve", "lower limits, priority, processors of", "starve"),
+    within("ptrace-command", _G, "trace another command of the same user", "agent:trace_another_command"),
+    within("agent-socket", _G, "find the agent's socket by name, and connect", "agent:find_agent_socket"),
+    within("inherited-fds", _G, "find a descriptor of the agent among our own", "agent:inherited_descriptors"),
+    within("oom-score", _G, "lower our own oom score below the agent's", "agent:own_oom_score"),
+    Probe("agent-uid", _G, "be started as the agent's uid", _be_the_agent),
+    Probe("forged-frames", _G, "forge the agent's answers by output", _forged_frames),
+    Probe("shell-state", _G, "poison or blow up the state carried between shell commands", _shell_state),
+    Probe("kept-output", _G, "fill the agent's memory with kept output", _many_background),
+    Probe("kill-storm", _G, "kill every new process as it appears", _kill_storm),
+    Probe("stop-storm", _G, "stop every new process as it appears, before it is the command", _stop_storm),
+    Probe("stop-file-jobs", _G, "stop the agent's file jobs as they appear", _stop_file_jobs),
+)

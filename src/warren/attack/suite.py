@@ -1,0 +1,79 @@
+"""All probes, and the one loop that runs them.
+
+Every probe has its time; one that runs out of it, or breaks, is UNDECIDED. After each the sandbox must
+still be of use: one that died of a probe was not contained, whatever the probe said.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+
+from warren.attack import probes_agent, probes_escape, probes_leaks, probes_lifecycle, probes_limits, probes_network
+from warren.attack.arena import Arena, host_environment_canary
+from warren.attack.probe import Finding, Outcome, Probe, Verdict, got_through, undecided
+from warren.interfaces.provider import Provider
+from warren.model.errors import WarrenError
+from warren.model.spec import SandboxSpec
+
+PROBES: tuple[Probe, ...] = (
+    *probes_escape.PROBES,
+    *probes_agent.PROBES,
+    *probes_leaks.PROBES,
+    *probes_network.PROBES,
+    *probes_limits.PROBES,
+    *probes_lifecycle.PROBES,
+)
+_PROBE_S = 90.0
+
+Progress = Callable[[Finding], None]
+
+
+async def attack(
+    provider: Provider,
+    spec: SandboxSpec,
+    *,
+    secret_paths: tuple[Path, ...] = (),
+    probes: Sequence[Probe] = PROBES,
+    progress: Progress = lambda finding: None,
+) -> list[Finding]:
+    """Makes two sandboxes and attacks the first. They are destroyed in every case."""
+    arena, findings = Arena(provider, spec, secret_paths), list[Finding]()
+    host_environment_canary(arena)
+    try:
+        await arena.open()
+        for probe in probes:
+            findings.append(await run_probe(probe, arena))
+            progress(findings[-1])
+    finally:
+        with anyio.CancelScope(shield=True):
+            await arena.close()
+    return findings
+
+
+async def run_probe(probe: Probe, arena: Arena) -> Finding:
+    started = time.monotonic()
+    outcome = await _outcome(probe, arena)
+    if why := await arena.usable():
+        outcome = _died(outcome, why)
+        await arena.renew()
+    return Finding(probe, outcome, round(time.monotonic() - started, 3))
+
+
+async def _outcome(probe: Probe, arena: Arena) -> Outcome:
+    try:
+        async with asyncio.timeout(_PROBE_S):
+            return await probe.attack(arena)
+    except TimeoutError:
+        return undecided(f"no answer within {_PROBE_S:g} s")
+    except (WarrenError, OSError, ValueError) as exc:
+        return undecided(f"{type(exc).__name__}: {exc}")
+
+
+def _died(outcome: Outcome, why: str) -> Outcome:
+    if outcome.verdict is Verdict.GOT_THROUGH:
+        return replace(outcome, evidence=f"{outcome.evidence}; and the sandbox is of no use afterwards: {why}")
+    return got_through(f"the sandbox is of no use afterwards: {why} (the probe said: {outcome.evidence})")
