@@ -70,6 +70,9 @@ class DockerEngine:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+        self._end_containerd()
+        # Where nobody has reaped it yet, the next engine would take the dead containerd for a living one.
+        (self.root / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def close(self) -> None:
         containers = self.docker("ps", "--all", "--quiet", check=False).stdout.split()

@@ -9,6 +9,7 @@ agent is about to run; everything dies with this process.
 
 import ctypes
 import os
+import select
 import sys
 from pathlib import Path
 
@@ -56,8 +57,10 @@ def build_root(root: str, disk_mb: str) -> None:
     os.chmod(f"{root}/tmp", 0o1777)
 
 
-def first_process(agent: str, listen_fd: str, disk_mb: str) -> None:
+def first_process(agent: str, listen_fd: str, disk_mb: str, parents_life: int) -> None:
     die_with_parent()
+    if select.select([parents_life], [], [], 0)[0]:  # it died before we asked
+        os._exit(1)
     program = os.open(agent, os.O_RDONLY)
     build_root("/mnt", disk_mb)
     os.chroot("/mnt")
@@ -72,6 +75,7 @@ def first_process(agent: str, listen_fd: str, disk_mb: str) -> None:
 def main(agent: str, listen_fd: str, disk_mb: str) -> None:
     mapped_r, mapped_w = os.pipe()
     apart_r, apart_w = os.pipe()
+    launcher = os.getpid()
     child = os.fork()
     if child == 0:
         die_with_parent()
@@ -81,10 +85,14 @@ def main(agent: str, listen_fd: str, disk_mb: str) -> None:
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
         os.setgroups([])
-        die_with_parent()
+        die_with_parent()  # once more: a change of identity takes it back
+        if os.getppid() != launcher:
+            os._exit(1)
+        life_r, life_w = os.pipe()
         first = os.fork()
         if first == 0:
-            first_process(agent, listen_fd, disk_mb)
+            os.close(life_w)
+            first_process(agent, listen_fd, disk_mb, life_r)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 255)
     os.read(apart_r, 1)
     for name in ("uid_map", "gid_map"):

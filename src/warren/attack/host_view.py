@@ -85,16 +85,21 @@ def with_word(word: str) -> list[int]:
 
 
 def with_uid(uid: int) -> list[int]:
-    return [pid for pid in _pids() if _status(pid, "Uid").split()[:1] == [str(uid)]]
+    return [pid for pid in _pids() if _status(pid, "Uid").split()[:1] == [str(uid)] and _runs(pid)]
 
 
 def _in_namespace(namespace: str) -> list[int]:
     found = []
     for pid in _pids():
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/ns/pid") == namespace:
+            if os.readlink(f"/proc/{pid}/ns/pid") == namespace and _runs(pid):
                 found.append(pid)
     return found
+
+
+def _runs(pid: int) -> bool:
+    """A zombie has ended; when it is reaped is the business of the host's init."""
+    return _status(pid, "State")[:1] not in ("Z", "X", "")
 
 
 def _pids() -> list[int]:

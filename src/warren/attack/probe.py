@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from warren.attack.arena import Arena
@@ -76,7 +76,7 @@ def judged(holds: bool, evidence: str) -> Outcome:
     return contained(evidence) if holds else got_through(evidence)
 
 
-def within(id: str, group: Group, tries: str, attack: str, **arguments: object) -> Probe:
+def within(id: str, group: Group, tries: str, attack: str, **arguments: Any) -> Probe:
     """A probe that is one function of `inside/`, whose word is enough."""
 
     async def run(arena: "Arena") -> Outcome:

@@ -89,10 +89,13 @@ async def _shell_state(arena: Arena) -> Outcome:
     apart = await arena.sandbox.exec(Command(shell="env; pwd", carry_state=False, timeout_s=10))
     big = "head -c 80000000 /dev/zero | tr '\\0' A >&60; head -c 80000000 /dev/zero >&59; exit 0"
     await arena.sandbox.exec(Command(shell=big, timeout_s=20))
-    after = await arena.sandbox.exec(Command(shell="unset LD_PRELOAD PYTHONSTARTUP BASH_ENV; cd; echo alive", timeout_s=10))
+    after = await arena.sandbox.exec(
+        Command(shell="unset LD_PRELOAD PYTHONSTARTUP BASH_ENV; cd; echo alive", timeout_s=10)
+    )
     held = int(arena.host.status("VmRSS").split()[0]) // 1024
     leaked = "evil" in clean.stdout + apart.stdout
-    evidence = f"poison in other commands: {'yes' if leaked else 'no'}; the agent holds {held} MiB; then {after.stdout.strip()!r}"
+    poison = "yes" if leaked else "no"
+    evidence = f"poison in other commands: {poison}; the agent holds {held} MiB; then {after.stdout.strip()!r}"
     return judged(not leaked and held < 32 and "alive" in after.stdout, evidence)
 
 
@@ -110,6 +113,24 @@ async def _many_background(arena: Arena) -> Outcome:
     if not held:
         return undecided("the agent's memory cannot be read")
     return judged(held < limit // 4, f"4 commands said 30 MB each; the agent holds {held} MiB of {limit}")
+
+
+async def _oom_agent(arena: Arena) -> Outcome:
+    """Makes the agent the biggest process there is, by output that it keeps; then fills memory that is nobody's."""
+    line = "head -c 12000000 /dev/zero; sleep 60"
+    for _ in range(4):
+        await arena.sandbox.start(Command(shell=line, carry_state=False))
+    await asyncio.sleep(2)
+    held = int(arena.host.status("VmRSS").split()[0]) // 1024
+    mib = arena.spec.limits.memory_mb
+    result = await arena.run("limits:eat_kernel_memory", kind="sockets", mib=mib, timeout_s=30)
+    evidence = f"the agent held {held} MiB, the attack ended by {result.reason}"
+    if result.reason is Reason.SANDBOX_LOST or not arena.host.alive():
+        return got_through(f"{evidence}: the kernel killed the agent")
+    for info in await arena.sandbox.processes():
+        if info.running:
+            await (await arena.sandbox.process(info.id)).kill(0)
+    return contained(f"{evidence}, and the agent lives")
 
 
 def _both(id: str, tries: str, attack: str) -> tuple[Probe, ...]:
@@ -134,6 +155,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("forged-frames", _G, "forge the agent's answers by output", _forged_frames),
     Probe("shell-state", _G, "poison or blow up the state carried between shell commands", _shell_state),
     Probe("kept-output", _G, "fill the agent's memory with kept output", _many_background),
+    Probe("oom-agent", _G, "have the kernel kill the agent for want of memory", _oom_agent),
     Probe("kill-storm", _G, "kill every new process as it appears", _kill_storm),
     Probe("stop-storm", _G, "stop every new process as it appears, before it is the command", _stop_storm),
     Probe("stop-file-jobs", _G, "stop the agent's file jobs as they appear", _stop_file_jobs),

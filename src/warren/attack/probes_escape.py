@@ -6,6 +6,7 @@ from pathlib import Path
 from warren.attack.arena import Arena
 from warren.attack.host_view import NAMESPACES
 from warren.attack.probe import Group, Outcome, Probe, judged, within
+from warren.model.operations import Command
 
 _E, _K = Group.ESCAPE, Group.KERNEL
 _VSOCK, _ALG, _PACKET = 40, 38, 17
@@ -21,7 +22,10 @@ async def _namespaces(arena: Arena) -> Outcome:
 
 async def _uids(arena: Arena) -> Outcome:
     first = [int(word) for word in arena.host.status("Uid").split()]
-    mine, other = {arena.host.uid, *first}, {arena.neighbour_host.uid, int(arena.neighbour_host.status("Uid").split()[0])}
+    mine, other = (
+        {arena.host.uid, *first},
+        {arena.neighbour_host.uid, int(arena.neighbour_host.status("Uid").split()[0])},
+    )
     evidence = f"on the host: agent {first[0]}, user {arena.host.uid}; the neighbour's user {arena.neighbour_host.uid}"
     return judged(min(mine) >= _LEAST_UID and not mine & other and arena.host.uid not in first, evidence)
 
@@ -39,11 +43,11 @@ async def _host_programs(arena: Arena) -> Outcome:
     before = exe.read_bytes()
     outcome = await arena.inside("agent:write_proc", who="agent")
     line = "for p in /proc/1/exe /.warren/agent; do echo x >> $p || echo x > $p; done"
-    from warren.model.operations import Command
-
     result = await arena.sandbox.exec(Command(shell=line, timeout_s=10))
     same = exe.read_bytes() == before
-    return judged(same and result.exit_code != 0, f"the agent's file is {'unchanged' if same else 'CHANGED'}; {outcome.evidence}")
+    return judged(
+        same and result.exit_code != 0, f"the agent's file is {'unchanged' if same else 'CHANGED'}; {outcome.evidence}"
+    )
 
 
 def _refused(id: str, tries: str, *calls: tuple[str, list[int]]) -> Probe:
@@ -53,8 +57,18 @@ def _refused(id: str, tries: str, *calls: tuple[str, list[int]]) -> Probe:
 PROBES: tuple[Probe, ...] = (
     Probe("namespaces", _E, "share a namespace with the host or the neighbour (seen from the host)", _namespaces),
     Probe("unique-uid", _E, "run as root or as the neighbour's uid on the host (seen from the host)", _uids),
-    Probe("leaked-descriptors", _E, "find a descriptor of the host in PID 1 (CVE-2024-21626; from the host)", _leaked_descriptors),
-    Probe("overwrite-runtime", _E, "overwrite the runtime or the agent through /proc/1/exe (CVE-2019-5736)", _host_programs),
+    Probe(
+        "leaked-descriptors",
+        _E,
+        "find a descriptor of the host in PID 1 (CVE-2024-21626; from the host)",
+        _leaked_descriptors,
+    ),
+    Probe(
+        "overwrite-runtime",
+        _E,
+        "overwrite the runtime or the agent through /proc/1/exe (CVE-2019-5736)",
+        _host_programs,
+    ),
     within("unshare", _E, "unshare each kind of namespace", "escape:unshare_namespaces"),
     within("clone", _E, "clone into each kind of namespace, also with stray high bits", "escape:clone_namespaces"),
     within("clone3", _E, "clone3 into each kind of namespace", "escape:clone3_namespaces"),
@@ -88,7 +102,9 @@ PROBES: tuple[Probe, ...] = (
     within("raw-sockets", _K, "raw IP sockets", "kernel:raw_sockets"),
     within("socket-families", _K, "every other socket family there is", "kernel:socket_families"),
     within("rare-protocols", _K, "SCTP, DCCP, MPTCP …, netlink beyond routes", "kernel:rare_protocols"),
-    _refused("kexec", "load another kernel", ("kexec_load", [0, 1 << 40, 0, 0]), ("kexec_file_load", [-1, -1, 0, 0, 1 << 30])),
+    _refused(
+        "kexec", "load another kernel", ("kexec_load", [0, 1 << 40, 0, 0]), ("kexec_file_load", [-1, -1, 0, 0, 1 << 30])
+    ),
     _refused(
         *("modules", "load or remove kernel modules", ("init_module", [0, 0, 0])),
         *(("finit_module", [-1, 0, 1 << 30]), ("delete_module", [0, 0])),

@@ -14,9 +14,9 @@ import anyio
 
 from warren.attack import probes_agent, probes_escape, probes_leaks, probes_lifecycle, probes_limits, probes_network
 from warren.attack.arena import Arena, host_environment_canary
-from warren.attack.probe import Finding, Outcome, Probe, Verdict, got_through, undecided
+from warren.attack.probe import Finding, Group, Outcome, Probe, Verdict, got_through, undecided
 from warren.interfaces.provider import Provider
-from warren.model.errors import WarrenError
+from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.spec import SandboxSpec
 
 PROBES: tuple[Probe, ...] = (
@@ -52,6 +52,15 @@ async def attack(
         with anyio.CancelScope(shield=True):
             await arena.close()
     return findings
+
+
+def choose(wanted: Sequence[str]) -> Sequence[Probe]:
+    """The probes of these ids or groups; all of them if none is named."""
+    known = {name for probe in PROBES for name in (probe.id, probe.group)}
+    for name in wanted:
+        if name not in known:
+            raise InvalidRequest(f"there is no probe {name!r}", remedy=f"groups are: {', '.join(Group)}")
+    return [probe for probe in PROBES if not wanted or probe.id in wanted or probe.group in wanted]
 
 
 async def run_probe(probe: Probe, arena: Arena) -> Finding:

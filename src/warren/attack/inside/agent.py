@@ -11,11 +11,22 @@ import stat
 import struct
 import time
 
-from .calls import CONTAINED, REFUSED, THROUGH, Account, Verdict, call, in_child
+from .calls import CONTAINED, REFUSED, THROUGH, Account, Verdict, call, in_child, ready
 
 _GONE = (*REFUSED, errno.ESRCH)
-_READABLE = "environ mem maps smaps auxv stack syscall io pagemap personality timers wchan mountinfo mounts".split()
-_WRITABLE = "mem oom_score_adj oom_adj clear_refs coredump_filter sched autogroup setgroups uid_map gid_map".split()
+_READABLE = ["environ", "mem", "maps", "smaps", "auxv", "stack", "syscall", "io", "pagemap", "personality", "timers"]
+_WRITABLE = [
+    "mem",
+    "oom_score_adj",
+    "oom_adj",
+    "clear_refs",
+    "coredump_filter",
+    "sched",
+    "autogroup",
+    "setgroups",
+    "uid_map",
+    "gid_map",
+]
 _LINKS = ("cwd", "root", "exe")
 _OWN_FDS = (59, 60)  # the shell's text and state, which are the command's to read and write
 
@@ -96,7 +107,7 @@ def read_memory(who: str) -> Verdict:
 def read_proc(who: str) -> Verdict:
     folder, account = f"/proc/{_target(who)}", Account()
     for name in _READABLE:
-        if os.path.exists(f"{folder}/{name}") and name != "wchan":
+        if os.path.exists(f"{folder}/{name}"):
             account.attempt(name, lambda name=name: _read(f"{folder}/{name}"))  # type: ignore[misc]
     for name in _LINKS:
         account.attempt(f"link {name}", lambda name=name: os.readlink(f"{folder}/{name}"))  # type: ignore[misc]
@@ -130,7 +141,6 @@ def starve(who: str) -> Verdict:
         kind = getattr(resource, f"RLIMIT_{name}")
         account.attempt(f"prlimit {name}", lambda kind=kind: resource.prlimit(pid, kind, (0, 0)))  # type: ignore[misc]
     account.attempt("setpriority", lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))
-    account.attempt("setpriority of uid 0", lambda: os.setpriority(os.PRIO_USER, 0, 19) if os.getuid() else None)
     account.note("ioprio_set", call("ioprio_set", 1, pid, 3 << 13)[1])
     account.note("sched_setaffinity", call("sched_setaffinity", pid, 8, ctypes.create_string_buffer(b"\1", 8))[1])
     account.note("sched_setscheduler", call("sched_setscheduler", pid, 5, ctypes.create_string_buffer(4))[1])
@@ -202,7 +212,8 @@ def own_oom_score() -> Verdict:
         lowest = min(lowest, wanted)
         break
     evidence = f"ours was {before} and went down to {lowest}, the agent's is {of_agent}"
-    return (CONTAINED if lowest > of_agent else THROUGH), evidence
+    # At the same score the kernel takes the bigger one; the probe `oom-agent` tries what that means.
+    return (CONTAINED if lowest >= of_agent else THROUGH), evidence
 
 
 def _sleeper() -> int:
@@ -219,7 +230,7 @@ def stop_everything(seconds: float) -> Verdict:
     for _ in range(2):
         if os.fork() == 0:
             break
-    print("ready", flush=True)
+    ready()
     while time.monotonic() < end:
         try:
             os.kill(-1, signal.SIGSTOP)

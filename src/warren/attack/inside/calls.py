@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import struct
+import sys
 from collections.abc import Callable, Iterable
 
 CONTAINED, THROUGH, NOT_APPLICABLE = "contained", "through", "n/a"
@@ -129,6 +130,12 @@ def in_child(work: "Callable[[], tuple[int, int]]") -> "tuple[int, int]":
     if os.WIFSIGNALED(status):
         return -1, -os.WTERMSIG(status)
     raise RuntimeError("a child of the probe ended without an answer")
+
+
+def ready(*words: object) -> None:
+    """Tells who waits outside that what was asked for is in place."""
+    sys.stdout.write(" ".join(map(str, ("ready", *words))) + "\n")
+    sys.stdout.flush()
 
 
 def name_of(code: int) -> str:

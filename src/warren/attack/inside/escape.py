@@ -87,7 +87,18 @@ def enter_namespaces() -> Verdict:
 
 def mount_filesystems() -> Verdict:
     account = Account()
-    for kind in (b"tmpfs", b"proc", b"sysfs", b"devpts", b"overlay", b"cgroup", b"cgroup2", b"mqueue", b"ext4", b"fuse"):
+    for kind in (
+        b"tmpfs",
+        b"proc",
+        b"sysfs",
+        b"devpts",
+        b"overlay",
+        b"cgroup",
+        b"cgroup2",
+        b"mqueue",
+        b"ext4",
+        b"fuse",
+    ):
         account.note(f"mount {kind.decode()}", call("mount", b"none", b"/tmp", kind, 0, None)[1])
     account.note("bind /proc", call("mount", b"/proc", b"/tmp", None, _MS_BIND | _MS_REC, None)[1])
     return account.verdict()
@@ -131,7 +142,19 @@ def change_root() -> Verdict:
 
 def write_system_files() -> Verdict:
     account = Account()
-    for folder in ("/", "/usr", "/usr/bin", "/usr/lib", "/etc", "/opt", "/root", "/run", "/var", "/var/lib", "/.warren"):
+    for folder in (
+        "/",
+        "/usr",
+        "/usr/bin",
+        "/usr/lib",
+        "/etc",
+        "/opt",
+        "/root",
+        "/run",
+        "/var",
+        "/var/lib",
+        "/.warren",
+    ):
         path = os.path.join(folder, "warren-attack")
         account.attempt(f"create in {folder}", lambda path=path: os.close(os.open(path, os.O_CREAT | os.O_WRONLY)))  # type: ignore[misc]
     for path in ("/etc/passwd", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/.warren/agent", "/bin/sh"):

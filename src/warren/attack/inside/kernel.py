@@ -77,7 +77,7 @@ def keyrings() -> Verdict:
 def set_clock() -> Verdict:
     now = time.time()
     seconds = ctypes.create_string_buffer(struct.pack("qq", int(now), 0))
-    nonsense = ctypes.create_string_buffer(struct.pack("I4xqqqqi4xqqqqqqqqiiiiii", 0x4000, *(0,) * 20), 256)
+    nonsense = ctypes.create_string_buffer(struct.pack("I", 0x4000), 256)
     account = Account()
     account.note("settimeofday", call("settimeofday", seconds, None)[1])
     for clock in (0, 1, 7):

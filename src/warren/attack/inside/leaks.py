@@ -6,16 +6,85 @@ import stat
 
 from .calls import CONTAINED, THROUGH, Account, Verdict, call
 
-_SECRETS = """
-    /proc/kcore /proc/kallsyms /proc/keys /proc/key-users /proc/timer_list /proc/kmsg /proc/modules /proc/iomem
-    /proc/ioports /proc/interrupts /proc/cmdline /proc/config.gz /proc/slabinfo /proc/vmallocinfo /proc/sched_debug
-    /proc/partitions /proc/swaps /proc/kpagecount /proc/kpageflags /proc/kpagecgroup /proc/latency_stats
-    /proc/softirqs /proc/zoneinfo /proc/pressure/memory /proc/sysvipc/shm /proc/acpi /proc/asound /proc/scsi
-    /dev/core /dev/mem /dev/kmem /dev/port /dev/kmsg
-""".split()
-_DEVICES = frozenset("null zero full random urandom tty ptmx pts shm fd stdin stdout stderr core mqueue console".split())
-_MORE_DEVICES = "mem kmem port kvm fuse loop-control loop0 vda sda net/tun vhost-vsock vsock userfaultfd snd dri".split()
-_TEXTS = ("/proc/self/mountinfo", "/proc/self/mounts", "/proc/self/mountstats", "/proc/self/cgroup", "/proc/self/environ")
+_SECRETS = [
+    "/proc/kcore",
+    "/proc/kallsyms",
+    "/proc/keys",
+    "/proc/key-users",
+    "/proc/timer_list",
+    "/proc/kmsg",
+    "/proc/modules",
+    "/proc/iomem",
+    "/proc/ioports",
+    "/proc/interrupts",
+    "/proc/cmdline",
+    "/proc/config.gz",
+    "/proc/slabinfo",
+    "/proc/vmallocinfo",
+    "/proc/sched_debug",
+    "/proc/partitions",
+    "/proc/swaps",
+    "/proc/kpagecount",
+    "/proc/kpageflags",
+    "/proc/kpagecgroup",
+    "/proc/latency_stats",
+    "/proc/softirqs",
+    "/proc/zoneinfo",
+    "/proc/pressure/memory",
+    "/proc/sysvipc/shm",
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/scsi",
+    "/dev/core",
+    "/dev/mem",
+    "/dev/kmem",
+    "/dev/port",
+    "/dev/kmsg",
+]
+_DEVICES = frozenset(
+    [
+        "null",
+        "zero",
+        "full",
+        "random",
+        "urandom",
+        "tty",
+        "ptmx",
+        "pts",
+        "shm",
+        "fd",
+        "stdin",
+        "stdout",
+        "stderr",
+        "core",
+        "mqueue",
+        "console",
+    ]
+)
+_MORE_DEVICES = [
+    "mem",
+    "kmem",
+    "port",
+    "kvm",
+    "fuse",
+    "loop-control",
+    "loop0",
+    "vda",
+    "sda",
+    "net/tun",
+    "vhost-vsock",
+    "vsock",
+    "userfaultfd",
+    "snd",
+    "dri",
+]
+_TEXTS = (
+    "/proc/self/mountinfo",
+    "/proc/self/mounts",
+    "/proc/self/mountstats",
+    "/proc/self/cgroup",
+    "/proc/self/environ",
+)
 _OWN_TEXTS = ("/proc/1/cmdline", "/etc/hosts", "/etc/hostname", "/proc/cmdline", "/proc/swaps", "/etc/machine-id")
 
 
@@ -177,7 +246,14 @@ def host_files(paths: "list[str]") -> Verdict:
 
 def private_files() -> Verdict:
     account = Account()
-    for path in ("/etc/shadow", "/etc/gshadow", "/etc/sudoers", "/root/.ssh", "/root/.bashrc", "/etc/ssh/ssh_host_ed25519_key"):
+    for path in (
+        "/etc/shadow",
+        "/etc/gshadow",
+        "/etc/sudoers",
+        "/root/.ssh",
+        "/root/.bashrc",
+        "/etc/ssh/ssh_host_ed25519_key",
+    ):
         account.attempt(path, lambda path=path: os.close(os.open(path, os.O_RDONLY)))  # type: ignore[misc]
     return account.verdict()
 
@@ -186,10 +262,17 @@ def touch_devices() -> Verdict:
     """Not an attack by itself: the host looks whether its own devices changed."""
     tried = []
     for name in ("null", "zero", "full", "random", "urandom", "tty"):
-        for change in (lambda p: os.utime(p), lambda p: os.utime(p, (1, 1)), lambda p: os.chmod(p, 0o600)):
+        for what in ("now", "then", "mode"):
             try:
-                change(f"/dev/{name}")
+                _touch(f"/dev/{name}", what)
                 tried.append(name)
             except OSError:
                 continue
     return CONTAINED, f"changed inside: {sorted(set(tried))}"
+
+
+def _touch(path: str, what: str) -> None:
+    if what == "mode":
+        os.chmod(path, 0o600)
+    else:
+        os.utime(path, None if what == "now" else (1, 1))

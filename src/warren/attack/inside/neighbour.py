@@ -9,16 +9,25 @@ import socket
 import struct
 import time
 
-from .calls import CONTAINED, THROUGH, Account, Verdict, libc
+from .calls import CONTAINED, THROUGH, Account, Verdict, libc, ready
 
-_SHARED = ("/dev/null", "/dev/zero", "/dev/urandom", "/etc/passwd", "/etc/hostname", "/bin/sh", "/usr/bin/env", "/.warren/agent")
+_SHARED = (
+    "/dev/null",
+    "/dev/zero",
+    "/dev/urandom",
+    "/etc/passwd",
+    "/etc/hostname",
+    "/bin/sh",
+    "/usr/bin/env",
+    "/.warren/agent",
+)
 _FOLDERS = ("/", "/etc", "/usr/bin", "/dev", "/.warren", "/bin/sh", "/etc/passwd", "/dev/null")
 _KEY = 0x57415252
 _IPC_CREAT = 0o1000
 
 
 def _stay(seconds: float) -> Verdict:
-    print("ready", flush=True)
+    ready()
     time.sleep(seconds)
     return CONTAINED, "held"
 
@@ -60,7 +69,7 @@ def watch_files(seconds: float) -> Verdict:
     if fd < 0:
         raise OSError(ctypes.get_errno(), "inotify_init1")
     watched = {libc.inotify_add_watch(fd, path.encode(), 0x00000FFF): path for path in _FOLDERS}
-    print("ready", flush=True)
+    ready()
     end, events = time.monotonic() + seconds, b""
     while time.monotonic() < end:
         if select.select([fd], [], [], 0.1)[0]:
@@ -88,13 +97,9 @@ def use_files() -> Verdict:
 
 
 def hold_ipc(seconds: float, token: str) -> Verdict:
-    for make in (
-        lambda: libc.shmget(_KEY, 4096, _IPC_CREAT | 0o666),
-        lambda: libc.msgget(_KEY, _IPC_CREAT | 0o666),
-        lambda: libc.semget(_KEY, 1, _IPC_CREAT | 0o666),
-    ):
-        if make() < 0:
-            raise RuntimeError("the neighbour could not make its own SysV objects")
+    mode = _IPC_CREAT | 0o666
+    if min(libc.shmget(_KEY, 4096, mode), libc.msgget(_KEY, mode), libc.semget(_KEY, 1, mode)) < 0:
+        raise RuntimeError("the neighbour could not make its own SysV objects")
     with open(f"/dev/shm/{token}", "w") as file:
         file.write(token)
     return _stay(seconds)
@@ -112,7 +117,9 @@ def see_ipc(token: str) -> Verdict:
     ]
     if os.path.exists(f"/dev/shm/{token}"):
         seen.append("/dev/shm")
-    return (THROUGH, f"the neighbour's {', '.join(seen)}") if seen else (CONTAINED, "no SysV object, nothing in /dev/shm")
+    return (
+        (THROUGH, f"the neighbour's {', '.join(seen)}") if seen else (CONTAINED, "no SysV object, nothing in /dev/shm")
+    )
 
 
 def hold_sockets(seconds: float, token: str, port: int) -> Verdict:
@@ -133,10 +140,10 @@ def reach_sockets(names: "list[str]", ports: "list[int]") -> Verdict:
     return account.verdict()
 
 
-def _connect(family: int, address: object) -> None:
+def _connect(family: int, address: "str | tuple[str, int]") -> None:
     with socket.socket(family) as client:
         client.settimeout(2)
-        client.connect(address)  # type: ignore[arg-type]
+        client.connect(address)
 
 
 def use_up_inotify(seconds: float) -> Verdict:
@@ -144,7 +151,7 @@ def use_up_inotify(seconds: float) -> Verdict:
     got = 0
     while libc.inotify_init1(0) >= 0:
         got += 1
-    print(f"ready {got}", flush=True)
+    ready(got)
     time.sleep(seconds)
     return CONTAINED, str(got)
 

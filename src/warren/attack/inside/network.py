@@ -1,6 +1,5 @@
 """Ways to the network that is not there."""
 
-import errno
 import fcntl
 import os
 import socket
@@ -29,27 +28,27 @@ def routes() -> Verdict:
     return (THROUGH, f"routes by {', '.join(found)}") if found else (CONTAINED, "no route leads out")
 
 
-def connect(targets: "list[list[object]]") -> Verdict:
+def connect(targets: "list[tuple[str, int]]") -> Verdict:
     """(host, port) by TCP and by UDP; a UDP packet counts as through when it can be sent."""
     account = Account()
     for host, port in targets:
-        family = socket.AF_INET6 if ":" in str(host) else socket.AF_INET
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         account.attempt(f"tcp {host}:{port}", lambda f=family, a=(host, port): _tcp(f, a))  # type: ignore[misc]
-        if not str(host).startswith("127.") and host != "::1":
+        if not host.startswith("127.") and host != "::1":
             account.attempt(f"udp {host}:{port}", lambda f=family, a=(host, port): _udp(f, a))  # type: ignore[misc]
     return account.verdict()
 
 
-def _tcp(family: int, address: object) -> None:
+def _tcp(family: int, address: "tuple[str, int]") -> None:
     with socket.socket(family) as client:
         client.settimeout(2)
-        client.connect(address)  # type: ignore[arg-type]
+        client.connect(address)
 
 
-def _udp(family: int, address: object) -> None:
+def _udp(family: int, address: "tuple[str, int]") -> None:
     with socket.socket(family, socket.SOCK_DGRAM) as client:
         client.settimeout(1)
-        client.sendto(b"warren", address)  # type: ignore[arg-type]
+        client.sendto(b"warren", address)
 
 
 def resolve() -> Verdict:
@@ -112,6 +111,4 @@ def bind_outside() -> Verdict:
     for host in ("192.0.2.1", "10.0.0.1", "169.254.169.254"):
         with socket.socket() as server:
             account.attempt(f"bind {host}", lambda h=host, s=server: s.bind((h, 8080)))  # type: ignore[misc]
-    if errno.EADDRNOTAVAIL:
-        return account.verdict()
-    raise RuntimeError("unreachable")
+    return account.verdict()

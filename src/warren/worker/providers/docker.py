@@ -206,7 +206,7 @@ class DockerProvider:
         self._fault("start")
         await self.engine.start(container)
         self._fault("started")
-        record = record.started(int((await self.engine.state(container))["Pid"]))
+        record = record.started(_first_pid(await self.engine.state(container)))
         record.save(directory)
         self._fault("detach")
         unmount(directory / "disk")
@@ -340,6 +340,13 @@ class DockerProvider:
         if not self._directory(record.sandbox_id).is_dir():
             return "it was destroyed"
         return "its first process has ended"
+
+
+def _first_pid(state: docker_spec.Json) -> int:
+    if not state["Pid"]:
+        said = state.get("Error") or f"exit code {state.get('ExitCode')}"
+        raise ProviderUnavailable(f"docker, starting a sandbox: its agent ended at once ({said})")
+    return int(state["Pid"])
 
 
 def _write_files(directory: Path, base: int) -> None:

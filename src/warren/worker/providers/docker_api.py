@@ -23,6 +23,7 @@ _UNIX: Final = "unix://"
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=120, sock_connect=10)
 _LOAD_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
 _NO_CONNECTION: Final = 900  # aiodocker's own, beside the engine's HTTP codes
+_READ_S: Final = 20.0
 _REMOVE_S: Final = 60.0
 _PAUSE_S: Final = 0.05
 
@@ -34,6 +35,10 @@ class Engine:
 
     def __init__(self, url: str = "") -> None:
         self.url = url or DEFAULT_URL
+        if not self.url.startswith((_UNIX, "tcp://", "http://", "https://")):
+            raise InvalidRequest(
+                f"the Docker address {url!r} cannot be used here", remedy="set DOCKER_HOST to unix://… or tcp://…"
+            )
         self._docker: Docker | None = None
         self._connector: aiohttp.BaseConnector | None = None
 
@@ -49,7 +54,8 @@ class Engine:
 
     async def info(self) -> Json:
         with self._errors("asking the engine what it is"):
-            return cast(Json, await self._client().system.info())
+            async with asyncio.timeout(_READ_S):
+                return cast(Json, await self._client().system.info())
 
     # -- containers
 
@@ -65,7 +71,8 @@ class Engine:
 
     async def state(self, container: str) -> Json:
         with self._errors("looking at a sandbox"):
-            return cast(Json, (await self._client().containers.container(container).show())["State"])
+            async with asyncio.timeout(_READ_S):
+                return cast(Json, (await self._client().containers.container(container).show())["State"])
 
     async def remove(self, name: str) -> None:
         """Ends and removes it; returns when it is gone. Idempotent."""
@@ -93,7 +100,8 @@ class Engine:
     async def image(self, reference: str) -> Json | None:
         with self._errors(f"looking for the image {reference}"):
             try:
-                return await self._client().images.inspect(reference)
+                async with asyncio.timeout(_READ_S):
+                    return await self._client().images.inspect(reference)
             except DockerError as exc:
                 if exc.status in (400, 404):  # 400: what Docker does not take as a name at all
                     return None
@@ -135,7 +143,8 @@ class Engine:
     async def _list(self, what: str, label: str) -> list[Json]:
         # How aiodocker's own lists take a filter changes from release to release.
         params = {"all": "true", "filters": json.dumps({"label": [label]})}
-        return cast(list[Json], await self._client()._query_json(what, params=params))
+        async with asyncio.timeout(_READ_S):
+            return cast(list[Json], await self._client()._query_json(what, params=params))
 
     def _client(self) -> Docker:
         if self._docker is None:
@@ -154,7 +163,7 @@ class Engine:
             yield
         except DockerError as exc:
             if exc.status == _NO_CONNECTION:
-                raise self._away(doing, exc.__cause__ or exc) from exc
+                raise self._away(doing, exc.__context__ or exc) from exc
             raise translated(doing, exc.status, exc.message) from exc
         except TimeoutError as exc:
             raise ProviderUnavailable(f"docker, {doing}: the engine did not answer in time") from exc
@@ -162,8 +171,9 @@ class Engine:
             raise self._away(doing, exc) from exc
 
     def _away(self, doing: str, exc: BaseException) -> ProviderUnavailable:
+        why = getattr(exc, "strerror", None) or exc
         return ProviderUnavailable(
-            f"the Docker engine at {self.url} does not answer ({doing}: {exc})",
+            f"the Docker engine at {self.url} does not answer ({doing}: {why})",
             remedy="start it (systemctl start docker), or set DOCKER_HOST",
         )
 

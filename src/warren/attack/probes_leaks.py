@@ -1,0 +1,170 @@
+"""What a sandbox can learn of the host and of other sandboxes, and what it can tell them."""
+
+import ctypes
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+from warren.attack.arena import Arena, attack_command, read_outcome
+from warren.attack.probe import Group, Outcome, Probe, Verdict, contained, got_through, judged, undecided, within
+from warren.model.operations import Command
+
+_G = Group.LEAKS
+_HELD_S = 30
+
+
+async def _host_texts(arena: Arena) -> Outcome:
+    needles = [str(path) for path in arena.secret_paths]
+    return await arena.inside("leaks:host_texts", needles=needles, host_name=arena.host_name)
+
+
+async def _mount_paths(arena: Arena) -> Outcome:
+    """Where a mount comes from stands in mountinfo; a path of at least two parts that the host has is the host's."""
+    outcome = await arena.inside("leaks:mount_table")
+    if outcome.verdict is not Verdict.CONTAINED or " - " not in outcome.evidence:
+        return undecided(f"no mount table: {outcome.evidence[:200]}")
+    found = []
+    for line in outcome.evidence.splitlines():
+        before, _, after = line.partition(" - ")
+        root, options = before.split(" ")[3], after.split(" ")[-1]
+        if root.count("/") > 1 and Path(root).exists():
+            found.append(root)
+        found += [word for word in options.split(",") if "dir=/" in word]
+    return judged(not found, f"paths of the host in the mount table: {', '.join(sorted(set(found))[:4]) or 'none'}")
+
+
+async def _host_files(arena: Arena) -> Outcome:
+    with tempfile.TemporaryDirectory(prefix="warren-attack-") as folder:
+        secret = Path(folder) / arena.canary
+        secret.write_text(arena.canary)
+        os.chmod(folder, 0o755)
+        shared = Path("/dev/shm") / f"warren-{arena.canary}"
+        shared.write_text(arena.canary)
+        try:
+            paths = [str(secret), str(shared), *(str(path) for path in arena.secret_paths)]
+            return await arena.inside("leaks:host_files", paths=paths)
+        finally:
+            shared.unlink()
+
+
+async def _host_secrets(arena: Arena) -> Outcome:
+    """The word is in this process's environment since before the sandbox was made."""
+    return await arena.inside("leaks:find_token", token=arena.canary, timeout_s=60)
+
+
+async def _neighbour_processes(arena: Arena) -> Outcome:
+    token = f"{arena.canary}neighbour"
+    await arena.neighbour.write(f"/workspace/{token}", token.encode())
+    await arena.neighbour.write(f"/tmp/{token}", token.encode())
+    process = await arena.neighbour.start(Command(argv=("python3", "-c", "import time; time.sleep(60)", token)))
+    try:
+        return await arena.inside("leaks:find_token", token=token[8:], timeout_s=60)
+    finally:
+        await process.kill(0)
+
+
+async def _touch_devices(arena: Arena) -> Outcome:
+    names = ("null", "zero", "full", "random", "urandom", "tty")
+    before = {name: _mark(f"/dev/{name}") for name in names}
+    inside = await arena.inside("leaks:touch_devices")
+    changed = [name for name in names if _mark(f"/dev/{name}") != before[name]]
+    return judged(not changed, f"changed on the host: {', '.join(changed) or 'none'} ({inside.evidence})")
+
+
+def _mark(path: str) -> tuple[int, int, int, int]:
+    stat = os.stat(path)
+    return stat.st_mtime_ns, stat.st_mode, stat.st_uid, stat.st_gid
+
+
+async def _locks(arena: Arena) -> Outcome:
+    async with arena.holding(arena.neighbour, "neighbour:hold_locks", seconds=_HELD_S):
+        return await arena.inside("neighbour:see_locks")
+
+
+async def _host_locks(arena: Arena) -> Outcome:
+    held = []
+    try:
+        for path in ("/dev/null", "/dev/zero", "/dev/urandom"):
+            held.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return await arena.inside("neighbour:see_locks")
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
+async def _watch(arena: Arena) -> Outcome:
+    process = await arena.sandbox.start(_watcher())
+    text = ""
+    async for chunk in process.output():
+        text += chunk.data.decode()
+        if "ready" in text:
+            break
+    await arena.inside("neighbour:use_files", box=arena.neighbour)
+    return read_outcome(await process.wait())
+
+
+def _watcher() -> Command:
+    return attack_command("neighbour:watch_files", {"seconds": 3}, 20)
+
+
+async def _ipc(arena: Arena) -> Outcome:
+    token = f"{arena.canary}shm"
+    async with arena.holding(arena.neighbour, "neighbour:hold_ipc", seconds=_HELD_S, token=token):
+        return await arena.inside("neighbour:see_ipc", token=token)
+
+
+async def _inotify(arena: Arena) -> Outcome:
+    """Per-user limits of the kernel, used up in one sandbox, must not be used up for the neighbour or the host."""
+    async with arena.holding(arena.sandbox, "neighbour:use_up_inotify", seconds=_HELD_S) as line:
+        beside = await arena.inside("neighbour:one_inotify", box=arena.neighbour)
+        fd = ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_CLOEXEC)
+        if fd < 0:
+            return got_through("the host's root has no inotify instance left")
+        os.close(fd)
+    if beside.verdict is not Verdict.CONTAINED:
+        return beside
+    return contained(f"{line.split()[-1]} instances were taken; neighbour and host still have theirs")
+
+
+async def _environment(arena: Arena) -> Outcome:
+    """A secret given to one command: not in a command of another user beside it, not in one after it."""
+    token = f"{arena.canary}env"
+    holder = Command(shell="sleep 30", env={"SECRET": token}, user="1001", carry_state=False, cwd="/tmp")
+    process = await arena.sandbox.start(holder)
+    try:
+        beside = await arena.inside("leaks:find_token", token=token[8:], timeout_s=60)
+    finally:
+        await process.kill(0)
+    await arena.sandbox.exec(Command(shell="true", env={"SECRET": token}, timeout_s=10))
+    after = await arena.sandbox.exec(
+        Command(shell="env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'", timeout_s=10)
+    )
+    if token in after.stdout:
+        return got_through("the secret of a command is in the environment of the next one")
+    return beside
+
+
+PROBES: tuple[Probe, ...] = (
+    within("sysctl", _G, "write any of /proc/sys (core_pattern, modprobe …) and sysrq", "leaks:write_sysctl"),
+    within("proc-files", _G, "write any other file of /proc", "leaks:write_proc"),
+    within("kernel-secrets", _G, "read kcore, kallsyms, keys, timer_list, iomem …", "leaks:read_kernel_secrets"),
+    within("kernel-log", _G, "read the kernel's log", "leaks:kernel_log"),
+    within("sys", _G, "write to /sys, or read of the host in it", "leaks:sys_tree"),
+    within("cgroup", _G, "see or write the cgroup tree, release_agent", "leaks:cgroup_tree"),
+    within("devices", _G, "open devices beyond the harmless ones", "leaks:devices"),
+    within("private-files", _G, "read /etc/shadow, root's files, host keys", "leaks:private_files"),
+    Probe("host-texts", _G, "find the host's paths and name in mounts, cmdline, environ, uname", _host_texts),
+    Probe("mount-paths", _G, "learn where on the host the mounts come from", _mount_paths),
+    Probe("host-files", _G, "reach a file of the host by /proc/1/root, .. and the like", _host_files),
+    Probe("host-secret", _G, "find a secret of the host process's environment", _host_secrets),
+    Probe("neighbour-processes", _G, "find the neighbour's processes and files", _neighbour_processes),
+    Probe("neighbour-ipc", _G, "find the neighbour's SysV objects and shared memory", _ipc),
+    Probe("neighbour-locks", _G, "feel the neighbour's file locks (a channel between sandboxes)", _locks),
+    Probe("host-locks", _G, "feel the host's file locks", _host_locks),
+    Probe("neighbour-watch", _G, "watch by inotify what the neighbour opens", _watch),
+    Probe("host-devices", _G, "change times or modes of the host's devices (seen from the host)", _touch_devices),
+    Probe("inotify-limit", _G, "use up inotify instances for the neighbour and the host", _inotify),
+    Probe("command-secret", _G, "read a secret from another command's environment", _environment),
+)

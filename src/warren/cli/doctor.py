@@ -1,0 +1,125 @@
+"""`warren doctor`: is this machine fit, and does the isolation hold?"""
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from warren.cli.fresh import Wanted, _until_signal, wanted_spec
+from warren.config import Settings, read_settings
+
+if TYPE_CHECKING:
+    from warren.attack.probe import Finding
+    from warren.doctor.check import Check
+
+_COLOURS = {
+    "ok": "green",
+    "warn": "yellow",
+    "FAIL": "red",
+    "contained": "green",
+    "GOT THROUGH": "red",
+    "UNDECIDED": "red",
+}
+
+
+@click.command()
+@click.option("--attack", is_flag=True, help="Start a sandbox and attack it from inside.")
+@click.option("--env", "environment", default="base", metavar="E", help="Environment to attack.  [base]")
+@click.option("--image", default="", metavar="I", help="Image to attack instead of the environment's.")
+@click.option("--provider", default="", metavar="P", help="oci or docker.  [oci]")
+@click.option("--only", multiple=True, metavar="ID", help="With --attack: only this probe, or this group of them.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def doctor(attack: bool, environment: str, image: str, provider: str, only: tuple[str, ...], as_json: bool) -> int:
+    """Look at every prerequisite and layer of isolation; with --attack, try to break out."""
+    settings = read_settings()
+    if not attack:
+        return asyncio.run(_until_signal(_check(settings, provider, as_json)))
+    wanted = Wanted(environment, image, provider, None, None, None, ())
+    return asyncio.run(_until_signal(_attack(settings, wanted, only, as_json)))
+
+
+async def _check(settings: Settings, provider_name: str, as_json: bool) -> int:
+    from warren.doctor.check import Level
+    from warren.doctor.checkup import checkup
+    from warren.wiring import build_images, build_provider
+
+    checks: list[Check] = []
+    provider, images = build_provider(settings, provider_name), build_images(settings)
+    places = {"state_dir": settings.state_dir, "bin_dir": settings.bin_dir}
+    try:
+        async for check in checkup(provider, images, docker_url=settings.docker_url, **places):
+            checks.append(check)
+            if not as_json:
+                _print_check(check)
+    finally:
+        await provider.close()
+    counts = Counter(str(check.level) for check in checks)
+    if as_json:
+        click.echo(json.dumps({"checks": [asdict(check) for check in checks], "counts": counts}, indent=2))
+    else:
+        click.echo(f"\n{counts['ok']} ok, {counts['warn']} to look at, {counts['FAIL']} failed")
+    return 1 if counts[Level.FAIL] else 0
+
+
+def _print_check(check: "Check") -> None:
+    click.echo(f"{_coloured(check.level, 5)} {check.name:<24} {check.found}")
+    if check.remedy:
+        click.echo(f"{'':5} {'':<24} → {check.remedy}")
+
+
+async def _attack(settings: Settings, wanted: Wanted, only: tuple[str, ...], as_json: bool) -> int:
+    from warren.attack.suite import attack, choose
+    from warren.wiring import build_provider
+
+    spec, started, probes = wanted_spec(settings, wanted), time.monotonic(), choose(only)
+    provider = build_provider(settings, wanted.provider)
+    try:
+        findings = await attack(
+            provider,
+            spec,
+            secret_paths=(settings.state_dir, settings.bin_dir),
+            probes=probes,
+            progress=(lambda finding: None) if as_json else _print_finding,
+        )
+    finally:
+        await provider.close()
+    _print_summary(findings, time.monotonic() - started, as_json)
+    return 1 if any(finding.failed for finding in findings) else 0
+
+
+def _print_finding(finding: "Finding") -> None:
+    probe, outcome = finding.probe, finding.outcome
+    click.echo(f"{_coloured(outcome.verdict, 14)} {probe.group:<15} {probe.id:<20} {probe.tries}")
+    if finding.failed or outcome.verdict == "not applicable":
+        click.echo(f"{'':14} {'':<15} {'':<20} → {outcome.evidence}")
+
+
+def _print_summary(findings: "Sequence[Finding]", seconds: float, as_json: bool) -> None:
+    counts = Counter(str(finding.outcome.verdict) for finding in findings)
+    applicable = len(findings) - counts["not applicable"]
+    summary = f"{counts['contained']} of {applicable} contained"
+    if as_json:
+        rows = [
+            {
+                "id": finding.probe.id,
+                "group": finding.probe.group,
+                "tries": finding.probe.tries,
+                "verdict": finding.outcome.verdict,
+                "evidence": finding.outcome.evidence,
+                "seconds": finding.seconds,
+            }
+            for finding in findings
+        ]
+        click.echo(json.dumps({"summary": summary, "counts": counts, "seconds": seconds, "probes": rows}, indent=2))
+        return
+    more = "".join(f", {count} {verdict}" for verdict, count in counts.items() if verdict != "contained")
+    click.echo(f"\n{summary}{more}, in {seconds:.0f} s")
+
+
+def _coloured(word: str, width: int) -> str:
+    return click.style(f"{word:<{width}}", fg=_COLOURS.get(word))

@@ -1,0 +1,32 @@
+"""One thing that was looked at."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`found` says what was seen; `remedy`, where something is wrong, what to do about it."""
+
+    name: str
+    level: Level
+    found: str
+    remedy: str = ""
+
+
+def ok(name: str, found: str) -> Check:
+    return Check(name, Level.OK, found)
+
+
+def warn(name: str, found: str, remedy: str) -> Check:
+    return Check(name, Level.WARN, found, remedy)
+
+
+def fail(name: str, found: str, remedy: str) -> Check:
+    return Check(name, Level.FAIL, found, remedy)

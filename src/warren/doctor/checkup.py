@@ -1,0 +1,42 @@
+"""The whole checkup, in the order in which one thing builds on another."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from warren.doctor.check import Check, Level
+from warren.doctor.machine import check_machine
+from warren.doctor.parts import (
+    check_docker,
+    check_images,
+    check_layers,
+    check_leftovers,
+    check_programs,
+    check_runtimes,
+)
+from warren.interfaces.provider import Provider
+from warren.worker.images import ImageStore
+from warren.worker.providers.oci import OciProvider
+
+
+async def checkup(
+    provider: Provider, images: ImageStore, *, state_dir: Path, bin_dir: Path, docker_url: str
+) -> AsyncIterator[Check]:
+    """Yields each check as it is done. Layers are looked at only where everything before them is fine."""
+    failed = False
+    for check in (*check_machine(state_dir), *check_programs(bin_dir)):
+        failed |= check.level is Level.FAIL
+        yield check
+    if isinstance(provider, OciProvider):
+        async for check in check_runtimes(provider):
+            failed |= check.level is Level.FAIL
+            yield check
+    async for check in check_docker(docker_url, needed=provider.name == "docker"):
+        failed |= check.level is Level.FAIL
+        yield check
+    found = images.list()
+    yield check_images(found)
+    async for check in check_leftovers(provider, state_dir):
+        yield check
+    if found and not failed:
+        async for check in check_layers(provider, found[0].name):
+            yield check

@@ -1,0 +1,181 @@
+"""The machine: its kernel, what the kernel offers, and how much of everything there is."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from warren.doctor import trials
+from warren.doctor.check import Check, fail, ok, warn
+from warren.worker.cgroups import NEEDED, Hierarchies
+from warren.worker.uids import FIRST
+
+_LEAST_KERNEL = (5, 12)  # mount_setattr, idmapped mounts
+_ARCHITECTURES = ("x86_64", "aarch64")
+_LEAST_PYTHON = (3, 11)
+_GIB = 1 << 30
+
+
+def check_machine(state_dir: Path) -> Iterable[Check]:
+    yield check_kernel(platform.system(), platform.release(), platform.machine())
+    yield _check_python()
+    yield _check_root()
+    yield from check_cgroups(Hierarchies.here())
+    yield _check_swap(Hierarchies.here())
+    yield _check_user_namespaces()
+    yield _check_idmapped(state_dir)
+    yield _check_seccomp()
+    yield _check_disk(state_dir)
+    yield _check_memory(Path("/proc/meminfo").read_text())
+    yield _check_inotify()
+    yield _check_program("mke2fs", "disks of sandboxes are made with it", "install e2fsprogs")
+
+
+def check_kernel(system: str, release: str, machine: str) -> Check:
+    if system != "Linux":
+        return fail("kernel", system, "sandboxes need Linux: use a Linux machine, or a virtual one")
+    if machine not in _ARCHITECTURES:
+        return fail("kernel", f"Linux on {machine}", f"use one of {', '.join(_ARCHITECTURES)}")
+    numbers = tuple(int(part) for part in re.findall(r"\d+", release)[:2])
+    found = f"Linux {release} on {machine}"
+    least = ".".join(map(str, _LEAST_KERNEL))
+    return (
+        ok("kernel", found) if numbers >= _LEAST_KERNEL else fail("kernel", found, f"Linux {least} or later is needed")
+    )
+
+
+def _check_python() -> Check:
+    found = f"Python {platform.python_version()}"
+    return (
+        ok("python", found) if sys.version_info >= _LEAST_PYTHON else fail("python", found, "use Python 3.11 or later")
+    )
+
+
+def _check_root() -> Check:
+    if os.geteuid() == 0:
+        return ok("root", "running as root")
+    return fail(
+        "root", f"running as uid {os.geteuid()}", "use sudo: the oci provider makes namespaces, mounts and cgroups"
+    )
+
+
+def check_cgroups(hierarchies: Hierarchies) -> Iterable[Check]:
+    version = hierarchies.version
+    if version == "none":
+        yield fail("cgroups", "none are mounted", "mount cgroup2 at /sys/fs/cgroup")
+        return
+    hidden = ", the v2 mount is hidden from the runtime" if version == "hybrid" else ""
+    yield ok("cgroups", f"{version}{hidden}")
+    there = _v2_controllers(hierarchies) if version == "v2" else set(hierarchies.mounts)
+    for name in NEEDED:
+        if name in there:
+            yield ok(f"cgroup {name}", "can be limited")
+        else:
+            yield fail(
+                f"cgroup {name}",
+                "there is no such controller",
+                f"enable it on the kernel's command line: {_switch(name)}",
+            )
+
+
+def _v2_controllers(hierarchies: Hierarchies) -> set[str]:
+    try:
+        return set((hierarchies.mounts[""] / "cgroup.controllers").read_text().split())
+    except OSError:
+        return set()
+
+
+def _switch(controller: str) -> str:
+    return "cgroup_enable=memory" if controller == "memory" else f"remove cgroup_disable={controller}"
+
+
+def _check_swap(hierarchies: Hierarchies) -> Check:
+    swap = len(Path("/proc/swaps").read_text().splitlines()) > 1
+    if hierarchies.limits_swap:
+        return ok("swap", "memory and swap are limited together")
+    if not swap:
+        return ok("swap", "the machine has no swap")
+    return fail("swap", "there is swap, and the kernel cannot limit it", "boot with swapaccount=1, or swapoff -a")
+
+
+def _check_user_namespaces() -> Check:
+    if os.geteuid() != 0:
+        return warn("user namespaces", "not tried: that needs root", "run `sudo warren doctor`")
+    why = _trial("userns", str(FIRST))
+    if not why:
+        return ok("user namespaces", "one can be made by a uid without any rights")
+    return fail(
+        "user namespaces", why, "sysctl user.max_user_namespaces=65536 (and kernel.unprivileged_userns_clone=1)"
+    )
+
+
+def _check_idmapped(state_dir: Path) -> Check:
+    name = "idmapped mounts"
+    place = next(path for path in (state_dir, *state_dir.parents) if path.exists())
+    if os.geteuid() != 0:
+        return warn(name, "not tried: that needs root", "run `sudo warren doctor`")
+    why = _trial("idmap", str(place))
+    if not why:
+        return ok(name, f"the file system of {place} has them")
+    remedy = "put WARREN_STATE_DIR on ext4, xfs or btrfs; without, files of images belong to nobody inside"
+    return warn(name, f"{place}: {why}", remedy)
+
+
+def _trial(*arguments: str) -> str:
+    """Why it does not work; empty when it does."""
+    argv = [sys.executable, "-I", str(trials.__file__), *arguments]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False)
+    return "" if done.returncode == 0 else (done.stdout.strip() or done.stderr.strip()[-200:] or "it failed")
+
+
+def _check_seccomp() -> Check:
+    try:
+        actions = Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split()
+    except OSError:
+        return fail("seccomp", "the kernel has none", "use a kernel with CONFIG_SECCOMP_FILTER")
+    needed = {"errno", "kill_process", "allow"}
+    if needed <= set(actions):
+        return ok("seccomp", f"{len(actions)} actions")
+    return fail("seccomp", f"only {' '.join(actions)}", "use a kernel with CONFIG_SECCOMP_FILTER")
+
+
+def _check_disk(state_dir: Path) -> Check:
+    place = next(path for path in (state_dir, *state_dir.parents) if path.exists())
+    stat = os.statvfs(place)
+    free = stat.f_bavail * stat.f_frsize
+    found = f"{free / _GIB:.1f} GiB free at {place}"
+    if free < _GIB // 4:
+        return fail("disk", found, "free some space, or set WARREN_STATE_DIR to another disk")
+    if free < 4 * _GIB:
+        return warn("disk", found, "a sandbox may take its disk limit (1 GiB by default): free some space")
+    return ok("disk", found)
+
+
+def _check_memory(meminfo: str) -> Check:
+    found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo)
+    free = int(found[1]) * 1024 if found else 0
+    text = f"{free / _GIB:.1f} GiB available"
+    return (
+        ok("memory", text)
+        if free >= _GIB
+        else warn("memory", text, "a sandbox may take 512 MiB by default: stop something")
+    )
+
+
+def _check_inotify() -> Check:
+    instances, watches = (
+        int(Path(f"/proc/sys/fs/inotify/max_user_{name}").read_text()) for name in ("instances", "watches")
+    )
+    found = f"{instances} instances and {watches} watches for each user, and each sandbox is a user of its own"
+    if instances >= 64 and watches >= 8192:
+        return ok("inotify", found)
+    return warn("inotify", found, "sysctl fs.inotify.max_user_instances=128 fs.inotify.max_user_watches=65536")
+
+
+def _check_program(name: str, why: str, remedy: str) -> Check:
+    path = shutil.which(name, path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+    return ok(name, path) if path else fail(name, f"not installed; {why}", remedy)

@@ -1,0 +1,197 @@
+"""Warren's own parts and what it works with: programs, runtimes, images, the Docker engine, what was left behind."""
+
+import os
+import re
+import subprocess
+from collections.abc import AsyncIterator, Iterable, Sequence
+from pathlib import Path
+
+from warren.doctor.check import Check, fail, ok, warn
+from warren.interfaces.provider import Provider
+from warren.model.errors import WarrenError
+from warren.model.spec import Layer, SandboxSpec
+from warren.worker.cgroups import Hierarchies
+from warren.worker.images import ImageInfo
+from warren.worker.providers.docker_api import Engine
+from warren.worker.providers.oci import OciProvider
+from warren.worker.providers.oci_record import Record
+from warren.worker.providers.oci_runtime import RuntimeReport
+from warren.worker.uids import DIRECTORY as UID_CLAIMS
+from warren.worker.wire import VERSION as WIRE_VERSION
+
+_LAUNCHER_VERSION = 1
+_BUILD = "build it with `make build`, or install Warren again"
+
+# program, the first version without it, what it is, and why Warren can live with it (or not)
+_KNOWN_HOLES = (
+    ("runc", (1, 1, 12), "CVE-2024-21626", "Warren gives it no directory of a caller's choice"),
+    (
+        *("runc", (1, 2, 8), "CVE-2024-45310, CVE-2025-31133, -52565, -52881"),
+        "only safe with a user namespace in which the host's root is not, which Warren always makes",
+    ),
+)
+_ARCHIVE_FIXED = (29, 5, 1)
+_UPGRADE = "upgrade it when you can (your distribution may have patched it under the same number)"
+
+
+def check_programs(bin_dir: Path) -> Iterable[Check]:
+    yield _check_version("agent", [str(bin_dir / "warren-agent"), "--version"], WIRE_VERSION)
+    yield _check_version("launcher", [str(bin_dir / "warren-launch"), "version"], _LAUNCHER_VERSION)
+
+
+def _check_version(name: str, argv: Sequence[str], wanted: int) -> Check:
+    if not os.access(argv[0], os.X_OK):
+        return fail(name, f"{argv[0]} is missing", _BUILD)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return fail(name, f"{argv[0]} cannot be run: {exc}", _BUILD)
+    found = done.stdout.strip()
+    if found.split()[-1:] == [str(wanted)]:
+        return ok(name, f"{found}, {argv[0]}")
+    return fail(name, f"{argv[0]} says {found!r}, version {wanted} is needed", _BUILD)
+
+
+async def check_runtimes(provider: OciProvider) -> AsyncIterator[Check]:
+    try:
+        report = await provider.runtime_report()
+    except WarrenError as exc:
+        yield fail("runtime", exc.message, exc.remedy)
+        return
+    for check in judge_runtimes(report):
+        yield check
+    if provider.disks.why_not_loop:
+        yield warn(
+            "disk limit", provider.disks.kind, "allow loop devices; until then disks are small and count as memory"
+        )
+    else:
+        yield ok("disk limit", provider.disks.kind)
+
+
+def judge_runtimes(report: RuntimeReport) -> Iterable[Check]:
+    for runtime in report.runtimes:
+        name = f"runtime {runtime.name}"
+        if runtime.works:
+            chosen = f"; chosen: {report.why}" if runtime.name == report.chosen else ""
+            yield ok(name, f"{runtime.version} works{chosen}")
+            yield from known_holes(runtime.name, runtime.version)
+        elif runtime.path:
+            yield warn(
+                name, f"{runtime.version} does not work: {runtime.why}", "no harm: another one is used, if it works"
+            )
+        else:
+            yield ok(name, runtime.why)
+    if not report.chosen:
+        yield fail("runtime", report.why, "install crun or runc")
+
+
+def known_holes(name: str, version: str) -> Iterable[Check]:
+    number = parse_version(version)
+    for program, fixed, holes, why in _KNOWN_HOLES:
+        if program == name and number and number < fixed:
+            yield warn(f"{name} holes", f"{holes} fixed in {'.'.join(map(str, fixed))}: {why}", _UPGRADE)
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return tuple(int(part or 0) for part in found.groups()) if found else ()
+
+
+def check_images(images: Sequence[ImageInfo]) -> Check:
+    if not images:
+        return warn("images", "none", "warren image build base")
+    return ok("images", ", ".join(info.name for info in images))
+
+
+async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:
+    """What the kernel says of a real sandbox, layer by layer."""
+    try:
+        sandbox = await provider.create(SandboxSpec(image=image))
+    except WarrenError as exc:
+        yield fail("a sandbox", exc.message, exc.remedy or "see above")
+        return
+    try:
+        isolation = sandbox.isolation
+    finally:
+        await provider.destroy(sandbox.id)
+    yield ok("a sandbox", f"of image {image}, by {isolation.provider} with {isolation.runtime}")
+    for layer in Layer:
+        if layer in isolation:
+            yield ok(f"layer {layer}", isolation.layers[layer])
+        elif layer is Layer.GUEST_KERNEL:
+            yield ok(f"layer {layer}", f"no: {isolation.missing.get(layer, '')} (a shared kernel is shared)")
+        else:
+            yield fail(f"layer {layer}", isolation.missing.get(layer, "missing"), "this provider cannot give it here")
+
+
+async def check_docker(url: str, *, needed: bool) -> AsyncIterator[Check]:
+    """Optional unless it is the provider in use."""
+    try:
+        engine = Engine(url)
+        try:
+            info = await engine.info()
+        finally:
+            await engine.close()
+    except WarrenError as exc:
+        if needed:
+            yield fail("docker", exc.message, exc.remedy or "install docker and start it, or set DOCKER_HOST")
+        else:
+            yield ok("docker", f"no engine (optional): {exc.message}")
+        return
+    for check in judge_docker(info):
+        yield check
+
+
+def judge_docker(info: dict[str, object]) -> Iterable[Check]:
+    version = str(info.get("ServerVersion", ""))
+    yield ok("docker", f"engine {version}")
+    if info.get("LiveRestoreEnabled"):
+        yield ok("docker live-restore", "on: sandboxes outlive the engine")
+    else:
+        yield warn(
+            "docker live-restore",
+            "off",
+            '"live-restore": true in /etc/docker/daemon.json; else sandboxes die with the engine',
+        )
+    options = info.get("SecurityOptions")
+    remapped = isinstance(options, list) and any("name=userns" in str(option) for option in options)
+    found = (
+        "on" if remapped else "off: the agent leaves the host's root by itself, and each sandbox has uids of its own"
+    )
+    yield ok("docker userns-remap", found)
+    if parse_version(version) < _ARCHIVE_FIXED:
+        yield ok("docker archive API", "CVE-2026-41567 is in engines before 29.5.1; Warren does not use that API")
+
+
+async def check_leftovers(provider: Provider, state_dir: Path, claims: Path = UID_CLAIMS) -> AsyncIterator[Check]:
+    live: list[str] = []
+    dead: list[str] = []
+    for sandbox_id in await provider.list_ids():
+        record = Record.load(state_dir / "sandboxes" / sandbox_id)
+        (live if record is not None and record.alive() else dead).append(sandbox_id)
+    if dead:
+        remedy = f"destroy them: the next worker of {state_dir} does; or remove {state_dir}/sandboxes/{dead[0]} …"
+        yield warn("leftovers", f"{len(dead)} sandboxes that have died, {len(live)} live ones", remedy)
+    else:
+        yield ok("leftovers", f"no dead sandbox, {len(live)} live ones")
+    lost = sorted(_cgroups() - _owned(claims) - {*live, *dead})
+    if lost:
+        yield warn(
+            "leftover cgroups",
+            f"{len(lost)}, such as {lost[0]}",
+            "their directories were removed by hand; kill what is in them, then rmdir them",
+        )
+
+
+def _cgroups() -> set[str]:
+    """Sandboxes, of whatever state directory, that have a cgroup."""
+    tops = {mount / "warren" for mount in Hierarchies.here().mounts.values()}
+    return {path.name for top in tops if top.is_dir() for path in top.iterdir() if path.is_dir()}
+
+
+def _owned(claims: Path) -> set[str]:
+    """Sandboxes, of whatever state directory, whose directory is there."""
+    if not claims.is_dir():
+        return set()
+    owners = [Path(os.readlink(path)) for path in claims.iterdir() if path.is_symlink()]
+    return {owner.name for owner in owners if owner.is_dir()}
