@@ -62,13 +62,19 @@ def scratch_image(engine: DockerEngine, place: Path) -> str:
     return SCRATCH
 
 
+def ours_in_run(state_dir: Path) -> list[str]:
+    """Directories of agents' sockets that belong to no other state directory on this machine."""
+    known = {Path(os.readlink(link)).name for link in CLAIMS.glob("[0-9]*") if str(state_dir) not in os.readlink(link)}
+    return [path.name for path in Path("/run/warren/docker").glob("*") if path.name not in known]
+
+
 def remains(state_dir: Path, engine: DockerEngine) -> dict[str, list[str]]:
     """Everything a sandbox is made of on the host."""
     claims = [link.name for link in CLAIMS.glob("[0-9]*") if str(state_dir) in os.readlink(link)]
     return {
         "containers": engine.docker("ps", "--all", "--quiet").stdout.split(),
         "volumes": engine.docker("volume", "ls", "--quiet").stdout.split(),
-        "directories": os.listdir(state_dir / "docker"),
+        "directories": [*os.listdir(state_dir / "docker"), *ours_in_run(state_dir)],
         "mounts": mounts_below(state_dir),
         "claims": claims,
         "cgroups": [str(path) for path in Path("/sys/fs/cgroup").glob("*/docker/*/")],
@@ -198,7 +204,7 @@ async def test_no_process_of_a_sandbox_is_root_of_the_host(open_provider: Open, 
     assert min(map(int, uids)) > 100_000
 
 
-async def test_user_code_cannot_reach_the_agents_socket_or_end_it(open_provider: Open) -> None:
+async def test_user_code_cannot_reach_the_agents_socket_or_end_it(open_provider: Open, state_dir: Path) -> None:
     provider = open_provider()
     box = await provider.create(SPEC)
     try:
@@ -206,6 +212,9 @@ async def test_user_code_cannot_reach_the_agents_socket_or_end_it(open_provider:
         assert "not permitted" in await sh(box, "kill -9 1")
         assert "Read-only" in await sh(box, "echo x >> /.warren/agent") + await sh(box, "echo x 2>&1 > /etc/passwd")
         assert (await sh(box, "cat /etc/resolv.conf; ls -A /sys/fs /proc/pressure; hostname")).endswith("sandbox\n")
+        table = await sh(box, "cat /proc/self/mountinfo")
+        assert str(state_dir) not in table
+        assert " cgroup " not in table
     finally:
         await provider.destroy(box.id)
 

@@ -14,7 +14,7 @@ import pytest
 
 import warren
 from warren.interfaces.sandbox import Process, Sandbox
-from warren.model.errors import FileProblem, InvalidPath, LimitReached, NoSpace
+from warren.model.errors import FileProblem, InvalidPath, NoSpace
 from warren.model.operations import Command, Reason, TerminalSize
 from warren.model.spec import Limits, SandboxSpec
 from warren.worker.images import ImageStore
@@ -75,7 +75,7 @@ async def test_the_agent_answers_while_a_fork_bomb_rages_and_can_end_it(box: San
     assert await works(box)
 
 
-async def test_at_the_limit_of_processes_a_new_command_is_refused_with_a_reason(box: Sandbox) -> None:
+async def test_at_the_limit_of_processes_a_command_still_starts_and_may_not_fork(box: Sandbox) -> None:
     fill = """
 import subprocess, time
 running = []
@@ -88,8 +88,8 @@ except OSError:
 """
     full = await box.start(Command(argv=("python3", "-c", fill)))
     await until_shown(full, b"full")
-    with pytest.raises(LimitReached, match="limit of 64 processes"):
-        await box.exec(Command(argv=("true",)))
+    assert await works(box)
+    assert "Cannot fork" in (await box.exec(Command(argv=("sh", "-c", "true | true")))).stderr
     await full.kill(0)
     assert (await full.wait()).survivors == 0
     assert await works(box)
@@ -110,8 +110,9 @@ async def test_zombies_are_reaped_and_do_not_touch_exit_codes(box: Sandbox) -> N
     assert codes == list(range(40))
     await storm.kill(0)
     await storm.wait()
-    zombies = await box.exec(Command(shell="ps -eo stat | grep -c ^Z"))
-    assert zombies.stdout == "0\n"
+    with anyio.fail_after(5):
+        while (await box.exec(Command(shell="ps -eo stat | grep -c ^Z"))).stdout != "0\n":
+            await asyncio.sleep(0.05)
 
 
 async def test_a_background_child_that_holds_stdout_is_said_and_can_be_ended_later(box: Sandbox) -> None:

@@ -17,7 +17,7 @@ from warren.worker.providers.docker_images import slug, tar_parts, version
 from warren.worker.providers.docker_spec import EngineImage, Place, agent_argv, container, directories, etc_files
 
 BASE = 0x78000000
-PLACE = Place(Path("/w/agent"), Path("/w/etc"), Path("/w/run"), Path("/w/disk"))
+PLACE = Place(Path("/w/disk"), Path("/w/run"))
 
 
 def config(
@@ -108,6 +108,17 @@ def test_volumes_of_the_image_become_directories_of_the_disk() -> None:
 def test_volumes_over_what_is_ours_are_refused(path: str) -> None:
     with pytest.raises(InvalidRequest, match="volume"):
         directories(EngineImage("sha256:1", (path,)))
+
+
+def test_no_file_of_the_host_is_shared_between_sandboxes() -> None:
+    sources = {mount["Source"] for mount in config()["HostConfig"]["Mounts"]} - {"/w/run"}
+    assert all(source.startswith("/w/disk/") for source in sources)
+
+
+def test_what_is_no_process_own_cannot_fill_the_memory() -> None:
+    sysctls = config(SandboxSpec(limits=Limits(memory_mb=64)))["HostConfig"]["Sysctls"]
+    assert int(sysctls["kernel.shmall"]) * os.sysconf("SC_PAGE_SIZE") == 8 * MIB
+    assert int(sysctls["kernel.msgmni"]) * int(sysctls["kernel.msgmnb"]) <= MIB
 
 
 def test_the_user_has_its_name_and_its_own_uid() -> None:

@@ -4,10 +4,11 @@ A sandbox is a directory `<state>/docker/<id>`, made first and removed last, and
 `warren-<id>` that carries the sandbox's and the state directory's names as labels:
 
     record.json   what it is to be; later the container's id and the pid of its first process
-    run/          where its agent listens; root's alone, so nobody in the sandbox can enter it
-    etc/          passwd and the like, with the sandbox's own uids
-    disk/         where its disk is mounted until the container has it
+    disk/         where its disk is mounted until the container has it; agent and /etc are copied there
     disk.img      for a moment, until the launcher has attached and unlinked it
+
+Its agent listens in /run/warren/docker/<id>, which is root's alone: nobody in the sandbox can enter it.
+(It is not in the state directory because the sandbox's mount table tells where it is.)
 
 The engine makes the container and starts it; from then on Warren speaks with the agent over the
 socket and asks the engine for nothing until it removes the container. So commands run, and a
@@ -49,11 +50,12 @@ from warren.worker.spawning import run
 from warren.worker.uids import RANGE, UidRanges, uid_base
 
 STEPS: Final = (
-    *("directory", "uids", "record", "files", "disk", "container", "created", "start", "started"),
+    *("directory", "uids", "record", "disk", "files", "container", "created", "start", "started"),
     *("detach", "dial", "dialled", "checked"),
 )
 # Docker has no user namespace per container. One that the engine gives all the same is reported.
 PROMISED: Final = isolation.ALL_BUT_KERNEL - {Layer.USER_NAMESPACE}
+_RUN: Final = Path("/run/warren/docker")
 _AT_ONCE: Final = 8
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -157,7 +159,9 @@ class DockerProvider:
                 self._check_host()
                 runtime = await self._check_engine()
                 try:
-                    (self._state / "docker").mkdir(mode=0o700, parents=True, exist_ok=True)
+                    for path in (self._state / "docker", _RUN):
+                        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                        path.chmod(0o700)
                     await self.disks.probe()
                 except OSError as exc:
                     raise _translated("preparing the state directory", exc) from exc
@@ -194,10 +198,10 @@ class DockerProvider:
         self._fault("record")
         record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, spec)
         record.save(directory)
-        self._fault("files")
-        _write_files(directory, uid_base(index))
         self._fault("disk")
         await self._mount_disk(record, image)
+        self._fault("files")
+        self._write_files(record)
         self._fault("container")
         container = await self.engine.create(container_name(sandbox_id), self._config(record, image))
         self._fault("created")
@@ -215,6 +219,7 @@ class DockerProvider:
 
     async def _mount_disk(self, record: DockerRecord, image: EngineImage) -> None:
         directory, limits = self._directory(record.sandbox_id), record.spec.limits
+        (directory / "disk").mkdir(mode=0o700)
         if self.disks.why_not_loop:
             disk = ("--tmpfs", tmpfs_options(limits))
         else:
@@ -227,12 +232,23 @@ class DockerProvider:
         if outcome.code != 0:
             raise ProviderUnavailable(f"docker, mounting a sandbox's disk: {outcome.last_line}")
 
+    def _write_files(self, record: DockerRecord) -> None:
+        """Onto a disk that no sandbox has seen yet: no name on it can be a link."""
+        (_RUN / record.sandbox_id).mkdir(mode=0o700)
+        system = self._directory(record.sandbox_id) / "disk" / docker_spec.SYSTEM
+        system.mkdir()
+        for name, text in docker_spec.etc_files(uid_base(record.uid_index)).items():
+            (system / name).write_text(text)
+            (system / name).chmod(0o644)
+        shutil.copyfile(self._agent, system / "agent")
+        (system / "agent").chmod(0o755)
+
     def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:
         directory = self._directory(record.sandbox_id)
         return docker_spec.container(
             record.spec,
             image,
-            docker_spec.Place(self._agent, directory / "etc", directory / "run", directory / "disk"),
+            docker_spec.Place(directory / "disk", _RUN / record.sandbox_id),
             sandbox_id=record.sandbox_id,
             state_id=self._state_id,
             uid_base=uid_base(record.uid_index),
@@ -262,8 +278,7 @@ class DockerProvider:
 
     async def _dial(self, record: DockerRecord) -> AgentLink:
         """Also hears of an agent that ends before it answers."""
-        run_directory = self._directory(record.sandbox_id) / "run"
-        dialling = asyncio.ensure_future(AgentLink.dial(run_directory, timeout_s=self._start_timeout_s))
+        dialling = asyncio.ensure_future(AgentLink.dial(_RUN / record.sandbox_id, timeout_s=self._start_timeout_s))
         dying = asyncio.ensure_future(first_process.ended(record))
         try:
             await asyncio.wait({dialling, dying}, return_when=asyncio.FIRST_COMPLETED)
@@ -300,6 +315,7 @@ class DockerProvider:
         await self.engine.remove(container_name(sandbox_id))
         # The engine has removed them too, unless it had lost the container.
         await cgroup.clear()
+        shutil.rmtree(_RUN / sandbox_id, ignore_errors=True)
         if not directory.is_dir():
             return
         unmount(directory / "disk")
@@ -347,15 +363,6 @@ def _first_pid(state: docker_spec.Json) -> int:
         said = state.get("Error") or f"exit code {state.get('ExitCode')}"
         raise ProviderUnavailable(f"docker, starting a sandbox: its agent ended at once ({said})")
     return int(state["Pid"])
-
-
-def _write_files(directory: Path, base: int) -> None:
-    for name in ("run", "disk", "etc"):
-        (directory / name).mkdir(mode=0o700)
-    for name, text in docker_spec.etc_files(base).items():
-        path = directory / "etc" / name
-        path.write_text(text)
-        path.chmod(0o644)
 
 
 def _hard_limits() -> dict[str, int]:

@@ -5,13 +5,14 @@ container: the sandbox has a user uid and an agent uid of its own on the host in
 process, which the engine starts as root with four capabilities, becomes the agent uid for good. And
 Docker's own ways in (exec, archive, logs, health checks, volumes of the image) are shut or unused.
 
-Every path of the host in here is Warren's own: the agent, and what lies in the sandbox's directory.
+Every path of the host in here is Warren's own: the sandbox's disk, and where its agent listens.
 """
 
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from resource import getpagesize
 from typing import Any, Final
 
 from warren.model.errors import InvalidRequest
@@ -21,6 +22,7 @@ from warren.worker.providers.oci_bundle import AGENT, CPU_PERIOD_US, PIDS_RESERV
 
 RUN: Final = "/.warren/run"
 SOCKET: Final = f"{RUN}/agent.sock"
+SYSTEM: Final = "system"
 SANDBOX_LABEL: Final = "warren.sandbox"
 STATE_LABEL: Final = "warren.state"
 AGENT_UID: Final = 999
@@ -44,12 +46,14 @@ class EngineImage:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What of the host a sandbox's container is made of."""
+    """What of the host a sandbox's container is made of.
 
-    agent: Path
-    etc: Path
-    run: Path
+    The agent and the files of /etc lie on the sandbox's own disk (`SYSTEM`): a file that two sandboxes
+    share is a channel between them, by its locks, and the mount table would tell where it lies.
+    """
+
     disk: Path
+    run: Path
 
 
 def container(
@@ -156,8 +160,12 @@ def _host_config(
         "RestartPolicy": {"Name": "no"},
         "LogConfig": {"Type": "none", "Config": {}},
         "Mounts": list(_mounts(image, place)),
-        "Tmpfs": {"/dev/shm": f"rw,nosuid,nodev,noexec,mode=1777,size={shm_bytes(limits)},nr_inodes=4096"},
+        "Tmpfs": {
+            "/dev/shm": f"rw,nosuid,nodev,noexec,mode=1777,size={shm_bytes(limits)},nr_inodes=4096",
+            "/sys/fs/cgroup": "ro,nosuid,nodev,noexec,mode=755,size=4k,nr_inodes=2",  # instead of the cgroups
+        },
         "ShmSize": shm_bytes(limits),
+        "Sysctls": _sysctls(limits),
     }
 
 
@@ -169,6 +177,17 @@ def _resources(limits: Limits) -> Json:
         "CpuPeriod": CPU_PERIOD_US,
         "CpuQuota": round(limits.cpus * CPU_PERIOD_US),
         "PidsLimit": limits.pids + PIDS_RESERVE,
+    }
+
+
+def _sysctls(limits: Limits) -> dict[str, str]:
+    """SysV objects are no process's own: nobody is killed for them when they have filled the memory."""
+    return {
+        "kernel.shmmax": str(shm_bytes(limits)),
+        "kernel.shmall": str(shm_bytes(limits) // getpagesize()),
+        "kernel.msgmni": "32",
+        "kernel.msgmnb": "16384",
+        "kernel.sem": "250 32000 100 128",
     }
 
 
@@ -184,10 +203,10 @@ def _ulimits(limits: Limits, hard_limits: Mapping[str, int]) -> list[Json]:
 
 
 def _mounts(image: EngineImage, place: Place) -> Iterable[Json]:
-    yield _bind(place.agent, AGENT, read_only=True)
+    yield _bind(place.disk / SYSTEM / "agent", AGENT, read_only=True)
     yield _bind(place.run, RUN)
     for name in etc_files(0):
-        yield _bind(place.etc / name, f"/etc/{name}", read_only=True)
+        yield _bind(place.disk / SYSTEM / name, f"/etc/{name}", read_only=True)
     for path, (directory, _) in directories(image).items():
         yield _bind(place.disk / directory, path)
 
