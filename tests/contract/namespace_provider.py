@@ -93,6 +93,9 @@ class NamespaceProvider:
     async def list_ids(self) -> Sequence[str]:
         return list(self.boxes)
 
+    async def sweep(self) -> int:
+        return 0
+
     async def close(self) -> None:
         for sandbox in self._handed_out:
             await sandbox.close()

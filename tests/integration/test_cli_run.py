@@ -255,3 +255,24 @@ def test_the_terminal_is_put_back_when_a_signal_ends_it(terminal: Terminal, numb
     terminal.drain()
     assert terminal.process.wait(_PATIENCE_S) == 128 + number
     assert terminal.settings == terminal.before
+
+
+def test_killing_it_outright_ends_the_sandbox_and_the_next_one_sweeps_up(
+    environment: dict[str, str], warren: Warren, state_dir: Path
+) -> None:
+    running = subprocess.Popen(
+        command("run", "--env", "host", "--", "sh", "-c", "echo up; sleep 60"), env=environment, stdout=subprocess.PIPE
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"up\n"
+    (left,) = [path for path in (state_dir / "sandboxes").iterdir()]
+    pid = int((left / "pid").read_text())
+    os.kill(running.pid, signal.SIGKILL)
+    running.wait()
+    running.stdout.close()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not Path(f"/proc/{pid}").exists()
+    assert warren("run", "--env", "host", "--", "true").returncode == 0
+    assert not left.exists()

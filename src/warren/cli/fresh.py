@@ -57,6 +57,7 @@ def wanted_spec(settings: Settings, wanted: Wanted) -> SandboxSpec:
         limits=replace(environment.limits, **changes),
         env=environment.env,
         require=frozenset(_layer(name) for name in wanted.require),
+        ephemeral=True,
     )
 
 
@@ -80,6 +81,7 @@ async def _with_sandbox(settings: Settings, provider_name: str, spec: SandboxSpe
     try:
         sandbox = await provider.create(spec)
         try:
+            await provider.sweep()
             return await use(sandbox)
         finally:
             await provider.destroy(sandbox.id)

@@ -71,13 +71,18 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What the caller asks of a provider. `require` names layers without which nothing is started."""
+    """What the caller asks of a provider.
+
+    `require` names layers without which nothing is started. An `ephemeral` sandbox ends by itself when
+    the process that made it is gone.
+    """
 
     image: str = "base"
     limits: Limits = field(default_factory=Limits)
     env: dict[str, str] = field(default_factory=dict)
     require: frozenset[Layer] = frozenset()
     ptrace: bool = False
+    ephemeral: bool = False
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -76,6 +76,9 @@ class FakeProvider:
     async def list_ids(self) -> Sequence[str]:
         return list(self.machines)
 
+    async def sweep(self) -> int:
+        return 0
+
     async def close(self) -> None:
         return None
 

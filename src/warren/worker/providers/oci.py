@@ -36,7 +36,7 @@ from warren.worker.disks import STOCK, Disks
 from warren.worker.finishing import to_its_end
 from warren.worker.providers import oci_bundle, oci_launch
 from warren.worker.providers.hardening import AGENT_CAPABILITIES
-from warren.worker.providers.oci_record import Record
+from warren.worker.providers.oci_record import Record, abandoned
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.spawning import Finished, readable, run
 from warren.worker.uids import RANGE, UidRanges, uid_base
@@ -129,6 +129,12 @@ class OciProvider:
             return sorted(name for name in os.listdir(self._state / "sandboxes") if _ID.fullmatch(name))
         except FileNotFoundError:
             return []
+
+    async def sweep(self) -> int:
+        left = [found for found in await self.list_ids() if abandoned(self._directory(found))]
+        for sandbox_id in left:
+            await self.destroy(sandbox_id)
+        return len(left)
 
     async def close(self) -> None:
         await self.disks.close()

@@ -31,7 +31,7 @@ def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: boo
     return {
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
-        "process": _process(agent_argv(spec.limits)),
+        "process": _process(agent_argv(spec)),
         "root": {"path": "rootfs", "readonly": True},
         "mounts": _mounts(spec.limits),
         "linux": {
@@ -48,11 +48,12 @@ def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: boo
     }
 
 
-def agent_argv(limits: Limits) -> list[str]:
+def agent_argv(spec: SandboxSpec) -> list[str]:
     return [
         *(AGENT, "--listen-fd", str(LISTEN_FD)),
         *("--uids", f"1-{UIDS - 2}"),
-        *("--nproc", str(limits.pids)),
+        *("--nproc", str(spec.limits.pids)),
+        *(["--ephemeral"] if spec.ephemeral else []),
     ]
 
 

@@ -7,7 +7,8 @@ boot id tells that the machine was restarted since.
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+import time
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -15,6 +16,7 @@ from warren.model.spec import Layer, Limits, SandboxSpec
 from warren.worker.boot import boot_id
 
 NAME: Final = "record.json"
+_UNRECORDED_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,17 @@ class Record:
     spec: SandboxSpec
     pid: int = 0
     start_time: int = 0
+    maker: int = field(default_factory=os.getpid)
+    maker_start_time: int = field(default_factory=lambda: start_time(os.getpid()) or 0)
 
     def started(self, pid: int) -> Self:
         return replace(self, pid=pid, start_time=start_time(pid) or 0)
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody will ever use it: it ended with its maker, or its maker ended before it was finished."""
+        maker_lives = self.boot_id == boot_id() and start_time(self.maker) == self.maker_start_time
+        return not maker_lives and not self.alive() and (self.spec.ephemeral or not self.pid)
 
     def alive(self) -> bool:
         return self.pid > 0 and self.boot_id == boot_id() and start_time(self.pid) == self.start_time
@@ -56,6 +66,17 @@ def _spec(values: dict[str, Any]) -> SandboxSpec:
     limits = Limits(**values["limits"])
     require = frozenset(Layer(name) for name in values["require"])
     return SandboxSpec(**{**values, "limits": limits, "require": require})
+
+
+def abandoned(directory: Path) -> bool:
+    """Whether a sandbox's directory is what a maker left that is gone. One without a record is, after a while."""
+    record = Record.load(directory)
+    if record is not None:
+        return record.abandoned
+    try:
+        return time.time() - directory.stat().st_mtime > _UNRECORDED_S
+    except OSError:
+        return False
 
 
 def start_time(pid: int) -> int | None:
