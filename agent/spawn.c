@@ -21,11 +21,14 @@ static void close_ends(struct ends *e) {
         if (all[i] >= 0) close(all[i]);
 }
 
-static bool open_pipes(struct ends *e, bool with_input) {
+/* The user's own, so that the command can open them again by name: /dev/stdin, /dev/stdout, /dev/stderr. */
+static bool open_pipes(struct ends *e, bool with_input, const struct user *u) {
     int mode = O_CLOEXEC | (settings.exact_order ? O_DIRECT : 0);
-    if (pipe2(e->out, mode) != 0 || pipe2(e->err, mode) != 0) return false;
-    if (with_input) return pipe2(e->in, O_CLOEXEC) == 0 && fcntl(e->in[1], F_SETFL, O_NONBLOCK) == 0;
-    return (e->in[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;
+    setfsuid(u->uid);
+    bool good = pipe2(e->out, mode) == 0 && pipe2(e->err, mode) == 0 && (!with_input || pipe2(e->in, O_CLOEXEC) == 0);
+    setfsuid(settings.agent_uid);
+    if (good && with_input) return fcntl(e->in[1], F_SETFL, O_NONBLOCK) == 0;
+    return good && (e->in[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) >= 0;
 }
 
 bool set_terminal_size(int fd, uint64_t rows, uint64_t cols) {
@@ -108,7 +111,7 @@ static char **merged(char **base, char **own) {
 enum code spawn(struct command *c, struct request *r, const struct user *u, const char **why) {
     struct ends e = {{-1, -1}, {-1, -1}, {-1, -1}};
     bool terminal = c->terminal;
-    if (terminal ? !open_terminal(&e, r, u) : !open_pipes(&e, r->flags & FLAG_STDIN)) {
+    if (terminal ? !open_terminal(&e, r, u) : !open_pipes(&e, r->flags & FLAG_STDIN, u)) {
         *why = strerror(errno);
         close_ends(&e);
         return CODE_LIMIT;

@@ -3,13 +3,15 @@
     python namespace_launcher.py AGENT LISTEN_FD DISK_MB
 
 A user namespace of its own (so it is never the host's root), pid, mount, network, ipc and uts
-namespaces, and a root directory in a tmpfs with the host's /usr, read-only. Prints a line when the
-agent is about to run; everything dies with this process.
+namespaces, and a root directory in a tmpfs with the host's /usr, read-only. SIGTERM ends it all. So
+does the death of this process, by the death signal, until the agent first opens a terminal: for that
+it changes its identity for files, and the kernel then takes the death signal back.
 """
 
 import ctypes
 import os
 import select
+import signal
 import sys
 from pathlib import Path
 
@@ -65,7 +67,6 @@ def first_process(agent: str, listen_fd: str, disk_mb: str, parents_life: int) -
     build_root("/mnt", disk_mb)
     os.chroot("/mnt")
     os.chdir("/")
-    print("ready", flush=True)
     os.set_inheritable(int(listen_fd), True)
     arguments = ["warren-agent", "--listen-fd", listen_fd, "--nproc", "200"]
     os.set_inheritable(program, True)
@@ -75,6 +76,7 @@ def first_process(agent: str, listen_fd: str, disk_mb: str, parents_life: int) -
 def main(agent: str, listen_fd: str, disk_mb: str) -> None:
     mapped_r, mapped_w = os.pipe()
     apart_r, apart_w = os.pipe()
+    agent_r, agent_w = os.pipe()
     launcher = os.getpid()
     child = os.fork()
     if child == 0:
@@ -93,7 +95,16 @@ def main(agent: str, listen_fd: str, disk_mb: str) -> None:
         if first == 0:
             os.close(life_w)
             first_process(agent, listen_fd, disk_mb, life_r)
+        os.write(agent_w, str(first).encode())
         os._exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 255)
+
+    def end(*_: object) -> None:
+        if select.select([agent_r], [], [], 0)[0]:
+            os.kill(int(os.read(agent_r, 20)), signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
     os.read(apart_r, 1)
     for name in ("uid_map", "gid_map"):
         Path(f"/proc/{child}/{name}").write_text(f"0 {_OUTER_UID} 65536")

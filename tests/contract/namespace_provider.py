@@ -103,6 +103,6 @@ class NamespaceProvider:
 
 async def stop(box: Box) -> None:
     """Returns when the agent is dead, not just told to die."""
-    box.launcher.kill()
+    box.launcher.terminate()
     await asyncio.to_thread(box.launcher.wait)
     await asyncio.to_thread(os.read, box.life, 1)

@@ -195,7 +195,8 @@ async def test_the_engine_shows_an_owned_silent_container_without_secrets(
 async def test_no_process_of_a_sandbox_is_root_of_the_host(open_provider: Open, state_dir: Path) -> None:
     provider = open_provider()
     box = await provider.create(SPEC)
-    await box.start(Command(shell="sleep 60 & sleep 60"))
+    process = await box.start(Command(shell="sleep 60 & echo up; sleep 60"))
+    assert (await anext(process.output())).data == b"up\n"
     record = record_of(state_dir, box.id)
     pids = Hierarchies.here().of(record.pid, record.container).pids()
     uids = {uid for pid in pids for uid in Path(f"/proc/{pid}/status").read_text().split("Uid:")[1].split()[:4]}

@@ -18,15 +18,15 @@ _RESERVE = 80  # processes that are the agent's own: PID 1, supervisors, file jo
 
 
 async def _fork_bomb(arena: Arena) -> Outcome:
-    most, limit = 0, arena.spec.limits.pids
+    most, limit, before = 0, arena.spec.limits.pids, len(arena.host.processes())
     bomb = asyncio.ensure_future(arena.run("limits:fork_bomb", seconds=3, timeout_s=4))
     while not bomb.done():
         most = max(most, len(arena.host.processes()))
         await asyncio.sleep(0.2)
     result = await bomb
-    left = len(arena.host.processes())
+    left = len(arena.host.processes()) - before
     evidence = f"at most {most} processes (limit {limit}), {result.killed} killed, {left} left, {result.reason}"
-    held = result.reason is Reason.TIMEOUT and most <= limit + _RESERVE and result.survivors == 0 and left < 10
+    held = result.reason is Reason.TIMEOUT and most <= limit + _RESERVE and result.survivors == 0 and left <= 0
     return judged(held, evidence)
 
 

@@ -60,8 +60,8 @@ def see_locks() -> Verdict:
             blocked.append(path)
         os.close(fd)
     if blocked:
-        return THROUGH, f"the neighbour's locks are felt on {', '.join(blocked)}"
-    return CONTAINED, f"{len(free)} files can be locked although the neighbour has locked its own"
+        return THROUGH, f"locks that are not ours are felt on {', '.join(blocked)}"
+    return CONTAINED, f"{len(free)} files can be locked although others have locked theirs"
 
 
 def watch_files(seconds: float) -> Verdict:

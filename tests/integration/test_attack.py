@@ -1,0 +1,210 @@
+"""`warren doctor --attack`: everything is contained; and the probes do notice when it is not."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import warren
+from warren.attack.arena import Arena, read_outcome
+from warren.attack.probe import Finding, Group, Outcome, Probe, Verdict, contained
+from warren.attack.suite import PROBES, attack, choose
+from warren.model.errors import InvalidRequest
+from warren.model.operations import ExecResult, Reason
+from warren.model.spec import SandboxSpec
+from warren.worker import isolation
+from warren.worker.images import ImageStore
+from warren.worker.providers.fake import FakeProvider
+from warren.worker.providers.oci import OciProvider
+
+BIN = Path(warren.__file__).parent / "bin"
+SPEC = SandboxSpec(image="base")
+
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
+
+
+@pytest.fixture
+async def provider(state_dir: Path, image_store: ImageStore) -> AsyncIterator[OciProvider]:
+    provider = OciProvider(state_dir, image_store, BIN)
+    yield provider
+    left = await provider.list_ids()
+    for sandbox_id in left:
+        await provider.destroy(sandbox_id)
+    await provider.close()
+    assert left == []
+
+
+def open_holes(findings: list[Finding]) -> list[str]:
+    return [f"{finding.probe.id}: {finding.outcome.evidence}" for finding in findings if finding.failed]
+
+
+async def test_everything_is_contained(provider: OciProvider, state_dir: Path) -> None:
+    findings = await attack(provider, SPEC, secret_paths=(state_dir, BIN))
+    assert len(findings) == len(PROBES) >= 100
+    assert open_holes(findings) == []
+
+
+async def test_the_host_image_leaks_nothing_of_the_host(provider: OciProvider, state_dir: Path) -> None:
+    probes = choose((Group.ESCAPE, Group.LEAKS))
+    findings = await attack(provider, SandboxSpec(image="host"), secret_paths=(state_dir, BIN), probes=probes)
+    assert open_holes(findings) == []
+
+
+# -- the probes can fail
+
+Weaken = Callable[[dict[str, Any]], object]
+
+
+class WeakProvider(OciProvider):
+    """Makes sandboxes with something taken out of their configuration."""
+
+    weaken: Weaken
+
+    def _config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        config = super()._config(*args, **kwargs)
+        self.weaken(config)
+        return config
+
+
+def without_seccomp(config: dict[str, Any]) -> None:
+    del config["linux"]["seccomp"]
+
+
+def without_network_namespace(config: dict[str, Any]) -> None:
+    kinds = config["linux"]["namespaces"]
+    config["linux"]["namespaces"] = [kind for kind in kinds if kind["type"] != "network"]
+
+
+def without_limits(config: dict[str, Any]) -> None:
+    del config["linux"]["resources"]["cpu"]
+
+
+def without_masks(config: dict[str, Any]) -> None:
+    config["linux"]["maskedPaths"] = []
+
+
+WEAK: list[tuple[Weaken, tuple[str, ...]]] = [
+    (without_seccomp, ("seccomp", "clone", "unshare", "keyrings", "personality", "ptrace-command", "af-alg")),
+    (without_network_namespace, ("interfaces", "host-loopback", "namespaces")),
+    (without_limits, ("cpu-hog",)),
+    (without_masks, ("kernel-secrets",)),
+]
+
+
+@pytest.mark.parametrize(("weaken", "probes"), WEAK, ids=[weaken.__name__ for weaken, _ in WEAK])
+async def test_a_weakened_sandbox_is_seen_through(
+    state_dir: Path, image_store: ImageStore, monkeypatch: pytest.MonkeyPatch, weaken: Weaken, probes: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(isolation, "ALL_BUT_KERNEL", frozenset())  # else the provider itself would refuse
+    weak = WeakProvider(state_dir, image_store, BIN)
+    weak.weaken = weaken
+    findings = await attack(weak, SPEC, probes=choose(probes))
+    await weak.close()
+    verdicts = {finding.probe.id: finding.outcome.verdict for finding in findings}
+    unseen = {name for name, verdict in verdicts.items() if verdict is not Verdict.GOT_THROUGH}
+    assert unseen <= {"af-alg"}, findings  # a kernel may be built without it
+
+
+async def test_a_sandbox_that_dies_was_not_contained_and_is_replaced(provider: OciProvider) -> None:
+    async def kill(arena: Arena) -> Outcome:
+        os.kill(arena.host.first_pid, signal.SIGKILL)
+        return contained("so it says")
+
+    deadly = Probe("deadly", Group.AGENT, "kill the agent from the host", kill)
+    findings = await attack(provider, SPEC, probes=[deadly, *choose(("no-new-privs",))])
+    assert [finding.outcome.verdict for finding in findings] == [Verdict.GOT_THROUGH, Verdict.CONTAINED]
+    assert "so it says" in findings[0].outcome.evidence
+
+
+async def test_a_probe_that_breaks_is_undecided_and_counts_as_a_failure(provider: OciProvider) -> None:
+    async def broken(arena: Arena) -> Outcome:
+        return await arena.inside("escape:no_such_attack")
+
+    (finding,) = await attack(provider, SPEC, probes=[Probe("broken", Group.ESCAPE, "nothing", broken)])
+    assert finding.outcome.verdict is Verdict.UNDECIDED
+    assert finding.failed
+
+
+async def test_an_attack_that_is_cancelled_leaves_no_sandbox(provider: OciProvider) -> None:
+    running = asyncio.Event()
+
+    async def wait(arena: Arena) -> Outcome:
+        running.set()
+        await asyncio.sleep(3600)
+        return contained("never")
+
+    task = asyncio.ensure_future(attack(provider, SPEC, probes=[Probe("wait", Group.LIMITS, "wait", wait)]))
+    await running.wait()
+    assert len(await provider.list_ids()) == 2
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await provider.list_ids() == []
+
+
+async def test_an_image_without_python_is_refused_and_nothing_is_left() -> None:
+    fake = FakeProvider()
+    with pytest.raises(InvalidRequest, match="python3"):
+        await attack(fake, SandboxSpec())
+    assert await fake.list_ids() == []
+
+
+@pytest.mark.parametrize(
+    ("stdout", "verdict"),
+    [
+        ('warren-attack:{"verdict": "contained", "evidence": "x"}', Verdict.CONTAINED),
+        ('noise\nwarren-attack:{"verdict": "through", "evidence": "x"}\nmore noise', Verdict.GOT_THROUGH),
+        ('warren-attack:{"verdict": "n/a", "evidence": "x"}', Verdict.NOT_APPLICABLE),
+        ('warren-attack:{"error": "broke"}', Verdict.UNDECIDED),
+        ('warren-attack:{"verdict": "fine", "evidence": "x"}', Verdict.UNDECIDED),
+        ("warren-attack:[1", Verdict.UNDECIDED),
+        ("warren-attack:[]", Verdict.UNDECIDED),
+        ("", Verdict.UNDECIDED),
+    ],
+)
+def test_only_a_clear_word_is_a_verdict(stdout: str, verdict: Verdict) -> None:
+    result = ExecResult(0, stdout, "", stdout, Reason.EXITED, None, 1.0, 1.0, len(stdout), False)
+    assert read_outcome(result).verdict is verdict
+
+
+def test_ids_are_unique_and_there_are_enough_of_each_group() -> None:
+    ids = [probe.id for probe in PROBES]
+    assert len(ids) == len(set(ids)) >= 100
+    for group in Group:
+        assert sum(probe.group is group for probe in PROBES) >= 10
+
+
+# -- the command
+
+
+def warren_doctor(state_dir: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), "WARREN_STATE_DIR": str(state_dir)}
+    argv = [sys.executable, "-m", "warren.cli.main", "doctor", "--attack", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+
+def test_the_table_and_its_summary(state_dir: Path, image_store: ImageStore) -> None:
+    done = warren_doctor(state_dir, "--only", "capabilities", "--only", "seccomp")
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 contained" in done.stdout
+
+
+def test_the_table_for_programs(state_dir: Path, image_store: ImageStore) -> None:
+    done = warren_doctor(state_dir, "--json", "--env", "host", "--only", "capabilities")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["probes"]
+    assert (row["id"], row["verdict"]) == ("capabilities", "contained")
+
+
+def test_an_unknown_probe_is_one_sentence(state_dir: Path) -> None:
+    done = warren_doctor(state_dir, "--only", "no-such-probe")
+    assert done.returncode == 125
+    assert "no-such-probe" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,96 @@
+"""What the doctor makes of what it finds: tables in, rows out."""
+
+from pathlib import Path
+
+import pytest
+
+from warren.doctor.check import Check, Level
+from warren.doctor.machine import check_cgroups, check_kernel
+from warren.doctor.parts import check_programs, judge_docker, judge_runtimes, known_holes, parse_version
+from warren.worker.cgroups import Hierarchies
+from warren.worker.providers.oci_runtime import Runtime, RuntimeReport
+
+
+@pytest.mark.parametrize(
+    ("system", "release", "machine", "level"),
+    [
+        ("Linux", "6.18.44-fc", "aarch64", Level.OK),
+        ("Linux", "5.12.0", "x86_64", Level.OK),
+        ("Linux", "5.4.0-100-generic", "x86_64", Level.FAIL),
+        ("Linux", "6.1.0", "riscv64", Level.FAIL),
+        ("Darwin", "23.1.0", "arm64", Level.FAIL),
+    ],
+)
+def test_kernels(system: str, release: str, machine: str, level: Level) -> None:
+    assert check_kernel(system, release, machine).level is level
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("runc version 1.1.5+ds1", (1, 1, 5)),
+        ("crun version 1.8.1", (1, 8, 1)),
+        ("29.5.1", (29, 5, 1)),
+        ("unknown", ()),
+        ("1.2", (1, 2, 0)),
+    ],
+)
+def test_versions(text: str, number: tuple[int, ...]) -> None:
+    assert parse_version(text) == number
+
+
+@pytest.mark.parametrize(("version", "count"), [("runc version 1.1.5", 2), ("runc version 1.1.12", 1), ("1.2.8", 0)])
+def test_holes_of_runc_are_told_by_its_version(version: str, count: int) -> None:
+    checks = list(known_holes("runc", version))
+    assert [check.level for check in checks] == [Level.WARN] * count
+    assert list(known_holes("crun", version)) == []
+
+
+def levels(checks: list[Check]) -> dict[str, Level]:
+    return {check.name: check.level for check in checks}
+
+
+def test_no_working_runtime_fails_with_a_remedy() -> None:
+    broken = Runtime("crun", "/usr/bin/crun", "1.8", False, "it said no")
+    checks = list(judge_runtimes(RuntimeReport((broken,), "", "none of them works here")))
+    assert levels(checks) == {"runtime crun": Level.WARN, "runtime": Level.FAIL}
+    assert "install" in checks[-1].remedy
+
+
+def test_the_chosen_runtime_says_why() -> None:
+    good = Runtime("crun", "/usr/bin/crun", "crun version 1.8", True, "a sandbox was tried")
+    (check,) = judge_runtimes(RuntimeReport((good,), "crun", "the first that works"))
+    assert check.level is Level.OK
+    assert "chosen: the first that works" in check.found
+
+
+def test_cgroups_that_are_missing_fail(tmp_path: Path) -> None:
+    assert levels(list(check_cgroups(Hierarchies({})))) == {"cgroups": Level.FAIL}
+    (tmp_path / "cgroup.controllers").write_text("cpu pids\n")
+    assert levels(list(check_cgroups(Hierarchies({"": tmp_path})))) == {
+        "cgroups": Level.OK,
+        "cgroup memory": Level.FAIL,
+        "cgroup cpu": Level.OK,
+        "cgroup pids": Level.OK,
+    }
+
+
+def test_a_docker_engine_without_live_restore_is_warned_of() -> None:
+    off = levels(list(judge_docker({"ServerVersion": "20.10.24", "LiveRestoreEnabled": False, "SecurityOptions": []})))
+    assert off["docker live-restore"] is Level.WARN
+    assert "docker archive API" in off
+    new = levels(list(judge_docker({"ServerVersion": "29.5.1", "LiveRestoreEnabled": True, "SecurityOptions": None})))
+    assert new["docker live-restore"] is Level.OK
+    assert "docker archive API" not in new
+
+
+def test_programs_that_are_missing_broken_or_old_fail(tmp_path: Path) -> None:
+    assert {check.level for check in check_programs(tmp_path)} == {Level.FAIL}
+    (tmp_path / "warren-agent").write_text("#!/bin/sh\necho warren-agent 0\n")
+    (tmp_path / "warren-launch").write_text("no program\n")
+    for path in tmp_path.iterdir():
+        path.chmod(0o755)
+    agent, launcher = check_programs(tmp_path)
+    assert "version 1 is needed" in agent.found
+    assert (agent.level, launcher.level) == (Level.FAIL, Level.FAIL)
+    assert "make build" in agent.remedy
