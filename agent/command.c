@@ -38,16 +38,24 @@ static char *title_of(const struct request *r) {
     return copy;
 }
 
+/* Whoever still reads from it is told that there is nothing more to come. */
+static void leave_readers(struct command *c) {
+    for (struct channel *ch = channel_first(), *next; ch; ch = next) {
+        next = ch->next;
+        if (ch->command != c) continue;
+        send_error(ch->id, CODE_NO_PROCESS, "process %s was forgotten", c->id);
+        ch->command = NULL;
+        channel_close(ch);
+    }
+}
+
 static void remove_command(struct command *c) {
     for (struct command **p = &commands; *p; p = &(*p)->next)
         if (*p == c) {
             *p = c->next;
             break;
         }
-    for (struct channel *ch = channel_first(), *next; ch; ch = next) {
-        next = ch->next;
-        if (ch->command == c) channel_close(ch);
-    }
+    leave_readers(c);
     output_close(c);
     if (c->in.fd >= 0) watch_drop(&c->in);
     if (c->control.fd >= 0) watch_drop(&c->control);
@@ -63,6 +71,7 @@ static void remove_command(struct command *c) {
 /* Gone from every list at once; its pipes are kept and drained while anything may still write to them. */
 void forget(struct command *c) {
     c->forgotten = true;
+    leave_readers(c);
     log_free(&c->log);
     c->log.keep = 0;
     if (c->control.fd < 0) remove_command(c);

@@ -335,6 +335,12 @@ class SandboxContract(ProviderHooks):
         assert size == 30_000_007
         assert last.data.endswith(b"end\n")
 
+    async def test_a_followed_command_waits_for_its_first_reader(self, sandbox: Sandbox) -> None:
+        line = "echo first; " + "; ".join(["echo " + "x" * 50_000] * 60)
+        process = await sandbox.start(Command(shell=line, keep_bytes=1024), follow=True)
+        await anyio.sleep(0.3)
+        assert len(await all_of(process)) == 6 + 60 * 50_001
+
     async def test_reading_slowly_slows_the_command_down(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(Command(argv=("yes",)))
         reading = process.output()

@@ -71,13 +71,15 @@ def ours_in_run(state_dir: Path) -> list[str]:
 def remains(state_dir: Path, engine: DockerEngine) -> dict[str, list[str]]:
     """Everything a sandbox is made of on the host."""
     claims = [link.name for link in CLAIMS.glob("[0-9]*") if str(state_dir) in os.readlink(link)]
+    # Those with processes in them belong to containers, of this engine (listed) or of another one.
+    procs = Path("/sys/fs/cgroup").glob("*/docker/*/cgroup.procs")
     return {
         "containers": engine.docker("ps", "--all", "--quiet").stdout.split(),
         "volumes": engine.docker("volume", "ls", "--quiet").stdout.split(),
         "directories": [*os.listdir(state_dir / "docker"), *ours_in_run(state_dir)],
         "mounts": mounts_below(state_dir),
         "claims": claims,
-        "cgroups": [str(path) for path in Path("/sys/fs/cgroup").glob("*/docker/*/")],
+        "cgroups": [str(path.parent) for path in procs if not path.read_text()],
     }
 
 

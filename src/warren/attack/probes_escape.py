@@ -5,8 +5,9 @@ from pathlib import Path
 
 from warren.attack.arena import Arena
 from warren.attack.host_view import NAMESPACES
-from warren.attack.probe import Group, Outcome, Probe, judged, within
+from warren.attack.probe import Group, Outcome, Probe, judged, not_applicable, within
 from warren.model.operations import Command
+from warren.model.spec import Layer
 
 _E, _K = Group.ESCAPE, Group.KERNEL
 _VSOCK, _ALG, _PACKET = 40, 38, 17
@@ -16,8 +17,15 @@ _LEAST_UID = 100_000
 async def _namespaces(arena: Arena) -> Outcome:
     ours = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES}
     theirs, others = arena.host.namespaces(), arena.neighbour_host.namespaces()
-    shared = [kind for kind in NAMESPACES if theirs[kind] in (ours[kind], others[kind])]
+    shared = [kind for kind in NAMESPACES if kind != "user" and theirs[kind] in (ours[kind], others[kind])]
     return judged(not shared, f"shared with the host or the neighbour: {', '.join(shared) or 'none'}")
+
+
+async def _user_namespace(arena: Arena) -> Outcome:
+    ours, theirs = os.readlink("/proc/self/ns/user"), arena.host.namespaces()["user"]
+    if ours == theirs and Layer.USER_NAMESPACE in arena.sandbox.isolation.missing:
+        return not_applicable(f"the provider {arena.provider.name} has none for each sandbox, and says so itself")
+    return judged(theirs not in (ours, arena.neighbour_host.namespaces()["user"]), f"{theirs}, the host's is {ours}")
 
 
 async def _uids(arena: Arena) -> Outcome:
@@ -56,6 +64,7 @@ def _refused(id: str, tries: str, *calls: tuple[str, list[int]]) -> Probe:
 
 PROBES: tuple[Probe, ...] = (
     Probe("namespaces", _E, "share a namespace with the host or the neighbour (seen from the host)", _namespaces),
+    Probe("user-namespace", _E, "share the user namespace of host or neighbour (seen from the host)", _user_namespace),
     Probe("unique-uid", _E, "run as root or as the neighbour's uid on the host (seen from the host)", _uids),
     Probe(
         "leaked-descriptors",

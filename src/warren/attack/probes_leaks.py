@@ -8,6 +8,7 @@ from pathlib import Path
 
 from warren.attack.arena import Arena, attack_command, read_outcome
 from warren.attack.probe import Group, Outcome, Probe, Verdict, contained, got_through, judged, undecided, within
+from warren.model.errors import UnknownUser
 from warren.model.operations import Command
 
 _G = Group.LEAKS
@@ -131,19 +132,20 @@ async def _inotify(arena: Arena) -> Outcome:
 async def _environment(arena: Arena) -> Outcome:
     """A secret given to one command: not in a command of another user beside it, not in one after it."""
     token = f"{arena.canary}env"
-    holder = Command(shell="sleep 30", env={"SECRET": token}, user="1001", carry_state=False, cwd="/tmp")
-    process = await arena.sandbox.start(holder)
-    try:
-        beside = await arena.inside("leaks:find_token", token=token[8:], timeout_s=60)
-    finally:
-        await process.kill(0)
     await arena.sandbox.exec(Command(shell="true", env={"SECRET": token}, timeout_s=10))
-    after = await arena.sandbox.exec(
-        Command(shell="env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'", timeout_s=10)
-    )
+    look = "env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'"
+    after = await arena.sandbox.exec(Command(shell=look, timeout_s=10))
     if token in after.stdout:
         return got_through("the secret of a command is in the environment of the next one")
-    return beside
+    holder = Command(shell="sleep 30", env={"SECRET": token}, user="1001", carry_state=False, cwd="/tmp")
+    try:
+        process = await arena.sandbox.start(holder)
+    except UnknownUser:
+        return contained("not in the command after it (this sandbox has no second user to try beside it)")
+    try:
+        return await arena.inside("leaks:find_token", token=token[8:], timeout_s=60)
+    finally:
+        await process.kill(0)
 
 
 PROBES: tuple[Probe, ...] = (

@@ -49,7 +49,7 @@ def parse_variables(variables: tuple[str, ...]) -> dict[str, str]:
 
 
 async def _run(sandbox: Sandbox, command: Command) -> int:
-    process = await sandbox.start(command)
+    process = await sandbox.start(command, follow=True)
     feeding = asyncio.create_task(_feed(process))
     try:
         async for chunk in process.output():

@@ -43,7 +43,7 @@ def shell(user: str, cwd: str, **options: object) -> int:
 
 
 async def _converse(sandbox: Sandbox, command: Command) -> int:
-    process = await sandbox.start(command)
+    process = await sandbox.start(command, follow=True)
     with _raw_mode(0) as ended_well:
         async with _followed_size(process), _fed(process):
             async for chunk in process.output():

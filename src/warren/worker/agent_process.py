@@ -41,6 +41,7 @@ class Commands:
         self._oom = OomLedger(oom_kills)
         self._keep: dict[str, int] = {}
         self._stdin: dict[str, StdinPipe] = {}
+        self._held: dict[str, Channel] = {}  # of processes that wait for their first reader
 
     async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes]) -> ExecResult:
         process_id = new_id()
@@ -68,7 +69,8 @@ class Commands:
             if feeder is not None:
                 await _stop(feeder)
             channel.close()
-        self._link.post(Ask.CONTROL, _control(process_id, ControlOp.FORGET))
+        if not end.number(Tag.BACKGROUND):  # else it is still needed, to end what was left running
+            self._link.post(Ask.CONTROL, _control(process_id, ControlOp.FORGET))
         if feeder is not None and not feeder.cancelled() and (failure := feeder.exception()) is not None:
             raise failure
         return self._result(channel, end, outputs, process_id)
@@ -115,16 +117,20 @@ class Commands:
         except ProtocolError as exc:
             raise channel.violated(exc.message) from None
 
-    async def start(self, command: Command, process_id: str) -> "AgentProcess":
+    async def start(self, command: Command, process_id: str, *, follow: bool = False) -> "AgentProcess":
         process_id = check_id(process_id) if process_id else new_id()
         flags = Flag.STDIN | Flag.LOSSLESS
         channel = await self._link.open(Ask.START, start_payload(command, process_id, self._env, flags))
         try:
             await _started(channel)
-        except asyncio.CancelledError:
-            self._link.post(Ask.CONTROL, _control(process_id, ControlOp.KILL, (Tag.GRACE_MS, 0)))
+        except BaseException as exc:
+            channel.close()
+            if isinstance(exc, asyncio.CancelledError):
+                self._link.post(Ask.CONTROL, _control(process_id, ControlOp.KILL, (Tag.GRACE_MS, 0)))
             raise
-        finally:
+        if follow:
+            self._held[process_id] = channel
+        else:
             channel.close()
         self._oom.begin(process_id)
         self._keep[process_id] = command.keep_bytes
@@ -169,6 +175,8 @@ class Commands:
 
     async def wait(self, process_id: str) -> ExecResult:
         """First the end, without any output; then, at leisure, what was kept of it."""
+        if (held := self._held.pop(process_id, None)) is not None:
+            held.close()
         try:
             channel, end, _ = await self._attached(process_id, NO_REPLAY)
             outputs: list[Output] = []
@@ -186,7 +194,10 @@ class Commands:
             channel.close()
 
     async def output(self, process_id: str, offset: int) -> AsyncIterator[Chunk]:
-        channel = await self._link.open(Ask.ATTACH, _attach(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS))
+        held = self._held.pop(process_id, None) if offset == 0 else None
+        channel = held or await self._link.open(
+            Ask.ATTACH, _attach(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS)
+        )
         at = offset
         try:
             while isinstance(item := await channel.take(), Output):

@@ -49,8 +49,8 @@ class AgentSandbox:
     async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"") -> ExecResult:
         return await self._commands.exec(command, stdin)
 
-    async def start(self, command: Command, *, process_id: str = "") -> Process:
-        return await self._commands.start(command, process_id)
+    async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
+        return await self._commands.start(command, process_id, follow=follow)
 
     async def process(self, process_id: str) -> Process:
         return await self._commands.find(process_id)

@@ -169,11 +169,17 @@ class FakeProcess:
 
     # The caller's side.
 
+    def hold(self) -> None:
+        """Waits for a first reader as if it were there already."""
+        self.log = Log(max(self._command.keep_bytes, 4 * _LAG_BYTES))
+        self._readers[self] = 0
+
     async def output(self, offset: int = 0) -> AsyncIterator[Chunk]:
         if offset < 0:
             raise InvalidRequest(f"an offset of {offset} cannot be")
         me, streams = object(), {1: Stream.STDOUT, 2: Stream.STDERR, 3: Stream.TERMINAL}
         self._readers[me] = at = offset
+        self._readers.pop(self, None)
         try:
             while True:
                 changed, ended = self._changed, not self.running
@@ -191,6 +197,8 @@ class FakeProcess:
             self.change()
 
     async def wait(self) -> ExecResult:
+        self._readers.pop(self, None)
+        self.change()
         while (lost := self._lost()) is None:
             if self._result is not None:
                 return self._result

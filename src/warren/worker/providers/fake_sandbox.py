@@ -102,9 +102,12 @@ class FakeSandbox:
             waiting.cancel()
             self._machine.processes.pop(process.id, None)
 
-    async def start(self, command: Command, *, process_id: str = "") -> Process:
+    async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
         self._alive()
-        return self._begin(command, check_id(process_id) if process_id else new_id())
+        process = self._begin(command, check_id(process_id) if process_id else new_id())
+        if follow:
+            process.hold()
+        return process
 
     def _begin(self, command: Command, process_id: str) -> FakeProcess:
         machine = self._machine
