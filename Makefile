@@ -10,7 +10,7 @@ PYTHON_FILES := src tests bench scripts
 SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python
 
 .DEFAULT_GOAL := build
-.PHONY: setup build agent launcher images check test clean
+.PHONY: setup build agent launcher test-agents images check test clean
 
 setup: $(VENV)/.stamp
 
@@ -23,6 +23,10 @@ $(VENV)/.stamp: pyproject.toml scripts/system-packages scripts/find-python
 	@touch $@
 
 build: agent launcher
+
+# What only the tests run: the agent with sanitizers, and the fuzzer of its parsers.
+test-agents: setup
+	@$(MAKE) --no-print-directory -C agent sanitized fuzz
 
 agent launcher: setup
 	@$(MAKE) --no-print-directory -C $@
@@ -40,7 +44,7 @@ check: build
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 
-test: check images
+test: check images test-agents
 	@[ "$$(id -u)" = 0 ] || { echo "the tests start real sandboxes and a Docker engine: run them as root (sudo make test)" >&2; exit 1; }
 	$(BIN)/python -m pytest $(PYTEST)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
@@ -20,18 +19,15 @@ from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import ProcessNotFound
 from warren.model.operations import Command
 
-AGENT = Path(warren.__file__).parent / "bin" / "warren-agent"
-
-pytestmark = [
-    pytest.mark.skipif(not AGENT.exists(), reason="the agent is not built: make agent"),
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for its namespaces"),
-]
+BIN = Path(warren.__file__).parent / "bin"
 
 
 class NamespaceHooks(ProviderHooks):
+    agent = BIN / "warren-agent"
+
     @pytest.fixture
     async def provider(self, tmp_path: Path) -> AsyncIterator[Provider]:
-        provider = NamespaceProvider(AGENT, tmp_path)
+        provider = NamespaceProvider(self.agent, tmp_path)
         yield provider
         assert await provider.list_ids() == []
         assert list(tmp_path.iterdir()) == []

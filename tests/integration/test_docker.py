@@ -341,23 +341,44 @@ from warren.worker.providers.docker import DockerProvider
 
 state, bin_dir, url, step = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]
 fault = lambda now: os.kill(os.getpid(), 9) if now == step else None
-asyncio.run(DockerProvider(state, ImageStore(state), bin_dir, url, fault=fault).create(SandboxSpec()))
+spec = SandboxSpec(ephemeral=step == "none")
+asyncio.run(DockerProvider(state, ImageStore(state), bin_dir, url, fault=fault).create(spec))
+os.kill(os.getpid(), 9)
 """
+
+
+async def killed_worker(state_dir: Path, engine: DockerEngine, step: str) -> None:
+    argv = [sys.executable, "-c", KILLED, str(state_dir), str(BIN), engine.url, step]
+    environment = {**os.environ, "PYTHONPATH": str(BIN.parents[1])}
+    died = await asyncio.to_thread(subprocess.run, argv, env=environment, check=False)
+    assert died.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_what_a_killed_worker_leaves_at_any_step_is_listed_and_can_be_destroyed(
     open_provider: Open, state_dir: Path, docker_engine: DockerEngine, step: str
 ) -> None:
-    argv = [sys.executable, "-c", KILLED, str(state_dir), str(BIN), docker_engine.url, step]
-    environment = {**os.environ, "PYTHONPATH": str(BIN.parents[1])}
-    died = await asyncio.to_thread(subprocess.run, argv, env=environment, check=False)
-    assert died.returncode == -signal.SIGKILL
+    await killed_worker(state_dir, docker_engine, step)
     provider = open_provider()
     left = await provider.list_ids()
     assert len(left) == (0 if step == "directory" else 1)
     for sandbox_id in left:
         await provider.destroy(sandbox_id)
+    assert remains(state_dir, docker_engine) == NOTHING
+
+
+@pytest.mark.parametrize("step", ["container", "started", "none"])
+async def test_a_sweep_takes_what_a_killed_worker_left_unfinished_or_ephemeral_and_nothing_else(
+    open_provider: Open, state_dir: Path, docker_engine: DockerEngine, step: str
+) -> None:
+    provider = open_provider()
+    kept = await provider.create(SPEC)
+    await killed_worker(state_dir, docker_engine, step)
+    while len(await provider.list_ids()) > 1:  # an ephemeral one takes a moment to end by itself
+        await provider.sweep()
+    assert await provider.sweep() == 0
+    assert await sh(kept, "echo alive") == "alive\n"
+    await provider.destroy(kept.id)
     assert remains(state_dir, docker_engine) == NOTHING
 
 

@@ -36,11 +36,16 @@ def config(
 
 
 def test_the_agent_leaves_root_and_may_only_start_commands_as_the_sandboxs_user() -> None:
-    argv = agent_argv(Limits(pids=77), BASE)
+    argv = agent_argv(SandboxSpec(limits=Limits(pids=77)), BASE)
     assert argv[:3] == ["/.warren/agent", "--socket", "/.warren/run/agent.sock"]
     options = dict(zip(argv[1::2], argv[2::2], strict=True))
     assert (options["--become"], options["--user"]) == (str(BASE + 999), str(BASE + 1000))
     assert (options["--uids"], options["--nproc"]) == (f"{BASE + 1000}-{BASE + 1000}", "77")
+
+
+def test_the_agent_of_an_ephemeral_sandbox_ends_with_its_maker() -> None:
+    assert "--ephemeral" in agent_argv(SandboxSpec(ephemeral=True), BASE)
+    assert "--ephemeral" not in agent_argv(SandboxSpec(), BASE)
 
 
 def test_the_hardening_is_asked_for() -> None:

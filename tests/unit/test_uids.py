@@ -84,7 +84,6 @@ def test_an_owner_that_forgot_its_claim_can_still_release_it(tmp_path: Path) -> 
     assert (ranges.owner(first), ranges.owner(second)) == (None, two)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another uid")
 def test_a_range_that_a_process_still_lives_in_is_not_taken_over(tmp_path: Path) -> None:
     ranges, gone, live = UidRanges(tmp_path / "uids", count=1), owner(tmp_path, "gone"), owner(tmp_path, "live")
     index = ranges.claim(gone)

@@ -43,7 +43,7 @@ from warren.worker.mounts import unmount
 from warren.worker.providers import docker_spec, first_process
 from warren.worker.providers.docker_api import Engine
 from warren.worker.providers.docker_images import EngineImages
-from warren.worker.providers.docker_record import DockerRecord
+from warren.worker.providers.docker_record import DockerRecord, abandoned
 from warren.worker.providers.docker_spec import EngineImage, container_name
 from warren.worker.providers.hardening import AGENT_CAPABILITIES
 from warren.worker.spawning import run
@@ -144,6 +144,12 @@ class DockerProvider:
             labels = await self.engine.containers(f"{docker_spec.STATE_LABEL}={self._state_id}")
             found.update(label.get(docker_spec.SANDBOX_LABEL, "") for label in labels)
         return sorted(name for name in found if _ID.fullmatch(name))
+
+    async def sweep(self) -> int:
+        left = [found for found in await self.list_ids() if abandoned(self._directory(found))]
+        for sandbox_id in left:
+            await self.destroy(sandbox_id)
+        return len(left)
 
     async def close(self) -> None:
         await self.disks.close()

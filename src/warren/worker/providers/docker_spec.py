@@ -70,7 +70,7 @@ def container(
     """`hard_limits`: rlimits that cannot be raised here, by Docker's names; no ulimit goes above them."""
     return {
         "Image": image.id,
-        "Entrypoint": agent_argv(spec.limits, uid_base),
+        "Entrypoint": agent_argv(spec, uid_base),
         "Cmd": [],
         "User": "0:0",
         "WorkingDir": "/",
@@ -89,11 +89,12 @@ def container_name(sandbox_id: str) -> str:
     return f"warren-{sandbox_id}"
 
 
-def agent_argv(limits: Limits, uid_base: int) -> list[str]:
+def agent_argv(spec: SandboxSpec, uid_base: int) -> list[str]:
     user = str(uid_base + USER_UID)
     return [
         *(AGENT, "--socket", SOCKET, "--become", str(uid_base + AGENT_UID)),
-        *("--user", user, "--uids", f"{user}-{user}", "--nproc", str(limits.pids)),
+        *("--user", user, "--uids", f"{user}-{user}", "--nproc", str(spec.limits.pids)),
+        *(["--ephemeral"] if spec.ephemeral else []),
     ]
 
 

@@ -26,11 +26,7 @@ from warren.worker.providers.oci_record import Record
 
 BIN = Path(warren.__file__).parent / "bin"
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
-    pytest.mark.skipif(not (BIN / "warren-launch").exists(), reason="the launcher is not built"),
-]
+pytestmark = pytest.mark.anyio
 
 
 class OciHooks(ProviderHooks):

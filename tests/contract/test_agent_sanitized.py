@@ -1,0 +1,93 @@
+"""The agent with address and undefined-behaviour sanitizers: under the contracts, and fed with noise.
+
+A sanitizer that finds something ends the agent, and with it the test.
+"""
+
+import random
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from contract.files_contract import FilesContract
+from contract.namespace_provider import NamespaceProvider
+from contract.provider_contract import ProviderContract
+from contract.sandbox_contract import SandboxContract
+from contract.test_agent import BIN, NamespaceHooks
+
+from warren.model.spec import SandboxSpec
+from warren.worker.wire import HEADER, Ask, Flag, Tag, fields, frame
+
+
+class Sanitized(NamespaceHooks):
+    agent = BIN / "warren-agent-sanitized"
+
+
+class TestSanitizedProvider(Sanitized, ProviderContract):
+    pass
+
+
+class TestSanitizedSandbox(Sanitized, SandboxContract):
+    pass
+
+
+class TestSanitizedFiles(Sanitized, FilesContract):
+    pass
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_parsers_and_log_stand_noise(seed: int) -> None:
+    outcome = subprocess.run([BIN / "warren-agent-fuzz", "6000", str(seed)], capture_output=True, text=True)
+    assert (outcome.returncode, outcome.stdout) == (0, "6000 rounds, no fault\n"), outcome.stderr
+
+
+HELLO = frame(Ask.HELLO, 0, fields([(Tag.VERSION, 1)]))
+
+
+def some_frame(dice: random.Random) -> bytes:
+    """A request such as a worker sends, or one with something wrong in it."""
+    values: list[int | str | bytes] = ["a", "/workspace/f", "echo hi", "sh", "A=1", "sandboxuser", "..", "", "/"]
+    values += [0, 1, 2, 7, 9, 255, 1 << 31, 1 << 63, dice.randbytes(dice.randrange(40)), b"x" * 5000]
+    some = [(dice.choice(list(Tag)), dice.choice(values)) for _ in range(dice.randrange(9))]
+    if dice.random() < 0.7:
+        some += [(Tag.ID, dice.choice("abc")), (Tag.OP, dice.randrange(12)), (Tag.PATH, "/workspace/x")]
+    if dice.random() < 0.5:
+        some += [(Tag.SHELL, "echo hi; sleep 0.01"), (Tag.FLAGS, int(dice.choice(list(Flag))))]
+    payload = bytearray(fields(some))
+    for _ in range(dice.randrange(3) if payload else 0):
+        payload[dice.randrange(len(payload))] = dice.randrange(256)
+    whole = bytearray(frame(dice.choice(list(Ask)), dice.randrange(6), bytes(payload)))
+    if dice.random() < 0.02:
+        whole[dice.randrange(HEADER.size)] = dice.randrange(256)
+    return bytes(whole)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_agent_outlives_a_worker_that_talks_nonsense(tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    provider = NamespaceProvider(Sanitized.agent, tmp_path)
+    box = await provider.create(SandboxSpec())
+    try:
+        await box.close()
+        for _ in range(25):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+                line.settimeout(0.05)
+                line.connect(str(tmp_path / box.id / "agent.sock"))
+                talk(line, [HELLO, *(some_frame(dice) for _ in range(40))])
+        again = await provider.adopt(box.id)
+        await again.ping()
+        await again.close()
+    finally:
+        await provider.destroy(box.id)
+        await provider.close()
+
+
+def talk(line: socket.socket, frames: list[bytes]) -> None:
+    try:
+        for part in frames:
+            line.sendall(part)
+        while line.recv(65536):
+            pass
+    except OSError:  # it hung up, or has nothing more to say
+        return
