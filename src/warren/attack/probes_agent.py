@@ -2,7 +2,6 @@
 starved or imitated by what they run."""
 
 import asyncio
-import time
 
 from warren.attack.arena import Arena
 from warren.attack.probe import Group, Outcome, Probe, contained, got_through, judged, undecided, within
@@ -10,25 +9,29 @@ from warren.model.errors import UnknownUser, WarrenError
 from warren.model.operations import Command, Reason
 
 _G = Group.AGENT
-_PATIENCE_S = 15.0
+_PATIENCE_S = 8.0
 
 
 async def _stop_storm(arena: Arena) -> Outcome:
-    """A stopped process must not keep the agent from starting, or ending, a command, nor from working on files."""
-    late = []
-    async with arena.holding(arena.sandbox, "agent:stop_everything", seconds=12):
-        for _ in range(6):
-            started = time.monotonic()
-            try:
-                async with asyncio.timeout(_PATIENCE_S):
-                    result = await arena.sandbox.exec(Command(argv=("true",), timeout_s=1, grace_s=0))
-                if result.reason is Reason.SANDBOX_LOST:
-                    late.append(f"lost: {result.stderr[-100:]}")
-            except (TimeoutError, WarrenError) as exc:
-                late.append(f"a time-out of 1 s was not kept in {time.monotonic() - started:.0f} s ({exc!r:.80})")
+    """A stopped process must not keep the agent from ending a command in time, also one it has only just forked."""
+    stopped = 0
+    async with arena.holding(arena.sandbox, "agent:stop_everything", seconds=60):
+        for _ in range(12):
+            commands = [Command(argv=("true",), timeout_s=0.5, grace_s=0) for _ in range(4)]
+            running = [asyncio.ensure_future(arena.sandbox.exec(command)) for command in commands]
+            done, hung = await asyncio.wait(running, timeout=_PATIENCE_S)
+            for task in hung:
+                task.cancel()
+            if hung:
+                return got_through(
+                    f"{len(hung)} of 4 commands with a time-out of 0.5 s had not ended after {_PATIENCE_S:g} s"
+                )
+            stopped += sum(task.exception() is None and task.result().reason is Reason.TIMEOUT for task in done)
+            if stopped >= 12:
                 break
-    await arena.sandbox.exec(Command(argv=("true",), timeout_s=5))
-    return judged(not late, "; ".join(late) or "6 commands were started and ended in time beside it")
+    if not stopped:
+        return undecided("no command was stopped: the storm was none")
+    return contained(f"{stopped} commands were stopped as they started, all were ended in time")
 
 
 async def _stop_file_jobs(arena: Arena) -> Outcome:
