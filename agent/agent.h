@@ -39,6 +39,8 @@ void users_init(void);
 bool find_user(const char *name, struct user *out);
 /* Becomes that user for good, with no capability left in any set; false with errno set. */
 bool become_user(const struct user *u);
+/* The same rights over files, but still a process of the agent's: the user cannot signal, stop or trace it. */
+bool act_as_user(const struct user *u);
 
 /* supervise.c: one process per command, which owns the command's whole tree. */
 enum news_kind { NEWS_STARTED = 1, NEWS_FAILED, NEWS_EXITED, NEWS_GONE };
@@ -64,6 +66,7 @@ struct launch {
 void supervise(struct launch *l, int ctl) __attribute__((noreturn));
 /* Closes every descriptor above 2 but these: a forked process must not hold the pipes of others open. */
 void keep_only(int *fds, size_t n);
+void kill_children(pid_t parent);
 
 /* shell.c: `cd` and `export` last from one shell command to the next. */
 struct shell_line {

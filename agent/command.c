@@ -274,6 +274,7 @@ static bool order_supervisor(struct command *c, struct order o) {
 static void end_command(struct command *c, enum reason reason, uint32_t grace_ms) {
     if (c->life != LIFE_ENDED && c->ending == REASON_EXITED) c->ending = reason;
     c->deadline_us = 0;
+    if (c->life == LIFE_STARTING) kill_children(c->supervisor);
     order_supervisor(c, (struct order){.end_tree = 1, .grace_ms = grace_ms});
 }
 

@@ -1,5 +1,8 @@
 /* File operations, each in a process of its own that is the user before it touches anything.
  *
+ * It has the user's rights over files and none of the agent's; its real uid stays the agent's, so that user code
+ * cannot stop it.
+ *
  *   agent ── data (write, unpack) ──▶ job ── data (read, list, pack, watch) ──▶ agent
  *         ── commit: one byte ──────▶     ── result: code, then fields or a sentence ──▶
  *
@@ -46,7 +49,7 @@ static void run(const struct file_request *r, const struct user *u, int result) 
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     int error = 0;
-    if (!become_user(u)) error = errno;
+    if (!act_as_user(u)) error = errno;
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     if (!error && chdir(settings.workspace) != 0 && chdir("/") != 0) error = errno;
     if (!error) error = file_run(r, &reply);

@@ -4,13 +4,19 @@
  * bytes. The head fills once and is never overwritten; what comes after goes to the tail, whose
  * oldest records give way. Records are short against the ring, so that dropping whole ones is fine
  * enough. Memory is taken from the system as it is touched, and given back by log_free.
+ *
+ * The rings are shared anonymous files, and log_rest takes them out of our address space without losing
+ * them: when the sandbox runs out of memory the kernel ends its biggest process, and that must not be
+ * the agent because it keeps what others said.
  */
+#define _GNU_SOURCE
 #include "log.h"
 
 #include <string.h>
 #include <sys/mman.h>
 
 #define RECORD_HEAD 4u
+#define REST_BYTES (1024u * 1024)
 
 static size_t record_max(const struct ring *r) {
     size_t n = r->cap / 8;
@@ -18,7 +24,7 @@ static size_t record_max(const struct ring *r) {
 }
 
 static bool ring_open(struct ring *r, size_t cap, uint64_t first) {
-    r->p = mmap(NULL, cap, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    r->p = mmap(NULL, cap, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (r->p == MAP_FAILED) {
         r->p = NULL;
         return false;
@@ -91,6 +97,13 @@ void log_init(struct log *l, size_t keep) {
 static void ring_close(struct ring *r) {
     if (r->p) munmap(r->p, r->cap);
     memset(r, 0, sizeof *r);
+}
+
+void log_rest(struct log *l, bool now) {
+    if (l->total - l->rested < (now ? 1 : REST_BYTES)) return;
+    l->rested = l->total;
+    if (l->head.p) madvise(l->head.p, l->head.cap, MADV_DONTNEED);
+    if (l->tail.p) madvise(l->tail.p, l->tail.cap, MADV_DONTNEED);
 }
 
 void log_free(struct log *l) {

@@ -15,6 +15,7 @@ struct log {
     struct ring head, tail;
     size_t keep;
     uint64_t total, stream_total[4];
+    uint64_t rested; /* how much had been said when we last gave the pages back */
     bool cut;
 };
 
@@ -28,6 +29,7 @@ struct cursor {
 void log_init(struct log *l, size_t keep);
 void log_free(struct log *l);
 size_t log_memory(const struct log *l);
+void log_rest(struct log *l, bool now);
 void log_add(struct log *l, enum stream stream, const uint8_t *p, size_t n);
 void log_seek(const struct log *l, struct cursor *c, uint64_t offset);
 /* Copies the next bytes of one stream; 0 at the end. `offset` is where they stand in the whole output. */

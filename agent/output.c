@@ -114,6 +114,7 @@ void output_collect(struct command *c, bool all) {
         c->writes_lost = false;
         take_rest(c, all);
     }
+    log_rest(&c->log, all);
     set_polling(c);
     connection_wake();
 }

@@ -119,14 +119,18 @@ bool find_user(const char *name, struct user *out) {
     return true;
 }
 
-bool become_user(const struct user *u) {
+static bool change(const struct user *u, uid_t real) {
     for (int cap = 0; cap <= LAST_CAP; cap++)
         if (bounding >> cap & 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0) return false;
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (setgroups((size_t)u->group_count, u->groups) != 0) return false;
     if (setresgid(u->gid, u->gid, u->gid) != 0) return false;
-    if (setresuid(u->uid, u->uid, u->uid) != 0) return false;
+    if (setresuid(real, u->uid, real) != 0) return false;
     struct cap_header h = {0x20080522, 0};
     struct cap_data none[2] = {{0, 0, 0}, {0, 0, 0}};
     return syscall(SYS_capset, &h, none) == 0;
 }
+
+bool become_user(const struct user *u) { return change(u, u->uid); }
+
+bool act_as_user(const struct user *u) { return change(u, settings.agent_uid); }

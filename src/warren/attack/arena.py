@@ -55,8 +55,11 @@ class Arena:
         self.neighbour, self.neighbour_host = await self.fresh()
 
     async def close(self) -> None:
-        for sandbox_id in self._made:
-            await self.provider.destroy(sandbox_id)
+        """Every sandbox gets its turn, also when another one would not go."""
+        ends = await asyncio.gather(*map(self.provider.destroy, self._made), return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
 
     async def renew(self) -> None:
         with contextlib.suppress(WarrenError):

@@ -5,7 +5,7 @@ import asyncio
 
 from warren.attack.arena import Arena
 from warren.attack.probe import Group, Outcome, Probe, contained, got_through, judged, undecided, within
-from warren.model.errors import UnknownUser, WarrenError
+from warren.model.errors import UnknownUser
 from warren.model.operations import Command, Reason
 
 _G = Group.AGENT
