@@ -21,6 +21,8 @@
  *                       read-only, with ids mapped so that the image's root is the sandbox's root.
  *                       Mounted at BUNDLE/rootfs. Their paths are given relative to the bundle, so
  *                       that no path of the host shows in the sandbox's mount table.
+ *   /dev                device nodes of its own, on a small tmpfs at BUNDLE/dev: a runtime would bind the
+ *                       host's, whose times and file locks the sandboxes would then share.
  *   rlimits             only ever lowered: root may lack CAP_SYS_RESOURCE, and raising would fail.
  *
  * Runtimes give the sandbox's root what they find as stdin, stdout and stderr (fchown). Were that
@@ -33,12 +35,13 @@
  * process.
  *
  * usage: warren-launch sandbox OPTION… -- RUNTIME ARGUMENT…
- *          --bundle DIR        holds config.json, the directories rootfs, disk, image and agent, the file userns
+ *          --bundle DIR        holds config.json, the file userns, and the directories rootfs, disk, dev, image,
+ *                              agent, empty and tree0
  *          --at DIR            where the bundle appears for the runtime
  *          --base UID          the sandbox's uids are BASE … BASE+65535
  *          --agent DIR         a tree that holds the agent, to lie above the image
  *          --root DIR          the image
- *          --tree SRC:DST      another read-only tree of the host, at DST below the root (repeatable)
+ *          --tree SRC:DST      another read-only tree of the host, at DST below the root
  *          --disk FILE         the ext4 image, or
  *          --tmpfs OPTIONS     the mount options of a tmpfs
  *          --dir NAME:MODE     a directory to make on the disk (repeatable)
@@ -402,6 +405,52 @@ static void make_disk(const struct options *o, const char *where)
     fill_disk(o, where);
 }
 
+/* ---- devices ---- */
+
+static void make_device(const char *dev, const char *name, int major_, int minor_, uint64_t owner)
+{
+    char file[PATH_ROOM];
+
+    path(file, "%s/%s", dev, name);
+    if (mknod(file, S_IFCHR | 0666, makedev(major_, minor_)) || chmod(file, 0666) || chown(file, owner, owner))
+        fail("making the device %s", file);
+}
+
+static void make_entries(const char *dev)
+{
+    static const char *const links[][2] = {{"fd", "/proc/self/fd"}, {"stdin", "/proc/self/fd/0"},
+        {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"}, {"ptmx", "pts/ptmx"}};
+    /* A runtime may take the mode of the place for the mode of what it mounts there. */
+    static const struct { const char *name; mode_t mode; } folders[] = {{"pts", 0755}, {"shm", 01777}};
+    char file[PATH_ROOM];
+    size_t i;
+
+    for (i = 0; i < sizeof links / sizeof *links; i++)
+        if (symlink(links[i][1], path(file, "%s/%s", dev, links[i][0])))
+            fail("making %s", file);
+    for (i = 0; i < sizeof folders / sizeof *folders; i++)
+        if (mkdir(path(file, "%s/%s", dev, folders[i].name), 0700) || chmod(file, folders[i].mode))
+            fail("making %s", file);
+}
+
+static void make_devices(const struct options *o)
+{
+    char dev[PATH_ROOM];
+
+    path(dev, "%s/dev", o->at);
+    if (mount("dev", dev, "tmpfs", MS_NOSUID | MS_NOEXEC | MS_NOATIME, "mode=755,size=64k,nr_inodes=32"))
+        fail("mounting a tmpfs at %s", dev);
+    make_device(dev, "null", 1, 3, o->base);
+    make_device(dev, "zero", 1, 5, o->base);
+    make_device(dev, "full", 1, 7, o->base);
+    make_device(dev, "random", 1, 8, o->base);
+    make_device(dev, "urandom", 1, 9, o->base);
+    make_device(dev, "tty", 5, 0, o->base);
+    make_entries(dev);
+    if (chown(dev, o->base, o->base))
+        fail("giving %s away", dev);
+}
+
 /* ---- trees of the host, read-only ---- */
 
 /* Not every file system can map ids. Without, the files belong to nobody but can still be read. */
@@ -432,22 +481,31 @@ static void mount_tree(const char *source, const char *target, int userns)
     close(tree);
 }
 
+/* An overlay has inodes of its own: what one sandbox locks or watches, another does not feel. */
+static void lay_over(const char *where, const char *layers, const char *what)
+{
+    if (mount("root", where, "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, layers))
+        fail("laying %s over %s (%s)", what, where, layers);
+}
+
 static void mount_trees(const struct options *o, int userns)
 {
-    char source[PATH_ROOM], target[PATH_ROOM], *colon;
+    char source[PATH_ROOM], target[PATH_ROOM], layers[PATH_ROOM], *colon;
     int i;
 
     mount_tree(o->agent, path(target, "%s/agent", o->at), userns);
     mount_tree(o->root, path(target, "%s/image", o->at), userns);
-    if (chdir(o->at) || mount("root", "rootfs", "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, "lowerdir=agent:image"))
-        fail("laying the agent over the image %s", o->root);
+    if (chdir(o->at))
+        fail("entering %s", o->at);
+    lay_over("rootfs", "lowerdir=agent:image", o->root);
     for (i = 0; i < o->trees.count; i++) {
         path(source, "%s", o->trees.items[i]);
         colon = strchr(source, ':');
         if (!colon || colon[1] != '/')
             usage("--tree needs SRC:DST, not '%s'", o->trees.items[i]);
         *colon = 0;
-        mount_tree(source, path(target, "%s/rootfs%s", o->at, colon + 1), userns);
+        mount_tree(source, path(target, "%s/tree%d", o->at, i), userns);
+        lay_over(path(target, "rootfs%s", colon + 1), path(layers, "lowerdir=tree%d:empty", i), source);
     }
 }
 
@@ -526,6 +584,7 @@ static void sandbox(const struct options *o)
         fail("binding %s to %s", o->bundle, o->at);
     bind_namespace(userns, o->at);
     make_disk(o, path(where, "%s/disk", o->at));
+    make_devices(o);
     mount_trees(o, userns);
     close(userns);
     lower_limits(o);

@@ -18,7 +18,7 @@ def launch(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     place = tmp_path / "bundle"
-    for name in ("rootfs", "disk", "image", "agent"):
+    for name in ("rootfs", "disk", "dev", "image", "agent", "tree0", "empty"):
         (place / name).mkdir(parents=True)
     (place / "userns").touch()
     for name in ("image", "agent", "at"):

@@ -176,8 +176,9 @@ def build_host(target: Path, scratch: Path, progress: Progress) -> None:
         )
     target.mkdir()
     with Tree(target) as tree:
-        for name in ("usr", "etc", "home", "opt", "root", "run", "srv", "var", "mnt"):
+        for name in ("usr", "etc", "home", "opt", "run", "srv", "var", "mnt"):
             tree.make_directory(name)
+        tree.make_directory("root", 0o700)
         for name in _HOST_LINKS:
             if Path("/", name).is_symlink():
                 tree.put_link(name, f"usr/{name}")

@@ -12,12 +12,17 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from resource import getpagesize
 from typing import Any, Final
 
 from warren.model.errors import InvalidRequest
 from warren.model.spec import HOME, MIB, SEARCH_PATH, USER, USER_UID, Limits, SandboxSpec
-from warren.worker.providers.hardening import AGENT_CAPABILITIES, MASKED_PATHS, READONLY_PATHS, seccomp_docker
+from warren.worker.providers.hardening import (
+    AGENT_CAPABILITIES,
+    MASKED_PATHS,
+    READONLY_PATHS,
+    ipc_sysctls,
+    seccomp_docker,
+)
 from warren.worker.providers.oci_bundle import AGENT, CPU_PERIOD_US, PIDS_RESERVE, disk_directories, shm_bytes
 
 RUN: Final = "/.warren/run"
@@ -166,7 +171,7 @@ def _host_config(
             "/sys/fs/cgroup": "ro,nosuid,nodev,noexec,mode=755,size=4k,nr_inodes=2",  # instead of the cgroups
         },
         "ShmSize": shm_bytes(limits),
-        "Sysctls": _sysctls(limits),
+        "Sysctls": ipc_sysctls(shm_bytes(limits)),
     }
 
 
@@ -178,17 +183,6 @@ def _resources(limits: Limits) -> Json:
         "CpuPeriod": CPU_PERIOD_US,
         "CpuQuota": round(limits.cpus * CPU_PERIOD_US),
         "PidsLimit": limits.pids + PIDS_RESERVE,
-    }
-
-
-def _sysctls(limits: Limits) -> dict[str, str]:
-    """SysV objects are no process's own: nobody is killed for them when they have filled the memory."""
-    return {
-        "kernel.shmmax": str(shm_bytes(limits)),
-        "kernel.shmall": str(shm_bytes(limits) // getpagesize()),
-        "kernel.msgmni": "32",
-        "kernel.msgmnb": "16384",
-        "kernel.sem": "250 32000 100 128",
     }
 
 

@@ -14,6 +14,7 @@ ABIs than the native one are killed. Three rules shape the conditions on argumen
 import errno
 import platform
 from collections.abc import Iterable, Sequence
+from resource import getpagesize
 from typing import Any, Final
 
 # SETPCAP only to empty the bounding set of the commands it starts.
@@ -170,3 +171,14 @@ def _equal(index: int, value: int) -> Rule:
 
 def _masked(index: int, mask: int, value: int) -> Rule:
     return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
+
+
+def ipc_sysctls(shm_bytes: int) -> dict[str, str]:
+    """SysV objects are no process's own: nobody is killed for them when they have filled the memory."""
+    return {
+        "kernel.shmmax": str(shm_bytes),
+        "kernel.shmall": str(shm_bytes // getpagesize()),
+        "kernel.msgmni": "32",
+        "kernel.msgmnb": "16384",
+        "kernel.sem": "250 32000 100 128",
+    }

@@ -9,7 +9,7 @@ one disk, or a small tmpfs.
 from typing import Any, Final
 
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
-from warren.worker.providers.hardening import AGENT_CAPABILITIES, MASKED_PATHS, READONLY_PATHS, seccomp_oci
+from warren.worker.providers.hardening import AGENT_CAPABILITIES, MASKED_PATHS, READONLY_PATHS, ipc_sysctls, seccomp_oci
 
 BUNDLE: Final = "/run/warren/bundle"
 AGENT: Final = "/.warren/agent"
@@ -41,6 +41,7 @@ def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: boo
             "cgroupsPath": cgroup_path(sandbox_id),
             "resources": _resources(spec.limits, swap_limit),
             "rootfsPropagation": "private",
+            "sysctl": ipc_sysctls(shm_bytes(spec.limits)),
             "maskedPaths": list(MASKED_PATHS),
             "readonlyPaths": list(READONLY_PATHS),
             "seccomp": seccomp_oci(ptrace=spec.ptrace, machine=machine),
@@ -93,7 +94,7 @@ def _mapping(uid_base: int) -> list[Json]:
 def _mounts(limits: Limits) -> list[Json]:
     return [
         _mount("/proc", "proc", "proc", "nosuid", "noexec", "nodev"),
-        _mount("/dev", "tmpfs", "tmpfs", "nosuid", "noexec", "mode=755", "size=64k", "nr_inodes=64"),
+        _mount("/dev", "bind", f"{BUNDLE}/dev", "bind", "ro", "nosuid", "noexec"),
         _mount(
             *("/dev/pts", "devpts", "devpts", "nosuid", "noexec"),
             *("newinstance", "ptmxmode=0666", "mode=0620", "gid=5"),

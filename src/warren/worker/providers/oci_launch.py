@@ -101,7 +101,7 @@ def _kill_if(pid: int, still: Callable[[int], bool]) -> None:
 
 def write_bundle(bundle: Path, config: dict[str, Any]) -> None:
     bundle.mkdir()
-    for name in ("rootfs", "disk", "image", "agent"):
+    for name in ("rootfs", "disk", "dev", "image", "agent", "tree0", "empty"):
         (bundle / name).mkdir()
     (bundle / "userns").touch()
     (bundle / "config.json").write_text(json.dumps(config))
