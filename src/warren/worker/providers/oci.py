@@ -46,6 +46,7 @@ STEPS: Final = (
 )
 _DESTROYS_AT_ONCE: Final = 16
 _STRAY_ROUNDS: Final = 5000
+_QUIET_LOOKS: Final = 4
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 
 Fault = Callable[[str], None]
@@ -330,12 +331,17 @@ class OciProvider:
 
 
 async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
-    """Of a sandbox that was never finished: whoever may still be at work on it."""
+    """Of a sandbox that was never finished: whoever may still be at work on it.
+
+    One look is not enough: a process in the middle of execve has no command line to be known by.
+    """
+    quiet = 0
     for _ in range(_STRAY_ROUNDS):
-        if not oci_launch.kill_strays(sandbox_id):
-            return
+        quiet = 0 if oci_launch.kill_strays(sandbox_id) else quiet + 1
         await cgroup.kill()
-        await asyncio.sleep(0.002)
+        if quiet == _QUIET_LOOKS:
+            return
+        await asyncio.sleep(0.003)
     raise ProviderUnavailable(f"the runtime that was making sandbox {sandbox_id} does not die")
 
 
