@@ -265,7 +265,7 @@ def test_killing_it_outright_ends_the_sandbox_and_the_next_one_sweeps_up(
     )
     assert running.stdout is not None
     assert running.stdout.readline() == b"up\n"
-    (left,) = [path for path in (state_dir / "sandboxes").iterdir()]
+    (left,) = list((state_dir / "sandboxes").iterdir())
     pid = int((left / "pid").read_text())
     os.kill(running.pid, signal.SIGKILL)
     running.wait()

@@ -1,4 +1,4 @@
-"""What user code does at its worst, in real sandboxes: each time the result tells the truth and the sandbox lives on."""
+"""What user code does at its worst, in real sandboxes: the result tells the truth and the sandbox lives on."""
 
 import asyncio
 import os
@@ -283,7 +283,7 @@ async def main():
     await box.exec(Command(shell="echo begun; until [ -e go ]; do sleep 0.05; done; echo ended; exit 7"))
 asyncio.run(main())
 """
-    worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    worker = spawned(script)
     assert worker.stdout is not None
     sandbox_id = (await asyncio.to_thread(worker.stdout.readline)).strip()
     box = None
@@ -304,6 +304,10 @@ asyncio.run(main())
     with anyio.fail_after(10):
         result = await (await box.process(found.id)).wait()
     assert (result.stdout, result.exit_code, result.reason) == ("begun\nended\n", 7, Reason.EXITED)
+
+
+def spawned(script: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
 
 
 def _memory_mb() -> float:

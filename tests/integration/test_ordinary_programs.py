@@ -23,16 +23,16 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 LINES = {
     "python": "python -c 'import ssl, sqlite3, ctypes, multiprocessing as m; print(m.Pool(2).map(abs, [-1, -2]))'",
     "threads": "python -c 'import threading; t = [threading.Thread() for _ in range(50)]; [x.start() for x in t]'",
-    "sockets on loopback": "python -c 'import socket as s; a = s.create_server((\"127.0.0.1\", 0)); "
+    "sockets on loopback": 'python -c \'import socket as s; a = s.create_server(("127.0.0.1", 0)); '
     "s.create_connection(a.getsockname())'",
     "venv": "python -m venv --without-pip /tmp/v && /tmp/v/bin/python -c 'import sys; print(sys.prefix)'",
     "pip, from a folder": "mkdir -p p/thing && touch p/thing/__init__.py && "
-    "printf '[project]\\nname = \"thing\"\\nversion = \"1\"\\n' > p/pyproject.toml && "
+    'printf \'[project]\\nname = "thing"\\nversion = "1"\\n\' > p/pyproject.toml && '
     "pip install --quiet --no-index --no-build-isolation --no-deps ./p && python -c 'import thing'",
     "git": "git init -q repo && cd repo && git config user.email a@b && git config user.name n && echo 1 > f && "
     "git add f && git commit -qm one && git log --oneline | grep one",
-    "node": "node -e 'const {execSync} = require(\"child_process\"); console.log(String(execSync(\"echo hi\")))'",
-    "node workers": "node -e 'const w = require(\"worker_threads\"); new w.Worker(\"1\", {eval: true})'",
+    "node": 'node -e \'const {execSync} = require("child_process"); console.log(String(execSync("echo hi")))\'',
+    "node workers": 'node -e \'const w = require("worker_threads"); new w.Worker("1", {eval: true})\'',
     "curl": "curl -s file:///etc/hostname",
     "jq": "echo '{\"a\": 1}' | jq .a",
     "ripgrep": "echo needle > hay && rg needle",

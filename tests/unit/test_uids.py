@@ -1,7 +1,6 @@
 """Uid ranges: nobody shares one, nothing is lost for good."""
 
 import multiprocessing
-import os
 import subprocess
 from pathlib import Path
 

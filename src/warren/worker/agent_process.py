@@ -195,9 +195,7 @@ class Commands:
 
     async def output(self, process_id: str, offset: int) -> AsyncIterator[Chunk]:
         held = self._held.pop(process_id, None) if offset == 0 else None
-        channel = held or await self._link.open(
-            Ask.ATTACH, _attach(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS)
-        )
+        channel = held or await self._link.open(Ask.ATTACH, _attach(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS))
         at = offset
         try:
             while isinstance(item := await channel.take(), Output):
