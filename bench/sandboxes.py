@@ -34,7 +34,7 @@ from warren.worker.boot import boot_id  # noqa: E402
 from warren.worker.images import ImageStore  # noqa: E402
 from warren.worker.providers import oci_launch  # noqa: E402
 from warren.worker.providers.oci import OciProvider  # noqa: E402
-from warren.worker.providers.oci_record import Record  # noqa: E402
+from warren.worker.providers.record import Record  # noqa: E402
 from warren.worker.spawning import run  # noqa: E402
 
 MIB = 1024 * 1024

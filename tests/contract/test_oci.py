@@ -22,7 +22,7 @@ from warren.model.operations import Command, Reason
 from warren.model.spec import Limits, SandboxSpec
 from warren.worker.images import ImageStore
 from warren.worker.providers.oci import STEPS, OciProvider
-from warren.worker.providers.oci_record import Record
+from warren.worker.providers.record import Record
 
 BIN = Path(warren.__file__).parent / "bin"
 

@@ -55,6 +55,7 @@ def test_every_variable_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_only_config_reads_the_environment(path: Path) -> None:
-    if path.name != "config.py":
+    # The attacks look for leaks of an environment, and so have to lay one out and to search one.
+    if path.name != "config.py" and "attack" not in path.parts:
         assert "os.environ" not in path.read_text()
         assert "getenv" not in path.read_text()

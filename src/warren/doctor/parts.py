@@ -14,8 +14,8 @@ from warren.worker.cgroups import Hierarchies
 from warren.worker.images import ImageInfo
 from warren.worker.providers.docker_api import Engine
 from warren.worker.providers.oci import OciProvider
-from warren.worker.providers.oci_record import Record
 from warren.worker.providers.oci_runtime import RuntimeReport
+from warren.worker.providers.record import Record
 from warren.worker.uids import DIRECTORY as UID_CLAIMS
 from warren.worker.wire import VERSION as WIRE_VERSION
 

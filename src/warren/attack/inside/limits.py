@@ -162,14 +162,17 @@ def fill_disk(folders: "list[str]", mib: int) -> Verdict:
 
 
 def fill_inodes(folder: str, most: int) -> Verdict:
-    os.makedirs(f"{folder}/attack-inodes", exist_ok=True)
+    """Only being full, or being forbidden, is a limit: any other error decides nothing."""
     count = 0
     try:
+        os.makedirs(f"{folder}/attack-inodes", exist_ok=True)
         while count <= most:
             os.close(os.open(f"{folder}/attack-inodes/{count}", os.O_CREAT | os.O_WRONLY))
             count += 1
     except OSError as exc:
-        return CONTAINED, f"{errno.errorcode[exc.errno or 0]} after {count} files"
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        return CONTAINED, f"{errno.errorcode[exc.errno]} after {count} files"
     return THROUGH, f"{count} files could be made"
 
 

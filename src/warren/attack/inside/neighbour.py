@@ -41,6 +41,8 @@ def hold_locks(seconds: float) -> Verdict:
             held.append(fd)
         except OSError:
             continue
+    if len(held) < 4:
+        raise RuntimeError(f"only {len(held)} files could be locked, that shows nothing")
     return _stay(seconds)
 
 
@@ -69,6 +71,8 @@ def watch_files(seconds: float) -> Verdict:
     if fd < 0:
         raise OSError(ctypes.get_errno(), "inotify_init1")
     watched = {libc.inotify_add_watch(fd, path.encode(), 0x00000FFF): path for path in _FOLDERS}
+    if len([watch for watch in watched if watch >= 0]) < 4:
+        raise RuntimeError("hardly anything can be watched, that shows nothing")
     ready()
     end, events = time.monotonic() + seconds, b""
     while time.monotonic() < end:

@@ -19,35 +19,31 @@ soon as the container stands on it; like all else it vanishes with the container
 import asyncio
 import hashlib
 import os
-import re
 import resource
-import secrets
 import shutil
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from warren.interfaces.images import Images
-from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import USER_UID, Isolation, Layer, SandboxSpec
+from warren.model.errors import ProviderUnavailable, SandboxLost
+from warren.model.spec import USER_UID, Layer, SandboxSpec
 from warren.worker import isolation
 from warren.worker.agent_link import AgentLink
 from warren.worker.agent_sandbox import AgentSandbox
 from warren.worker.boot import boot_id
-from warren.worker.cgroups import Hierarchies, SandboxCgroup
-from warren.worker.disks import STOCK, Disks, tmpfs_options
-from warren.worker.finishing import to_its_end
+from warren.worker.cgroups import SandboxCgroup
+from warren.worker.disks import STOCK, tmpfs_options
 from warren.worker.mounts import unmount
 from warren.worker.providers import docker_spec, first_process
 from warren.worker.providers.docker_api import Engine
 from warren.worker.providers.docker_images import EngineImages
-from warren.worker.providers.docker_record import DockerRecord, abandoned
+from warren.worker.providers.docker_record import DockerRecord
 from warren.worker.providers.docker_spec import EngineImage, container_name
-from warren.worker.providers.hardening import AGENT_CAPABILITIES
+from warren.worker.providers.host_provider import Fault, HostProvider, translated
 from warren.worker.spawning import run
-from warren.worker.uids import RANGE, UidRanges, uid_base
+from warren.worker.uids import uid_base
 
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "files", "container", "created", "start", "started"),
@@ -57,13 +53,13 @@ STEPS: Final = (
 PROMISED: Final = isolation.ALL_BUT_KERNEL - {Layer.USER_NAMESPACE}
 _RUN: Final = Path("/run/warren/docker")
 _AT_ONCE: Final = 8
-_ID: Final = re.compile(r"[0-9a-f]{32}")
-
-Fault = Callable[[str], None]
 
 
-class DockerProvider:
-    """`fault` is called with the name of each of create's STEPS before it is taken, for tests of what remains."""
+class DockerProvider(HostProvider[DockerRecord, EngineImage]):
+    name = "docker"
+    folder = "docker"
+    record_class = DockerRecord
+    promised = PROMISED
 
     def __init__(
         self,
@@ -76,85 +72,30 @@ class DockerProvider:
         start_timeout_s: float = 30.0,
         fault: Fault = lambda step: None,
     ) -> None:
-        self._state = state_dir.absolute()
-        self._launcher = bin_dir.absolute() / "warren-launch"
-        self._agent = bin_dir.absolute() / "warren-agent"
-        self._start_timeout_s = start_timeout_s
-        self._fault = fault
+        super().__init__(
+            *(state_dir, bin_dir),
+            disk_stock=disk_stock,
+            start_timeout_s=start_timeout_s,
+            fault=fault,
+            at_once=_AT_ONCE,
+        )
         self.engine = Engine(docker_url or "")
         self._images = EngineImages(images, self.engine)
-        self._hierarchies = Hierarchies.here()
-        self._uids = UidRanges()
-        self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
-        self._ready_lock = asyncio.Lock()
         self._runtime = ""
-        self._destroying: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        self._create_slots = asyncio.Semaphore(_AT_ONCE)
-        self._destroy_slots = asyncio.Semaphore(_AT_ONCE)
-        self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
 
-    @property
-    def name(self) -> str:
-        return "docker"
-
-    async def create(self, spec: SandboxSpec) -> AgentSandbox:
-        await self._ready()
-        image = await self._images.find(spec.image)
-        sandbox_id = secrets.token_hex(16)
-        async with self._create_slots:
-            try:
-                sandbox = await self._make(sandbox_id, spec, image)
-                # A cancellation that came while nothing was awaited comes here: nobody would own the sandbox.
-                await asyncio.sleep(0)
-                return sandbox
-            except BaseException as exc:
-                await to_its_end(self._unmake(sandbox_id))
-                if isinstance(exc, OSError):
-                    raise _translated("creating a sandbox", exc) from exc
-                raise
-
-    async def adopt(self, sandbox_id: str) -> AgentSandbox:
-        directory = self._directory(sandbox_id)
-        if not directory.is_dir():
-            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
-        record = DockerRecord.load(directory)
-        if record is None or not record.alive():
-            raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._why_lost(record)}")
-        return await self._connect(record)
-
-    async def destroy(self, sandbox_id: str) -> None:
-        if not _ID.fullmatch(sandbox_id):
-            return
-        lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
-        async with lock, self._destroy_slots:
-            try:
-                await self._unmake(sandbox_id)
-            except OSError as exc:
-                raise _translated(f"destroying sandbox {sandbox_id}", exc) from exc
-
     async def list_ids(self) -> Sequence[str]:
-        found = set()
-        with suppress(FileNotFoundError):
-            found.update(os.listdir(self._state / "docker"))
+        found = set(await super().list_ids())
         # Without the engine the directories tell: every sandbox had one before it had a container.
         with suppress(ProviderUnavailable):
             labels = await self.engine.containers(f"{docker_spec.STATE_LABEL}={self._state_id}")
             found.update(label.get(docker_spec.SANDBOX_LABEL, "") for label in labels)
-        return sorted(name for name in found if _ID.fullmatch(name))
-
-    async def sweep(self) -> int:
-        left = [found for found in await self.list_ids() if abandoned(self._directory(found))]
-        for sandbox_id in left:
-            await self.destroy(sandbox_id)
-        return len(left)
+        return sorted(found - {""})
 
     async def close(self) -> None:
-        await self.disks.close()
-        for sandbox in list(self._open):
-            await sandbox.close()
+        await super().close()
         await self.engine.close()
 
     # -- readiness, once
@@ -170,7 +111,7 @@ class DockerProvider:
                         path.chmod(0o700)
                     await self.disks.probe()
                 except OSError as exc:
-                    raise _translated("preparing the state directory", exc) from exc
+                    raise translated("preparing the state directory", exc) from exc
                 self._runtime = runtime
 
     def _check_host(self) -> None:
@@ -180,9 +121,7 @@ class DockerProvider:
                 "and reads its isolation back from the kernel",
                 remedy="run it with sudo",
             )
-        for program in (self._launcher, self._agent):
-            if not os.access(program, os.X_OK):
-                raise ProviderUnavailable(f"{program} is missing", remedy="build it with `make build`")
+        self._check_programs()
 
     async def _check_engine(self) -> str:
         info = await self.engine.info()
@@ -195,7 +134,11 @@ class DockerProvider:
 
     # -- making
 
-    async def _make(self, sandbox_id: str, spec: SandboxSpec, image: EngineImage) -> AgentSandbox:
+    async def _plan(self, spec: SandboxSpec) -> EngineImage:
+        await self._ready()
+        return await self._images.find(spec.image)
+
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: EngineImage) -> AgentSandbox:
         directory = self._directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
@@ -205,11 +148,11 @@ class DockerProvider:
         record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, spec)
         record.save(directory)
         self._fault("disk")
-        await self._mount_disk(record, image)
+        await self._mount_disk(record, plan)
         self._fault("files")
         self._write_files(record)
         self._fault("container")
-        container = await self.engine.create(container_name(sandbox_id), self._config(record, image))
+        container = await self.engine.create(container_name(sandbox_id), self._config(record, plan))
         self._fault("created")
         record = record.created(container)
         record.save(directory)
@@ -261,27 +204,6 @@ class DockerProvider:
             hard_limits=_hard_limits(),
         )
 
-    async def _connect(self, record: DockerRecord, *, creating: bool = False) -> AgentSandbox:
-        step = self._fault if creating else lambda _: None
-        link = await self._dial(record)
-        try:
-            step("dialled")
-            cgroup = self._cgroup(record)
-            found = self._read_isolation(record, cgroup)
-            isolation.check(found, record.spec.require | PROMISED)
-            step("checked")
-        except BaseException:
-            await to_its_end(link.close())
-            raise
-        sandbox = AgentSandbox(
-            *(record.sandbox_id, link, found),
-            env=record.spec.env,
-            oom_kills=cgroup.oom_kills,
-            why_lost=lambda: self._why_lost(record),
-        )
-        self._open.add(sandbox)
-        return sandbox
-
     async def _dial(self, record: DockerRecord) -> AgentLink:
         """Also hears of an agent that ends before it answers."""
         dialling = asyncio.ensure_future(AgentLink.dial(_RUN / record.sandbox_id, timeout_s=self._start_timeout_s))
@@ -291,8 +213,6 @@ class DockerProvider:
             if dialling.done():
                 return dialling.result()
             raise SandboxLost("the sandbox's agent ended before it answered")
-        except SandboxLost as exc:
-            raise SandboxLost(f"{exc.message}: {self._why_lost(record)}") from exc
         except asyncio.CancelledError:
             if dialling.done() and not dialling.exception():
                 dialling.result().abort()
@@ -300,12 +220,6 @@ class DockerProvider:
         finally:
             dying.cancel()
             dialling.cancel()
-
-    def _read_isolation(self, record: DockerRecord, cgroup: SandboxCgroup) -> Isolation:
-        base = uid_base(record.uid_index)
-        facts = isolation.gather(record.pid, cgroup.limits())
-        found = isolation.judge(facts, uids=range(base, base + RANGE), capabilities=AGENT_CAPABILITIES)
-        return isolation.report(self.name, record.runtime, found)
 
     # -- unmaking
 
@@ -325,10 +239,7 @@ class DockerProvider:
         if not directory.is_dir():
             return
         unmount(directory / "disk")
-        if record is not None:
-            self._uids.release(record.uid_index, directory)
-        else:
-            self._uids.release_all(directory)
+        self._release_uids(record, directory)
         shutil.rmtree(directory, ignore_errors=True)
         if directory.exists():
             raise ProviderUnavailable(f"the directory {directory} cannot be removed")
@@ -339,11 +250,6 @@ class DockerProvider:
     def _state_id(self) -> str:
         return hashlib.sha256(os.fsencode(self._state)).hexdigest()[:16]
 
-    def _directory(self, sandbox_id: str) -> Path:
-        if not _ID.fullmatch(sandbox_id):
-            raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")
-        return self._state / "docker" / sandbox_id
-
     def _cgroup(self, record: DockerRecord) -> SandboxCgroup:
         try:
             if record.alive():
@@ -351,17 +257,6 @@ class DockerProvider:
         except (FileNotFoundError, ProcessLookupError):
             pass
         raise SandboxLost(f"sandbox {record.sandbox_id} is lost: its first process has ended")
-
-    def _why_lost(self, record: DockerRecord | None) -> str:
-        if record is None or not record.pid:
-            return "it was never finished"
-        if record.boot_id != boot_id():
-            return "the machine was restarted"
-        if record.alive():
-            return "its agent does not answer"
-        if not self._directory(record.sandbox_id).is_dir():
-            return "it was destroyed"
-        return "its first process has ended"
 
 
 def _first_pid(state: docker_spec.Json) -> int:
@@ -376,9 +271,3 @@ def _hard_limits() -> dict[str, int]:
     kinds = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "fsize": resource.RLIMIT_FSIZE}
     limits = {name: resource.getrlimit(kind)[1] for name, kind in kinds.items()}
     return {name: value for name, value in limits.items() if value != resource.RLIM_INFINITY}
-
-
-def _translated(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:
-    if exc.errno in (28, 122):
-        return NoSpace(f"{doing}: {exc.strerror} ({exc.filename})", remedy="free some space in the state directory")
-    return ProviderUnavailable(f"{doing}: {exc.strerror} ({exc.filename})")

@@ -5,7 +5,7 @@ import os
 import signal
 
 from warren.model.errors import ProviderUnavailable
-from warren.worker.providers.oci_record import Record
+from warren.worker.providers.record import Record
 from warren.worker.spawning import readable
 
 _DEATH_S = 20.0

@@ -15,45 +15,43 @@ belongs to the sandbox but its own processes. All that is left to undo is: kill 
 
 import asyncio
 import os
-import re
 import secrets
 import shutil
-import signal
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from warren.interfaces.images import Images, RootFs
-from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import Isolation, SandboxSpec
+from warren.model.errors import ProviderUnavailable
+from warren.model.spec import SandboxSpec
 from warren.worker import isolation
 from warren.worker.agent_link import AgentLink
 from warren.worker.agent_sandbox import AgentSandbox
 from warren.worker.boot import boot_id
-from warren.worker.cgroups import Hierarchies, SandboxCgroup, parent_in_use
-from warren.worker.disks import STOCK, Disks
+from warren.worker.cgroups import SandboxCgroup, parent_in_use
+from warren.worker.disks import STOCK
 from warren.worker.finishing import to_its_end
-from warren.worker.providers import oci_bundle, oci_launch
-from warren.worker.providers.hardening import AGENT_CAPABILITIES
-from warren.worker.providers.oci_record import Record, abandoned
+from warren.worker.providers import first_process, oci_bundle, oci_launch
+from warren.worker.providers.host_provider import Fault, HostProvider, translated
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
-from warren.worker.spawning import Finished, readable, run
-from warren.worker.uids import RANGE, UidRanges, uid_base
+from warren.worker.providers.record import Record
+from warren.worker.spawning import Finished, run
+from warren.worker.uids import uid_base
 
 STEPS: Final = (
     *("directory", "uids", "record", "bundle", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
 )
-_DESTROYS_AT_ONCE: Final = 16
+_AT_ONCE: Final = 16
 _STRAY_ROUNDS: Final = 5000
 _QUIET_LOOKS: Final = 4
-_ID: Final = re.compile(r"[0-9a-f]{32}")
-
-Fault = Callable[[str], None]
 
 
-class OciProvider:
-    """`fault` is called with the name of each of create's STEPS before it is taken, for tests of what remains."""
+class OciProvider(HostProvider[Record, "Plan"]):
+    name = "oci"
+    folder = "sandboxes"
+    record_class = Record
+    promised = isolation.ALL_BUT_KERNEL
 
     def __init__(
         self,
@@ -66,81 +64,24 @@ class OciProvider:
         start_timeout_s: float = 30.0,
         fault: Fault = lambda step: None,
     ) -> None:
-        self._state = state_dir.absolute()
+        super().__init__(
+            *(state_dir, bin_dir),
+            disk_stock=disk_stock,
+            start_timeout_s=start_timeout_s,
+            fault=fault,
+            at_once=_AT_ONCE,
+        )
         self._images = images
-        self._launcher = bin_dir.absolute() / "warren-launch"
-        self._agent = bin_dir.absolute() / "warren-agent"
         self._agent_layer = Path()
-        self._start_timeout_s = start_timeout_s
-        self._fault = fault
-        self._hierarchies = Hierarchies.here()
-        self._uids = UidRanges()
-        self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
         self._runtimes = Runtimes(self._state, self._probe, runtime)
-        self._ready_lock = asyncio.Lock()
         self._runtime: Runtime | None = None
-        self._destroying: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
-        self._destroy_slots = asyncio.Semaphore(_DESTROYS_AT_ONCE)
-        self._open: weakref.WeakSet[AgentSandbox] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         runtime = self._runtime.name if self._runtime else "not tried yet"
         return f"<OciProvider {self._state}, runtime {runtime}, {self.disks!r}>"
 
-    @property
-    def name(self) -> str:
-        return "oci"
-
-    async def create(self, spec: SandboxSpec) -> AgentSandbox:
-        runtime = await self._ready()
-        rootfs = self._images.rootfs(spec.image)
-        sandbox_id = secrets.token_hex(16)
-        try:
-            sandbox = await self._make(sandbox_id, spec, rootfs, runtime)
-            # A task cancelled since its last await drops what it returns: be cancelled here instead.
-            await asyncio.sleep(0)
-            return sandbox
-        except BaseException as exc:
-            await to_its_end(self._unmake(sandbox_id))
-            if isinstance(exc, OSError):
-                raise _translated("creating a sandbox", exc) from exc
-            raise
-
-    async def adopt(self, sandbox_id: str) -> AgentSandbox:
-        directory = self._directory(sandbox_id)
-        if not directory.is_dir():
-            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
-        record = Record.load(directory)
-        if record is None or not record.alive():
-            raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._why_lost(record)}")
-        return await self._connect(record)
-
-    async def destroy(self, sandbox_id: str) -> None:
-        if not _ID.fullmatch(sandbox_id):
-            return
-        lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
-        async with lock, self._destroy_slots:
-            try:
-                await self._unmake(sandbox_id)
-            except OSError as exc:
-                raise _translated(f"destroying sandbox {sandbox_id}", exc) from exc
-
-    async def list_ids(self) -> Sequence[str]:
-        try:
-            return sorted(name for name in os.listdir(self._state / "sandboxes") if _ID.fullmatch(name))
-        except FileNotFoundError:
-            return []
-
-    async def sweep(self) -> int:
-        left = [found for found in await self.list_ids() if abandoned(self._directory(found))]
-        for sandbox_id in left:
-            await self.destroy(sandbox_id)
-        return len(left)
-
     async def close(self) -> None:
-        await self.disks.close()
-        for sandbox in list(self._open):
-            await sandbox.close()
+        await super().close()
         if not await self.list_ids():
             self._hierarchies.remove_parent(oci_bundle.cgroup_path(""))
 
@@ -163,15 +104,13 @@ class OciProvider:
                 "the oci provider needs root: it makes namespaces, mounts and cgroups",
                 remedy="run it with sudo, or use the docker provider",
             )
-        for program in (self._launcher, self._agent):
-            if not os.access(program, os.X_OK):
-                raise ProviderUnavailable(f"{program} is missing", remedy="build it with `make build`")
+        self._check_programs()
         if self._hierarchies.version == "none":
             raise ProviderUnavailable("no cgroups are mounted here", remedy="mount cgroup2 at /sys/fs/cgroup")
         try:
             self._make_directories()
         except OSError as exc:
-            raise _translated("preparing the state directory", exc) from exc
+            raise translated("preparing the state directory", exc) from exc
         await self.disks.probe()
 
     def _make_directories(self) -> None:
@@ -204,7 +143,11 @@ class OciProvider:
 
     # -- making
 
-    async def _make(self, sandbox_id: str, spec: SandboxSpec, rootfs: RootFs, runtime: Runtime) -> AgentSandbox:
+    async def _plan(self, spec: SandboxSpec) -> "Plan":
+        return Plan(await self._ready(), self._images.rootfs(spec.image))
+
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: "Plan") -> AgentSandbox:
+        runtime, rootfs = plan.runtime, plan.rootfs
         directory = self._directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
@@ -232,35 +175,8 @@ class OciProvider:
         record.save(directory)
         return await self._connect(record, creating=True)
 
-    async def _connect(self, record: Record, *, creating: bool = False) -> AgentSandbox:
-        step = self._fault if creating else lambda _: None
-        try:
-            link = await AgentLink.dial(self._directory(record.sandbox_id), timeout_s=self._start_timeout_s)
-        except SandboxLost as exc:
-            raise SandboxLost(f"{exc.message}: {self._why_lost(record)}") from exc
-        try:
-            step("dialled")
-            found = self._read_isolation(record)
-            isolation.check(found, record.spec.require | isolation.ALL_BUT_KERNEL)
-            step("checked")
-        except BaseException:
-            await to_its_end(link.close())
-            raise
-        cgroup = self._cgroup(record.sandbox_id)
-        sandbox = AgentSandbox(
-            *(record.sandbox_id, link, found),
-            env=record.spec.env,
-            oom_kills=cgroup.oom_kills,
-            why_lost=lambda: self._why_lost(record),
-        )
-        self._open.add(sandbox)
-        return sandbox
-
-    def _read_isolation(self, record: Record) -> Isolation:
-        base = uid_base(record.uid_index)
-        facts = isolation.gather(record.pid, self._cgroup(record.sandbox_id).limits())
-        found = isolation.judge(facts, uids=range(base, base + RANGE), capabilities=AGENT_CAPABILITIES)
-        return isolation.report(self.name, record.runtime, found)
+    async def _dial(self, record: Record) -> AgentLink:
+        return await AgentLink.dial(self._directory(record.sandbox_id), timeout_s=self._start_timeout_s)
 
     def _config(self, record: Record) -> dict[str, Any]:
         return oci_bundle.config(
@@ -294,40 +210,34 @@ class OciProvider:
         if not directory.is_dir():
             return
         record = Record.load(directory)
-        cgroup = self._cgroup(sandbox_id)
+        cgroup = self._cgroup_of(sandbox_id)
         if record is not None and record.pid:
-            await _kill(record)
+            await first_process.end(record)
         else:
             await _stop_launch(sandbox_id, cgroup)
         await cgroup.clear()
-        if record is not None:
-            self._uids.release(record.uid_index, directory)
-        else:
-            self._uids.release_all(directory)
+        self._release_uids(record, directory)
         await asyncio.to_thread(_remove, [*(self._state / "runtime").glob(f"*/{sandbox_id}"), directory])
 
     # -- small things
 
-    def _directory(self, sandbox_id: str) -> Path:
-        if not _ID.fullmatch(sandbox_id):
-            raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")
-        return self._state / "sandboxes" / sandbox_id
+    def _cgroup(self, record: Record) -> SandboxCgroup:
+        return self._cgroup_of(record.sandbox_id)
 
-    def _cgroup(self, sandbox_id: str) -> SandboxCgroup:
+    def _cgroup_of(self, sandbox_id: str) -> SandboxCgroup:
         return self._hierarchies.at(oci_bundle.cgroup_path(sandbox_id))
 
     def _why_lost(self, record: Record | None) -> str:
-        if record is None or not record.pid:
-            return "it was never finished"
-        if record.boot_id != boot_id():
-            return "the machine was restarted"
-        if record.alive():
-            return "its agent does not answer"
-        if not self._directory(record.sandbox_id).is_dir():
-            return "it was destroyed"
-        if self._cgroup(record.sandbox_id).oom_kills():
-            return "its first process has ended, after it ran out of memory"
-        return "its first process has ended"
+        why = super()._why_lost(record)
+        if record is not None and why == "its first process has ended" and self._cgroup(record).oom_kills():
+            return f"{why}, after it ran out of memory"
+        return why
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    runtime: Runtime
+    rootfs: RootFs
 
 
 async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
@@ -345,32 +255,8 @@ async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
     raise ProviderUnavailable(f"the runtime that was making sandbox {sandbox_id} does not die")
 
 
-async def _kill(record: Record) -> None:
-    """Ends the first process, and with it, by the kernel, every other one of the sandbox."""
-    try:
-        pidfd = os.pidfd_open(record.pid)
-    except OSError:
-        return
-    try:
-        if record.alive():  # asked after the descriptor was opened: it is this process and no other
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            await asyncio.wait_for(readable(pidfd), 20)
-    except ProcessLookupError:
-        return
-    except TimeoutError:
-        raise ProviderUnavailable(f"process {record.pid} of a sandbox does not die") from None
-    finally:
-        os.close(pidfd)
-
-
 def _remove(directories: Sequence[Path]) -> None:
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
         if directory.exists():
             raise ProviderUnavailable(f"the directory {directory} cannot be removed")
-
-
-def _translated(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:
-    if exc.errno in (28, 122):
-        return NoSpace(f"{doing}: {exc.strerror} ({exc.filename})", remedy="free some space in the state directory")
-    return ProviderUnavailable(f"{doing}: {exc.strerror} ({exc.filename})")

@@ -16,7 +16,7 @@ from warren.interfaces.images import RootFs
 from warren.model.spec import MIB, USER_UID
 from warren.worker.disks import tmpfs_options
 from warren.worker.providers.oci_bundle import AGENT, BUNDLE, disk_directories
-from warren.worker.providers.oci_record import Record
+from warren.worker.providers.record import Record
 from warren.worker.uids import uid_base
 
 DISK: Final = "disk.img"

@@ -68,9 +68,9 @@ def _spec(values: dict[str, Any]) -> SandboxSpec:
     return SandboxSpec(**{**values, "limits": limits, "require": require})
 
 
-def abandoned(directory: Path) -> bool:
+def abandoned(directory: Path, kind: type[Record] = Record) -> bool:
     """Whether a sandbox's directory is what a maker left that is gone. One without a record is, after a while."""
-    record = Record.load(directory)
+    record = kind.load(directory)
     if record is not None:
         return record.abandoned
     try:
