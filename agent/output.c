@@ -183,6 +183,7 @@ void output_after_signals(void) {
 bool command_pump(struct channel *ch) {
     struct command *c = ch->command;
     bool over = c->life == LIFE_ENDED || !(ch->flags & FLAG_FOLLOW);
+    if (c->life == LIFE_STARTING) return false; /* STARTED comes first */
     if ((ch->flags & FLAG_DEFER || ch->mute) && !over) return false;
     if (ch->mute) {
         send_exit(ch);

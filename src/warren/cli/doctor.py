@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from warren.cli.fresh import Wanted, _until_signal, wanted_spec
+from warren.cli.fresh import Wanted, until_signal, wanted_spec
 from warren.config import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def doctor(attack: bool, environment: str, image: str, provider: str, only: tupl
     """Look at every prerequisite and layer of isolation; with --attack, try to break out."""
     settings = read_settings()
     if not attack:
-        return asyncio.run(_until_signal(_check(settings, provider, as_json)))
+        return asyncio.run(until_signal(_check(settings, provider, as_json)))
     wanted = Wanted(environment, image, provider, None, None, None, ())
-    return asyncio.run(_until_signal(_attack(settings, wanted, only, as_json)))
+    return asyncio.run(until_signal(_attack(settings, wanted, only, as_json)))
 
 
 async def _check(settings: Settings, provider_name: str, as_json: bool) -> int:

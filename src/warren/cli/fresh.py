@@ -71,7 +71,7 @@ def _layer(name: str) -> Layer:
 def use_fresh_sandbox(settings: Settings, wanted: Wanted, use: Use) -> int:
     """Runs `use` with a sandbox of its own; gives its exit code, or 128 + N when the signal N ended it."""
     spec = wanted_spec(settings, wanted)
-    return asyncio.run(_until_signal(_with_sandbox(settings, wanted.provider, spec, use)))
+    return asyncio.run(until_signal(_with_sandbox(settings, wanted.provider, spec, use)))
 
 
 async def _with_sandbox(settings: Settings, provider_name: str, spec: SandboxSpec, use: Use) -> int:
@@ -89,7 +89,7 @@ async def _with_sandbox(settings: Settings, provider_name: str, spec: SandboxSpe
         await provider.close()
 
 
-async def _until_signal(work: Any) -> int:
+async def until_signal(work: Any) -> int:
     """The first signal cancels the work; those after it wait until everything is cleaned up."""
     task = asyncio.ensure_future(work)
     caught: list[int] = []

@@ -328,10 +328,8 @@ async def _collect(channel: Channel, keep: int) -> tuple[Fields, list[Output]]:
 
 
 async def _started(channel: Channel) -> None:
-    while True:
-        item = await channel.take()
-        if isinstance(item, Reply):
-            return
+    if not isinstance(await channel.take(), Reply):
+        raise channel.violated("output of a command that has not started")
 
 
 async def _stop(task: asyncio.Task[None]) -> None:
