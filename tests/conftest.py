@@ -1,6 +1,7 @@
 """What every test may ask for: images, a state directory, a Docker engine. And at the end: nothing may be left."""
 
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -55,6 +56,8 @@ def docker_engine() -> Iterator[DockerEngine]:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
+    # Whoever starts the tests in the background has it ignored, and what the tests start would ignore it too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     session.stash[_BEFORE] = ours()
 
 

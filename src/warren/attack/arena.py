@@ -97,6 +97,7 @@ class Arena:
         finally:
             with contextlib.suppress(WarrenError):
                 await process.kill(0)
+                await process.wait()  # what comes next must not meet it
 
     async def usable(self, *, memory_mib: int = 16) -> str:
         """Why the sandbox is of no use any more; empty when all is well."""

@@ -101,7 +101,7 @@ async def _many_background(arena: Arena) -> Outcome:
     line = "head -c 30000000 /dev/zero; sleep 30"
     processes = [await arena.sandbox.start(Command(shell=line, carry_state=False)) for _ in range(4)]
     await asyncio.sleep(2)
-    held = int(arena.host.status("VmRSS").split()[0]) // 1024
+    held = int(arena.host.status("VmRSS").split()[0])
     for process in processes:
         await process.kill(0)
         await process.wait()
@@ -109,7 +109,8 @@ async def _many_background(arena: Arena) -> Outcome:
     limit = arena.spec.limits.memory_mb
     if not held:
         return undecided("the agent's memory cannot be read")
-    return judged(held < limit // 4, f"4 commands said 30 MB each; the agent holds {held} MiB of {limit}")
+    evidence = f"4 commands said 30 MB each; the agent holds {held / 1024:.1f} MiB of {limit}"
+    return judged(held < limit * 1024 // 4, evidence)
 
 
 async def _oom_agent(arena: Arena) -> Outcome:
