@@ -73,9 +73,10 @@ struct shell_line {
     char **argv, **env;
     int state_fd, text_fd;
     size_t script_bytes;
+    uid_t uid; /* whose it is */
     char *cwd; /* carried, or NULL */
 };
-bool shell_prepare(struct shell_line *s, const char *text, char **base_env, char **own_env, bool carry, bool keep_cwd);
+bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **base_env, char **own_env, bool carry, bool keep_cwd);
 void shell_done(struct shell_line *s, bool keep_cwd);
 void shell_free(struct shell_line *s);
 
@@ -92,6 +93,7 @@ void command_flow(struct command *c); /* a reader took something, or left */
 bool command_pump(struct channel *ch); /* sends what may be sent; true if there is more */
 void command_signals(const int *fds, size_t n, bool lost);
 void output_after_signals(void);
+bool output_waits(void); /* another's signals_take has noted writes that nobody took yet */
 void signals_take(void); /* reads the queue of signals: writes to pipes, ends of children */
 uint64_t command_next_deadline(void);
 void command_deadlines(void);
@@ -133,6 +135,7 @@ struct channel {
     struct channel *next;
     uint32_t id, flags;
     struct command *command;
+    struct command *kill_of; /* answered when that command's last process is gone */
     struct job *job;
     struct cursor cursor;
     uint64_t credit;

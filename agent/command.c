@@ -15,6 +15,7 @@
 #define MAX_ENDED 64
 #define MAX_KEPT (64u * 1024 * 1024)
 #define LIVE_KEEP (1024u * 1024)
+#define RETRY_US (200 * 1000)
 
 struct command *commands;
 
@@ -42,9 +43,9 @@ static char *title_of(const struct request *r) {
 static void leave_readers(struct command *c) {
     for (struct channel *ch = channel_first(), *next; ch; ch = next) {
         next = ch->next;
-        if (ch->command != c) continue;
+        if (ch->command != c && ch->kill_of != c) continue;
         send_error(ch->id, CODE_NO_PROCESS, "process %s was forgotten", c->id);
-        ch->command = NULL;
+        ch->command = ch->kill_of = NULL;
         channel_close(ch);
     }
 }
@@ -77,13 +78,19 @@ void forget(struct command *c) {
     if (c->control.fd < 0) remove_command(c);
 }
 
+static bool has_reader(const struct command *c) {
+    for (struct channel *ch = channel_first(); ch; ch = ch->next)
+        if (ch->command == c) return true;
+    return false;
+}
+
 static void make_room(void) {
     for (;;) {
         size_t ended = 0, kept = 0;
         struct command *oldest = NULL;
         for (struct command *c = commands; c; c = c->next) {
             kept += log_memory(&c->log);
-            if (c->life != LIFE_ENDED || c->forgotten) continue;
+            if (c->life != LIFE_ENDED || c->forgotten || has_reader(c)) continue;
             ended++;
             oldest = c; /* new ones are put in front */
         }
@@ -192,14 +199,21 @@ static void ended(struct command *c, const struct news *n) {
 }
 
 static void gone(struct command *c, const struct news *n) {
-    if (c->has_kill_channel && channel_find(c->kill_channel)) {
-        size_t mark = frame_open(&outbox, SAY_DONE, c->kill_channel);
+    if (c->end_held) {
+        c->end_held = false;
+        c->end.killed = n->killed;
+        c->end.survivors = n->survivors;
+        ended(c, &(struct news){NEWS_EXITED, 0, 0, 0, c->end.status, n->killed, n->survivors, 0, n->cpu_us});
+    }
+    for (struct channel *ch = channel_first(), *next; ch; ch = next) {
+        next = ch->next;
+        if (ch->kill_of != c) continue;
+        size_t mark = frame_open(&outbox, SAY_DONE, ch->id);
         add_number(&outbox, TAG_KILLED, n->killed);
         add_number(&outbox, TAG_SURVIVORS, n->survivors);
         frame_close(&outbox, mark);
-        channel_close(channel_find(c->kill_channel));
+        channel_close(ch);
     }
-    c->has_kill_channel = false;
     c->end.background = 0;
     connection_wake();
 }
@@ -213,6 +227,7 @@ void control_ready(struct watch *w, uint32_t events) {
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
         if (got != sizeof n) break;
         if (n.kind == NEWS_STARTED) started(c, &n);
+        else if (n.kind == NEWS_EXITED && c->ending && n.background) c->end = n, c->end_held = true;
         else if (n.kind == NEWS_EXITED) ended(c, &n);
         else if (n.kind == NEWS_GONE) gone(c, &n);
         else {
@@ -222,7 +237,7 @@ void control_ready(struct watch *w, uint32_t events) {
     }
     /* The supervisor is gone: that is the end of everything the command had started. */
     watch_drop(w);
-    if (c->life != LIFE_ENDED) ended(c, &(struct news){.kind = NEWS_EXITED, .status = SIGKILL});
+    if (c->life != LIFE_ENDED && !c->end_held) ended(c, &(struct news){.kind = NEWS_EXITED, .status = SIGKILL});
     gone(c, &(struct news){.killed = c->end.killed, .survivors = c->end.survivors});
     if (c->forgotten) remove_command(c);
 }
@@ -274,7 +289,10 @@ static bool order_supervisor(struct command *c, struct order o) {
 static void end_command(struct command *c, enum reason reason, uint32_t grace_ms) {
     if (c->life != LIFE_ENDED && c->ending == REASON_EXITED) c->ending = reason;
     c->deadline_us = 0;
-    if (c->life == LIFE_STARTING) kill_children(c->supervisor);
+    if (c->life == LIFE_STARTING) {
+        kill_children(c->supervisor);
+        c->deadline_us = now_us() + RETRY_US; /* it may only be about to be cloned */
+    }
     order_supervisor(c, (struct order){.end_tree = 1, .grace_ms = grace_ms});
 }
 
@@ -286,9 +304,9 @@ static void control(uint32_t channel, struct command *c, const struct request *r
         break;
     case CONTROL_KILL:
         end_command(c, REASON_CANCELLED, (uint32_t)r->grace_ms);
-        if (c->life == LIFE_ENDED && alive && channel_open(channel)) {
-            c->kill_channel = channel;
-            c->has_kill_channel = true;
+        if (c->life == LIFE_ENDED && alive) {
+            struct channel *ch = channel_open(channel);
+            if (ch) ch->kill_of = c;
             return;
         }
         break;

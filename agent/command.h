@@ -28,8 +28,8 @@ struct command {
     uint8_t *writes; /* which pipe was written to, oldest first: 1 out, 2 err */
     uint32_t writes_from, writes_count;
     bool writes_lost, paused;
-    uint32_t start_channel, kill_channel;
-    bool has_start_channel, has_kill_channel;
+    uint32_t start_channel;
+    bool has_start_channel, end_held; /* it has ended while its tree was being ended: told when that is done */
     uint64_t started_us, ended_us, deadline_us;
     uint32_t grace_ms;
     enum reason ending;

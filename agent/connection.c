@@ -179,7 +179,8 @@ bool connection_parse(struct buf *b) {
 
 static void receive(void) {
     for (;;) {
-        ssize_t n = recv(line.fd, buf_room(&inbox, READ_BYTES), inbox.cap - inbox.len, 0);
+        uint8_t *to = buf_room(&inbox, READ_BYTES);
+        ssize_t n = recv(line.fd, to, inbox.cap - inbox.len, 0);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return;
         if (n <= 0) {

@@ -48,6 +48,7 @@ static void run(const struct file_request *r, const struct user *u, int result) 
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
+    signal(SIGXFSZ, SIG_IGN); /* a file that grows too big is an error, not an end */
     int error = 0;
     if (!act_as_user(u)) error = errno;
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -195,7 +196,7 @@ void job_abandon(struct job *j) {
     j->commit = -1;
     if (j->in.fd >= 0) watch_drop(&j->in);
     if (j->out.fd >= 0) watch_drop(&j->out);
-    if (!j->takes_data) kill(j->pid, SIGKILL);
+    if (!j->takes_data && j->result.fd >= 0) kill(j->pid, SIGKILL); /* not reaped before its result pipe ends */
     if (j->result.fd < 0) finish(j);
 }
 

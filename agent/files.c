@@ -145,9 +145,11 @@ static int temporary_beside(const char *path, char *name, size_t size) {
     return -1;
 }
 
-static int replace(const struct file_request *r, const char *path, mode_t mode) {
+/* `begun` tells whether any of the data was taken. */
+static int replace(const struct file_request *r, const char *path, mode_t mode, bool *begun) {
     char temporary[PATH_MAX];
     int fd = temporary_beside(path, temporary, sizeof temporary);
+    *begun = fd >= 0;
     if (fd < 0) return errno;
     int error = copy_input(r, fd);
     if (!error && fchmod(fd, mode) != 0) error = errno;
@@ -170,6 +172,7 @@ static int op_write(const struct file_request *r, struct buf *reply) {
     const char *path = r->path;
     size_t n = strlen(path);
     struct stat st;
+    bool begun = false;
     if (path[n - 1] == '/') return EISDIR;
     int error = make_parents(path);
     if (error) return error;
@@ -179,8 +182,8 @@ static int op_write(const struct file_request *r, struct buf *reply) {
     if (exists && S_ISREG(st.st_mode) && !may_write(path)) return errno;
     mode_t mode = r->has_mode ? (mode_t)r->mode & 0777 : exists ? st.st_mode & 0777 : 0644;
     if (exists && !S_ISREG(st.st_mode)) error = write_in_place(r, path);
-    else error = replace(r, path, mode);
-    if (error == EACCES && exists) error = write_in_place(r, path);
+    else error = replace(r, path, mode, &begun);
+    if (error == EACCES && exists && !begun) error = write_in_place(r, path);
     return error ? error : stat_path(path, reply);
 }
 

@@ -43,6 +43,7 @@
 #define CAPS ((1u << 5) | (1u << 6) | (1u << 7) | (1u << 8)) /* KILL SETGID SETUID SETPCAP */
 
 struct settings settings = {"/workspace", "sandboxuser", 1, 65534, 0, 0, false, false};
+static bool children_ended;
 static int poller = -1, signals = -1;
 static struct watch signal_watch, door = {.fd = -1};
 
@@ -79,13 +80,14 @@ void watch_drop(struct watch *w) {
 void signals_take(void) {
     struct signalfd_siginfo info[64];
     int fds[64];
-    for (;;) {
+    for (int round = 0; round < 64; round++) { /* not for ever: user code can write as fast as we read */
         ssize_t n = read(signals, info, sizeof info);
         if (n <= 0) return;
         size_t count = (size_t)n / sizeof *info, writes = 0;
         bool lost = false;
         for (size_t i = 0; i < count; i++) {
             if ((int)info[i].ssi_signo == SIGRTMIN + 1) fds[writes++] = info[i].ssi_fd;
+            children_ended |= info[i].ssi_signo == SIGCHLD;
             lost |= info[i].ssi_signo == SIGIO;
         }
         command_signals(fds, writes, lost);
@@ -94,6 +96,7 @@ void signals_take(void) {
 }
 
 static void reap_all(void) {
+    children_ended = false;
     /* Commands report through their supervisors and jobs through their pipes: nobody needs these codes. */
     while (waitpid(-1, NULL, WNOHANG) > 0) {}
 }
@@ -101,8 +104,6 @@ static void reap_all(void) {
 static void signals_ready(struct watch *w, uint32_t events) {
     (void)w, (void)events;
     signals_take();
-    output_after_signals();
-    reap_all();
 }
 
 static bool pipes_tell_of_writes(void) {
@@ -227,12 +228,14 @@ int main(int argc, char **argv) {
     for (;;) {
         /* One event a turn: whatever a handler frees, no later event of the same turn can point to it. */
         struct epoll_event e;
-        int n = epoll_wait(poller, &e, 1, time_left_ms());
+        int n = epoll_wait(poller, &e, 1, output_waits() ? 0 : time_left_ms());
         if (n < 0 && errno != EINTR) fail("epoll");
         if (n == 1) {
             struct watch *w = e.data.ptr;
             w->ready(w, e.events);
         }
+        output_after_signals();
+        if (children_ended) reap_all();
         command_deadlines();
         connection_flush();
     }

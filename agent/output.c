@@ -21,11 +21,13 @@
 #include "command.h"
 
 #define PACKET 4096
+#define TAKE_ROUNDS 512
 #define PIPE_BYTES (256 * 1024)
 #define LAG_BYTES (256u * 1024)
 #define FRAME_BYTES (128u * 1024)
 
 static bool lagging(const struct command *c) {
+    if (c->log.keep < 256) return false; /* nothing is kept: there is nothing to wait for */
     for (struct channel *ch = channel_first(); ch; ch = ch->next)
         if (ch->command == c && ch->flags & FLAG_LOSSLESS && !(ch->flags & FLAG_DEFER) &&
             c->log.total - ch->cursor.offset > LAG_BYTES)
@@ -66,6 +68,7 @@ static void one_write(struct command *c, uint8_t which) {
         ssize_t n = take(c, e, which == 1 ? STREAM_OUT : STREAM_ERR);
         if (n < PACKET) return;
         taken += (size_t)n;
+        if (taken >= PIPE_BYTES) return;
         if (c->writes_count == 0 || write_at(c, 0) == which) {
             if (n % PACKET != 0 || taken >= PIPE_BYTES) return;
             continue;
@@ -87,7 +90,11 @@ static void take_in_order(struct command *c) {
 
 static void take_rest(struct command *c, bool all) {
     bool some = true;
-    while (some && (all || !lagging(c))) {
+    for (int rounds = 0; some && (all || !lagging(c)); rounds++) {
+        if (rounds == TAKE_ROUNDS) {
+            c->writes_lost = true; /* there may be more: again in the next turn, after the others */
+            return;
+        }
         some = take(c, &c->out, c->terminal ? STREAM_TERMINAL : STREAM_OUT) > 0;
         if (c->err.watch.fd >= 0) some |= take(c, &c->err, STREAM_ERR) > 0;
     }
@@ -124,8 +131,8 @@ static void pipe_ready(struct watch *w, uint32_t events) {
     struct command *c = w->of;
     struct pipe_end *e = w == &c->out.watch ? &c->out : &c->err;
     if (events & (EPOLLHUP | EPOLLERR)) {
-        e->at_end = true;
-        watch_set(w, EPOLLET); /* the end is told once, not over and over while we are paused */
+        if (!e->at_end) watch_set(w, EPOLLET);
+        e->at_end = true; /* the end is told once, not over and over while we are paused */
     }
     output_collect(c, false);
 }
@@ -171,6 +178,12 @@ static void note_write(int fd) {
 void command_signals(const int *fds, size_t n, bool lost) {
     for (size_t i = 0; i < n; i++) note_write(fds[i]);
     for (struct command *c = commands; lost && c; c = c->next) c->writes_lost = true;
+}
+
+bool output_waits(void) {
+    for (struct command *c = commands; c; c = c->next)
+        if ((c->writes_count || c->writes_lost) && !c->paused) return true;
+    return false;
 }
 
 void output_after_signals(void) {

@@ -53,7 +53,7 @@ struct request request_parse(struct fields it) {
         case TAG_SHELL: set_text(&r.shell, &f, MAX_TEXT, &r.bad); break;
         case TAG_CWD: set_text(&r.cwd, &f, 4095, &r.bad); break;
         case TAG_USER: set_text(&r.user, &f, 255, &r.bad); break;
-        case TAG_TIMEOUT_MS: r.timeout_ms = n, r.bad |= !is_number; break;
+        case TAG_TIMEOUT_MS: r.timeout_ms = n, r.bad |= !is_number || n > UINT32_MAX; break;
         case TAG_GRACE_MS: r.grace_ms = n, r.bad |= !is_number || n > 3600000; break;
         case TAG_FLAGS: r.flags = n, r.bad |= !is_number; break;
         case TAG_KEEP: r.keep = n, r.bad |= !is_number || n > 1u << 30; break;

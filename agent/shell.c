@@ -25,7 +25,19 @@
 #define STATE_PATH "/proc/self/fd/60"
 #define TEXT_PATH "/proc/self/fd/59"
 
-static char *state_exports, *state_cwd;
+/* One state for each user: what one wrote is never read by another. */
+struct state {
+    struct state *next;
+    uid_t uid;
+    char *exports, *cwd;
+};
+static struct state *states;
+
+static struct state *state_of(uid_t uid) {
+    for (struct state *s = states; s; s = s->next)
+        if (s->uid == uid) return s;
+    return NULL;
+}
 
 static int anonymous_file(const char *name, const void *p, size_t n) {
     int fd = memfd_create(name, MFD_CLOEXEC);
@@ -63,9 +75,9 @@ static bool names_are_plain(char **env) {
     return true;
 }
 
-static void write_script(struct buf *b, char **own_env, bool bash) {
+static void write_script(struct buf *b, const struct state *state, char **own_env, bool bash) {
     add(b, bash ? "unset BASH_ENV\n" : "");
-    if (state_exports) add(b, state_exports);
+    if (state) add(b, state->exports);
     buf_add(b, "\n", 1);
     if (*own_env && bash) {
         add(b, "declare -p");
@@ -114,21 +126,23 @@ static char **joined(char **a, char **b, const char *more) {
 
 static bool prepare_state(struct shell_line *s, char **own_env, bool bash) {
     struct buf script = {0};
-    write_script(&script, own_env, bash);
+    write_script(&script, state_of(s->uid), own_env, bash);
     s->script_bytes = buf_used(&script);
     s->state_fd = anonymous_file("state", buf_head(&script), s->script_bytes);
     buf_free(&script);
     return s->state_fd >= 0;
 }
 
-bool shell_prepare(struct shell_line *s, const char *text, char **base_env, char **own_env, bool carry, bool keep_cwd) {
+bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **base_env, char **own_env, bool carry, bool keep_cwd) {
     static char *nothing[] = {NULL};
     bool bash = access("/bin/bash", X_OK) == 0 || access("/usr/bin/bash", X_OK) == 0;
     memset(s, 0, sizeof *s);
     s->state_fd = s->text_fd = -1;
+    s->uid = uid;
+    const struct state *state = state_of(uid);
     if (carry && (!names_are_plain(own_env) || !prepare_state(s, own_env, bash))) return false;
-    if (carry && !keep_cwd && state_cwd) s->cwd = dup_or_fail(state_cwd);
-    bool restored = carry && state_exports;
+    if (carry && !keep_cwd && state && state->cwd) s->cwd = dup_or_fail(state->cwd);
+    bool restored = carry && state;
     s->env = joined(restored ? nothing : base_env, carry && bash ? nothing : own_env,
                     carry && bash ? "BASH_ENV=" STATE_PATH : NULL);
     if (strlen(text) > MAX_ARGUMENT) {
@@ -143,6 +157,22 @@ bool shell_prepare(struct shell_line *s, const char *text, char **base_env, char
     s->argv = joined(program, nothing, NULL);
     buf_free(&line);
     return true;
+}
+
+static void keep_state(uid_t uid, char *exports, const char *cwd) {
+    struct state *state = state_of(uid);
+    if (!state) {
+        state = calloc(1, sizeof *state);
+        if (!state) fail("memory");
+        state->uid = uid;
+        state->next = states;
+        states = state;
+    }
+    free(state->exports);
+    state->exports = exports;
+    if (!cwd) return;
+    free(state->cwd);
+    state->cwd = dup_or_fail(cwd);
 }
 
 /* Reads what the shell left behind. Anything malformed leaves the state as it was. */
@@ -165,12 +195,7 @@ void shell_done(struct shell_line *s, bool keep_cwd) {
         add(&all, exports + 1);
         add(&all, text);
         buf_add(&all, "", 1);
-        free(state_exports);
-        state_exports = (char *)all.p;
-        if (!keep_cwd && cwd[1] == '/') {
-            free(state_cwd);
-            state_cwd = dup_or_fail(cwd + 1);
-        }
+        keep_state(s->uid, (char *)all.p, !keep_cwd && cwd[1] == '/' ? cwd + 1 : NULL);
     }
     free(text);
 }

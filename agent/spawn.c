@@ -122,7 +122,7 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
     l.argv = r->argv;
     l.env = env;
     if (r->shell) {
-        if (!shell_prepare(&c->shell, r->shell, base, r->env, r->flags & FLAG_CARRY && !terminal, r->cwd)) {
+        if (!shell_prepare(&c->shell, u->uid, r->shell, base, r->env, r->flags & FLAG_CARRY && !terminal, r->cwd)) {
             *why = "the shell's state cannot be prepared";
             free(env);
             free(base);

@@ -108,12 +108,14 @@ static void become_command(const struct launch *l) {
     raise_own_oom_score();
     limit_processes();
     if (!become_user(&l->user)) refuse(errno == EAGAIN ? STAGE_LIMIT : STAGE_USER);
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* this memory is the supervisor's; the program's own is dumpable again */
     if (l->terminal) ioctl(l->in, TIOCSCTTY, 0);
     place(l->in, 0);
     place(l->out, 1);
     place(l->err, 2);
+    int text = l->text_fd == 60 ? fcntl(60, F_DUPFD_CLOEXEC, 61) : l->text_fd;
     place(l->state_fd, 60);
-    place(l->text_fd, 59);
+    place(text, 59);
     setpriority(PRIO_PROCESS, 0, 0);
     umask(022);
     enter_directory(l);
@@ -220,7 +222,7 @@ static void end_tree(int signals, uint32_t grace_ms) {
         signal_tree(SIGTERM);
         signal_tree(SIGCONT);
     }
-    while (!no_child && now_us() < deadline) wait_for_children(signals, (int)((deadline - now_us()) / 1000) + 1);
+    for (uint64_t now; !no_child && (now = now_us()) < deadline;) wait_for_children(signals, (int)((deadline - now) / 1000) + 1);
     uint64_t give_up = now_us() + GIVE_UP_US;
     while (!no_child && now_us() < give_up) {
         stop_tree();
@@ -291,7 +293,7 @@ static int in_child(void *l) {
 
 /* As vfork does: no copy of our memory is made, and we go on when the child has become the command or has given up. */
 static pid_t start(struct launch *l) {
-    static uint8_t stack[256 * 1024] __attribute__((aligned(16)));
+    static uint8_t stack[1024 * 1024] __attribute__((aligned(16)));
     refusal = (struct news){.kind = NEWS_STARTED};
     pid_t pid = clone(in_child, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, l);
     if (pid < 0) refusal = (struct news){.kind = NEWS_FAILED, .stage = STAGE_LIMIT, .error = errno};

@@ -176,6 +176,7 @@ static int pack_one(int out, const char *path, const char *name, int depth) {
     if (lstat(path, &st) != 0) return errno == ENOENT && depth < MAX_DEPTH ? 0 : errno;
     if (S_ISREG(st.st_mode)) {
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+        if (fd < 0 && errno == ENOENT) return 0; /* gone since it was listed */
         if (fd < 0 || fstat(fd, &st) != 0) return errno;
     } else if (!S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode)) {
         return 0; /* sockets, pipes and the like do not travel */

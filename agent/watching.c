@@ -37,7 +37,11 @@ static bool tell(enum change change, const char *path, bool directory) {
 static int watch_directory(const char *path, bool told) {
     int wd = inotify_add_watch(inotify, path, EVENTS | IN_ONLYDIR);
     if (wd < 0) return errno;
-    if (wd >= MAX_WATCHES) return ENOSPC;
+    if (wd >= MAX_WATCHES) {
+        inotify_rm_watch(inotify, wd);
+        tell(CHANGE_OVERFLOW, "", false);
+        return ENOSPC;
+    }
     free(directories[wd]);
     directories[wd] = strdup(path);
     if (!recursive) return 0;
