@@ -97,6 +97,7 @@ bool output_waits(void); /* another's signals_take has noted writes that nobody 
 void signals_take(void); /* reads the queue of signals: writes to pipes, ends of children */
 uint64_t command_next_deadline(void);
 void command_deadlines(void);
+void command_tidy(void);
 
 /* file_jobs.c: file operations, each in a process of the user's own. */
 struct job;

@@ -244,26 +244,38 @@ void control_ready(struct watch *w, uint32_t events) {
 
 /* ---- attach, control, list ---- */
 
+/* What is not said is zero. */
+static void add_unless_zero(enum tag tag, uint64_t v) {
+    if (v) add_number(&outbox, tag, v);
+}
+
 void send_exit(struct channel *ch) {
     struct command *c = ch->command;
     bool finished = c->life == LIFE_ENDED;
     size_t mark = frame_open(&outbox, finished && ch->flags & FLAG_FOLLOW ? SAY_EXIT : SAY_DONE, ch->id);
     int status = c->end.status, number = finished && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     enum reason reason = c->ending ? c->ending : number ? REASON_SIGNAL : REASON_EXITED;
-    add_text(&outbox, TAG_ID, c->id);
-    add_number(&outbox, TAG_RUNNING, !finished);
+    add_unless_zero(TAG_RUNNING, !finished);
     add_number(&outbox, TAG_EXIT_CODE, (uint64_t)(number ? 128 + number : WEXITSTATUS(status)));
-    add_number(&outbox, TAG_SIGNAL, (uint64_t)number);
-    add_number(&outbox, TAG_REASON, reason);
+    add_unless_zero(TAG_SIGNAL, (uint64_t)number);
+    add_unless_zero(TAG_REASON, reason);
     add_number(&outbox, TAG_DURATION_US, (finished ? c->ended_us : now_us()) - c->started_us);
     add_number(&outbox, TAG_CPU_US, c->end.cpu_us);
-    add_number(&outbox, TAG_BYTES, c->log.total);
-    add_number(&outbox, TAG_TRUNCATED, c->log.cut);
-    add_number(&outbox, TAG_KILLED, c->end.killed);
-    add_number(&outbox, TAG_SURVIVORS, c->end.survivors);
-    add_number(&outbox, TAG_BACKGROUND, c->end.background);
+    add_unless_zero(TAG_BYTES, c->log.total);
+    add_unless_zero(TAG_TRUNCATED, c->log.cut);
+    add_unless_zero(TAG_KILLED, c->end.killed);
+    add_unless_zero(TAG_SURVIVORS, c->end.survivors);
+    add_unless_zero(TAG_BACKGROUND, c->end.background);
     frame_close(&outbox, mark);
+    c->done_with |= finished && ch->flags & FLAG_ONCE && !c->end.background;
     channel_close(ch);
+}
+
+void command_tidy(void) {
+    for (struct command *c = commands, *next; c; c = next) {
+        next = c->next;
+        if (c->done_with && !c->forgotten) forget(c);
+    }
 }
 
 void command_attach(uint32_t channel, struct fields f) {

@@ -17,7 +17,7 @@ struct command {
     struct command *next;
     char id[65], *title, *cwd, user[33]; /* cwd: the one that was asked for, or NULL */
     enum life life;
-    bool terminal, forgotten;
+    bool terminal, forgotten, done_with; /* done_with: to be forgotten at the end of this turn */
     pid_t supervisor, pid;
     struct watch control;
     struct pipe_end out, err;

@@ -238,5 +238,6 @@ int main(int argc, char **argv) {
         if (children_ended) reap_all();
         command_deadlines();
         connection_flush();
+        command_tidy();
     }
 }

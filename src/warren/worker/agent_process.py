@@ -55,7 +55,7 @@ class Commands:
 
     async def _run(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str) -> ExecResult:
         has_stdin = not isinstance(stdin, bytes) or bool(stdin)
-        flags = Flag.DEFER | Flag.STDIN if has_stdin else Flag.DEFER
+        flags = Flag.DEFER | Flag.ONCE | (Flag.STDIN if has_stdin else Flag(0))
         channel = await self._link.open(Ask.START, start_payload(command, process_id, self._env, flags))
         feeder: asyncio.Task[None] | None = None
         try:
@@ -69,8 +69,6 @@ class Commands:
             if feeder is not None:
                 await _stop(feeder)
             channel.close()
-        if not end.number(Tag.BACKGROUND):  # else it is still needed, to end what was left running
-            self._link.post(Ask.CONTROL, _control(process_id, ControlOp.FORGET))
         if feeder is not None and not feeder.cancelled() and (failure := feeder.exception()) is not None:
             raise failure
         return self._result(channel, end, outputs, process_id)
@@ -108,7 +106,6 @@ class Commands:
         with anyio.move_on_after(grace_s + 10, shield=True), contextlib.suppress(SandboxLost, ProtocolError):
             self._link.post(Ask.CONTROL, _control(process_id, ControlOp.KILL, (Tag.GRACE_MS, round(grace_s * 1000))))
             await channel.last()
-            self._link.post(Ask.CONTROL, _control(process_id, ControlOp.FORGET))
 
     def _result(self, channel: Channel, end: Fields, outputs: Sequence[Output], process_id: str) -> ExecResult:
         try:

@@ -8,6 +8,7 @@ ones count, and `hybrid` names the v2 mount, which some runtimes want out of sig
 import asyncio
 import fcntl
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ from warren.model.errors import ProviderUnavailable
 
 NEEDED: Final = ("memory", "cpu", "pids")
 _UNIFIED: Final = ""
+_MAX_FILE: Final = 64 * 1024
 _PARENT_LOCK: Final = Path("/run/warren/cgroups.lock")
 _NO_LIMIT: Final = 1 << 60
 _KILL_ROUNDS: Final = 400
@@ -97,7 +99,8 @@ class SandboxCgroup:
     def oom_kills(self) -> int:
         """How many processes the kernel has killed here for want of memory; 0 when it is gone."""
         name = "memory.events" if self.unified else "memory.oom_control"
-        return parse_flat(self._read("memory", name)).get("oom_kill", 0)
+        found = re.search(r"^oom_kill (\d+)", self._read("memory", name), re.MULTILINE)  # once per command: be quick
+        return int(found[1]) if found else 0
 
     def limits(self) -> CgroupLimits:
         return self._limits_v2() if self.unified else self._limits_v1()
@@ -176,9 +179,15 @@ class SandboxCgroup:
         if directory is None:
             return ""
         try:
-            return (directory / name).read_text()
+            fd = os.open(f"{directory}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return ""
+        try:
+            return os.read(fd, _MAX_FILE).decode()
+        except OSError:
+            return ""
+        finally:
+            os.close(fd)
 
     def _limits_v1(self) -> CgroupLimits:
         memory = parse_limit(self._read("memory", "memory.limit_in_bytes"))

@@ -128,7 +128,7 @@ class Tag(IntEnum):
 
 
 class Flag(IntFlag):
-    """For START and ATTACH; RECURSIVE for FILE."""
+    """For START and ATTACH; RECURSIVE for FILE. ONCE: when EXIT is sent and nothing was left running, forget it."""
 
     STDIN = 1
     CARRY = 2
@@ -137,6 +137,7 @@ class Flag(IntFlag):
     LOSSLESS = 16
     FOLLOW = 32
     RECURSIVE = 64
+    ONCE = 128
 
 
 class FileOp(IntEnum):
