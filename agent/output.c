@@ -85,6 +85,7 @@ static void take_in_order(struct command *c) {
         c->writes_from = (c->writes_from + 1) % ORDER_ENTRIES;
         c->writes_count--;
         one_write(c, which);
+        signals_take(); /* a writer that finds its pipe full is signalled for twice: do not let it come to that */
     }
 }
 

@@ -80,6 +80,7 @@
 #define MANY 32
 #define PATH_ROOM 4096
 #define LOOP_TRIES 500
+#define AGENT_NICE -10
 /* The disk is gone after a crash anyway: no flush may wait for, or burden, the disk of the host. */
 #define DISK_OPTIONS "noinit_itable,barrier=0"
 
@@ -588,6 +589,7 @@ static void sandbox(const struct options *o)
     mount_trees(o, userns);
     close(userns);
     lower_limits(o);
+    setpriority(PRIO_PROCESS, 0, AGENT_NICE); /* the agent goes before what it runs, which it puts back to 0 */
     run(o->command);
 }
 

@@ -31,11 +31,6 @@ from warren.worker.uids import uid_base
 
 BIN = Path(warren.__file__).parent / "bin"
 
-pytestmark = [
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
-    pytest.mark.skipif(not (BIN / "warren-launch").exists(), reason="the launcher is not built"),
-]
-
 
 def record_of(provider: Provider, sandbox: Sandbox) -> DockerRecord:
     record = DockerRecord.load(cast(DockerProvider, provider)._directory(sandbox.id))

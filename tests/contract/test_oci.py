@@ -21,6 +21,7 @@ from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.model.operations import Command, Reason
 from warren.model.spec import Limits, SandboxSpec
 from warren.worker.images import ImageStore
+from warren.worker.providers import oci_bundle
 from warren.worker.providers.oci import STEPS, OciProvider
 from warren.worker.providers.record import Record
 
@@ -208,7 +209,8 @@ async def test_a_runtime_killed_in_the_middle_of_create_is_one_clear_error(
 
     def kill_children() -> None:
         for pid in _text(Path(f"/proc/self/task/{os.getpid()}/children")).split():
-            os.kill(int(pid), signal.SIGKILL)
+            if oci_bundle.BUNDLE in _text(Path(f"/proc/{pid}/cmdline")):  # this process may have other children
+                os.kill(int(pid), signal.SIGKILL)
 
     await open_provider(runtime=runtime).runtime_report()
     steps = Steps(state_dir, "launch", kill_soon)

@@ -11,8 +11,6 @@ import pytest
 
 from warren.model.spec import Layer
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-
 Doctor = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

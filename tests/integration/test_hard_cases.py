@@ -17,22 +17,12 @@ from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import FileProblem, InvalidPath, NoSpace
 from warren.model.operations import Command, Reason, TerminalSize
 from warren.model.spec import Limits, SandboxSpec
-from warren.worker.images import ImageStore
 from warren.worker.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
 MIB = 1024 * 1024
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def provider(state_dir: Path, image_store: ImageStore) -> AsyncIterator[OciProvider]:
-    provider = OciProvider(state_dir, image_store, BIN)
-    yield provider
-    for sandbox_id in await provider.list_ids():
-        await provider.destroy(sandbox_id)
-    await provider.close()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The walls leave ordinary programs alone: what people run in a sandbox works as it does elsewhere."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import warren
 from warren.interfaces.sandbox import Sandbox
 from warren.model.operations import Command
 from warren.model.spec import Limits, SandboxSpec
-from warren.worker.images import ImageStore
 from warren.worker.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
@@ -50,15 +48,6 @@ LINES = {
 }
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-async def provider(state_dir: Path, image_store: ImageStore) -> AsyncIterator[OciProvider]:
-    provider = OciProvider(state_dir, image_store, BIN)
-    yield provider
-    for sandbox_id in await provider.list_ids():
-        await provider.destroy(sandbox_id)
-    await provider.close()
 
 
 async def test_what_people_run_works(provider: OciProvider) -> None:
