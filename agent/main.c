@@ -127,7 +127,9 @@ static void listen_to_signals(void) {
     sigaddset(&set, SIGCHLD);
     sigaddset(&set, SIGIO);
     sigaddset(&set, SIGRTMIN + 1);
-    sigprocmask(SIG_BLOCK, &set, NULL);
+    sigprocmask(SIG_SETMASK, &set, NULL);
+    /* What whoever started the worker had ignored (nohup) is no business of the commands here. */
+    for (int s = 1; s < 65; s++) signal(s, SIG_DFL);
     signal(SIGPIPE, SIG_IGN);
     signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (signals < 0) fail("signalfd");
