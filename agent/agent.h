@@ -156,6 +156,5 @@ void connection_wake(void);
 void connection_take(int fd);
 void connection_flush(void);          /* once per turn of the main loop */
 bool connection_parse(struct buf *b); /* takes whole frames; false if the other side does not speak our language */
-bool connected(void);
 
 #endif

@@ -27,7 +27,6 @@ static struct channel *channels;
 static size_t channel_count;
 static bool greeted, wakened, sending;
 
-bool connected(void) { return line.fd >= 0; }
 struct channel *channel_first(void) { return channels; }
 void connection_wake(void) { wakened = true; }
 bool outbox_has_room(void) { return buf_used(&outbox) < OUTBOX_FULL; }

@@ -48,7 +48,6 @@
  *          --owner UID         who owns these directories
  *          --hide DIR          a mount to take away first (repeatable)
  *          --nofile N --fsize BYTES
- *        warren-launch hide DIR -- COMMAND…     run COMMAND without the mount at DIR
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
  *        warren-launch version
@@ -611,13 +610,8 @@ int main(int argc, char **argv)
         puts("warren-launch " VERSION);
         return 0;
     }
-    if (argc >= 5 && !strcmp(argv[1], "hide") && !strcmp(argv[3], "--")) {
-        private_mounts();
-        hide(argv[2]);
-        run(argv + 4);
-    }
     if (argc < 2)
-        usage("what to do? sandbox, hide, disk or version");
+        usage("what to do? sandbox, disk or version");
     read_options(&o, argv + 2);
     if (!strcmp(argv[1], "sandbox"))
         sandbox(&o);
