@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from warren.worker.finishing import to_its_end
+from warren.finishing import to_its_end
 
 pytestmark = pytest.mark.anyio
 

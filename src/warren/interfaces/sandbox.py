@@ -1,6 +1,6 @@
 """A running sandbox, as the rest of Warren sees it."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from warren.model.operations import Chunk, Command, ExecResult, FileEvent, FileInfo, ProcessInfo, TerminalSize
@@ -47,7 +47,8 @@ class Sandbox(Protocol):
     Errors: FileNotFound, PermissionDenied, IsDirectory, NotADirectory, FileExists, InvalidPath,
     NoSpace.
 
-    `close` lets go of the sandbox without ending it.
+    `when_lost` calls back once, with the reason, when the sandbox has died or cannot be reached any more (at
+    once if it already is); not after `close`. `close` lets go of the sandbox without ending it.
     """
 
     @property
@@ -77,4 +78,5 @@ class Sandbox(Protocol):
     def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]: ...
 
     async def ping(self) -> None: ...
+    def when_lost(self, call: Callable[[str], None]) -> None: ...
     async def close(self) -> None: ...

@@ -2,18 +2,53 @@
 
 from dataclasses import dataclass, field
 
+from warren.model.errors import InvalidRequest
+from warren.model.session import check_seconds
 from warren.model.spec import Limits, check_env, check_image_name
+
+MOST_POOLED = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """How many sandboxes are made ahead: `size` in quiet times, up to `max` when they are in demand.
+
+    Below `min` the pool is refilled at full speed also while callers are busy, and it never shrinks below
+    it when memory is short.
+    """
+
+    size: int = 5
+    min: int = 2
+    max: int = 20
+
+    def __post_init__(self) -> None:
+        values = (self.min, self.size, self.max)
+        if any(isinstance(value, bool) or not isinstance(value, int) for value in values):
+            raise InvalidRequest("the pool's size, min and max must be whole numbers")
+        if not 0 <= self.min <= self.size <= self.max <= MOST_POOLED:
+            raise InvalidRequest(
+                f"the pool has min {self.min}, size {self.size}, max {self.max}",
+                remedy=f"they must rise in this order, from 0 to {MOST_POOLED}",
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
+    """`pool`, `idle_timeout_s` and `max_lifetime_s` of an environment win over the server's settings."""
+
     name: str
     image: str
     description: str = ""
     limits: Limits = Limits()
     env: dict[str, str] = field(default_factory=dict)
+    pool: PoolSize | None = None
+    idle_timeout_s: float | None = None
+    max_lifetime_s: float | None = None
 
     def __post_init__(self) -> None:
         check_image_name(self.image)
         for name, value in self.env.items():
             check_env(name, value)
+        for name in ("idle_timeout_s", "max_lifetime_s"):
+            if (seconds := getattr(self, name)) is not None:
+                check_seconds(name, seconds)

@@ -4,8 +4,11 @@ WarrenError
 ├── InvalidRequest                 the caller asked for something that cannot be
 │   ├── UnknownEnvironment
 │   ├── UnknownUser
-│   └── InvalidPath
+│   ├── InvalidPath
+│   ├── KeyReused                  an Idempotency-Key came again with another request
+│   └── TooLarge                   more than is taken in one request
 ├── NotFound
+│   ├── SessionNotFound
 │   ├── SandboxNotFound
 │   ├── ProcessNotFound
 │   ├── ImageNotFound
@@ -19,13 +22,19 @@ WarrenError
 │   └── NoSpace
 ├── LimitReached                   the sandbox's own limits (processes, open files, memory)
 ├── SandboxLost                    the sandbox died or cannot be reached
+├── SessionEnded                   the session expired or was deleted
+├── RequestTimedOut                the client sent too slowly
 ├── ProtocolError                  the agent said something it must not say
 └── Unavailable                    this machine cannot do it now
     ├── ProviderUnavailable
+    ├── NoCapacity                 nothing became free in time
+    │   └── MachineFull            memory or disk of the host would run out
+    ├── Stopping                   the server is being stopped
     └── IsolationUnavailable       a layer of isolation cannot be had: nothing was started
 
 A class carries its stable `code`, the HTTP status it becomes and whether trying again can help.
-The message says what was wrong; `remedy`, where there is one, says what to do about it.
+The message says what was wrong; `remedy`, where there is one, says what to do about it, and
+`retry_after_s` when it makes sense to try again.
 """
 
 from typing import ClassVar
@@ -37,10 +46,11 @@ class WarrenError(Exception):
     retryable: ClassVar[bool] = False
     by_code: ClassVar[dict[str, type["WarrenError"]]] = {}
 
-    def __init__(self, message: str, *, remedy: str = "") -> None:
+    def __init__(self, message: str, *, remedy: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
+        self.retry_after_s = retry_after_s
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -67,8 +77,20 @@ class InvalidPath(InvalidRequest):
     code = "invalid_path"
 
 
+class KeyReused(InvalidRequest):
+    code = "idempotency_key_reused"
+
+
+class TooLarge(InvalidRequest):
+    code, http_status = "too_large", 413
+
+
 class NotFound(WarrenError):
     code, http_status = "not_found", 404
+
+
+class SessionNotFound(NotFound):
+    code = "session_not_found"
 
 
 class SandboxNotFound(NotFound):
@@ -123,6 +145,14 @@ class SandboxLost(WarrenError):
     code, http_status = "sandbox_lost", 410
 
 
+class SessionEnded(WarrenError):
+    code, http_status = "session_ended", 410
+
+
+class RequestTimedOut(WarrenError):
+    code, http_status, retryable = "request_timed_out", 408, True
+
+
 class ProtocolError(WarrenError):
     code, http_status = "protocol_error", 502
 
@@ -133,6 +163,18 @@ class Unavailable(WarrenError):
 
 class ProviderUnavailable(Unavailable):
     code = "provider_unavailable"
+
+
+class NoCapacity(Unavailable):
+    code = "no_capacity"
+
+
+class MachineFull(NoCapacity):
+    code = "machine_full"
+
+
+class Stopping(Unavailable):
+    code = "stopping"
 
 
 class IsolationUnavailable(Unavailable):

@@ -20,7 +20,7 @@ from typing import Final
 from warren.model.errors import NoSpace, ProviderUnavailable
 from warren.model.spec import MIB, Limits
 from warren.worker.boot import boot_id
-from warren.worker.finishing import to_its_end
+from warren.finishing import to_its_end
 from warren.worker.spawning import run
 
 STOCK: Final = 4

@@ -16,7 +16,7 @@ from aiodocker import Docker
 from aiodocker.exceptions import DockerError
 
 from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, ProviderUnavailable, SandboxLost, WarrenError
-from warren.worker.finishing import to_its_end
+from warren.finishing import to_its_end
 
 DEFAULT_URL: Final = "unix:///var/run/docker.sock"
 _UNIX: Final = "unix://"

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from warren.interfaces.images import Images
 from warren.model.errors import ImageNotFound, InvalidRequest
-from warren.worker.finishing import to_its_end
+from warren.finishing import to_its_end
 from warren.worker.providers.docker_api import Engine
 from warren.worker.providers.docker_spec import EngineImage
 

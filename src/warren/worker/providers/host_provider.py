@@ -23,7 +23,7 @@ from warren.worker.agent_sandbox import AgentSandbox
 from warren.worker.boot import boot_id
 from warren.worker.cgroups import Hierarchies, SandboxCgroup
 from warren.worker.disks import Disks
-from warren.worker.finishing import to_its_end
+from warren.finishing import to_its_end
 from warren.worker.providers.hardening import AGENT_CAPABILITIES
 from warren.worker.providers.record import Record, abandoned
 from warren.worker.uids import RANGE, UidRanges, uid_base

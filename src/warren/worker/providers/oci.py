@@ -31,7 +31,7 @@ from warren.worker.agent_sandbox import AgentSandbox
 from warren.worker.boot import boot_id
 from warren.worker.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.disks import STOCK
-from warren.worker.finishing import to_its_end
+from warren.finishing import to_its_end
 from warren.worker.providers import first_process, oci_bundle, oci_launch
 from warren.worker.providers.host_provider import Fault, HostProvider, translated
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes

@@ -1,0 +1,1 @@
+"""Sessions: who has which sandbox, for how long, and the HTTP API to them."""

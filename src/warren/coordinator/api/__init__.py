@@ -1,0 +1,1 @@
+"""The HTTP API: thin translations of the use cases in sessions.py."""

@@ -1,0 +1,82 @@
+"""Where sessions and idempotency keys are kept."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from warren.model.session import Session, SessionState
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """An Idempotency-Key as the caller gave it. `scope` is "create", or the session an exec is for.
+
+    `fingerprint` tells one request from another that came with the same key.
+    """
+
+    tenant: str
+    scope: str
+    key: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """What is known of a key: `answer` is empty until the work it stands for is done."""
+
+    fingerprint: str
+    answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which sessions of a tenant are wanted: newest first, after the session id `after`."""
+
+    states: frozenset[SessionState] = frozenset(SessionState) - {SessionState.ENDED}
+    thread_id: str = ""
+    environment: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    after: str = ""
+    limit: int = 100
+
+
+class SessionStore(Protocol):
+    """The sessions and keys of all tenants. Every operation is atomic, also between processes that share it.
+
+    What a call has acknowledged is there after kill -9 of the process and a new start (not for the
+    store in memory). A tenant never sees what belongs to another. Raises NoSpace when it cannot
+    write for want of space, and Unavailable when it cannot work for another reason; then nothing
+    was changed.
+
+    `add` stores a new session, if there is nothing in its way: a key that is known gives the session it
+    stands for (also an ended one), then an active session of the same thread gives that one and remembers
+    the key for it. It returns the session and whether it is the new one. A key that came with another
+    fingerprint raises KeyReused; a key whose session came to nothing counts as unknown; so does one whose
+    session was purged.
+    `get` finds a session of the tenant, also an ended one; `of_thread` the thread's active one, else the
+    newest ended one.
+    `swap` stores a change (`session.version` is one more than what it was made from) if nobody else was
+    faster; it says whether it did. A session that is unknown is not stored.
+    `list` gives a page, newest first (by creation, then by id); a page after an id that is unknown is empty.
+    `active` gives all sessions that have not ended, of every tenant; `due` those of them in CREATING, RUNNING or LOST whose
+    deadline has passed, the longest overdue first; `count` how many there are in each state.
+    `purge` forgets ended sessions, and keys, that ended or were made before `before`, or in another epoch. A key
+    of a session that is still there stays.
+    `claim_key` remembers a key, unless it is known: then it gives what is known of it (None: it is new).
+    A known key with another fingerprint raises KeyReused. `answer_key` adds the answer, `release_key`
+    forgets it; both do nothing for a key that is unknown.
+    """
+
+    async def add(self, session: Session, key: Key | None = None) -> tuple[Session, bool]: ...
+    async def get(self, tenant: str, session_id: str) -> Session | None: ...
+    async def of_thread(self, tenant: str, thread_id: str) -> Session | None: ...
+    async def swap(self, session: Session) -> bool: ...
+    async def list(self, tenant: str, page: Page) -> Sequence[Session]: ...
+    async def active(self) -> Sequence[Session]: ...
+    async def due(self, now: float, limit: int) -> Sequence[Session]: ...
+    async def count(self) -> Mapping[SessionState, int]: ...
+    async def purge(self, epoch: str, before: float) -> int: ...
+    async def claim_key(self, key: Key, epoch: str, now: float) -> KeyRecord | None: ...
+    async def answer_key(self, key: Key, answer: str) -> None: ...
+    async def release_key(self, key: Key) -> None: ...
+    async def close(self) -> None: ...
