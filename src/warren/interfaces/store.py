@@ -58,8 +58,8 @@ class SessionStore(Protocol):
     `swap` stores a change (`session.version` is one more than what it was made from) if nobody else was
     faster; it says whether it did. A session that is unknown is not stored.
     `list` gives a page, newest first (by creation, then by id); a page after an id that is unknown is empty.
-    `active` gives all sessions that have not ended, of every tenant; `due` those of them in CREATING, RUNNING or LOST whose
-    deadline has passed, the longest overdue first; `count` how many there are in each state.
+    `active` gives all sessions that have not ended, of every tenant; `due` those of them in CREATING, RUNNING or
+    LOST whose deadline has passed, the longest overdue first; `count` how many there are in each state.
     `purge` forgets ended sessions, and keys, that ended or were made before `before`, or in another epoch. A key
     of a session that is still there stays.
     `claim_key` remembers a key, unless it is known: then it gives what is known of it (None: it is new).

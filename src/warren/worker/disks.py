@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from warren.finishing import to_its_end
 from warren.model.errors import NoSpace, ProviderUnavailable
 from warren.model.spec import MIB, Limits
 from warren.worker.boot import boot_id
-from warren.finishing import to_its_end
 from warren.worker.spawning import run
 
 STOCK: Final = 4

@@ -15,8 +15,8 @@ import aiohttp
 from aiodocker import Docker
 from aiodocker.exceptions import DockerError
 
-from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, ProviderUnavailable, SandboxLost, WarrenError
 from warren.finishing import to_its_end
+from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, ProviderUnavailable, SandboxLost, WarrenError
 
 DEFAULT_URL: Final = "unix:///var/run/docker.sock"
 _UNIX: Final = "unix://"

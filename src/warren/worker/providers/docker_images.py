@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from warren.finishing import to_its_end
 from warren.interfaces.images import Images
 from warren.model.errors import ImageNotFound, InvalidRequest
-from warren.finishing import to_its_end
 from warren.worker.providers.docker_api import Engine
 from warren.worker.providers.docker_spec import EngineImage
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypeVar
 
+from warren.finishing import to_its_end
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
 from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.worker import isolation
@@ -23,7 +24,6 @@ from warren.worker.agent_sandbox import AgentSandbox
 from warren.worker.boot import boot_id
 from warren.worker.cgroups import Hierarchies, SandboxCgroup
 from warren.worker.disks import Disks
-from warren.finishing import to_its_end
 from warren.worker.providers.hardening import AGENT_CAPABILITIES
 from warren.worker.providers.record import Record, abandoned
 from warren.worker.uids import RANGE, UidRanges, uid_base

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from warren.finishing import to_its_end
 from warren.interfaces.images import Images, RootFs
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import SandboxSpec
@@ -31,7 +32,6 @@ from warren.worker.agent_sandbox import AgentSandbox
 from warren.worker.boot import boot_id
 from warren.worker.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.disks import STOCK
-from warren.finishing import to_its_end
 from warren.worker.providers import first_process, oci_bundle, oci_launch
 from warren.worker.providers.host_provider import Fault, HostProvider, translated
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
