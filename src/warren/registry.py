@@ -4,19 +4,33 @@ The package brings its own; a directory of the user's may add to them or replace
 is read when it is asked for, so that a mistake in one does not stand in the way of the others.
 """
 
+import difflib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from warren.model.environment import Environment
+from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, UnknownEnvironment
 from warren.model.spec import Limits
 
 _PACKAGED = Path(__file__).parent / "registry_data"
 _CHECKOUT = Path(__file__).parents[2] / "registry"
-_KEYS = {"name": str, "description": str, "image": str, "limits": dict, "env": dict}
+_Type = tuple[tuple[type, ...], str]
+_TEXT: _Type = (str,), "a text"
+_MAPPING: _Type = (dict,), "keys and values"
+_NUMBER: _Type = (int, float), "a number"
+_KEYS = {
+    "name": _TEXT,
+    "description": _TEXT,
+    "image": _TEXT,
+    "limits": _MAPPING,
+    "env": _MAPPING,
+    "pool": _MAPPING,
+    "idle_timeout_s": _NUMBER,
+    "max_lifetime_s": _NUMBER,
+}
 _REQUIRED = ("name", "image")
 
 
@@ -34,14 +48,18 @@ class Registry:
 
     @property
     def names(self) -> list[str]:
-        return sorted(self._files)
+        return sorted(self._files, key=lambda name: (name.casefold(), name))
 
     def environment(self, name: str) -> Environment:
         if name not in self._files:
-            raise UnknownEnvironment(
-                f"there is no environment {name!r}", remedy=f"there are: {', '.join(self.names) or 'none'}"
-            )
+            raise UnknownEnvironment(f"there is no environment {name!r}", remedy=self._remedy(name))
         return read_environment(self._files[name])
+
+    def _remedy(self, name: str) -> str:
+        by_folded = {known.casefold(): known for known in self.names}
+        near = difflib.get_close_matches(name[:64].casefold(), by_folded, n=1, cutoff=0.8)
+        meant = f"did you mean {by_folded[near[0]]}? " if near else ""
+        return f"{meant}there are: {', '.join(self.names) or 'none'}"
 
 
 def read_environment(path: Path) -> Environment:
@@ -52,14 +70,15 @@ def read_environment(path: Path) -> Environment:
     if values["name"] != path.stem:
         raise InvalidRequest(f"{path}: name is {values['name']!r}, the file's name says {path.stem!r}")
     limits = _read_limits(path, values.pop("limits", {}))
+    pool = _read_pool(path, values.pop("pool")) if "pool" in values else None
     env = values.pop("env", {})
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidRequest(f"{path}: env.{name} must be a text; put it in quotes")
     try:
-        return Environment(limits=limits, env=env, **values)
+        return Environment(limits=limits, env=env, pool=pool, **values)
     except InvalidRequest as exc:
-        raise InvalidRequest(f"{path}: {exc.message}") from exc
+        raise InvalidRequest(f"{path}: {exc.message}", remedy=exc.remedy) from exc
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
@@ -77,12 +96,10 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     for key, value in values.items():
         if key not in _KEYS:
             raise InvalidRequest(f"{path}: there is no key {key!r}", remedy=f"the keys are {', '.join(_KEYS)}")
-        if not isinstance(value, _KEYS[key]):
-            raise InvalidRequest(f"{path}: {key} is {value!r}, it must be {_IN_WORDS[_KEYS[key]]}")
+        types, in_words = _KEYS[key]
+        if isinstance(value, bool) or not isinstance(value, types):
+            raise InvalidRequest(f"{path}: {key} is {value!r}, it must be {in_words}")
     return values
-
-
-_IN_WORDS = {str: "a text", dict: "keys and values"}
 
 
 def _read_limits(path: Path, values: dict[Any, Any]) -> Limits:
@@ -98,3 +115,20 @@ def _read_limits(path: Path, values: dict[Any, Any]) -> Limits:
         return Limits(**values)
     except InvalidRequest as exc:
         raise InvalidRequest(f"{path}: {exc.message}") from exc
+
+
+def _read_pool(path: Path, values: dict[Any, Any]) -> PoolSize:
+    """A min or max that is not said gives way to the size."""
+    known = [field.name for field in fields(PoolSize)]
+    for key, value in values.items():
+        if key not in known:
+            raise InvalidRequest(f"{path}: there is no key pool.{key}", remedy=f"the keys are {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidRequest(f"{path}: pool.{key} is {value!r}, it must be a whole number")
+    usual = PoolSize()
+    size = values.get("size", usual.size)
+    around = {"min": min(usual.min, size), "max": max(usual.max, size)}
+    try:
+        return PoolSize(**{"size": size, **around, **values})
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"{path}: {exc.message}", remedy=exc.remedy) from exc

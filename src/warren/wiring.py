@@ -1,10 +1,30 @@
 """Puts the parts together: settings in, objects out. Only here are concrete classes chosen."""
 
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+from starlette.types import ASGIApp
+
+from warren.clock import Clock, SystemClock
 from warren.config import Settings, check_provider
+from warren.coordinator.lifecycle import Lifecycle
+from warren.coordinator.reaper import Reaper
+from warren.coordinator.sessions import Defaults, Sessions
+from warren.coordinator.stores.memory import MemoryStore
+from warren.coordinator.stores.sqlite import SqliteStore
 from warren.interfaces.provider import Provider
+from warren.interfaces.store import SessionStore
+from warren.model.environment import Environment, PoolSize
 from warren.model.errors import ProviderUnavailable
 from warren.registry import Registry, packaged_registry
+from warren.worker.guard import MachineGuard
 from warren.worker.images import ImageStore
+from warren.worker.worker import LocalWorker
+
+DATABASE: Final = "sessions.db"
+
+Fault = Callable[[str], None]
 
 
 def build_registry(settings: Settings) -> Registry:
@@ -42,3 +62,86 @@ def build_provider(settings: Settings, name: str = "") -> Provider:
 
         return FakeProvider()
     raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
+
+
+def build_environments(settings: Settings) -> Callable[[str], Environment]:
+    """Environments by name, with what the settings say about limits and the default environment's image.
+
+    A file of the registry is read when its environment is first asked for, and again when it has changed.
+    """
+    registry = build_registry(settings)
+    limits: dict[str, Any] = {"memory_mb": settings.memory_mb, "cpus": settings.cpus}
+    changes = {name: value for name, value in limits.items() if value is not None}
+
+    def find(name: str) -> Environment:
+        environment = registry.environment(name)
+        image = settings.container_image if name == settings.default_environment else ""
+        return replace(environment, image=image or environment.image, limits=replace(environment.limits, **changes))
+
+    return find
+
+
+async def build_store(settings: Settings) -> SessionStore:
+    return MemoryStore() if settings.store == "memory" else await SqliteStore.open(settings.state_dir / DATABASE)
+
+
+def build_worker(settings: Settings, provider: Provider, fault: Fault = lambda _: None) -> LocalWorker:
+    return LocalWorker(
+        settings.worker_id,
+        provider,
+        build_environments(settings),
+        clock=build_clock(),
+        guard=MachineGuard(
+            settings.state_dir,
+            min_free_memory_mb=settings.min_free_memory_mb or None,
+            min_free_disk_mb=settings.min_free_disk_mb or None,
+            max_sandboxes=settings.max_sandboxes,
+        ),
+        default_environment=settings.default_environment,
+        default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
+        fault=fault,
+    )
+
+
+def build_clock() -> Clock:
+    return SystemClock()
+
+
+def build_lifecycle(
+    settings: Settings, store: SessionStore, worker: LocalWorker, fault: Fault = lambda _: None
+) -> Lifecycle:
+    workers = {worker.name: worker}
+    return Lifecycle(store, workers, build_clock(), claim_timeout_s=settings.claim_timeout_s, fault=fault)
+
+
+def build_sessions(settings: Settings, lifecycle: Lifecycle) -> Sessions:
+    defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
+    return Sessions(lifecycle, build_environments(settings), defaults)
+
+
+def build_reaper(settings: Settings, sessions: Sessions) -> Reaper:
+    return Reaper(sessions, retention_s=settings.key_retention_s)
+
+
+def build_app(settings: Settings, sessions: Sessions) -> ASGIApp:
+    from warren.coordinator.api.app import create_app, is_upload, package_version
+    from warren.coordinator.api.context import Context
+    from warren.coordinator.api.edge import Edge
+
+    context = Context(
+        sessions,
+        provider=settings.provider,
+        worker_id=settings.worker_id,
+        version=package_version(),
+        command_timeout_s=settings.command_timeout_s,
+        max_command_timeout_s=settings.max_command_timeout_s,
+        keepalive_s=settings.stream_keepalive_s,
+        api_key=settings.api_key,
+    )
+    return Edge(
+        create_app(context),
+        listen_host=settings.host,
+        allowed_hosts=settings.allowed_hosts,
+        max_body=settings.max_body_mb * 1024 * 1024,
+        is_upload=is_upload,
+    )

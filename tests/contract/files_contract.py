@@ -454,23 +454,21 @@ class FilesContract(ProviderHooks):
     async def events_while(
         self, sandbox: Sandbox, path: str, recursive: bool, change: "asyncio.Future[None] | object"
     ) -> list[tuple[Change, str, bool]]:
-        """The events of a change, between two marks: one that shows that the watch is on, one that ends it."""
+        """The events of a change: from the watch's own word that it is on, to a mark that ends it."""
         seen: list[FileEvent] = []
         begun, ended = asyncio.Event(), asyncio.Event()
 
         async def watch() -> None:
             async for event in sandbox.watch(path, recursive=recursive):
                 seen.append(event)
-                if event.path.endswith("/begin"):
+                if event.change is Change.WATCHING:
                     begun.set()
                 if event.path.endswith("/end"):
                     ended.set()
 
         watching = asyncio.ensure_future(watch())
-        while not begun.is_set():
-            await sandbox.write(f"{path}/begin", b"")
-            with anyio.move_on_after(0.1):
-                await begun.wait()
+        with anyio.fail_after(10):
+            await begun.wait()
         await change  # type: ignore[misc]
         await sandbox.write(f"{path}/end", b"")
         with anyio.fail_after(10):
@@ -481,8 +479,9 @@ class FilesContract(ProviderHooks):
         return [(event.change, event.path, event.directory) for event in seen]
 
     async def test_a_watch_hears_when_the_sandbox_is_lost(self, provider: Provider, sandbox: Sandbox) -> None:
-        watching = asyncio.ensure_future(anext(sandbox.watch("/workspace")))
-        await sandbox.ping()
+        events = sandbox.watch("/workspace")
+        assert (await anext(events)).change is Change.WATCHING
+        watching = asyncio.ensure_future(anext(events))
         await self.lose(provider, sandbox)
         with anyio.fail_after(10), pytest.raises(SandboxLost):
             await watching

@@ -10,7 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,8 +90,9 @@ class NamespaceProvider:
                     await sandbox.close()
             shutil.rmtree(box.folder, ignore_errors=True)
 
-    async def list_ids(self) -> Sequence[str]:
-        return list(self.boxes)
+    async def list_ids(self, labels: Mapping[str, str] | None = None) -> Sequence[str]:
+        wanted = (labels or {}).items()
+        return [name for name, box in self.boxes.items() if wanted <= box.spec.labels.items()]
 
     async def sweep(self) -> int:
         return 0

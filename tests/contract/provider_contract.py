@@ -6,6 +6,7 @@ how such a provider comes back after a restart (`reopened`) and how a sandbox di
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -56,6 +57,27 @@ class ProviderContract(ProviderHooks):
         assert box.id in await provider.list_ids()
         await provider.destroy(box.id)
         assert box.id not in await provider.list_ids()
+
+    async def test_with_labels_only_those_that_have_all_of_them_are_listed(self, provider: Provider) -> None:
+        both = await provider.create(replace(self.spec(), labels={"worker": "one", "colour": "red"}))
+        one = await provider.create(replace(self.spec(), labels={"worker": "one"}))
+        none = await provider.create(self.spec())
+        try:
+            assert set(await provider.list_ids({"worker": "one"})) == {both.id, one.id}
+            assert set(await provider.list_ids({"worker": "one", "colour": "red"})) == {both.id}
+            assert set(await provider.list_ids({"worker": "two"})) == set()
+            assert {both.id, one.id, none.id} <= set(await provider.list_ids({}))
+        finally:
+            await asyncio.gather(*(provider.destroy(box.id) for box in (both, one, none)))
+
+    async def test_labels_are_known_after_a_restart(self, provider: Provider) -> None:
+        box = await provider.create(replace(self.spec(), labels={"worker": "one"}))
+        again = await self.reopened(provider)
+        try:
+            assert await again.list_ids({"worker": "one"}) == [box.id]
+        finally:
+            await again.destroy(box.id)
+            await again.close()
 
     async def test_destroy_is_idempotent(self, provider: Provider) -> None:
         box = await provider.create(self.spec())

@@ -476,6 +476,42 @@ class SandboxContract(ProviderHooks):
             with pytest.raises(SandboxLost):
                 await anext(sandbox.read("/etc/passwd"))
 
+    async def test_a_loss_is_told_once_with_its_reason(self, provider: Provider, sandbox: Sandbox) -> None:
+        told: list[str] = []
+        heard = asyncio.Event()
+        sandbox.when_lost(told.append)
+        sandbox.when_lost(lambda why: heard.set())
+        await sandbox.ping()
+        assert told == []
+        await self.lose(provider, sandbox)
+        with anyio.fail_after(10):
+            await heard.wait()
+        assert len(told) == 1
+        assert told[0]
+        assert "does not answer" not in told[0]
+        await provider.destroy(sandbox.id)
+        await asyncio.sleep(0)
+        assert len(told) == 1
+
+    async def test_who_asks_after_the_loss_is_told_at_once(self, provider: Provider, sandbox: Sandbox) -> None:
+        told: list[str] = []
+        heard = asyncio.Event()
+        sandbox.when_lost(lambda why: heard.set())
+        await self.lose(provider, sandbox)
+        with anyio.fail_after(10):
+            await heard.wait()
+        sandbox.when_lost(told.append)
+        assert len(told) == 1
+
+    async def test_after_close_no_loss_is_told(self, provider: Provider, sandbox: Sandbox) -> None:
+        told: list[str] = []
+        sandbox.when_lost(told.append)
+        await sandbox.close()
+        sandbox.when_lost(told.append)
+        await self.lose(provider, sandbox)
+        await asyncio.sleep(0.01)
+        assert told == []
+
     async def test_ping_answers(self, sandbox: Sandbox) -> None:
         await sandbox.ping()
 

@@ -17,12 +17,10 @@ GOALS = ("make test", "make check", "make setup")
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of code blocks, fenced or indented, without their comments."""
+    """Lines of code blocks, fenced or indented, without their comments. Files of options (toml) are no commands."""
+    text = re.sub(r"^```toml\n.*?^```", "", page.read_text(), flags=re.M | re.S)
     text = re.sub(
-        r"^```\w*\n(.*?)^```",
-        lambda block: re.sub("^", "    ", block[1], flags=re.M),
-        page.read_text(),
-        flags=re.M | re.S,
+        r"^```\w*\n(.*?)^```", lambda block: re.sub("^", "    ", block[1], flags=re.M), text, flags=re.M | re.S
     )
     lines = re.findall(r"^(?: {4}|\t)(\S.*)$", text, flags=re.M)
     found = [re.sub(r"\s+#.*$", "", line).strip() for line in lines]

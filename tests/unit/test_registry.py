@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from warren.model.environment import PoolSize
 from warren.model.errors import InvalidRequest, UnknownEnvironment
 from warren.model.spec import Limits
 from warren.registry import Registry, packaged_registry
@@ -15,9 +16,11 @@ def write(directory: Path, name: str, text: str) -> Registry:
     return Registry(packaged_registry(), directory)
 
 
-def test_base_and_host_come_with_the_package() -> None:
+def test_four_environments_come_with_the_package() -> None:
     registry = Registry(packaged_registry())
-    assert registry.names == ["base", "host"]
+    assert registry.names == ["base", "host", "Node", "Python3"]
+    assert all(registry.environment(name).description for name in registry.names)
+    assert registry.environment("Python3").image == registry.environment("Node").image == "base"
     assert registry.environment("base").image == "base"
     assert registry.environment("host").limits == Limits()
 
@@ -25,7 +28,49 @@ def test_base_and_host_come_with_the_package() -> None:
 def test_an_unknown_environment_lists_the_known_ones() -> None:
     with pytest.raises(UnknownEnvironment) as caught:
         Registry(packaged_registry()).environment("nope")
-    assert str(caught.value) == "there is no environment 'nope' (there are: base, host)"
+    assert str(caught.value) == "there is no environment 'nope' (there are: base, host, Node, Python3)"
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("python3", "Python3"), ("Python", "Python3"), ("NODE", "Node"), ("nodejs", "Node"), ("bas", "base")],
+)
+def test_an_environment_spelled_differently_is_suggested(asked: str, meant: str) -> None:
+    with pytest.raises(UnknownEnvironment) as caught:
+        Registry(packaged_registry()).environment(asked)
+    assert caught.value.message == f"there is no environment {asked!r}"
+    assert caught.value.remedy == f"did you mean {meant}? there are: base, host, Node, Python3"
+
+
+def test_a_registry_without_environments_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UnknownEnvironment, match="there are: none"):
+        Registry(tmp_path).environment("base")
+
+
+def test_an_environment_may_say_its_pool_and_its_times(tmp_path: Path) -> None:
+    text = "name: x\nimage: x\npool: {size: 3, min: 1, max: 9}\nidle_timeout_s: 60\nmax_lifetime_s: 90.5\n"
+    environment = write(tmp_path, "x", text).environment("x")
+    assert environment.pool == PoolSize(size=3, min=1, max=9)
+    assert (environment.idle_timeout_s, environment.max_lifetime_s) == (60, 90.5)
+
+
+def test_an_environment_that_says_nothing_leaves_pool_and_times_to_the_server() -> None:
+    environment = Registry(packaged_registry()).environment("base")
+    assert (environment.pool, environment.idle_timeout_s, environment.max_lifetime_s) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("pool", "size"),
+    [
+        ("{size: 50}", PoolSize(size=50, min=2, max=50)),
+        ("{size: 1}", PoolSize(size=1, min=1, max=20)),
+        ("{size: 0, max: 0}", PoolSize(size=0, min=0, max=0)),
+        ("{min: 3}", PoolSize(size=5, min=3, max=20)),
+        ("{}", PoolSize()),
+    ],
+)
+def test_what_a_pool_does_not_say_follows_its_size(pool: str, size: PoolSize, tmp_path: Path) -> None:
+    assert write(tmp_path, "x", f"name: x\nimage: x\npool: {pool}").environment("x").pool == size
 
 
 def test_a_directory_of_the_user_adds_and_replaces(tmp_path: Path) -> None:
@@ -55,6 +100,17 @@ def test_a_directory_of_the_user_adds_and_replaces(tmp_path: Path) -> None:
         ("name: x\nimage: x\nlimits: {memory_mb: 1}", "must be between 64"),
         ("name: x\nimage: x\nenv: {A: 1}", "env.A must be a text"),
         ("name: x\nimage: x\nenv: {'A B': x}", "not a name for an environment variable"),
+        ("name: x\nimage: x\npool: 3", "pool is 3, it must be keys and values"),
+        ("name: x\nimage: x\npool: {sice: 3}", "there is no key pool.sice"),
+        ("name: x\nimage: x\npool: {size: few}", "pool.size is 'few', it must be a whole number"),
+        ("name: x\nimage: x\npool: {size: true}", "pool.size is True"),
+        ("name: x\nimage: x\npool: {size: 1.5}", "pool.size is 1.5"),
+        ("name: x\nimage: x\npool: {size: -1}", "the pool has min -1, size -1"),
+        ("name: x\nimage: x\npool: {size: 9, max: 3}", "the pool has min 2, size 9, max 3"),
+        ("name: x\nimage: x\nidle_timeout_s: soon", "idle_timeout_s is 'soon', it must be a number"),
+        ("name: x\nimage: x\nidle_timeout_s: 0", "idle_timeout_s is 0, it must be between 1"),
+        ("name: x\nimage: x\nmax_lifetime_s: yes", "max_lifetime_s is True, it must be a number"),
+        ("name: x\nimage: x\nmax_lifetime_s: .nan", "max_lifetime_s is nan"),
         ("name: !!python/object/apply:os.getcwd []\nimage: x", "not YAML"),
     ],
 )

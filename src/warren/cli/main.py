@@ -22,10 +22,12 @@ EXIT_WARREN_FAILED = 125
 
 # name -> module and object; a module is imported when its command is used.
 _COMMANDS = {
+    "serve": "warren.cli.serve:serve",
     "run": "warren.cli.run:run",
     "shell": "warren.cli.shell:shell",
     "image": "warren.cli.image:image",
     "doctor": "warren.cli.doctor:doctor",
+    "config": "warren.cli.config:config",
 }
 
 
@@ -89,12 +91,19 @@ def report(message: str, remedy: str = "") -> None:
 
 
 def _internal_error(exc: Exception) -> int:
-    from warren.config import read_settings
-
     report(f"internal error: {type(exc).__name__}: {exc}", "WARREN_DEBUG=1 shows where; please report it")
-    if read_settings().debug:
+    if _debug():
         traceback.print_exc()
     return EXIT_WARREN_FAILED
+
+
+def _debug() -> bool:
+    from warren.config import read_settings
+
+    try:
+        return read_settings().debug
+    except WarrenError:
+        return False
 
 
 def _end_by_signal(number: int, _: FrameType | None) -> NoReturn:

@@ -16,7 +16,8 @@ class Provider(Protocol):
     returns, the sandbox's processes, cgroups, mounts and directories are gone. `list_ids` reports
     every sandbox this provider made in its state directory, also those from before a restart and
     those half-made; with `labels` only those whose spec has all of these. `adopt` connects to a live
-    one after a restart, its commands still running; it raises SandboxNotFound for one that never was and SandboxLost for one that has died.
+    one after a restart, its commands still running; it raises SandboxNotFound for one that never was
+    and SandboxLost for one that has died.
     `sweep` destroys what processes that are gone have left and nobody can use: sandboxes half-made and
     ephemeral ones that have ended; it says how many. `close` lets go of everything without destroying a sandbox.
     """

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from warren.model.session import Session, SessionState
@@ -18,6 +19,14 @@ class Key:
     scope: str
     key: str
     fingerprint: str
+
+
+class Added(StrEnum):
+    """Which session `add` gives: the new one, the one its key stands for, the one its thread has."""
+
+    NEW = "new"
+    KEY = "key"
+    THREAD = "thread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +58,9 @@ class SessionStore(Protocol):
     was changed.
 
     `add` stores a new session, if there is nothing in its way: a key that is known gives the session it
-    stands for (also an ended one), then an active session of the same thread gives that one and remembers
-    the key for it. It returns the session and whether it is the new one. A key that came with another
-    fingerprint raises KeyReused; a key whose session came to nothing counts as unknown; so does one whose
-    session was purged.
+    stands for (also an ended one), then an active session of the same thread gives that one and, if it is
+    CREATING or RUNNING, remembers the key for it. A key that came with another fingerprint raises KeyReused;
+    a key whose session came to nothing counts as unknown; so does one whose session was purged.
     `get` finds a session of the tenant, also an ended one; `of_thread` the thread's active one, else the
     newest ended one.
     `swap` stores a change (`session.version` is one more than what it was made from) if nobody else was
@@ -67,7 +75,7 @@ class SessionStore(Protocol):
     forgets it; both do nothing for a key that is unknown.
     """
 
-    async def add(self, session: Session, key: Key | None = None) -> tuple[Session, bool]: ...
+    async def add(self, session: Session, key: Key | None = None) -> tuple[Session, Added]: ...
     async def get(self, tenant: str, session_id: str) -> Session | None: ...
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None: ...
     async def swap(self, session: Session) -> bool: ...

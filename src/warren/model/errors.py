@@ -13,6 +13,7 @@ WarrenError
 │   ├── ProcessNotFound
 │   ├── ImageNotFound
 │   └── FileNotFound
+├── Unauthorized                   no key, or not the right one
 ├── Conflict
 │   └── FileExists
 ├── FileProblem                    the sandbox's file system said no
@@ -107,6 +108,10 @@ class ImageNotFound(NotFound):
 
 class FileNotFound(NotFound):
     code = "file_not_found"
+
+
+class Unauthorized(WarrenError):
+    code, http_status = "unauthorized", 401
 
 
 class Conflict(WarrenError):

@@ -36,13 +36,15 @@ class Command:
     """A command line for the shell (`shell`) or a program with its arguments (`argv`).
 
     A shell command starts where the last one of this sandbox ended: `carry_state` brings the
-    directory and the exported variables along and hands them on. `terminal` gives the command
+    directory and the exported variables along and hands them on. Variables of `env` win over what was
+    exported, those of `base_env` do not. `terminal` gives the command
     a terminal of that size. `keep_bytes` bounds how much output is kept: its head and its tail.
     """
 
     argv: tuple[str, ...] = ()
     shell: str = ""
     env: dict[str, str] = field(default_factory=dict)
+    base_env: dict[str, str] = field(default_factory=dict)
     cwd: str = ""
     user: str = ""
     timeout_s: float | None = None
@@ -59,7 +61,7 @@ class Command:
         for text in (*self.argv, self.shell, self.cwd, self.user):
             if "\0" in text:
                 raise InvalidRequest("a command cannot have a NUL byte in it", remedy="send binary data through stdin")
-        for name, value in self.env.items():
+        for name, value in (*self.env.items(), *self.base_env.items()):
             check_env(name, value)
         size = sum(len(text.encode(errors="surrogateescape")) for text in (*self.argv, self.shell))
         if size > MAX_COMMAND_BYTES:
@@ -156,6 +158,9 @@ class FileInfo:
 
 
 class Change(StrEnum):
+    """WATCHING comes first, and once: from then on nothing is missed, or an OVERFLOW says so."""
+
+    WATCHING = "watching"
     CREATED = "created"
     MODIFIED = "modified"
     REMOVED = "removed"

@@ -19,6 +19,7 @@ LONGEST_S: Final = 30 * 86400.0
 MAX_METADATA: Final = 64
 MAX_THREAD_ID: Final = 255
 MAX_KEY: Final = 255
+CREATING_S: Final = 600.0  # longer than any claim may wait: who is still at it then has died
 
 
 class SessionState(StrEnum):
@@ -107,15 +108,24 @@ class Session:
         return self.state is not SessionState.ENDED
 
     @property
+    def slack_s(self) -> float:
+        """Use is written down only this often; so much longer than the idle time-out a session may live."""
+        return min(5.0, self.idle_timeout_s / 10)
+
+    @property
     def deadline(self) -> float:
         """When it expires, unless it is used, prolonged or ended before."""
-        return min(self.used + self.idle_timeout_s, self.started + self.max_lifetime_s)
+        if self.state is SessionState.CREATING:
+            return self.started + CREATING_S
+        return min(self.used + self.idle_timeout_s + self.slack_s, self.started + self.max_lifetime_s)
 
     def expiry(self, now: float) -> EndReason | None:
         """Why it has expired by now, if it has."""
-        if now >= self.started + self.max_lifetime_s:
-            return EndReason.LIFETIME
-        return EndReason.IDLE if now >= self.used + self.idle_timeout_s else None
+        if now < self.deadline:
+            return None
+        if self.state is SessionState.CREATING:
+            return EndReason.UNDONE
+        return EndReason.LIFETIME if now >= self.started + self.max_lifetime_s else EndReason.IDLE
 
     def moved_to(self, state: SessionState, **changes: Any) -> "Session":
         if state not in NEXT[self.state]:

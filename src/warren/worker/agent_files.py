@@ -115,8 +115,7 @@ class Files:
         base = check_path(path)
         async with self._asked(FileOp.WATCH, path, user, *_recursive(recursive)) as channel:
             async for event in _records(channel):
-                if event:
-                    yield _file_event(channel, event, base)
+                yield _file_event(channel, event, base) if event else FileEvent(Change.WATCHING, base, True)
 
     async def _simple(self, op: FileOp, path: str, user: str, *items: tuple[Tag, int | str]) -> None:
         async with self._asked(op, path, user, *items) as channel:

@@ -21,6 +21,7 @@ import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from warren.model.errors import InvalidRequest, ProtocolError, SandboxLost, WarrenError
 from warren.worker.agent_channel import Channel
@@ -60,6 +61,8 @@ class AgentLink(asyncio.BufferedProtocol):
         self._hello: asyncio.Future[int] = self._loop.create_future()
         self._violation = ""
         self._gone = False
+        self._let_go = False
+        self._when_lost: list[Callable[[str], None]] = []
         self._paused = False
         self._drained: list[asyncio.Future[None]] = []
         self.lost = asyncio.Event()
@@ -138,11 +141,23 @@ class AgentLink(asyncio.BufferedProtocol):
         """Why nothing can be asked any more, as an exception of its own for each who asks."""
         if self._violation:
             return ProtocolError(f"the link to the agent was cut: {self._violation}")
+        return SandboxLost(f"the sandbox is lost: {self._why()}")
+
+    def _why(self) -> str:
         try:
-            why = self.why_lost()
+            return self.why_lost()
         except Exception as exc:
-            why = f"the connection to its agent is gone ({exc})"
-        return SandboxLost(f"the sandbox is lost: {why}")
+            return f"the connection to its agent is gone ({exc})"
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        """Calls once, with the reason, when the link ends (at once if it has); never after `close`."""
+        if not self._gone:
+            self._when_lost.append(call)
+        elif not self._let_go:
+            call(self._reason())
+
+    def _reason(self) -> str:
+        return f"the link to its agent was cut: {self._violation}" if self._violation else self._why()
 
     async def drain(self) -> None:
         """Waits until the transport takes more."""
@@ -154,6 +169,7 @@ class AgentLink(asyncio.BufferedProtocol):
 
     async def close(self) -> None:
         """Lets go: the sandbox and its commands go on."""
+        self._let_go = True
         if not self._gone:
             self.why_lost = lambda: "this link to it was closed"
         if self._transport is not None:
@@ -206,13 +222,20 @@ class AgentLink(asyncio.BufferedProtocol):
             self._hello.set_exception(self.loss())
             self._hello.exception()  # nobody may be waiting
         self._wake_writers()
+        self._tell_loss()
+
+    def _tell_loss(self) -> None:
+        calls, self._when_lost = self._when_lost, []
+        if calls and not self._let_go:
+            why = self._reason()
+            for call in calls:
+                call(why)
 
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=512 * 1024, low=128 * 1024)
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=512 * 1024, low=128 * 1024)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()

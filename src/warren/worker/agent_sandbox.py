@@ -100,5 +100,8 @@ class AgentSandbox:
         finally:
             channel.close()
 
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        self._link.when_lost(call)
+
     async def close(self) -> None:
         await self._link.close()

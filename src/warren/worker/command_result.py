@@ -17,7 +17,7 @@ REASONS = {
 
 
 def start_payload(command: Command, process_id: str, env: Mapping[str, str], flags: Flag) -> bytes:
-    """START's fields. `env` is the sandbox's own; the command's wins."""
+    """START's fields. `env` is the sandbox's own; the command's base wins over it, and its own wins over all."""
     if command.terminal is not None:
         flags |= Flag.TERMINAL
     if command.shell and command.carry_state:
@@ -26,7 +26,7 @@ def start_payload(command: Command, process_id: str, env: Mapping[str, str], fla
     if command.shell:
         items.append((Tag.SHELL, command.shell))
     items += [(Tag.ARGV, argument) for argument in command.argv]
-    items += [(Tag.BASE_ENV, f"{name}={value}") for name, value in env.items()]
+    items += [(Tag.BASE_ENV, f"{name}={value}") for name, value in {**env, **command.base_env}.items()]
     items += [(Tag.ENV, f"{name}={value}") for name, value in command.env.items()]
     if command.cwd:
         items.append((Tag.CWD, command.cwd))

@@ -86,8 +86,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     def __repr__(self) -> str:
         return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
 
-    async def list_ids(self) -> Sequence[str]:
-        found = set(await super().list_ids())
+    async def _ids(self) -> Sequence[str]:
+        found = set(await super()._ids())
         # Without the engine the directories tell: every sandbox had one before it had a container.
         with suppress(ProviderUnavailable):
             labels = await self.engine.containers(f"{docker_spec.STATE_LABEL}={self._state_id}")

@@ -7,7 +7,7 @@ given, as after a restart.
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import IsolationUnavailable, ProviderUnavailable, SandboxNotFound
@@ -73,8 +73,9 @@ class FakeProvider:
         if machine is not None:
             machine.die("it was destroyed")
 
-    async def list_ids(self) -> Sequence[str]:
-        return list(self.machines)
+    async def list_ids(self, labels: Mapping[str, str] | None = None) -> Sequence[str]:
+        wanted = (labels or {}).items()
+        return [name for name, machine in self.machines.items() if wanted <= machine.spec.labels.items()]
 
     async def sweep(self) -> int:
         return 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Sequence
 
 import anyio
 
@@ -17,7 +17,7 @@ from warren.model.errors import (
     ProcessNotFound,
     SandboxLost,
 )
-from warren.model.operations import Command, ExecResult, FileEvent, FileInfo, FileKind, ProcessInfo, Reason
+from warren.model.operations import Change, Command, ExecResult, FileEvent, FileInfo, FileKind, ProcessInfo, Reason
 from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
 from warren.worker.agent_files import check_mode
 from warren.worker.agent_process import check_id, new_id
@@ -42,6 +42,7 @@ class FakeMachine:
         self.next_pid = 2
         self.lost = asyncio.Event()
         self.why = ""
+        self.when_lost: list[tuple[FakeSandbox, Callable[[str], None]]] = []
 
     def die(self, why: str) -> None:
         if not self.lost.is_set():
@@ -50,6 +51,9 @@ class FakeMachine:
             for process in self.processes.values():
                 process.end(Reason.SANDBOX_LOST)
                 process.change()
+            calls, self.when_lost = self.when_lost, []
+            for _, call in calls:
+                call(why)
 
     def loss(self) -> SandboxLost | None:
         return SandboxLost(f"the sandbox is lost: {self.why}") if self.lost.is_set() else None
@@ -59,6 +63,7 @@ class FakeSandbox:
     def __init__(self, machine: FakeMachine) -> None:
         self._machine = machine
         self._files = machine.files
+        self._let_go = False
 
     def __repr__(self) -> str:
         return f"<FakeSandbox {self.id} {'lost' if self._machine.lost.is_set() else 'open'}>"
@@ -122,6 +127,7 @@ class FakeSandbox:
             "USER": USER,
             "PATH": "/usr/bin",
             **machine.spec.env,
+            **command.base_env,
             **(machine.exports if carry else {}),
         }
         machine.next_pid += 1
@@ -272,6 +278,7 @@ class FakeSandbox:
 
         self._files.watchers.append(tell)
         try:
+            yield FileEvent(Change.WATCHING, base, True)
             while True:
                 yield await self._unless_lost(events.get())
         finally:
@@ -290,8 +297,17 @@ class FakeSandbox:
     async def ping(self) -> None:
         self._alive()
 
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        if self._let_go:
+            return
+        if self._machine.lost.is_set():
+            call(self._machine.why)
+        else:
+            self._machine.when_lost.append((self, call))
+
     async def close(self) -> None:
-        return None
+        self._let_go = True
+        self._machine.when_lost = [(who, call) for who, call in self._machine.when_lost if who is not self]
 
 
 async def _feed(process: FakeProcess, stdin: bytes | AsyncIterable[bytes]) -> None:

@@ -11,7 +11,7 @@ import re
 import secrets
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypeVar
 
@@ -30,6 +30,7 @@ from warren.worker.uids import RANGE, UidRanges, uid_base
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _NO_SPACE: Final = (28, 122)
+_PF_EXITING: Final = 0x4
 
 Fault = Callable[[str], None]
 R = TypeVar("R", bound=Record)
@@ -95,11 +96,19 @@ class HostProvider(ABC, Generic[R, Plan]):
             except OSError as exc:
                 raise translated(f"destroying sandbox {sandbox_id}", exc) from exc
 
-    async def list_ids(self) -> Sequence[str]:
+    async def list_ids(self, labels: Mapping[str, str] | None = None) -> Sequence[str]:
+        found = await self._ids()
+        return await asyncio.to_thread(self._labelled, found, labels) if labels else found
+
+    async def _ids(self) -> Sequence[str]:
         try:
             return sorted(name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name))
         except FileNotFoundError:
             return []
+
+    def _labelled(self, sandbox_ids: Sequence[str], labels: Mapping[str, str]) -> Sequence[str]:
+        records = {name: self.record_class.load(self._directory(name)) for name in sandbox_ids}
+        return [name for name, record in records.items() if record and labels.items() <= record.spec.labels.items()]
 
     async def sweep(self) -> int:
         left = [name for name in await self.list_ids() if abandoned(self._directory(name), self.record_class)]
@@ -184,11 +193,20 @@ class HostProvider(ABC, Generic[R, Plan]):
             return "it was never finished"
         if record.boot_id != boot_id():
             return "the machine was restarted"
-        if record.alive():
+        if record.alive() and not _is_ending(record.pid):
             return "its agent does not answer"
         if not self._directory(record.sandbox_id).is_dir():
             return "it was destroyed"
         return "its first process has ended"
+
+
+def _is_ending(pid: int) -> bool:
+    """A process closes its sockets some time before it is seen to be dead: the kernel has marked it by then."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
 def translated(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:

@@ -1,0 +1,60 @@
+"""`warren config`: every option, its value and where the value came from. Secrets are not shown."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from warren.config import Settings, read_settings
+from warren.model.errors import InvalidRequest
+from warren.options import MEMORY, OPTIONS, Option
+
+EXIT_BAD_VALUE = 2
+
+
+@click.command()
+@click.option("--config", "file", metavar="FILE", help="A TOML file with options, instead of the usual one.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def config(file: str | None, as_json: bool) -> int:
+    """Show every option, its value and where it came from."""
+    try:
+        settings = read_settings(config_file=Path(file) if file else None)
+    except InvalidRequest as exc:
+        _report(exc)
+        return EXIT_BAD_VALUE
+    for warning in settings.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    _print_json(settings) if as_json else _print_table(settings)
+    return 0
+
+
+def _report(exc: InvalidRequest) -> None:
+    click.echo(f"warren: {exc.message}", err=True)
+    if exc.remedy:
+        click.echo(f"  hint: {exc.remedy}", err=True)
+
+
+def _print_table(settings: Settings) -> None:
+    rows = [("option", "value", "where from")]
+    for name, option in OPTIONS.items():
+        rows.append((name, option.show(getattr(settings, option.attribute)), settings.sources[name]))
+    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, value, source in rows:
+        click.echo(f"{name:<{names}}  {value:<{values}}  {source}")
+
+
+def _print_json(settings: Settings) -> None:
+    shown = {
+        name: {"value": _plain(option, getattr(settings, option.attribute)), "source": settings.sources[name]}
+        for name, option in OPTIONS.items()
+    }
+    click.echo(json.dumps({"options": shown, "warnings": settings.warnings}, indent=2))
+
+
+def _plain(option: Option, value: Any) -> Any:
+    if option.secret:
+        return "(set)" if value else None
+    if value is not None and option.kind is MEMORY:
+        return option.show(value)
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,124 @@
+"""`warren serve`: the HTTP server of one machine."""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import signal
+from typing import Any
+
+import click
+
+from warren.config import Settings, read_settings
+from warren.model.errors import InvalidRequest
+from warren.options import serve_options
+
+_log = logging.getLogger("warren.serve")
+
+
+@click.command()
+@serve_options
+def serve(flags: dict[str, Any]) -> int:
+    """Serve the HTTP API until it is told to stop.
+
+    SIGTERM and SIGINT stop it in order: running commands may finish, sessions are kept for the next start (or
+    destroyed: --on-stop). A second signal does not wait. `warren config` shows every option there is.
+    """
+    from warren.coordinator.api.edge import request_id
+    from warren.coordinator.api.serving import new_event_loop
+    from warren.telemetry import set_up_logs
+
+    settings = read_settings(flags=flags)
+    check_open_to(settings)
+    set_up_logs(settings.log_level, settings.log_format, request_id.get)
+    for warning in settings.warnings:
+        _log.warning("%s", warning)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(_serve(settings))
+
+
+def check_open_to(settings: Settings) -> None:
+    """Without a key nobody but this machine may reach the server."""
+    if settings.api_key or is_loopback(settings.host):
+        return
+    raise InvalidRequest(
+        f"without an API key the server listens on loopback only, not on {settings.host}",
+        remedy="set WARREN_API_KEY to a long random text, or leave --host out",
+    )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+async def _serve(settings: Settings) -> int:
+    from warren.coordinator.api.edge import EdgeLimits
+    from warren.coordinator.api.serving import HttpServer
+    from warren.service import Service
+    from warren.wiring import build_app
+
+    caught = _Signals()
+    service = Service(settings)
+    await service.start()
+    limits = EdgeLimits(
+        header_timeout_s=settings.header_timeout_s,
+        body_timeout_s=settings.body_timeout_s,
+        send_timeout_s=settings.send_timeout_s,
+        keep_alive_s=settings.keep_alive_s,
+        max_connections=settings.max_connections,
+    )
+    server = HttpServer(build_app(settings, service.sessions), host=settings.host, port=settings.port, limits=limits)
+    grace_s = settings.stop_grace_s
+    try:
+        await server.start()
+        _greet(settings, server.port)
+        await caught.first.wait()
+        _log.info("stopping: running commands have %g s to finish", grace_s)
+        service.sessions.stopping = True
+    finally:
+        await caught.or_at_once(_stop(service, server, grace_s, destroy=settings.on_stop == "destroy"))
+    _log.info("stopped")
+    return 0
+
+
+async def _stop(service: Any, server: Any, grace_s: float, *, destroy: bool) -> None:
+    """First the work, so that its answers still leave; then the connections, then the rest."""
+    await service.sessions.quiet(grace_s)
+    await server.stop(1.0)
+    await service.stop(0.0, destroy=destroy)
+
+
+class _Signals:
+    """The first stops in order, the second at once."""
+
+    def __init__(self) -> None:
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, self._caught)
+
+    def _caught(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    async def or_at_once(self, work: Any) -> None:
+        task, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self.second.wait())
+        await asyncio.wait([task, hurry], return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        else:
+            task.result()
+
+
+def _greet(settings: Settings, port: int) -> None:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    key = " -H 'X-API-Key: …'" if settings.api_key else ""
+    click.echo(f"Warren serves http://{host}:{port} (provider {settings.provider}, state in {settings.state_dir})")
+    click.echo(f'  try:  curl{key} http://{host}:{port}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')
+    click.echo(f"  docs: http://{host}:{port}/docs    stop: Ctrl-C")

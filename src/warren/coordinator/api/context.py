@@ -1,0 +1,101 @@
+"""What every route has at hand: the use cases, the limits, who is asking."""
+
+import base64
+import binascii
+import json
+import urllib.parse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Header
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from warren.coordinator.api.problems import StrictRoute
+from warren.coordinator.sessions import Sessions
+from warren.model.errors import InvalidRequest
+from warren.model.session import DEFAULT_TENANT, SessionState
+
+JSON: Final = "application/json"
+
+
+def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
+    return APIRouter(prefix=prefix, tags=list(tags), route_class=StrictRoute)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`api_key`, if there is one, opens the door; without one the server must be on loopback."""
+
+    sessions: Sessions
+    provider: str
+    worker_id: str
+    version: str
+    command_timeout_s: float = 120.0
+    max_command_timeout_s: float = 86400.0
+    keepalive_s: float = 15.0
+    api_key: str = ""
+
+
+async def _context(connection: HTTPConnection) -> Context:
+    context: Context = connection.app.state.context
+    return context
+
+
+async def _tenant(connection: HTTPConnection) -> str:
+    return str(connection.scope.get("tenant", DEFAULT_TENANT))
+
+
+Ctx = Annotated[Context, Depends(_context)]
+Tenant = Annotated[str, Depends(_tenant)]
+IdempotencyKey = Annotated[
+    str,
+    Header(
+        alias="Idempotency-Key",
+        description="The same key with the same request gives the same answer, also after a restart of the server",
+        max_length=255,
+    ),
+]
+
+
+def answer(values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON. Bytes that were no text are in it as lone surrogates, which only escapes can carry."""
+    return Response(json.dumps(values), status, headers, JSON)
+
+
+def query(connection: HTTPConnection, name: str, default: str = "") -> str:
+    """A parameter as it was sent: names of files need not be UTF-8."""
+    raw: str = connection.scope["query_string"].decode("latin-1")
+    values = dict(urllib.parse.parse_qsl(raw, keep_blank_values=True, errors="surrogateescape"))
+    return values.get(name, default)
+
+
+def data_of(text: str, encoded: str) -> bytes:
+    if text and encoded:
+        raise InvalidRequest("the data came twice, as text and as base64", remedy="give one of them")
+    try:
+        return base64.b64decode(encoded, validate=True) if encoded else text.encode(errors="surrogateescape")
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidRequest(f"this is not base64: {exc}") from exc
+
+
+def limited_timeout(context: Context, timeout_s: float | None) -> float:
+    timeout_s = context.command_timeout_s if timeout_s is None else timeout_s
+    if timeout_s > context.max_command_timeout_s:
+        raise InvalidRequest(
+            f"a time-out of {timeout_s:g} s is too long: at most {context.max_command_timeout_s:g} s",
+            remedy="start it in the background: POST /api/sessions/{id}/processes",
+        )
+    return timeout_s
+
+
+async def pool_size(context: Context) -> int:
+    """Sandboxes that are ready to be handed out."""
+    workers = context.sessions.lifecycle.workers.values()
+    return sum(pool["ready"] for worker in workers for pool in worker.stats()["pools"].values())
+
+
+async def active_sessions(context: Context) -> int:
+    counts = await context.sessions.store.count()
+    return counts.get(SessionState.RUNNING, 0) + counts.get(SessionState.CREATING, 0)

@@ -1,0 +1,113 @@
+"""Output as events, for server-sent events and WebSockets alike, with a sign of life when nothing happens.
+
+Text is decoded piece by piece, so a character cut in two by a read comes out whole; whoever wants the
+bytes asks for base64.
+"""
+
+import asyncio
+import base64
+import codecs
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, Final, TypeVar
+
+import anyio
+from starlette.responses import StreamingResponse
+
+from warren.interfaces.sandbox import Process
+from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.operations import Chunk, Stream
+
+T = TypeVar("T")
+
+EVENT_STREAM: Final = "text/event-stream"
+ENCODINGS: Final = ("text", "base64")
+_KEEPALIVE: Final = b": keep-alive\n\n"
+
+
+class Encoder:
+    """Chunks to what is shown of them."""
+
+    def __init__(self, encoding: str) -> None:
+        if encoding not in ENCODINGS:
+            raise InvalidRequest(f"there is no encoding {encoding!r}", remedy=f"there are: {', '.join(ENCODINGS)}")
+        self._encoding = encoding
+        self._decoders: dict[Stream, codecs.IncrementalDecoder] = {}
+
+    def show(self, chunk: Chunk) -> dict[str, Any]:
+        end = chunk.offset + len(chunk.data)
+        shown = {"stream": chunk.stream, "offset": chunk.offset, "next_offset": end, "encoding": self._encoding}
+        return {**shown, "data": self._data(chunk)}
+
+    def _data(self, chunk: Chunk) -> str:
+        if self._encoding == "base64":
+            return base64.b64encode(chunk.data).decode()
+        decoder = self._decoders.get(chunk.stream)
+        if decoder is None:
+            decoder = self._decoders[chunk.stream] = codecs.getincrementaldecoder("utf-8")("replace")
+        return decoder.decode(chunk.data)
+
+
+async def outputs(process: Process, offset: int, encoding: str, every_s: float) -> AsyncIterator[dict[str, Any] | None]:
+    """What the process says, as it says it; None for a sign of life."""
+    encoder = Encoder(encoding)
+    async for chunk in with_signs_of_life(process.output(offset), every_s):
+        yield None if chunk is None else encoder.show(chunk)
+
+
+async def with_signs_of_life(source: AsyncIterator[T], every_s: float) -> AsyncIterator[T | None]:
+    """The same items, and a None whenever nothing came for so long."""
+    waiting: asyncio.Future[T] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(source))
+            done, _ = await asyncio.wait([waiting], timeout=every_s)
+            if not done:
+                yield None
+                continue
+            try:
+                item = waiting.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                waiting = None
+            yield item
+    finally:
+        with anyio.CancelScope(shield=True):
+            if waiting is not None:
+                waiting.cancel()
+                await asyncio.wait([waiting])
+            if isinstance(source, AsyncGenerator):
+                await source.aclose()
+
+
+def event(kind: str, values: dict[str, Any], event_id: int | None = None) -> bytes:
+    number = "" if event_id is None else f"id: {event_id}\n"
+    return f"event: {kind}\n{number}data: {json.dumps(values)}\n\n".encode()
+
+
+def failure(exc: WarrenError) -> dict[str, Any]:
+    values: dict[str, Any] = {"code": exc.code, "status": exc.http_status, "detail": exc.message}
+    return {**values, "remedy": exc.remedy} if exc.remedy else values
+
+
+async def stream_events(source: AsyncGenerator[bytes | None, None]) -> StreamingResponse:
+    """An answer of server-sent events.
+
+    What goes wrong before the first event is an error like any other; later it becomes an `error` event.
+    """
+    first = await anext(source)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(_guarded(first, source), media_type=EVENT_STREAM, headers=headers)
+
+
+async def _guarded(first: bytes | None, source: AsyncGenerator[bytes | None, None]) -> AsyncIterator[bytes]:
+    try:
+        yield first or _KEEPALIVE
+        async for item in source:
+            yield _KEEPALIVE if item is None else item
+    except WarrenError as exc:
+        yield event("error", failure(exc))
+    finally:
+        with anyio.CancelScope(shield=True):
+            await source.aclose()

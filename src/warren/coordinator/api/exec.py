@@ -1,0 +1,148 @@
+"""/api/sessions/{id}/exec: a command to its end; its result, or everything it says as it says it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Annotated, Any
+
+import anyio
+from fastapi import Header
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warren.coordinator.api.context import (
+    Context,
+    Ctx,
+    IdempotencyKey,
+    Tenant,
+    answer,
+    data_of,
+    limited_timeout,
+    new_router,
+)
+from warren.coordinator.api.events import EVENT_STREAM, event, outputs, stream_events
+from warren.coordinator.api.schemas import ExecBody, ExecView, end_view, exec_view
+from warren.coordinator.once import exec_once
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.errors import InvalidRequest, ProcessNotFound, WarrenError
+from warren.model.operations import Command, ExecResult
+
+router = new_router(prefix="/api/sessions/{session_id}", tags=["commands"])
+
+_WATCH_AFTER_S = 0.25
+
+
+@router.post(
+    "/exec", response_model=ExecView, summary="Run a command", responses={200: {"content": {EVENT_STREAM: {}}}}
+)
+async def execute(
+    session_id: str,
+    body: ExecBody,
+    request: Request,
+    context: Ctx,
+    tenant: Tenant,
+    accept: Annotated[str, Header()] = "",
+    encoding: str = "text",
+    idempotency_key: IdempotencyKey = "",
+) -> Response:
+    """Runs it to its end and answers with the result.
+
+    As a stream (`Accept: text/event-stream`) it answers with the events `started`, `output` (one for each piece,
+    with the byte offset it starts at) and `result`, and a comment as a sign of life when nothing happens. A caller
+    that goes away ends the command, unless it gave an Idempotency-Key: then it may come back for the result.
+    """
+    stdin = data_of(body.stdin, body.stdin_base64)
+    body.timeout_s = limited_timeout(context, body.timeout_s)
+    if body.stream or EVENT_STREAM in accept:
+        if idempotency_key:
+            raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
+        session = await context.sessions.get(tenant, session_id)
+        return await stream_events(stream(context, tenant, session_id, body.wanted(session), stdin, encoding))
+    result = await run(request, context, tenant, session_id, body, stdin, idempotency_key)
+    return answer(exec_view(result))
+
+
+async def run(
+    request: Request, context: Context, tenant: str, session_id: str, body: ExecBody, stdin: bytes, key: str
+) -> ExecResult:
+    if key:
+        session = await context.sessions.get(tenant, session_id)
+        return await exec_once(context.sessions, tenant, session_id, body.wanted(session), stdin, key)
+    async with context.sessions.using(tenant, session_id) as (session, sandbox):
+        return await unless_gone(request, sandbox.exec(body.wanted(session), stdin))
+
+
+async def unless_gone(request: Request, work: Any) -> ExecResult:
+    """The result; a caller that goes away meanwhile cancels the work. Short ones are not watched."""
+    task: asyncio.Task[ExecResult] = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait([task], timeout=_WATCH_AFTER_S)
+        if not done:
+            await _watched(request, task)
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([task])
+
+
+async def _watched(request: Request, task: asyncio.Task[ExecResult]) -> None:
+    watch = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    finally:
+        watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watch
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def stream(
+    context: Context, tenant: str, session_id: str, command: Command, stdin: bytes, encoding: str
+) -> AsyncGenerator[bytes | None, None]:
+    using = context.sessions.using(tenant, session_id)
+    async with using as (_, sandbox), foreground(sandbox, command, stdin) as process:
+        yield event("started", {"process_id": process.id})
+        async for shown in outputs(process, 0, encoding, context.keepalive_s):
+            yield None if shown is None else event("output", shown, shown["next_offset"])
+        yield event("result", end_view(await process.wait()))
+
+
+@contextlib.asynccontextmanager
+async def foreground(sandbox: Sandbox, command: Command, stdin: bytes | None) -> AsyncIterator[Process]:
+    """A command that is ended, and forgotten, with whoever follows it. `stdin` None: it stays open."""
+    process = await sandbox.start(command, follow=True)
+    feeder = asyncio.create_task(_feed(process, stdin))
+    try:
+        yield process
+    finally:
+        feeder.cancel()
+        with anyio.CancelScope(shield=True), contextlib.suppress(WarrenError):
+            await asyncio.wait([feeder])
+            await _end(sandbox, process)
+
+
+async def _feed(process: Process, stdin: bytes | None) -> None:
+    with contextlib.suppress(WarrenError):
+        if stdin:
+            await process.write(stdin)
+        if stdin is not None:
+            await process.close_stdin()
+
+
+async def _end(sandbox: Sandbox, process: Process) -> None:
+    for info in await sandbox.processes():
+        if info.id == process.id and (info.running or info.background):
+            if info.running:
+                await process.kill()
+            return
+    with contextlib.suppress(ProcessNotFound):
+        await sandbox.forget(process.id)

@@ -1,0 +1,31 @@
+"""/ready, /version, /api/stats: what machines ask a server about itself."""
+
+from typing import Any
+
+from starlette.responses import Response
+
+from warren.coordinator.api.context import Ctx, active_sessions, answer, new_router, pool_size
+
+router = new_router(tags=["server"])
+
+
+@router.get("/ready", summary="Whether the server takes work")
+async def ready(context: Ctx) -> Response:
+    """503 while it is being stopped, or when its store does not work."""
+    context.sessions.check_open()
+    return answer(
+        {"status": "ready", "pool_size": await pool_size(context), "active_sessions": await active_sessions(context)}
+    )
+
+
+@router.get("/version", summary="Which server this is")
+async def version(context: Ctx) -> dict[str, str]:
+    return {"name": "warren", "version": context.version, "provider": context.provider, "worker_id": context.worker_id}
+
+
+@router.get("/api/stats", summary="Figures of the pools, the machine and the sessions")
+async def stats(context: Ctx) -> dict[str, Any]:
+    """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
+    counts = await context.sessions.store.count()
+    workers = {worker.name: worker.stats() for worker in context.sessions.lifecycle.workers.values()}
+    return {"sessions": {str(state): count for state, count in counts.items()}, "workers": workers}

@@ -1,0 +1,222 @@
+"""/api/sessions/{id}/processes: commands and terminals that run on their own."""
+
+import asyncio
+import signal as signals
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Final
+
+from fastapi import Body, Header, Query
+from starlette.responses import Response
+
+from warren.coordinator.api.context import Context, Ctx, Tenant, answer, data_of, new_router
+from warren.coordinator.api.events import EVENT_STREAM, Encoder, event, outputs, stream_events
+from warren.coordinator.api.schemas import (
+    ExecView,
+    KillBody,
+    OutputView,
+    ProcessBody,
+    ProcessList,
+    ProcessView,
+    SignalBody,
+    StdinBody,
+    TerminalBody,
+    end_view,
+    exec_view,
+    process_view,
+)
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.errors import InvalidRequest, ProcessNotFound
+from warren.model.operations import Chunk, ProcessInfo, TerminalSize
+
+router = new_router(prefix="/api/sessions/{session_id}/processes", tags=["processes"])
+
+_MOST: Final = 8 * 1024 * 1024
+_LONGEST_WAIT_S: Final = 300.0
+
+
+@router.post("", status_code=201, response_model=ProcessView, summary="Start a command in the background")
+async def start(session_id: str, body: ProcessBody, context: Ctx, tenant: Tenant) -> Response:
+    """It runs until it ends, is killed, or its `timeout_s` is over, whoever is connected; also over a restart."""
+    async with context.sessions.using(tenant, session_id) as (session, sandbox):
+        process = await sandbox.start(body.wanted(session), process_id=body.process_id)
+        return answer(process_view(await find(sandbox, process.id)), 201)
+
+
+@router.get("", response_model=ProcessList, summary="List commands and terminals")
+async def list_processes(session_id: str, context: Ctx, tenant: Tenant) -> Response:
+    async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
+        return answer({"processes": [process_view(info) for info in await sandbox.processes()]})
+
+
+@router.get("/{process_id}", response_model=ProcessView, summary="Show one")
+async def show(session_id: str, process_id: str, context: Ctx, tenant: Tenant) -> Response:
+    async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
+        return answer(process_view(await find(sandbox, process_id)))
+
+
+@router.get(
+    "/{process_id}/output",
+    response_model=OutputView,
+    summary="Read its output from an offset on",
+    responses={200: {"content": {EVENT_STREAM: {}}}},
+)
+async def output(
+    session_id: str,
+    process_id: str,
+    context: Ctx,
+    tenant: Tenant,
+    offset: Annotated[int, Query(ge=0, lt=1 << 62, description="`next_offset` of the answer before")] = 0,
+    limit: Annotated[int, Query(ge=1, le=_MOST, description="Bytes")] = 1024 * 1024,
+    wait_s: Annotated[float, Query(ge=0, le=_LONGEST_WAIT_S, description="If there is nothing: wait so long")] = 0,
+    encoding: str = "text",
+    accept: Annotated[str, Header()] = "",
+    last_event_id: Annotated[str, Header(description="Where a broken stream goes on")] = "",
+) -> Response:
+    """What is kept of it, or (`Accept: text/event-stream`) everything from there on, as it comes, until it ends.
+
+    A gap between two chunks' offsets says that the output between them was not kept.
+    """
+    Encoder(encoding)
+    if EVENT_STREAM in accept:
+        at = int(last_event_id) if last_event_id.isdecimal() else offset
+        return await stream_events(_follow(context, tenant, session_id, process_id, at, encoding))
+    async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
+        return answer(await _read(sandbox, process_id, offset, limit, wait_s, encoding))
+
+
+async def _follow(
+    context: Context, tenant: str, session_id: str, process_id: str, offset: int, encoding: str
+) -> AsyncGenerator[bytes | None, None]:
+    async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
+        process = await sandbox.process(process_id)
+        yield event("started", {"process_id": process.id})
+        async for shown in outputs(process, offset, encoding, context.keepalive_s):
+            yield None if shown is None else event("output", shown, shown["next_offset"])
+        yield event("result", end_view(await process.wait()))
+
+
+async def _read(
+    sandbox: Sandbox, process_id: str, offset: int, limit: int, wait_s: float, encoding: str
+) -> dict[str, Any]:
+    info = await find(sandbox, process_id)
+    process = await sandbox.process(process_id)
+    chunks: list[Chunk] = []
+    if offset < info.bytes_total or (info.running and wait_s):
+        try:
+            async with asyncio.timeout(wait_s if offset >= info.bytes_total else None):
+                chunks = await _some(process, offset, max(info.bytes_total, offset + 1), limit)
+        except TimeoutError:
+            pass
+    encoder = Encoder(encoding)
+    shown = [encoder.show(chunk) for chunk in chunks]
+    end = shown[-1]["next_offset"] if shown else offset
+    still = (await find(sandbox, process_id)).running
+    return {"chunks": shown, "next_offset": end, "running": still}
+
+
+async def _some(process: Process, offset: int, until: int, limit: int) -> list[Chunk]:
+    """Chunks from `offset` up to what there was when we looked, or to the limit."""
+    chunks: list[Chunk] = []
+    source = process.output(offset)
+    try:
+        async for chunk in source:
+            room = limit - sum(len(taken.data) for taken in chunks)
+            chunks.append(Chunk(chunk.stream, chunk.offset, chunk.data[:room]))
+            if chunk.offset + len(chunk.data) >= until or len(chunk.data) >= room:
+                break
+    finally:
+        if isinstance(source, AsyncGenerator):
+            await source.aclose()
+    return chunks
+
+
+@router.get("/{process_id}/wait", response_model=ExecView, summary="Wait for its end")
+async def wait(
+    session_id: str,
+    process_id: str,
+    context: Ctx,
+    tenant: Tenant,
+    timeout_s: Annotated[float, Query(gt=0, le=_LONGEST_WAIT_S)] = 60,
+) -> Response:
+    """The result, as for exec. 202 with the process as it is when it still runs after `timeout_s`."""
+    async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
+        process = await sandbox.process(process_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return answer(exec_view(await process.wait()))
+        except TimeoutError:
+            return answer(process_view(await find(sandbox, process_id)), 202)
+
+
+@router.post("/{process_id}/stdin", status_code=204, summary="Write to its standard input")
+async def stdin(session_id: str, process_id: str, body: StdinBody, context: Ctx, tenant: Tenant) -> Response:
+    data = data_of(body.data, body.data_base64)
+    async with context.sessions.using(tenant, session_id) as (_, sandbox):
+        process = await sandbox.process(process_id)
+        if data:
+            await process.write(data)
+        if body.close:
+            await process.close_stdin()
+    return Response(status_code=204)
+
+
+@router.post("/{process_id}/signal", status_code=204, summary="Send it a signal")
+async def signal(session_id: str, process_id: str, body: SignalBody, context: Ctx, tenant: Tenant) -> Response:
+    number = signal_number(body.signal)
+    async with context.sessions.using(tenant, session_id) as (_, sandbox):
+        await (await sandbox.process(process_id)).signal(number)
+    return Response(status_code=204)
+
+
+@router.post("/{process_id}/resize", status_code=204, summary="Change the size of its terminal")
+async def resize(session_id: str, process_id: str, body: TerminalBody, context: Ctx, tenant: Tenant) -> Response:
+    async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
+        await (await sandbox.process(process_id)).resize(TerminalSize(body.rows, body.columns))
+    return Response(status_code=204)
+
+
+@router.post("/{process_id}/kill", response_model=ExecView, summary="End it and everything it started")
+async def kill(
+    session_id: str,
+    process_id: str,
+    context: Ctx,
+    tenant: Tenant,
+    body: Annotated[KillBody | None, Body()] = None,
+) -> Response:
+    """Answers when the whole tree of processes is gone, with how many had to be killed."""
+    async with context.sessions.using(tenant, session_id) as (_, sandbox):
+        process = await sandbox.process(process_id)
+        await process.kill((body or KillBody()).grace_s)
+        return answer(exec_view(await process.wait()))
+
+
+@router.delete("/{process_id}", status_code=204, summary="End it and forget its output")
+async def forget(session_id: str, process_id: str, context: Ctx, tenant: Tenant) -> Response:
+    async with context.sessions.using(tenant, session_id) as (_, sandbox):
+        info = await find(sandbox, process_id)
+        if info.running or info.background:
+            process = await sandbox.process(process_id)
+            await process.kill()
+            await process.wait()
+        await sandbox.forget(process_id)
+    return Response(status_code=204)
+
+
+async def find(sandbox: Sandbox, process_id: str) -> ProcessInfo:
+    for info in await sandbox.processes():
+        if info.id == process_id:
+            return info
+    raise ProcessNotFound(f"there is no process {process_id!r}")
+
+
+def signal_number(name: str | int) -> int:
+    if isinstance(name, int):
+        if not 0 < name <= 64:
+            raise InvalidRequest(f"there is no signal {name}")
+        return name
+    try:
+        return int(signals.Signals[f"SIG{name.upper().removeprefix('SIG')}"])
+    except KeyError:
+        raise InvalidRequest(
+            f"there is no signal {name!r}", remedy="TERM, INT, KILL, HUP, USR1 … or a number"
+        ) from None

@@ -1,0 +1,123 @@
+"""/api/sessions: made, shown, kept alive, changed, ended."""
+
+from typing import Annotated, Any
+
+from fastapi import Body, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warren.coordinator.api.context import Context, Ctx, IdempotencyKey, Tenant, answer, new_router
+from warren.coordinator.api.schemas import (
+    PatchBody,
+    SessionBody,
+    SessionPage,
+    SessionView,
+    isolation_view,
+    session_view,
+)
+from warren.interfaces.store import Page
+from warren.model.errors import InvalidRequest
+from warren.model.session import Session, SessionState
+
+router = new_router(prefix="/api/sessions", tags=["sessions"])
+
+NewBody = Annotated[SessionBody | None, Body(openapi_examples={"thread": {"value": {"thread_id": "conv-42"}}})]
+
+
+@router.post("", status_code=201, response_model=SessionView, summary="Create a session, or get the thread's")
+async def create(
+    request: Request, context: Ctx, tenant: Tenant, body: NewBody = None, idempotency_key: IdempotencyKey = ""
+) -> Response:
+    """A sandbox of your own, from the warm pool when one is ready.
+
+    With `thread_id` this is get-or-create, and atomic: however many ask at once, the thread has one session. 201: it
+    is new. 200: it was there. When a thread's sandbox has died the answer is 410 `sandbox_lost`, unless
+    `replace_lost` asks for a fresh one; `previous` then says whose files are gone.
+    """
+    body = body or SessionBody()
+    check_provider(context, body.provider)
+    opened = await context.sessions.create(tenant, body.wanted(), idempotency_key)
+    view = session_view(opened.session, context.sessions.clock, str(request.base_url))
+    headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if opened.replayed else {})}
+    return answer({**view, "created": opened.created}, 201 if opened.created or opened.replayed else 200, headers)
+
+
+@router.get("", response_model=SessionPage, summary="List your sessions")
+async def list_sessions(
+    request: Request,
+    context: Ctx,
+    tenant: Tenant,
+    state: Annotated[
+        list[SessionState] | None, Query(description="Only those; by default all that have not ended")
+    ] = None,
+    thread_id: Annotated[str, Query(max_length=255)] = "",
+    environment: str = "",
+    metadata: Annotated[list[str] | None, Query(description="`name=value`; all must match")] = None,
+    after: Annotated[str, Query(description="`next` of the page before")] = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> Response:
+    """Newest first. Looking does not count as use."""
+    chosen = {"states": frozenset(state)} if state else {}
+    page = Page(
+        thread_id=thread_id,
+        environment=environment,
+        metadata=_pairs(metadata or []),
+        after=after,
+        limit=limit + 1,
+        **chosen,
+    )
+    found = list(await context.sessions.list(tenant, page))
+    shown = [session_view(session, context.sessions.clock, str(request.base_url)) for session in found[:limit]]
+    return answer({"sessions": shown, "next": found[limit - 1].id if len(found) > limit else None})
+
+
+def _pairs(metadata: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in metadata:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise InvalidRequest(f"metadata is {text!r}", remedy="write name=value")
+        pairs[name] = value
+    return pairs
+
+
+@router.get("/{session_id}", response_model=SessionView, summary="Show a session")
+async def show(session_id: str, request: Request, context: Ctx, tenant: Tenant) -> Response:
+    """With the isolation that is really in force, as the kernel reports it. Looking does not count as use."""
+    return answer(await described(context, request, await context.sessions.get(tenant, session_id)))
+
+
+@router.delete("/{session_id}", response_model=SessionView, summary="End a session and destroy its sandbox")
+async def delete(session_id: str, request: Request, context: Ctx, tenant: Tenant) -> Response:
+    """When this answers, the sandbox is gone: its processes, its files, everything. Repeating it changes nothing."""
+    session = await context.sessions.delete(tenant, session_id)
+    return answer(session_view(session, context.sessions.clock, str(request.base_url)))
+
+
+@router.post("/{session_id}/keep-alive", response_model=SessionView, summary="Start the idle clock anew")
+async def keep_alive(session_id: str, request: Request, context: Ctx, tenant: Tenant) -> Response:
+    """The maximum lifetime stays as it is; PATCH changes it."""
+    session = await context.sessions.keep_alive(tenant, session_id)
+    return answer(session_view(session, context.sessions.clock, str(request.base_url)))
+
+
+@router.patch("/{session_id}", response_model=SessionView, summary="Change time-outs and metadata")
+async def patch(session_id: str, body: PatchBody, request: Request, context: Ctx, tenant: Tenant) -> Response:
+    session = await context.sessions.patch(
+        tenant, session_id, **body.model_dump(exclude_none=True, exclude={"metadata"}), metadata=body.metadata
+    )
+    return answer(session_view(session, context.sessions.clock, str(request.base_url)))
+
+
+async def described(context: Context, request: Request, session: Session) -> dict[str, Any]:
+    view = session_view(session, context.sessions.clock, str(request.base_url))
+    sandbox = await context.sessions.look(session)
+    return {**view, "isolation": isolation_view(sandbox.isolation) if sandbox else None}
+
+
+def check_provider(context: Context, provider: str) -> None:
+    if provider not in ("", "e2b", context.provider):
+        raise InvalidRequest(
+            f"this server makes its sandboxes with {context.provider}, not {provider!r}",
+            remedy=f"leave provider out, or start a server with --provider {provider}",
+        )

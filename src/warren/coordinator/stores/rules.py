@@ -1,0 +1,45 @@
+"""What every store decides alike: pure, over values that were already found."""
+
+from typing import Final
+
+from warren.interfaces.store import Key, Page
+from warren.model.errors import KeyReused
+from warren.model.session import CAME_TO_NOTHING, Session, SessionState
+
+USABLE: Final = frozenset({SessionState.CREATING, SessionState.RUNNING})
+EXPIRING: Final = frozenset({SessionState.CREATING, SessionState.RUNNING, SessionState.LOST})
+
+
+def check_same_request(same: bool, key: Key) -> None:
+    if not same:
+        raise KeyReused(
+            f"the Idempotency-Key {key.key!r} was used before, for another request",
+            remedy="use a new key for every new request",
+        )
+
+
+def counts_as_unknown(session: Session | None) -> bool:
+    """Whether a key that stands for this session may be used again for anything."""
+    return session is not None and session.reason in CAME_TO_NOTHING
+
+
+def ended_at(session: Session) -> float | None:
+    """None while it is active; an ended one always has a time, or it would never be forgotten."""
+    if session.active:
+        return None
+    return session.used if session.ended is None else session.ended
+
+
+def place(session: Session) -> tuple[float, str]:
+    """Where it stands among the sessions of its tenant, oldest first. Never changes."""
+    return session.created_at, session.id
+
+
+def is_on(page: Page, session: Session) -> bool:
+    """Whether the page is meant to have it, as far as the session itself can tell."""
+    return (
+        session.state in page.states
+        and page.thread_id in ("", session.thread_id)
+        and page.environment in ("", session.environment)
+        and page.metadata.items() <= session.metadata.items()
+    )

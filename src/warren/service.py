@@ -1,0 +1,115 @@
+"""Everything that one machine runs, without HTTP: store, worker, sessions, reaper.
+
+One service owns a state directory, and a lock on it says so. It takes over what the one before it left,
+then takes work. `stop` is orderly; after a kill -9 the next one finds everything in the store and in the state
+directory.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from warren.config import Settings
+from warren.coordinator.lifecycle import Lifecycle
+from warren.coordinator.reaper import Reaper
+from warren.coordinator.sessions import Sessions
+from warren.finishing import to_its_end
+from warren.interfaces.provider import Provider
+from warren.interfaces.store import SessionStore
+from warren.model.errors import Unavailable
+from warren.wiring import build_lifecycle, build_provider, build_reaper, build_sessions, build_store, build_worker
+from warren.worker.worker import LocalWorker
+
+LOCK: Final = "server.lock"
+
+_log = logging.getLogger("warren.service")
+
+
+class Service:
+    """`fault` is called with the name of each step in the life of sessions and sandboxes, for tests of crashes."""
+
+    sessions: Sessions
+
+    def __init__(self, settings: Settings, *, fault: Callable[[str], None] = lambda _: None) -> None:
+        self._settings = settings
+        self._fault = fault
+        self._lock = -1
+        self._store: SessionStore | None = None
+        self._provider: Provider | None = None
+        self._worker: LocalWorker | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    async def start(self) -> None:
+        """Returns when it has taken over and takes work; if it cannot, nothing of it is left."""
+        try:
+            await self._start()
+        except BaseException:
+            await to_its_end(self._close())
+            raise
+
+    async def _start(self) -> None:
+        settings = self._settings
+        settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+        self._lock = lock_state(settings.state_dir)
+        self._store = await build_store(settings)
+        self._provider = build_provider(settings)
+        self._worker = build_worker(settings, self._provider, self._fault)
+        lifecycle: Lifecycle = build_lifecycle(settings, self._store, self._worker, self._fault)
+        self.sessions = build_sessions(settings, lifecycle)
+        reaper: Reaper = build_reaper(settings, self.sessions)
+        await reaper.recover()
+        await self._worker.start()
+        self._run(reaper.run(), "reaper")
+        self._run(reaper.note_losses(self._worker), "losses")
+
+    def _run(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(_report)
+        self._tasks.append(task)
+
+    async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
+        """Takes no more work, lets running commands finish for so long, and ends the sessions or lets them be."""
+        try:
+            await self.sessions.stop(grace_s, destroy=destroy)
+        finally:
+            await to_its_end(self._close())
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._worker is not None:
+            await self._worker.close()
+        if self._provider is not None:
+            await self._provider.close()
+        if self._store is not None:
+            await self._store.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def lock_state(state_dir: Path) -> int:
+    """The state directory for this process alone, until the descriptor is closed or the process ends."""
+    fd = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise Unavailable(
+            f"another server uses the state directory {state_dir} (process {holder})",
+            remedy="stop that one, or give this one a state directory of its own with --state-dir",
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _report(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (exc := task.exception()) is not None:
+        _log.error("the task %s has ended", task.get_name(), exc_info=exc)

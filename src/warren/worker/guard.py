@@ -1,0 +1,153 @@
+"""Keeps a part of the machine's memory and disk free.
+
+Asked before each sandbox is made; a machine that is out of memory takes everybody's sandboxes with it. The
+reserve of memory is 5 % of it, at least 256 MiB. That of the disk is 1024 MB, or 2 % of the file system where
+that is less: a small file system is not full from the start.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from warren.model.errors import MachineFull
+
+MAX_SANDBOXES: Final = 4000
+SANDBOX_MB: Final = 8
+TIGHT, EASY = 2, 3  # times the reserve
+_FRESH_S: Final = 0.2
+_RETRY_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a machine has, in MiB."""
+
+    memory_total: int
+    memory_free: int
+    disk_total: int
+    disk_free: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """What of a machine is not given away, in MiB, and how many sandboxes it may hold."""
+
+    memory: int
+    disk: int
+    max_sandboxes: int = MAX_SANDBOXES
+
+
+def default_memory_reserve(room: Room) -> int:
+    return max(256, room.memory_total * 5 // 100)
+
+
+def default_disk_reserve(room: Room) -> int:
+    return min(1024, room.disk_total * 2 // 100)
+
+
+def refusal(room: Room, reserve: Reserve, live: int, creating: int) -> MachineFull | None:
+    """Why not one more sandbox, with `live` there and `creating` others on their way."""
+    if live + creating >= reserve.max_sandboxes:
+        return MachineFull(
+            f"there are {live + creating} sandboxes on this machine, {reserve.max_sandboxes} are allowed",
+            remedy="end sessions that are not needed any more, or allow more sandboxes",
+            retry_after_s=_RETRY_S,
+        )
+    memory = room.memory_free - SANDBOX_MB * (creating + 1)
+    if memory < reserve.memory:
+        return MachineFull(
+            f"this machine has {max(0, memory)} MiB of memory to spare, {reserve.memory} MiB must stay free",
+            remedy="end sessions that are not needed any more, or add memory",
+            retry_after_s=_RETRY_S,
+        )
+    if room.disk_free < reserve.disk:
+        return MachineFull(
+            f"the state directory's disk has {room.disk_free} MiB free, {reserve.disk} MiB must stay free",
+            remedy="free some space there, or move the state directory",
+            retry_after_s=_RETRY_S,
+        )
+    return None
+
+
+def is_tight(room: Room, reserve: Reserve, *, was_tight: bool = False) -> bool:
+    """Close to full. It ends later than it begins: what a pool gives up must not be made again at once."""
+    times = EASY if was_tight else TIGHT
+    return room.memory_free < times * reserve.memory or room.disk_free < times * reserve.disk
+
+
+def read_room(state_dir: Path) -> Room:
+    memory = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    while not state_dir.exists():
+        state_dir = state_dir.parent
+    disk = os.statvfs(state_dir)
+    return Room(
+        memory_total=_mib(memory["MemTotal"]),
+        memory_free=_mib(memory["MemAvailable"]),
+        disk_total=disk.f_blocks * disk.f_frsize >> 20,
+        disk_free=disk.f_bavail * disk.f_frsize >> 20,
+    )
+
+
+def usable_cores() -> int:
+    """Those this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def _mib(entry: str) -> int:
+    return int(entry.split()[0]) >> 10
+
+
+class MachineGuard:
+    """`room` and `now` say what there is and when; a reading serves for a fifth of a second."""
+
+    def __init__(
+        self,
+        state_dir: Path,
+        min_free_memory_mb: int | None = None,
+        min_free_disk_mb: int | None = None,
+        max_sandboxes: int = MAX_SANDBOXES,
+        *,
+        room: Callable[[Path], Room] = read_room,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state_dir, self._read, self._now = state_dir.absolute(), room, now
+        self._room, self._read_at = room(self._state_dir), now()
+        self.reserve = Reserve(
+            default_memory_reserve(self._room) if min_free_memory_mb is None else min_free_memory_mb,
+            default_disk_reserve(self._room) if min_free_disk_mb is None else min_free_disk_mb,
+            max_sandboxes,
+        )
+        self._tight = False
+
+    def __repr__(self) -> str:
+        room = self.room()
+        return f"<MachineGuard {room.memory_free} MiB of memory and {room.disk_free} MiB of disk free>"
+
+    def room(self) -> Room:
+        if self._now() - self._read_at >= _FRESH_S:
+            self._room, self._read_at = self._read(self._state_dir), self._now()
+        return self._room
+
+    def check(self, live: int, creating: int = 0) -> None:
+        """Raises MachineFull unless there is room for one more, beside `live` sandboxes and `creating` on their way."""
+        if (error := refusal(self.room(), self.reserve, live, creating)) is not None:
+            raise error
+
+    def pressure(self) -> bool:
+        """Whether the machine is close to full."""
+        self._tight = is_tight(self.room(), self.reserve, was_tight=self._tight)
+        return self._tight
+
+    def stats(self) -> dict[str, Any]:
+        room = self.room()
+        return {
+            "memory_free_mb": room.memory_free,
+            "memory_reserve_mb": self.reserve.memory,
+            "disk_free_mb": room.disk_free,
+            "disk_reserve_mb": self.reserve.disk,
+            "max_sandboxes": self.reserve.max_sandboxes,
+            "pressure": self.pressure(),
+        }

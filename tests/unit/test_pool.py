@@ -1,0 +1,482 @@
+"""A pool over the fake: who gets which sandbox, and what becomes of those nobody gets."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from warren.clock import ManualClock
+from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.worker import Claimed
+from warren.model.environment import Environment, PoolSize
+from warren.model.errors import (
+    ImageNotFound,
+    MachineFull,
+    NoCapacity,
+    ProviderUnavailable,
+    Stopping,
+    WarrenError,
+)
+from warren.model.spec import SandboxSpec
+from warren.worker import pool as pool_module
+from warren.worker.pool import Pool
+from warren.worker.providers.fake import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+BASE = Environment("base", "base")
+SMALL = PoolSize(size=3, min=2, max=12)
+PARALLEL = 4
+
+
+class Makers:
+    """Makes sandboxes by the fake when the test lets it, and destroys what the pool gives up."""
+
+    def __init__(self) -> None:
+        self.fake = FakeProvider()
+        self.open = asyncio.Event()
+        self.open.set()
+        self.fail: list[Exception] = []
+        self.always: Exception | None = None
+        self.most = self.now = 0
+        self.destructions: set[asyncio.Task[None]] = set()
+
+    async def create(self) -> Sandbox:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            await self.open.wait()
+            if self.always:
+                raise self.always
+            if self.fail:
+                raise self.fail.pop(0)
+            return await self.fake.create(SandboxSpec())
+        finally:
+            self.now -= 1
+
+    def destroy(self, sandbox_id: str) -> None:
+        task = asyncio.ensure_future(self.fake.destroy(sandbox_id))
+        self.destructions.add(task)
+        task.add_done_callback(self.destructions.discard)
+
+
+class Arena:
+    def __init__(self, size: PoolSize, *, kept: bool = False, pressure: Callable[[], bool] = lambda: False) -> None:
+        self.clock, self.makers = ManualClock(), Makers()
+        self.pool = Pool(
+            BASE,
+            size,
+            create=self.makers.create,
+            destroy=self.makers.destroy,
+            clock=self.clock,
+            parallel=PARALLEL,
+            pressure=pressure,
+            kept=kept,
+        )
+
+    @property
+    def alive(self) -> set[str]:
+        return set(self.makers.fake.machines)
+
+    async def settle(self, seconds: float = 0.0) -> None:
+        await self.clock.advance(seconds)
+
+    async def filled(self) -> None:
+        await self.settle(0.1)
+        await self.settle(0.1)
+
+    def claim(self, timeout_s: float = 30.0) -> "asyncio.Task[Claimed]":
+        return asyncio.ensure_future(self.pool.claim(timeout_s))
+
+
+@asynccontextmanager
+async def arena(
+    size: PoolSize = SMALL, *, kept: bool = False, pressure: Callable[[], bool] = lambda: False, filled: bool = True
+) -> AsyncIterator[Arena]:
+    there = Arena(size, kept=kept, pressure=pressure)
+    running = asyncio.ensure_future(there.pool.run())
+    try:
+        if filled:
+            await there.filled()
+        yield there
+    finally:
+        await there.pool.drain()
+        await running
+
+
+async def ids(*claims: "asyncio.Task[Claimed]") -> list[str]:
+    return [(await claim).sandbox.id for claim in claims]
+
+
+# Ready ones.
+
+
+async def test_a_pool_fills_itself_to_its_size() -> None:
+    async with arena() as there:
+        assert repr(there.pool) == "<Pool base: 3 ready, 0 creating, 0 waiting>"
+        assert there.makers.most <= PARALLEL
+
+
+async def test_a_claim_takes_the_oldest_and_it_is_replaced_in_a_quiet_moment() -> None:
+    async with arena() as there:
+        oldest = next(iter(there.makers.fake.machines))
+        claimed = await there.pool.claim(1)
+        assert (claimed.sandbox.id, claimed.pooled) == (oldest, True)
+        await there.settle(0.01)
+        assert repr(there.pool) == "<Pool base: 2 ready, 0 creating, 0 waiting>"
+        await there.settle(0.05)
+        assert repr(there.pool) == "<Pool base: 3 ready, 0 creating, 0 waiting>"
+
+
+async def test_below_min_it_is_replaced_at_once() -> None:
+    async with arena() as there:
+        await ids(there.claim(), there.claim())
+        await there.settle()
+        assert there.pool.counts.ready == 2
+
+
+async def test_a_sandbox_that_dies_in_the_pool_is_destroyed_and_replaced() -> None:
+    async with arena() as there:
+        victim = next(iter(there.makers.fake.machines))
+        there.makers.fake.lose(victim)
+        await there.filled()
+        assert victim not in there.alive
+        assert repr(there.pool) == "<Pool base: 3 ready, 0 creating, 0 waiting>"
+        assert there.pool.figures.discarded == 1
+
+
+class Deaf:
+    """A sandbox whose agent hangs: it does not die, and it does not answer."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+
+    @property
+    def id(self) -> str:
+        return self.sandbox.id
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        self.sandbox.when_lost(call)
+
+    async def ping(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_one_that_does_not_answer_is_never_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "PING_S", 0.001)
+    async with arena() as there:
+        first, second, *_ = there.pool._ready.values()
+        first.sandbox = Deaf(first.sandbox)  # type: ignore[assignment]
+        claimed = await there.pool.claim(1)
+        assert claimed.sandbox.id == second.sandbox.id
+        assert claimed.pooled
+        await there.filled()
+        assert first.sandbox.id not in there.alive
+
+
+async def test_one_that_was_not_used_can_be_given_back() -> None:
+    async with arena() as there:
+        claimed = await there.pool.claim(1)
+        there.pool.give_back(claimed.sandbox)
+        await there.filled()
+        assert there.pool.counts.ready == 3
+        assert claimed.sandbox.id in there.alive
+
+
+# Waiting.
+
+
+async def test_who_waits_is_served_first_come_first_served() -> None:
+    async with arena(PoolSize(0, 0, 0)) as there:
+        there.makers.open.clear()
+        claims, order = [there.claim() for _ in range(10)], list[int]()
+        for number, claim in enumerate(claims):
+            claim.add_done_callback(lambda _, number=number: order.append(number))
+        await there.settle()
+        assert repr(there.pool) == "<Pool base: 0 ready, 4 creating, 10 waiting>"
+        there.makers.open.set()
+        await there.settle()
+        assert order == list(range(10))
+        assert len(set(await ids(*claims))) == 10
+        assert not any(claim.result().pooled for claim in claims)
+        assert there.makers.most == PARALLEL
+
+
+async def test_who_finds_only_dead_ones_keeps_its_place_in_the_queue() -> None:
+    async with arena(PoolSize(1, 1, 1)) as there:
+        there.makers.open.clear()
+        [member] = there.pool._ready.values()
+        member.sandbox = Deaf(member.sandbox)  # type: ignore[assignment]
+        first = there.claim()
+        await there.settle()
+        second = there.claim()
+        await there.settle()
+        there.makers.fake.lose(member.sandbox.id)
+        there.pool._discard(member)
+        first_waiter, order = there.pool._waiters[0], list[str]()
+        first.add_done_callback(lambda _: order.append("first"))
+        second.add_done_callback(lambda _: order.append("second"))
+        assert first_waiter.ticket == 2
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(second), pool_module.PING_S + 0.2)
+        there.makers.open.set()
+        await there.settle()
+        assert order == ["first", "second"]
+
+
+async def test_a_claim_that_is_not_served_in_time_names_its_place() -> None:
+    async with arena(PoolSize(0, 0, 0)) as there:
+        there.makers.open.clear()
+        waiting, claim = there.claim(60), there.claim(5)
+        await there.settle(4.9)
+        assert not claim.done()
+        await there.settle(0.2)
+        with pytest.raises(NoCapacity, match=r"base became free in 5\.0 s, place 2 of 2") as caught:
+            await claim
+        assert caught.value.retry_after_s
+        assert there.pool.figures.timeouts == 1
+        there.makers.open.set()
+        await waiting
+
+
+async def test_too_many_waiters_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "MOST_WAITING", 3)
+    async with arena(PoolSize(0, 0, 0)) as there:
+        there.makers.open.clear()
+        claims = [there.claim() for _ in range(3)]
+        await there.settle()
+        with pytest.raises(NoCapacity, match="place 4 of 4"):
+            await there.pool.claim(30)
+        there.makers.open.set()
+        await ids(*claims)
+
+
+async def test_a_miss_raises_the_target_and_calm_lowers_it() -> None:
+    async with arena() as there:
+        claims = [there.claim() for _ in range(6)]
+        await ids(*claims)
+        assert there.pool.target == 6
+        await there.filled()
+        assert there.pool.counts.ready == 6
+        await there.settle(120)
+        assert (there.pool.target, there.pool.counts.ready) == (3, 3)
+        assert len(there.alive) == 3 + 6
+
+
+async def test_a_pool_nobody_claims_from_is_given_up_and_comes_back() -> None:
+    async with arena() as there:
+        await there.settle(700)
+        assert (there.pool.counts.ready, there.alive) == (0, set())
+        await there.pool.claim(1)
+        await there.filled()
+        assert there.pool.counts.ready >= 3
+
+
+async def test_the_default_pool_is_kept() -> None:
+    async with arena(kept=True) as there:
+        await there.settle(700)
+        assert there.pool.counts.ready == 3
+
+
+async def test_under_pressure_the_pool_shrinks_to_min_and_grows_again_after() -> None:
+    tight: list[int] = []
+    async with arena(pressure=lambda: bool(tight)) as there:
+        tight.append(1)
+        await there.settle(2)
+        assert there.pool.counts.ready == 2
+        tight.clear()
+        await there.settle(2)
+        assert there.pool.counts.ready == 3
+
+
+# Cancelling.
+
+
+@pytest.mark.parametrize("turns", range(12))
+async def test_a_claim_cancelled_at_any_moment_loses_nothing(turns: int) -> None:
+    for size in (PoolSize(0, 0, 0), PoolSize(1, 1, 1)):
+        async with arena(size) as there:
+            claim, next_one = there.claim(), there.claim()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            claim.cancel()
+            outcome = await asyncio.gather(claim, return_exceptions=True)
+            have = {one.sandbox.id for one in (*outcome, await next_one) if isinstance(one, Claimed)}
+            await there.settle(1)
+            assert len(have) == 2 - isinstance(outcome[0], asyncio.CancelledError)
+            assert there.alive == have | set(there.pool._ready)
+            assert there.pool.counts.ready == size.size
+
+
+async def test_what_was_delivered_to_a_cancelled_claim_goes_to_the_next() -> None:
+    async with arena(PoolSize(0, 0, 0)) as there:
+        there.makers.open.clear()
+        first, second = there.claim(), there.claim()
+        await there.settle()
+        sandbox = await there.makers.fake.create(SandboxSpec())
+        there.pool.give_back(sandbox)
+        first.cancel()
+        assert (await second).sandbox is sandbox
+        assert first.cancelled() or first.cancelling()
+        there.makers.open.set()
+        await there.settle(1)
+        assert there.alive == {sandbox.id}
+
+
+# Failing.
+
+
+async def test_a_failing_provider_is_tried_again_later() -> None:
+    async with arena(filled=False) as there:
+        there.makers.fail = [ProviderUnavailable("not now")] * 4
+        await there.settle()
+        assert repr(there.pool) == "<Pool base: 0 ready, 0 creating, 0 waiting>"
+        await there.settle(0.2)
+        assert there.pool.counts.ready == 3
+        assert there.pool.figures.failures >= 2
+
+
+async def test_a_provider_that_always_fails_is_not_hammered() -> None:
+    async with arena(filled=False) as there:
+        there.makers.always = ProviderUnavailable("never")
+        claim = there.claim(30)
+        await there.settle(29)
+        assert there.pool.figures.failures < 250
+        await there.settle(2)
+        with pytest.raises(NoCapacity, match="the last one could not be made: never"):
+            await claim
+        failures = there.pool.figures.failures
+        await there.settle(60)
+        assert there.pool.figures.failures - failures <= 15 * 2
+
+
+async def test_waiters_outlast_a_failure_that_passes() -> None:
+    async with arena(PoolSize(0, 0, 0)) as there:
+        there.makers.fail = [ProviderUnavailable("not now"), OSError(5, "nor now")]
+        claims = [there.claim(), there.claim()]
+        await there.settle(5)
+        assert len(set(await ids(*claims))) == 2
+
+
+async def test_a_hopeless_failure_is_everybodys_at_once() -> None:
+    async with arena(PoolSize(0, 0, 0)) as there:
+        there.makers.always = ImageNotFound("there is no image x", remedy="make it")
+        claims = [there.claim() for _ in range(6)]
+        outcomes = await asyncio.gather(*claims, return_exceptions=True)
+        assert [str(outcome) for outcome in outcomes] == ["there is no image x (make it)"] * 6
+        assert len({id(outcome) for outcome in outcomes}) == 6
+        with pytest.raises(ImageNotFound):
+            await there.pool.claim(30)
+
+
+async def test_a_full_machine_is_told_as_such_and_room_that_is_made_is_used() -> None:
+    async with arena(PoolSize(0, 0, 0)) as there:
+        there.makers.always = MachineFull("no memory is left")
+        first, second = there.claim(1), there.claim(30)
+        await there.settle(1.1)
+        with pytest.raises(MachineFull, match="no memory is left"):
+            await first
+        there.makers.always = None
+        there.pool.room_was_made()
+        await there.settle()
+        assert second.done()
+
+
+# Ending.
+
+
+async def test_draining_leaves_nothing_and_tells_who_waits() -> None:
+    async with arena() as there:
+        there.makers.open.clear()
+        claims = [there.claim() for _ in range(5)]
+        await there.settle()
+        await there.pool.drain()
+        outcomes = await asyncio.gather(*claims, return_exceptions=True)
+        have = {one.sandbox.id for one in outcomes if isinstance(one, Claimed)}
+        assert [type(one) for one in outcomes if not isinstance(one, Claimed)] == [Stopping, Stopping]
+        await there.settle()
+        assert there.alive == have
+        assert there.makers.now == 0
+        with pytest.raises(Stopping):
+            await there.pool.claim(1)
+
+
+async def test_the_figures_add_up() -> None:
+    async with arena() as there:
+        await ids(*(there.claim() for _ in range(4)))
+        await there.filled()
+        stats = there.pool.stats()
+        assert {name: stats[name] for name in ("claims", "hits", "misses", "timeouts", "failures", "discarded")} == {
+            "claims": 4, "hits": 3, "misses": 1, "timeouts": 0, "failures": 0, "discarded": 0,
+        }  # fmt: skip
+        assert stats["hit_rate"] == 0.75
+        assert stats["creations"] == there.makers.fake.created
+        assert stats["latency_count"] == 4
+        assert 0 < stats["latency_p50_s"] <= stats["latency_p95_s"] <= stats["latency_sum_s"]
+
+
+# Everything at once.
+
+
+class Storm:
+    """Random callers. Who has a sandbox writes it down; nobody may have one that another has."""
+
+    def __init__(self, there: Arena, seed: int) -> None:
+        self.there, self.random = there, random.Random(seed)
+        self.held: set[str] = set()
+        self.callers: list[asyncio.Task[None]] = []
+
+    async def caller(self) -> None:
+        try:
+            claimed = await self.there.pool.claim(self.random.choice((0.01, 0.5, 30)))
+        except WarrenError:
+            return
+        name = claimed.sandbox.id
+        assert name in self.there.alive
+        assert name not in self.held
+        assert name not in self.there.pool._ready
+        self.held.add(name)
+
+    async def step(self) -> None:
+        there, choice = self.there, self.random.random()
+        if choice < 0.45:
+            self.callers.append(asyncio.ensure_future(self.caller()))
+        elif choice < 0.6 and self.callers:
+            self.random.choice(self.callers).cancel()
+        elif choice < 0.65 and there.pool._ready:
+            there.makers.fake.lose(self.random.choice(list(there.pool._ready)))
+        elif choice < 0.7:
+            there.makers.fail.append(ProviderUnavailable("a storm"))
+        elif choice < 0.8:
+            there.makers.open.clear() if there.makers.open.is_set() else there.makers.open.set()
+        elif choice < 0.9:
+            await there.settle(self.random.choice((0.01, 0.06, 1.0, 15.0)))
+            assert there.pool.counts.ready <= max(there.pool.target, SMALL.min)
+        for _ in range(self.random.randrange(4)):
+            await asyncio.sleep(0)
+
+    async def end(self) -> None:
+        self.there.makers.open.set()
+        self.there.makers.fail.clear()
+        await self.there.settle(40)
+        for outcome in await asyncio.gather(*self.callers, return_exceptions=True):
+            assert outcome is None or isinstance(outcome, asyncio.CancelledError)
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_in_a_storm_nobody_shares_a_sandbox_and_none_is_lost(seed: int) -> None:
+    async with arena() as there:
+        storm = Storm(there, seed)
+        for _ in range(400):
+            await storm.step()
+            assert there.makers.most <= PARALLEL
+        await storm.end()
+        await there.settle(1)
+        assert there.alive == storm.held | set(there.pool._ready)
+        assert there.pool.counts.waiting == there.pool.counts.creating == 0
+        await there.pool.drain()
+        await there.settle()
+        assert there.alive == storm.held
