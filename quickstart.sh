@@ -1,9 +1,10 @@
 #!/bin/sh
-# From a fresh checkout to a first sandbox. Installs only what is missing; running it again is harmless and fast.
+# From a fresh checkout to a running server. Installs only what is missing; running it again is harmless and fast.
+# The server listens on port 8000, or on WARREN_PORT; its log and its process id are in the state directory.
 set -eu
 cd "$(dirname "$0")"
 
-steps=6
+steps=7
 step=0
 say() {
     step=$((step + 1))
@@ -43,8 +44,12 @@ say "agent and launcher"
 make --no-print-directory --silent -C agent || stop "the agent could not be built, see above."
 make --no-print-directory --silent -C launcher || stop "the launcher could not be built, see above."
 
-# sudo drops the environment: the one setting that says where things live is handed on.
-warren() { $as_root env ${WARREN_STATE_DIR:+"WARREN_STATE_DIR=$WARREN_STATE_DIR"} .venv/bin/warren "$@"; }
+# sudo drops the environment: the settings that say where things are, are handed on.
+as_root_env() {
+    $as_root env ${WARREN_STATE_DIR:+"WARREN_STATE_DIR=$WARREN_STATE_DIR"} ${WARREN_CONFIG:+"WARREN_CONFIG=$WARREN_CONFIG"} \
+        ${WARREN_HOST:+"WARREN_HOST=$WARREN_HOST"} ${WARREN_PORT:+"WARREN_PORT=$WARREN_PORT"} "$@"
+}
+warren() { as_root_env .venv/bin/warren "$@"; }
 
 say "root filesystem of the sandboxes (image \`base\`, once, about a minute)"
 warren image build base --if-missing || exit 1
@@ -52,10 +57,67 @@ warren image build base --if-missing || exit 1
 say "a first sandbox"
 warren run -- bash -c 'echo "Hello from $(hostname): $(whoami) in $PWD, $(python --version), node $(node --version)."' || exit 1
 
+say "the server"
+config=$(warren config --json) || stop "the configuration has a mistake, see above."
+option() {
+    printf '%s' "$config" | .venv/bin/python -c \
+        'import json, sys; value = json.load(sys.stdin)["options"][sys.argv[1]]["value"]; print("" if value is None else value)' "$1"
+}
+state=$(option state_dir)
+host=$(option host)
+case $host in
+    0.0.0.0 | ::) host=127.0.0.1 ;;
+    *:*) host="[$host]" ;;
+esac
+url="http://$host:$(option port)"
+log=$state/server.log
+key=
+[ -z "$(option api_key)" ] || key=' -H "X-API-Key: $WARREN_API_KEY"'
+try="curl -sS$key $url/execute -d '{\"thread_id\": \"hello\", \"command\": \"uname -a\"}'"
+
+answers() { curl -fsS --max-time 10 "$url/version" 2>/dev/null | grep -q '"name": *"warren"'; }
+new_log() { $as_root tail -c "+$((${seen:-0} + 1))" "$log" 2>/dev/null; }
+
+# The server holds a lock on its state directory for as long as it runs.
+if $as_root [ -e "$state/server.lock" ] && ! $as_root flock --nonblock "$state/server.lock" true; then
+    pid=$($as_root cat "$state/server.lock")
+    answers || stop "a server (process $pid) has the state directory $state, but it does not answer at $url.
+Was it started with another port? Then set WARREN_PORT to it. Is it stuck? Then end it: ${as_root:+$as_root }kill $pid"
+    echo "It is already running (process $pid), and is left as it is."
+else
+    seen=$($as_root sh -c '[ ! -e "$1" ] || wc -c <"$1"' sh "$log")
+    pid=$(as_root_env sh -c 'setsid .venv/bin/warren serve >>"$1" 2>&1 </dev/null & echo "$!" | tee "$2"' sh "$log" "$state/server.pid")
+    # It is up when it has said so: somebody else may be answering on its port.
+    until new_log | grep -q '^Warren serves'; do
+        if ! $as_root kill -0 "$pid" 2>/dev/null; then
+            new_log | tail -n 5 >&2
+            stop "the server did not start, see above. If its port is taken, choose another: WARREN_PORT=8080 ./quickstart.sh"
+        fi
+        sleep 0.1
+    done
+    echo "It runs in the background (process $pid)."
+fi
+echo "    $try"
+if [ -n "$key" ] && [ -z "${WARREN_API_KEY:-}" ]; then
+    echo "It wants its API key: set WARREN_API_KEY before you run this line."
+else
+    answer=$(sh -c "$try") || stop "that request should have been answered, see above; the log is $log."
+    case $answer in
+        *'"exit_code": 0,'*) printf '%.120s…\n' "$answer" ;;
+        *) stop "that request should have worked. The answer was: $answer
+The log is $log." ;;
+    esac
+fi
+
 cat <<END
 
-Warren works. Next:
+Warren works. From any terminal, and as often as you like:
+    $try
+    $url/docs in a browser shows every request there is.
+Without the server:
     ${as_root:+$as_root }.venv/bin/warren run -- python3 -c 'print(6 * 7)'
     ${as_root:+$as_root }.venv/bin/warren shell
-    ${as_root:+$as_root }.venv/bin/warren doctor
+Its log is $log.
+To stop it:  ${as_root:+$as_root }kill $pid
+To start it: ${as_root:+$as_root }.venv/bin/warren serve
 END

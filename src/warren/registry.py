@@ -45,6 +45,7 @@ class Registry:
         self._files = {
             path.stem: path for directory in directories for path in sorted((directory / "environments").glob("*.yaml"))
         }
+        self._read: dict[str, tuple[int, Environment]] = {}  # with the time the file was written
 
     @property
     def names(self) -> list[str]:
@@ -53,7 +54,15 @@ class Registry:
     def environment(self, name: str) -> Environment:
         if name not in self._files:
             raise UnknownEnvironment(f"there is no environment {name!r}", remedy=self._remedy(name))
-        return read_environment(self._files[name])
+        path = self._files[name]
+        try:
+            written = path.stat().st_mtime_ns
+        except OSError:
+            return read_environment(path)
+        known = self._read.get(name)
+        if known is None or known[0] != written:
+            known = self._read[name] = (written, read_environment(path))
+        return known[1]
 
     def _remedy(self, name: str) -> str:
         by_folded = {known.casefold(): known for known in self.names}

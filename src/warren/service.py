@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ _log = logging.getLogger("warren.service")
 
 
 class Service:
-    """`fault` is called with the name of each step in the life of sessions and sandboxes, for tests of crashes."""
+    """`fault` is called with each step in the life of sessions and sandboxes ("worker destroyed"), for crash tests."""
 
     sessions: Sessions
 
@@ -56,15 +57,18 @@ class Service:
         settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
         self._lock = lock_state(settings.state_dir)
         self._store = await build_store(settings)
-        self._provider = build_provider(settings)
-        self._worker = build_worker(settings, self._provider, self._fault)
-        lifecycle: Lifecycle = build_lifecycle(settings, self._store, self._worker, self._fault)
+        self._provider = build_provider(settings, fault=partial(self._reached, "provider"))
+        self._worker = build_worker(settings, self._provider, partial(self._reached, "worker"))
+        lifecycle: Lifecycle = build_lifecycle(settings, self._store, self._worker, partial(self._reached, "lifecycle"))
         self.sessions = build_sessions(settings, lifecycle)
         reaper: Reaper = build_reaper(settings, self.sessions)
         await reaper.recover()
         await self._worker.start()
         self._run(reaper.run(), "reaper")
         self._run(reaper.note_losses(self._worker), "losses")
+
+    def _reached(self, part: str, step: str) -> None:
+        self._fault(f"{part} {step}")
 
     def _run(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=name)

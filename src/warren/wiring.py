@@ -35,7 +35,7 @@ def build_images(settings: Settings) -> ImageStore:
     return ImageStore(settings.state_dir)
 
 
-def build_provider(settings: Settings, name: str = "") -> Provider:
+def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: None) -> Provider:
     """The provider of that name, or the one the settings say."""
     name = name or settings.provider
     check_provider(name)
@@ -47,6 +47,7 @@ def build_provider(settings: Settings, name: str = "") -> Provider:
             images=build_images(settings),
             bin_dir=settings.bin_dir,
             runtime=settings.runtime or None,
+            fault=fault,
         )
     if name == "docker":
         from warren.worker.providers.docker import DockerProvider
@@ -56,6 +57,7 @@ def build_provider(settings: Settings, name: str = "") -> Provider:
             images=build_images(settings),
             bin_dir=settings.bin_dir,
             docker_url=settings.docker_url or None,
+            fault=fault,
         )
     if name == "fake":
         from warren.worker.providers.fake import FakeProvider

@@ -168,8 +168,9 @@ class StoreContract(StoreKeysContract):
             while found := await store.list(
                 "acme", Page(metadata=metadata, limit=limit, after=seen[-1].id if seen else "")
             ):
-                assert len(found) <= limit
                 seen += found
+                assert len(found) <= limit
+                assert len(seen) <= len(made)
             assert seen == sorted(wanted, key=lambda one: (one.created_at, one.id), reverse=True)
 
     async def test_a_page_goes_on_after_a_session_that_is_no_longer_on_it(self, store: SessionStore) -> None:

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from contract.store_values import S, a_key, a_session, added, swapped
 from warren.clock import ManualClock
 from warren.coordinator.stores.memory import MemoryStore
 from warren.coordinator.stores.sqlite import CHECKPOINT_S, SqliteStore
+from warren.coordinator.stores.sqlite_file import SqliteFile
 from warren.interfaces.store import Page, SessionStore
 from warren.model.errors import Unavailable
 
@@ -147,6 +149,20 @@ class TestSqliteFile:
         await store.close()
 
 
+class SlowSqliteFile(SqliteFile):
+    """A disk that takes its time."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.at_last_part = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def restart_log(self) -> None:
+        self.at_last_part.set()
+        assert self.may_go_on.wait(10)
+        super().restart_log()
+
+
 @pytest.mark.anyio
 class TestSqliteLog:
     async def test_the_log_does_not_grow_for_ever(self, path: Path) -> None:
@@ -196,7 +212,22 @@ class TestSqliteLog:
         assert Path(f"{path}-wal").stat().st_size == before
         await store.close()
 
-    async def test_writers_and_readers_go_on_during_a_checkpoint(self, path: Path) -> None:
+    async def test_writers_wait_for_the_last_part_of_a_checkpoint_and_readers_do_not(self, path: Path) -> None:
+        file = SlowSqliteFile(path)
+        store = SqliteStore(file, ManualClock())
+        session = await added(store)
+        checkpoint = asyncio.ensure_future(store.checkpoint())
+        await asyncio.to_thread(file.at_last_part.wait, 10)
+        writer = asyncio.ensure_future(store.swap(session.moved_to(S.RUNNING)))
+        await asyncio.sleep(0)
+        assert await store.get("acme", session.id) == session
+        assert not writer.done()
+        file.may_go_on.set()
+        assert await writer
+        await checkpoint
+        await store.close()
+
+    async def test_nothing_is_lost_by_writing_during_checkpoints(self, path: Path) -> None:
         store = await SqliteStore.open(path)
         for _ in range(20):
             await asyncio.gather(store.checkpoint(), *(added(store) for _ in range(20)))

@@ -1,6 +1,7 @@
 """The server's edge against clients that misbehave: real sockets, short limits."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import subprocess
@@ -8,18 +9,17 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from fastapi import FastAPI, Request, WebSocket
 from pydantic import BaseModel
-from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from warren.coordinator.api import problems
-from warren.coordinator.api.edge import Edge, EdgeLimits, request_id
+from warren.coordinator.api.edge import Edge, EdgeLimits, StreamedAnswer, request_id
 from warren.coordinator.api.serving import HttpServer
 from warren.model.errors import NoCapacity, SessionNotFound, Unavailable
 
@@ -104,7 +104,7 @@ def _add_streams(app: FastAPI, site: Site) -> None:
         return {"taken": site.taken}
 
     @app.get("/endless")
-    async def endless() -> StreamingResponse:
+    async def endless() -> StreamedAnswer:
         async def chunks() -> AsyncIterator[bytes]:
             try:
                 while True:
@@ -113,10 +113,10 @@ def _add_streams(app: FastAPI, site: Site) -> None:
             finally:
                 site.ended.set()
 
-        return StreamingResponse(chunks())
+        return StreamedAnswer(chunks())
 
     @app.get("/quiet")
-    async def quiet() -> StreamingResponse:
+    async def quiet() -> StreamedAnswer:
         async def chunks() -> AsyncIterator[bytes]:
             try:
                 yield b"first"
@@ -125,15 +125,15 @@ def _add_streams(app: FastAPI, site: Site) -> None:
             finally:
                 site.ended.set()
 
-        return StreamingResponse(chunks())
+        return StreamedAnswer(chunks())
 
     @app.get("/breaks")
-    async def breaks() -> StreamingResponse:
+    async def breaks() -> StreamedAnswer:
         async def chunks() -> AsyncIterator[bytes]:
             yield b"first"
             raise NoCapacity("half way")
 
-        return StreamingResponse(chunks())
+        return StreamedAnswer(chunks())
 
     async def deaf(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -154,6 +154,12 @@ def _add_streams(app: FastAPI, site: Site) -> None:
                 await ws.send_text(await ws.receive_text())
         finally:
             site.ended.set()
+
+    @app.websocket("/ws-boom/{when}")
+    async def boom(ws: WebSocket, when: str) -> None:
+        if when == "open":
+            await ws.accept()
+        raise RuntimeError("the secret")
 
     @app.websocket("/ws-flood")
     async def flood(ws: WebSocket) -> None:
@@ -185,8 +191,26 @@ async def serve() -> AsyncIterator[Callable[..., Any]]:
         return Served(site, server, server.port)
 
     yield start
+    for writer in _dialled:
+        writer.close()
+        writer.transport.abort()
     for server in running:
         await server.stop(0)
+    await asyncio.sleep(0.02)
+    _dialled.clear()
+
+
+async def dial(port: int, limit: int = 65536) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=limit)
+    _dialled.append(writer)
+    return reader, writer
+
+
+def stop_reading(writer: asyncio.StreamWriter) -> None:
+    cast(asyncio.Transport, writer.transport).pause_reading()
+
+
+_dialled: list[asyncio.StreamWriter] = []
 
 
 @dataclass
@@ -212,7 +236,7 @@ async def read_answer(reader: asyncio.StreamReader) -> Answer:
 
 async def ask(port: int, data: bytes) -> Answer:
     async with asyncio.timeout(10):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await dial(port)
         writer.write(data)
         answer = await read_answer(reader)
         writer.close()
@@ -232,7 +256,7 @@ async def soon(event: asyncio.Event) -> None:
 class TestSlowClients:
     async def test_a_head_that_never_ends_is_answered_408_and_closed(self, serve: Any) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         begun = time.monotonic()
         writer.write(b"GET /hello HTTP/1.1\r\nHost: localhost\r\n")
         answer = await read_answer(reader)
@@ -244,7 +268,7 @@ class TestSlowClients:
     async def test_dripping_bytes_does_not_prolong_the_head(self, serve: Any) -> None:
         served = await serve()
         for drip in (b"X", b"\r\n"):
-            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            reader, writer = await dial(served.port)
             writer.write(GET)
             assert (await read_answer(reader)).status == 200
             begun = time.monotonic()
@@ -258,14 +282,14 @@ class TestSlowClients:
 
     async def test_a_connection_that_says_nothing_is_closed(self, serve: Any) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         async with asyncio.timeout(2):
             assert await reader.read() == b""
         writer.close()
 
     async def test_an_idle_connection_is_kept_for_the_next_request(self, serve: Any) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         for _ in range(2):
             writer.write(GET)
             assert (await read_answer(reader)).status == 200
@@ -283,7 +307,7 @@ class TestSlowClients:
 
     async def test_a_body_that_keeps_coming_slowly_is_taken(self, serve: Any) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         request = post("/upload", b"x" * 10)
         writer.write(request[:-10])
         for _ in range(10):
@@ -292,27 +316,27 @@ class TestSlowClients:
         assert (await read_answer(reader)).json == {"taken": 10}
         writer.close()
 
-    @pytest.mark.parametrize("path", ["/endless", "/deaf"])
+    @pytest.mark.parametrize("path", ["/endless", "/deaf/"])
     async def test_a_client_that_does_not_read_is_dropped(self, serve: Any, path: str) -> None:
         served = await serve()
-        _, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1024)
-        writer.transport.pause_reading()
+        _, writer = await dial(served.port, limit=1024)
+        stop_reading(writer)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         await soon(served.site.ended)
         writer.transport.abort()
 
     async def test_a_websocket_that_does_not_read_is_dropped(self, serve: Any) -> None:
         served = await serve()
-        _, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1024)
+        _, writer = await dial(served.port, limit=1024)
         writer.write(upgrade("/ws-flood"))
-        writer.transport.pause_reading()
+        stop_reading(writer)
         await soon(served.site.ended)
         writer.transport.abort()
 
-    @pytest.mark.parametrize("path", ["/endless", "/quiet", "/deaf"])
+    @pytest.mark.parametrize("path", ["/endless", "/quiet", "/deaf/"])
     async def test_a_stream_ends_when_the_client_goes(self, serve: Any, path: str) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")
         writer.transport.abort()
@@ -320,7 +344,7 @@ class TestSlowClients:
 
     async def test_an_upload_ends_when_the_client_goes(self, serve: Any) -> None:
         served = await serve()
-        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        _, writer = await dial(served.port)
         writer.write(post("/upload", b"x" * 1000)[:-1])
         await soon(served.site.begun)
         writer.transport.abort()
@@ -376,17 +400,17 @@ class TestSizes:
         assert (await ask(served.port, post("/upload", b"x" * 3_000_000))).json == {"taken": 3_000_000}
 
     async def test_an_endless_body_nobody_reads_does_not_keep_the_connection(self, serve: Any) -> None:
-        served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        served = await serve(is_upload=lambda scope: True)
+        reader, writer = await dial(served.port)
         writer.write(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000000\r\n\r\n")
         assert (await read_answer(reader)).status == 404
         begun = time.monotonic()
-        with pytest.raises(ConnectionError):
-            while time.monotonic() - begun < 8:
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - begun < 15:
                 writer.write(b"x" * 100_000)
                 await writer.drain()
                 await asyncio.sleep(0.02)
-        writer.close()
+        assert time.monotonic() - begun < 8
 
     @pytest.mark.parametrize(
         "data",
@@ -402,17 +426,14 @@ class TestSizes:
         answer = await ask(served.port, data)
         assert (answer.status, answer.json["code"]) == (431, "header_too_large")
 
-    async def test_trailers_do_not_become_headers_and_do_not_grow(self, serve: Any) -> None:
+    async def test_trailers_without_end_are_refused(self, serve: Any) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         writer.write(b"POST /upload HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
-        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            async with asyncio.timeout(5):
-                for _ in range(10_000):
-                    writer.write(b"X-Trailer: " + b"x" * 10_000 + b"\r\n")
-                    await writer.drain()
-                    await asyncio.sleep(0)
-        writer.close()
+        for _ in range(60):
+            writer.write(b"X-Trailer: " + b"x" * 10_000 + b"\r\n")
+        assert (await read_answer(reader)).status == 431
+        await soon(served.site.ended)
 
     async def test_a_stream_that_is_not_read_costs_little_memory(self) -> None:
         script = [sys.executable, "-c", MEMORY_SCRIPT]
@@ -426,9 +447,8 @@ class TestSizes:
 MEMORY_SCRIPT = """
 import asyncio, json, re, pathlib
 from starlette.applications import Starlette
-from starlette.responses import StreamingResponse
 from starlette.routing import Route
-from warren.coordinator.api.edge import Edge, EdgeLimits
+from warren.coordinator.api.edge import Edge, EdgeLimits, StreamedAnswer
 from warren.coordinator.api.serving import HttpServer, new_event_loop
 
 ended = asyncio.Event()
@@ -442,7 +462,7 @@ async def big(request):
                 yield bytes(65536)
         finally:
             ended.set()
-    return StreamingResponse(chunks())
+    return StreamedAnswer(chunks())
 
 async def main():
     app = Starlette(routes=[Route("/", big)])
@@ -468,7 +488,7 @@ class TestManyConnections:
         served = await serve(EdgeLimits())
         idle = []
         for _ in range(20):
-            idle += await asyncio.gather(*(asyncio.open_connection("127.0.0.1", served.port) for _ in range(100)))
+            idle += await asyncio.gather(*(dial(served.port) for _ in range(100)))
         begun = time.monotonic()
         for _ in range(20):
             assert (await ask(served.port, GET)).status == 200
@@ -478,12 +498,9 @@ class TestManyConnections:
 
     async def test_more_connections_than_allowed_are_answered_503(self, serve: Any) -> None:
         served = await serve(replace(SHORT, header_timeout_s=5, max_connections=5))
-        idle = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(5)]
+        idle = [await dial(served.port) for _ in range(5)]
         answer = await ask(served.port, GET)
         assert (answer.status, answer.json["code"], answer.headers["retry-after"]) == (503, "no_capacity", "1")
-        idle.pop()[1].close()
-        await asyncio.sleep(0.1)
-        assert (await ask(served.port, GET)).status == 503 or True
         for _, writer in idle:
             writer.close()
         await asyncio.sleep(0.1)
@@ -493,7 +510,7 @@ class TestManyConnections:
 class TestPipelining:
     async def test_requests_sent_ahead_are_answered_in_their_order(self, serve: Any) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         slow = GET.replace(b"/hello", b"/slow")
         writer.write(slow + GET + GET)
         assert [b"slow" in (await read_answer(reader)).body for _ in range(3)] == [True, False, False]
@@ -503,7 +520,7 @@ class TestPipelining:
 
     async def test_too_many_sent_ahead_are_answered_in_part_and_then_closed(self, serve: Any) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         writer.write(GET.replace(b"/hello", b"/slow") + GET * 5000)
         statuses = []
         async with asyncio.timeout(10):
@@ -517,7 +534,7 @@ class TestPipelining:
 
     async def test_a_broken_request_sent_ahead_does_not_spoil_the_answer_before_it(self, serve: Any) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         writer.write(GET.replace(b"/hello", b"/slow") + b"\x00\x01nonsense\r\n\r\n")
         assert (await read_answer(reader)).json == {"slow": "done"}
         async with asyncio.timeout(5):
@@ -526,7 +543,7 @@ class TestPipelining:
 
     async def test_a_stream_ends_when_the_client_goes_though_more_was_sent_ahead(self, serve: Any) -> None:
         served = await serve()
-        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        _, writer = await dial(served.port)
         writer.write(GET.replace(b"/hello", b"/quiet") + GET)
         await soon(served.site.begun)
         writer.transport.abort()
@@ -620,7 +637,9 @@ class TestHostAndOrigin:
         if not allowed:
             assert answer.json["code"] == "origin_not_allowed"
 
-    async def test_a_websocket_of_a_foreign_page_is_refused_before_it_opens(self, serve: Any) -> None:
+    async def test_a_websocket_of_a_foreign_page_is_refused_before_it_opens(
+        self, serve: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
         served = await serve()
         url = f"ws://127.0.0.1:{served.port}/ws"
         with pytest.raises(InvalidStatus) as refused:
@@ -632,6 +651,7 @@ class TestHostAndOrigin:
         async with connect(url, origin=f"http://127.0.0.1:{served.port}") as ws:  # type: ignore[arg-type]
             await ws.send("hello")
             assert await ws.recv() == "hello"
+        assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 def problem_of(answer: Answer, status: int, code: str) -> dict[str, Any]:
@@ -730,7 +750,7 @@ class TestErrorBodies:
         self, serve: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         writer.write(GET.replace(b"/hello", b"/breaks"))
         got = await reader.read()
         assert got.endswith(b"5\r\nfirst\r\n")
@@ -753,14 +773,15 @@ class TestErrorBodies:
 class TestWebSockets:
     async def test_a_flood_of_pings_is_not_kept(self, serve: Any) -> None:
         served = await serve(EdgeLimits(send_timeout_s=0.5))
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1024)
+        reader, writer = await dial(served.port, limit=1024)
         writer.write(upgrade("/ws"))
         await reader.readuntil(b"\r\n\r\n")
-        writer.transport.pause_reading()
+        stop_reading(writer)
         ping = b"\x89\xfd\0\0\0\0" + b"p" * 125
-        with pytest.raises((ConnectionError, TimeoutError)):
+        begun = time.monotonic()
+        with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(8):
-                while True:
+                while time.monotonic() - begun < 8:
                     writer.write(ping * 1000)
                     await writer.drain()
                     await asyncio.sleep(0.001)
@@ -769,7 +790,7 @@ class TestWebSockets:
 
     async def test_a_message_in_countless_fragments_is_refused(self, serve: Any) -> None:
         served = await serve()
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         writer.write(upgrade("/ws"))
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"\x01\x80\0\0\0\0" + b"\x00\x80\0\0\0\0" * 2000)
@@ -789,13 +810,27 @@ class TestWebSockets:
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1009
 
+    async def test_an_unforeseen_error_closes_it_and_is_logged_once(
+        self, serve: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        served = await serve()
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"ws://127.0.0.1:{served.port}/ws-boom/early")
+        assert refused.value.response.status_code == 500
+        async with connect(f"ws://127.0.0.1:{served.port}/ws-boom/open") as ws:
+            with pytest.raises(ConnectionClosed) as closed:
+                await ws.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1011
+        assert [record.name for record in caplog.records] == ["warren.api", "warren.api"]
+
 
 class TestStop:
     async def test_a_request_in_flight_is_finished(self, serve: Any) -> None:
         served = await serve()
         answer = asyncio.create_task(ask(served.port, GET.replace(b"/hello", b"/slow")))
         await soon(served.site.begun)
-        idle = await asyncio.open_connection("127.0.0.1", served.port)
+        idle = await dial(served.port)
         begun = time.monotonic()
         await served.server.stop(5)
         assert time.monotonic() - begun < 2
@@ -814,17 +849,16 @@ class TestStop:
         assert served.site.ended.is_set()
         problem_of(await answer, 503, "stopping")
 
-    @pytest.mark.parametrize("path", ["/endless", "/quiet", "/deaf"])
+    @pytest.mark.parametrize("path", ["/endless", "/quiet", "/deaf/"])
     async def test_an_endless_stream_is_cut_after_the_grace(self, serve: Any, path: str) -> None:
         served = await serve(EdgeLimits())
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        reader, writer = await dial(served.port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")
         begun = time.monotonic()
         await served.server.stop(0.3)
         assert 0.2 < time.monotonic() - begun < 2
         await soon(served.site.ended)
-        assert "0 connections" in repr(served.server) or await asyncio.sleep(0.1) is None
         writer.transport.abort()
 
     async def test_websockets_are_closed_with_the_code_for_a_restart(self, serve: Any) -> None:
@@ -856,7 +890,5 @@ class TestListening:
             raise RuntimeError("no database")
             yield
 
-        from contextlib import asynccontextmanager
-
         with pytest.raises(Unavailable, match="could not start"):
-            await HttpServer(FastAPI(lifespan=asynccontextmanager(broken)), port=0).start()
+            await HttpServer(FastAPI(lifespan=contextlib.asynccontextmanager(broken)), port=0).start()

@@ -11,7 +11,7 @@ import warren
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(Path(warren.__file__).parent.rglob("*.py"))
-DISTRIBUTIONS = {"yaml": "pyyaml"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "python_multipart": "python-multipart"}
 
 
 def imported(path: Path) -> set[str]:

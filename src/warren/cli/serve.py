@@ -5,13 +5,17 @@ import contextlib
 import ipaddress
 import logging
 import signal
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from warren.config import Settings, read_settings
 from warren.model.errors import InvalidRequest
 from warren.options import serve_options
+
+if TYPE_CHECKING:
+    from warren.service import Service
 
 _log = logging.getLogger("warren.serve")
 
@@ -24,17 +28,22 @@ def serve(flags: dict[str, Any]) -> int:
     SIGTERM and SIGINT stop it in order: running commands may finish, sessions are kept for the next start (or
     destroyed: --on-stop). A second signal does not wait. `warren config` shows every option there is.
     """
+    return run_server(read_settings(flags=flags))
+
+
+def run_server(settings: Settings, make_service: "Callable[[Settings], Service] | None" = None) -> int:
+    """Until it is told to stop; gives the exit code. `make_service` may give the service more than the settings say."""
     from warren.coordinator.api.edge import request_id
     from warren.coordinator.api.serving import new_event_loop
+    from warren.service import Service
     from warren.telemetry import set_up_logs
 
-    settings = read_settings(flags=flags)
     check_open_to(settings)
     set_up_logs(settings.log_level, settings.log_format, request_id.get)
     for warning in settings.warnings:
         _log.warning("%s", warning)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_serve(settings))
+        return runner.run(_serve(settings, (make_service or Service)(settings)))
 
 
 def check_open_to(settings: Settings) -> None:
@@ -56,14 +65,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, service: "Service") -> int:
     from warren.coordinator.api.edge import EdgeLimits
     from warren.coordinator.api.serving import HttpServer
-    from warren.service import Service
     from warren.wiring import build_app
 
     caught = _Signals()
-    service = Service(settings)
     await service.start()
     limits = EdgeLimits(
         header_timeout_s=settings.header_timeout_s,

@@ -60,6 +60,7 @@ class Lifecycle:
         self._claim_timeout_s = claim_timeout_s
         self._fault = fault
         self._making: dict[str, asyncio.Task[Session]] = {}
+        self._ending: dict[str, asyncio.Task[Session]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._holder: dict[str, tuple[str, str]] = {}  # sandbox id -> tenant and session id
         self._unwritten: dict[str, Session] = {}  # ends that the store would not take yet
@@ -150,7 +151,9 @@ class Lifecycle:
         return await asyncio.shield(self.finishing(stopping))
 
     def finishing(self, stopping: Session) -> asyncio.Task[Session]:
-        return self._own(self._finish(stopping), f"ending {stopping.id}")
+        task = self._ending[stopping.id] = self._own(self._finish(stopping), f"ending {stopping.id}")
+        task.add_done_callback(lambda _: self._ending.pop(stopping.id, None))
+        return task
 
     async def _finish(self, stopping: Session) -> Session:
         try:
@@ -214,10 +217,10 @@ class Lifecycle:
 
     async def settled(self, session: Session) -> Session:
         """The session when it is no longer being made or unmade, whoever does that; Unavailable if that takes long."""
-        making = self._making.get(session.id)
-        if making is not None and session.state is SessionState.CREATING:
+        at_work = (self._making if session.state is SessionState.CREATING else self._ending).get(session.id)
+        if at_work is not None:
             with contextlib.suppress(SessionEnded):
-                return await asyncio.shield(making)
+                return await asyncio.shield(at_work)
         pause, deadline = _POLL_S[0], self.clock.now() + self._claim_timeout_s
         while session.state in (SessionState.CREATING, SessionState.STOPPING):
             if self.clock.now() > deadline:

@@ -2,10 +2,12 @@
 
 The key is written down first; then the command is started in the sandbox under a process id made from the
 key, which the agent starts only once. Whoever comes later, in this server or the next one, waits for the
-same process. When it has ended its result is written down, if it is not too long, and the agent may
+same process; within one server by waiting for the same task, since a process that was forgotten could be
+started again. When it has ended its result is written down, if it is not too long, and the agent may
 forget it; a longer one stays with the agent for as long as that keeps it.
 """
 
+import asyncio
 import hashlib
 import json
 from dataclasses import asdict
@@ -32,12 +34,28 @@ async def exec_once(
             remedy="write it to a file and let the command read that",
         )
     name = Key(tenant, session_id, check_key(key), fingerprint(command) + hashlib.sha256(stdin).hexdigest())
-    store, clock = sessions.store, sessions.clock
-    known = await store.claim_key(name, clock.epoch, clock.now())
-    if known is not None and known.answer not in ("", _FED):
-        return _decoded(known.answer)
-    async with sessions.using(tenant, session_id) as (_, sandbox):
-        process = await _started(store, sandbox, command, stdin, name, fed=known is not None and known.answer == _FED)
+    known = await sessions.store.claim_key(name, sessions.clock.epoch, sessions.clock.now())
+    answer = "" if known is None else known.answer
+    if answer not in ("", _FED):
+        return _decoded(answer)
+    # No await between reading the answer and this: whoever wrote none yet is still in `once`.
+    task = sessions.once.get(name)
+    if task is None:
+        task = sessions.once[name] = asyncio.create_task(_run(sessions, name, command, stdin, fed=answer == _FED))
+        task.add_done_callback(lambda done: _over(sessions, name, done))
+    return await asyncio.shield(task)
+
+
+def _over(sessions: Sessions, name: Key, task: asyncio.Task[ExecResult]) -> None:
+    del sessions.once[name]
+    if not task.cancelled():
+        task.exception()  # the callers have it; all of them may have gone
+
+
+async def _run(sessions: Sessions, name: Key, command: Command, stdin: bytes, *, fed: bool) -> ExecResult:
+    store = sessions.store
+    async with sessions.using(name.tenant, name.scope) as (_, sandbox):
+        process = await _started(store, sandbox, command, stdin, name, fed=fed)
         result = await process.wait()
         answer = json.dumps(asdict(result))
         if len(answer) <= _MAX_ANSWER:

@@ -20,6 +20,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
 from warren.model.environment import Environment
 from warren.model.errors import SandboxLost, SandboxNotFound, SessionNotFound, Stopping, Unavailable, WarrenError
+from warren.model.operations import ExecResult
 from warren.model.session import (
     CAME_TO_NOTHING,
     IDLE_TIMEOUT_S,
@@ -76,6 +77,7 @@ class Sessions:
         self.clock = lifecycle.clock
         self._environments = environments
         self._defaults = defaults
+        self.once: dict[Key, asyncio.Task[ExecResult]] = {}  # commands with an Idempotency-Key that run
         self._busy: Counter[tuple[str, str]] = Counter()
         self._idle = asyncio.Event()
         self._idle.set()

@@ -6,7 +6,12 @@ WarrenError
 │   ├── UnknownUser
 │   ├── InvalidPath
 │   ├── KeyReused                  an Idempotency-Key came again with another request
+│   ├── InvalidJson
+│   ├── InvalidHttp
+│   ├── HostNotAllowed             addressed by a name the server does not go by
+│   ├── OriginNotAllowed           sent by a web page from elsewhere
 │   └── TooLarge                   more than is taken in one request
+│       └── HeadTooLarge
 ├── NotFound
 │   ├── SessionNotFound
 │   ├── SandboxNotFound
@@ -82,8 +87,28 @@ class KeyReused(InvalidRequest):
     code = "idempotency_key_reused"
 
 
+class InvalidJson(InvalidRequest):
+    code, http_status = "invalid_json", 400
+
+
+class InvalidHttp(InvalidRequest):
+    code, http_status = "invalid_http", 400
+
+
+class HostNotAllowed(InvalidRequest):
+    code, http_status = "host_not_allowed", 421
+
+
+class OriginNotAllowed(InvalidRequest):
+    code, http_status = "origin_not_allowed", 403
+
+
 class TooLarge(InvalidRequest):
     code, http_status = "too_large", 413
+
+
+class HeadTooLarge(TooLarge):
+    code, http_status = "header_too_large", 431
 
 
 class NotFound(WarrenError):

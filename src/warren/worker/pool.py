@@ -295,8 +295,9 @@ class Pool:
 
     def _failed(self, error: Exception) -> None:
         self.figures.failures += 1
-        self._failures = self._failures.and_one(error, self._clock.now(), random.random())
-        _log.warning("pool %s: a sandbox could not be made: %s", self.environment.name, error)
+        before, self._failures = self._failures, self._failures.and_one(error, self._clock.now(), random.random())
+        if self._failures.count > before.count:
+            _log.warning("pool %s: a sandbox could not be made: %s", self.environment.name, error)
         if is_hopeless(error):
             self._fail_waiters(lambda: _copy(error))
 

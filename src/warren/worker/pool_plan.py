@@ -108,7 +108,8 @@ def plan_pool(
     pause_s = failures.until - around.now
     spare = counts.ready + counts.creating - counts.waiting
     level = 0 if pause_s > 0 else target if quiet_in_s <= 0 else low
-    create = max(0, min(level - spare, around.parallel - counts.creating))
+    at_once = 1 if failures.count else around.parallel  # after a failure one has to go well first
+    create = max(0, min(level - spare, at_once - counts.creating))
     if around.now < failures.waiters_until:
         create = 0
     return PoolPlan(create, max(0, counts.ready - target), _again_in_s(spare, target, failures, demand, around))

@@ -5,8 +5,9 @@ their own are made on the spot. All creations share `parallel` slots, first come
 before they begin. Every destruction is a task that is finished even if whoever asked for it has gone; one that fails
 is tried again every few seconds, and a last time by `drain`. `close` ends all tasks.
 
-Every sandbox made here carries the label `worker` with this worker's name. After a crash that is how a new worker
-of this name finds what the old one left, and how it leaves alone what others made in the same state directory.
+Every sandbox made here carries a label. After a crash that is how a new worker finds what the old one left, under
+whatever name, and how it leaves alone what others made in the same state directory. A lock sees to it that a state
+directory has one worker at a time.
 """
 
 import asyncio
@@ -38,7 +39,7 @@ from warren.worker.guard import MachineGuard, usable_cores
 from warren.worker.orphans import plan_recovery
 from warren.worker.pool import Pool
 
-LABEL: Final = "worker"
+LABELS: Final = {"owner": "worker"}
 STEPS: Final = ("claimed-from-pool", "cold-created", "before-destroy", "destroyed")
 _ADOPT_AT_ONCE: Final = 16
 _DESTROY_AT_ONCE: Final = 8
@@ -192,7 +193,7 @@ class LocalWorker:
             return sandbox
 
     def _spec(self, environment: Environment) -> SandboxSpec:
-        return SandboxSpec(environment.image, environment.limits, environment.env, labels={LABEL: self._name})
+        return SandboxSpec(environment.image, environment.limits, environment.env, labels=LABELS)
 
     def _pool(self, environment: Environment) -> Pool:
         pool = self._pools.get(environment.name)
@@ -275,7 +276,7 @@ class LocalWorker:
     async def _is_mine(self, sandbox_id: str) -> bool:
         if any(sandbox_id in some for some in (self._claimed, self._lost, self._destroying, self._undestroyed)):
             return True
-        return sandbox_id in await self._provider.list_ids({LABEL: self._name})
+        return sandbox_id in await self._provider.list_ids(LABELS)
 
     def _destruction(self, sandbox_id: str) -> "asyncio.Task[None]":
         """The task that destroys it: one, however many ask."""
@@ -314,7 +315,7 @@ class LocalWorker:
             # With all slots taken nothing is half made, and taken for an orphan.
             for _ in range(self._parallel):
                 await stack.enter_async_context(self._slots)
-            mine = await self._provider.list_ids({LABEL: self._name})
+            mine = await self._provider.list_ids(LABELS)
         plan = plan_recovery(known, mine, {*self._live, *self._destroying})
         for sandbox_id in plan.destroy:
             self._destruction(sandbox_id)

@@ -1,45 +1,17 @@
 """The app: every router, the errors, the door."""
 
 from importlib.metadata import version
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from warren.coordinator.api import e2b, exec, files, flat, health, processes, sessions, sockets
 from warren.coordinator.api.context import Context
+from warren.coordinator.api.document import DESCRIPTION, PROBLEMS, TAGS, completed, operation_id
 from warren.coordinator.api.door import Door
-from warren.coordinator.api.problems import MEDIA_TYPE, register
+from warren.coordinator.api.problems import register
 
-DESCRIPTION = """
-Isolated Linux sandboxes for AI agents. A **session** is a sandbox of your own: create one (or name a `thread_id` and
-get the thread's), run commands in it, move files, open terminals. It keeps its state between commands and is gone
-when you delete it, or when it was not used for its idle time-out.
-
-Errors are `application/problem+json` with a stable `code`, a sentence (`detail`) and, where there is one, what to do
-about it (`remedy`). `/api/sessions` is the full API; the flat endpoints are the same in the words of older clients.
-"""
-_ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, health)
-_PROBLEM: dict[str, Any] = {
-    "description": "What was wrong, as a problem (RFC 9457)",
-    "content": {
-        MEDIA_TYPE: {
-            "schema": {
-                "type": "object",
-                "required": ["status", "code", "detail"],
-                "properties": {
-                    "type": {"type": "string"},
-                    "title": {"type": "string"},
-                    "status": {"type": "integer"},
-                    "code": {"type": "string"},
-                    "detail": {"type": "string"},
-                    "remedy": {"type": "string"},
-                    "retryable": {"type": "boolean"},
-                },
-            }
-        }
-    },
-}
+ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, health)
 
 
 def create_app(context: Context) -> ASGIApp:
@@ -47,14 +19,17 @@ def create_app(context: Context) -> ASGIApp:
         title="Warren",
         version=context.version,
         description=DESCRIPTION,
-        responses={"4XX": _PROBLEM, "5XX": _PROBLEM},
+        openapi_tags=TAGS,
+        responses=PROBLEMS,
+        generate_unique_id_function=operation_id,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
     )
     register(app)
     app.state.context = context
-    for module in _ROUTERS:
+    for module in ROUTERS:
         app.include_router(module.router)
+    app.openapi = completed(app, with_key=bool(context.api_key))  # type: ignore[method-assign]
     return Door(LenientType(app), context.api_key)
 
 

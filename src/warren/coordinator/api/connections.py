@@ -25,15 +25,16 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from warren.coordinator.api.edge import EdgeLimits
 from warren.coordinator.api.problems import problem
 from warren.model.errors import (
-    InvalidRequest,
+    HeadTooLarge,
+    InvalidHttp,
     NoCapacity,
     RequestTimedOut,
     Stopping,
-    TooLarge,
     WarrenError,
 )
 
@@ -41,14 +42,6 @@ MAX_PIPELINED = 8
 MAX_FRAGMENTS = 1024
 _REFUSED_AT_ONCE = 256  # beyond the limit so many are told why, the others are just closed
 _log = logging.getLogger("warren.http")
-
-
-class InvalidHttp(InvalidRequest):
-    code, http_status = "invalid_http", 400
-
-
-class HeadTooLarge(TooLarge):
-    code, http_status = "header_too_large", 431
 
 
 class Phase(Enum):
@@ -232,19 +225,19 @@ class WatchedHttp(HttpToolsProtocol):
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
 
     def _head_too_large(self) -> HeadTooLarge:
-        return HeadTooLarge(f"the head of the request is larger than {self._limits.max_header_bytes} bytes")
+        return HeadTooLarge("the head of the request is too large", remedy="send fewer or shorter headers")
 
     def _upgrade(self) -> None:
         if not self._should_upgrade():
             return  # answered as the plain request it also is
-        if self._active is not None and not self._active.response_complete:
+        if self._busy():
             self.transport.abort()
-            return
-        try:
+        elif len(self.headers) > MAX_NUM_HEADERS or any(len(n) + len(v) > MAX_LINE_LENGTH - 8 for n, v in self.headers):
+            self._refuse(self._head_too_large())
+        elif not self.url.isascii() or len(self.url) > MAX_LINE_LENGTH - 32:
+            self._refuse(InvalidHttp("the target of the request is not one for a WebSocket"))
+        else:
             self.handle_websocket_upgrade()
-        except Exception:
-            _log.warning("a WebSocket could not be opened", exc_info=True)
-            self.transport.abort()
 
     def _refuse_late(self, message: str) -> None:
         if self._received:
@@ -306,6 +299,16 @@ class WatchedWebSocket(WebSocketsSansIOProtocol):
 
     def abort(self) -> None:
         self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self.transport.abort()
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # else uvicorn logs every refusal as an error of the app
 
     def handle_ping(self) -> None:
         """A client that pings and never reads would fill our memory with pongs; it may go without some."""

@@ -6,9 +6,9 @@ import json
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Depends, Header, Path, Query
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
@@ -49,6 +49,13 @@ async def _tenant(connection: HTTPConnection) -> str:
 
 Ctx = Annotated[Context, Depends(_context)]
 Tenant = Annotated[str, Depends(_tenant)]
+SessionId = Annotated[str, Path(description="The session's id, as creating it gave it")]
+ProcessId = Annotated[str, Path(description="The process's id, as starting it gave it")]
+Encoding = Annotated[
+    Literal["text", "base64"],
+    Query(description="How output is written: `text` replaces what is not UTF-8, `base64` gives every byte"),
+]
+Accept = Annotated[str, Header(description="`text/event-stream` asks for a stream", examples=["text/event-stream"])]
 IdempotencyKey = Annotated[
     str,
     Header(

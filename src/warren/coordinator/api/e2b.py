@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warren.coordinator.api import files
-from warren.coordinator.api.context import Ctx, Tenant, answer, data_of, limited_timeout, new_router, query
-from warren.coordinator.api.schemas import Body, Seconds, file_view
+from warren.coordinator.api.context import Ctx, SessionId, Tenant, answer, data_of, limited_timeout, new_router, query
+from warren.coordinator.api.schemas import Body, FileList, FileView, Seconds, file_view
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import FileNotFound, FileProblem, InvalidRequest
 from warren.model.operations import Command, FileInfo, FileKind
@@ -47,7 +47,7 @@ _LONGEST_RESULT: Final = 1024 * 1024
 
 
 class CodeBody(Body):
-    session_id: str
+    session_id: str = Field(description="As creating the session gave it")
     code: str = Field(examples=["print(42)"])
     language: str = Field("python", description="python, node or bash")
     timeout: Seconds | None = None
@@ -63,14 +63,15 @@ class CodeView(BaseModel):
 
 
 class FileBody(Body):
-    session_id: str
-    path: str
-    content: str = ""
-    content_base64: str = ""
+    session_id: str = Field(description="As creating the session gave it")
+    path: str = Field(description="Relative paths start in /workspace", examples=["notes.txt"])
+    content: str = Field("", description="Text")
+    content_base64: str = Field("", description="The same for bytes that are no text")
 
 
 @router.post("/execute", response_model=CodeView, summary="Run code")
 async def execute(body: CodeBody, context: Ctx, tenant: Tenant) -> Response:
+    """In a fresh interpreter each time: files last from one call to the next, variables do not."""
     timeout_s = limited_timeout(context, body.timeout)
     async with context.sessions.using(tenant, body.session_id) as (session, sandbox):
         before = {info.path: info for info in await sandbox.list(WORKSPACE, depth=10)}
@@ -120,9 +121,14 @@ def _is_new(info: FileInfo, before: dict[str, FileInfo]) -> bool:
     return info.kind is FileKind.FILE and (old is None or (old.modified, old.size) != (info.modified, info.size))
 
 
-@router.get("/files/{session_id}", summary="List the workspace, or read a file of it")
+@router.get(
+    "/files/{session_id}",
+    response_model=FileList,
+    summary="List the workspace, or read a file of it",
+    responses={200: {"description": "The list; or, with `path`, the file", "content": files.BYTES}},
+)
 async def read_files(
-    session_id: str,
+    session_id: SessionId,
     request: Request,
     context: Ctx,
     tenant: Tenant,
@@ -135,7 +141,7 @@ async def read_files(
         return answer({"path": WORKSPACE, "files": found})
 
 
-@router.post("/files", status_code=201, summary="Write a file")
+@router.post("/files", status_code=201, response_model=FileView, summary="Write a file")
 async def write_file(body: FileBody, context: Ctx, tenant: Tenant) -> Response:
     data = data_of(body.content, body.content_base64)
     async with context.sessions.using(tenant, body.session_id) as (_, sandbox):

@@ -12,6 +12,7 @@ The time-outs and the limits on connections are not here: the server keeps them,
 import re
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,11 +20,12 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from starlette.responses import Response
+import anyio
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from warren.coordinator.api.problems import internal_problem, is_disconnect, problem, was_logged
-from warren.model.errors import InvalidRequest, TooLarge, WarrenError
+from warren.model.errors import HostNotAllowed, InvalidRequest, OriginNotAllowed, TooLarge, WarrenError
 
 MAX_BODY = 4 * 1024 * 1024
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -45,14 +47,6 @@ class EdgeLimits:
     keep_alive_s: float = 75
     max_connections: int = 10_000
     max_header_bytes: int = 64 * 1024
-
-
-class HostNotAllowed(InvalidRequest):
-    code, http_status = "host_not_allowed", 421
-
-
-class OriginNotAllowed(InvalidRequest):
-    code, http_status = "origin_not_allowed", 403
 
 
 class Authority(NamedTuple):
@@ -167,6 +161,22 @@ def _must_read_origin(entry: str) -> tuple[str, Authority]:
     return found
 
 
+class StreamedAnswer(StreamingResponse):
+    """A body from an async generator, which is closed as soon as the answer ends, however it ends.
+
+    Starlette leaves that to the garbage collector, which may take its time; what the generator holds waits so long.
+    """
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        finally:
+            close = getattr(self.body_iterator, "aclose", None)
+            if close is not None:
+                with anyio.CancelScope(shield=True):
+                    await close()
+
+
 def _never(scope: Scope) -> bool:
     return False
 
@@ -219,7 +229,11 @@ class Edge:
         except WarrenError as exc:
             await _refuse_websocket(scope, receive, send, problem(exc))
             return
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        except Exception as exc:
+            if not is_disconnect(exc):
+                await _break_off(scope, receive, send, internal_problem(exc))
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         host = headers.get(b"host")
@@ -318,3 +332,11 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send, response
         await response(scope, receive, send)
     else:
         await send({"type": "websocket.close", "code": 1008})
+
+
+async def _break_off(scope: Scope, receive: Receive, send: Send, response: Response) -> None:
+    try:
+        await _refuse_websocket(scope, receive, send, response)
+    except RuntimeError:  # it was open already
+        with suppress(Exception):
+            await send({"type": "websocket.close", "code": 1011})

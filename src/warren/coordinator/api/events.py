@@ -12,8 +12,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final, TypeVar
 
 import anyio
-from starlette.responses import StreamingResponse
 
+from warren.coordinator.api.edge import StreamedAnswer
 from warren.interfaces.sandbox import Process
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import Chunk, Stream
@@ -91,14 +91,14 @@ def failure(exc: WarrenError) -> dict[str, Any]:
     return {**values, "remedy": exc.remedy} if exc.remedy else values
 
 
-async def stream_events(source: AsyncGenerator[bytes | None, None]) -> StreamingResponse:
+async def stream_events(source: AsyncGenerator[bytes | None, None]) -> StreamedAnswer:
     """An answer of server-sent events.
 
     What goes wrong before the first event is an error like any other; later it becomes an `error` event.
     """
     first = await anext(source)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(_guarded(first, source), media_type=EVENT_STREAM, headers=headers)
+    return StreamedAnswer(_guarded(first, source), media_type=EVENT_STREAM, headers=headers)
 
 
 async def _guarded(first: bytes | None, source: AsyncGenerator[bytes | None, None]) -> AsyncIterator[bytes]:

@@ -3,17 +3,19 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Annotated, Any
+from typing import Any
 
 import anyio
-from fastapi import Header
 from starlette.requests import Request
 from starlette.responses import Response
 
 from warren.coordinator.api.context import (
+    Accept,
     Context,
     Ctx,
+    Encoding,
     IdempotencyKey,
+    SessionId,
     Tenant,
     answer,
     data_of,
@@ -35,21 +37,22 @@ _WATCH_AFTER_S = 0.25
 @router.post(
     "/exec", response_model=ExecView, summary="Run a command", responses={200: {"content": {EVENT_STREAM: {}}}}
 )
-async def execute(
-    session_id: str,
+async def run_command(
+    session_id: SessionId,
     body: ExecBody,
     request: Request,
     context: Ctx,
     tenant: Tenant,
-    accept: Annotated[str, Header()] = "",
-    encoding: str = "text",
+    accept: Accept = "",
+    encoding: Encoding = "text",
     idempotency_key: IdempotencyKey = "",
 ) -> Response:
     """Runs it to its end and answers with the result.
 
     As a stream (`Accept: text/event-stream`) it answers with the events `started`, `output` (one for each piece,
-    with the byte offset it starts at) and `result`, and a comment as a sign of life when nothing happens. A caller
-    that goes away ends the command, unless it gave an Idempotency-Key: then it may come back for the result.
+    with the byte offset it starts at) and `result` (or `error`), and a comment as a sign of life when nothing
+    happens. A caller that goes away ends the command, unless it gave an Idempotency-Key: then it may come back for
+    the result. A WebSocket at the same address takes the body as its first message, and standard input after it.
     """
     stdin = data_of(body.stdin, body.stdin_base64)
     body.timeout_s = limited_timeout(context, body.timeout_s)

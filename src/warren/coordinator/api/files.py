@@ -7,11 +7,13 @@ from typing import Annotated, Any
 import anyio
 from fastapi import Header, Query
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from warren.coordinator.api.context import Context, Ctx, Tenant, answer, new_router, query
+from warren.coordinator.api.context import Context, Ctx, SessionId, Tenant, answer, new_router, query
+from warren.coordinator.api.edge import StreamedAnswer
 from warren.coordinator.api.events import EVENT_STREAM, event, stream_events, with_signs_of_life
-from warren.coordinator.api.schemas import FileList, FileView, MoveBody, PathBody, file_view
+from warren.coordinator.api.problems import problem
+from warren.coordinator.api.schemas import ArchiveView, FileList, FileView, MoveBody, PathBody, file_view
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidRequest, IsDirectory
 from warren.model.operations import Change, FileInfo, FileKind, check_path
@@ -20,22 +22,30 @@ from warren.model.spec import WORKSPACE
 router = new_router(prefix="/api/sessions/{session_id}/files", tags=["files"])
 
 BINARY = "application/octet-stream"
+TAR = "application/x-tar"
+BYTES: dict[str, Any] = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 Path = Annotated[str, Query(description="Relative paths start in /workspace", examples=["notes.txt"])]
-User = Annotated[str, Query(description="User inside the sandbox whose rights are used")]
+User = Annotated[str, Query(description="User inside the sandbox whose rights are used; by default sandboxuser")]
+
+
+class RangeNotSatisfiable(InvalidRequest):
+    code, http_status = "range_not_satisfiable", 416
+
 
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
 
 
 @router.get("", response_model=FileList, summary="List a directory")
 async def list_files(
-    session_id: str,
+    session_id: SessionId,
     request: Request,
     context: Ctx,
     tenant: Tenant,
     path: Path = WORKSPACE,
-    depth: Annotated[int, Query(ge=1, le=100)] = 1,
+    depth: Annotated[int, Query(ge=1, le=100, description="More than 1: also what its directories hold")] = 1,
     user: User = "",
 ) -> Response:
+    """Links in it are shown as links, not followed."""
     path = query(request, "path", WORKSPACE)
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
         found = await sandbox.list(path, depth=depth, user=user)
@@ -43,9 +53,10 @@ async def list_files(
 
 
 @router.get("/stat", response_model=FileView, summary="Show a file or directory")
-async def stat(
-    session_id: str, request: Request, context: Ctx, tenant: Tenant, path: Path, user: User = ""
+async def stat_file(
+    session_id: SessionId, request: Request, context: Ctx, tenant: Tenant, path: Path, user: User = ""
 ) -> Response:
+    """A link is shown as a link, with its target."""
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
         return answer(file_view(await sandbox.stat(query(request, "path"), user=user)))
 
@@ -54,10 +65,13 @@ async def stat(
     "/content",
     response_class=Response,
     summary="Read a file",
-    responses={200: {"content": {BINARY: {}}}, 206: {"description": "The part asked for", "content": {BINARY: {}}}},
+    responses={
+        200: {"description": "The file", "content": BYTES},
+        206: {"description": "The part asked for", "content": BYTES},
+    },
 )
-async def read(
-    session_id: str,
+async def read_file(
+    session_id: SessionId,
     request: Request,
     context: Ctx,
     tenant: Tenant,
@@ -82,9 +96,17 @@ async def download(
         end = min(info.size, start + length if length is not None else info.size)
         if start >= info.size:
             await source.aclose()
-            return Response(status_code=416, headers={"Content-Range": f"bytes */{info.size}"})
+            return _beyond(start, info.size)
         headers["Content-Range"], status = f"bytes {start}-{end - 1}/{info.size}", 206
-    return StreamingResponse(_bytes(source), status, headers, BINARY)
+    return StreamedAnswer(_bytes(source), status, headers, BINARY)
+
+
+def _beyond(start: int, size: int) -> Response:
+    response = problem(
+        RangeNotSatisfiable(f"the file has {size} bytes, the range begins at {start}", remedy="ask for a part it has")
+    )
+    response.headers["Content-Range"] = f"bytes */{size}"
+    return response
 
 
 async def _reading(
@@ -141,11 +163,11 @@ def _range(text: str) -> tuple[int, int | None]:
     response_model=FileView,
     summary="Write a file",
     openapi_extra={
-        "requestBody": {"required": True, "content": {BINARY: {"schema": {"type": "string", "format": "binary"}}}}
+        "requestBody": {"required": True, "content": BYTES},
     },
 )
-async def write(
-    session_id: str,
+async def write_file(
+    session_id: SessionId,
     request: Request,
     context: Ctx,
     tenant: Tenant,
@@ -174,7 +196,7 @@ async def body_of(request: Request) -> AsyncIterator[bytes]:
 
 
 @router.post("/mkdir", status_code=201, response_model=FileView, summary="Make a directory")
-async def mkdir(session_id: str, body: PathBody, context: Ctx, tenant: Tenant) -> Response:
+async def make_directory(session_id: SessionId, body: PathBody, context: Ctx, tenant: Tenant) -> Response:
     """Directories on the way are made too."""
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
         await sandbox.mkdir(body.path, mode=body.mode, user=body.user)
@@ -182,20 +204,21 @@ async def mkdir(session_id: str, body: PathBody, context: Ctx, tenant: Tenant) -
 
 
 @router.post("/move", response_model=FileView, summary="Move or rename")
-async def move(session_id: str, body: MoveBody, context: Ctx, tenant: Tenant) -> Response:
+async def move_file(session_id: SessionId, body: MoveBody, context: Ctx, tenant: Tenant) -> Response:
+    """A file that is at the target is replaced; a directory only if it is empty."""
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
         await sandbox.rename(body.source, body.target, user=body.user)
         return answer(file_view(await sandbox.stat(body.target, user=body.user)))
 
 
 @router.delete("", status_code=204, summary="Remove a file or directory")
-async def remove(
-    session_id: str,
+async def remove_file(
+    session_id: SessionId,
     request: Request,
     context: Ctx,
     tenant: Tenant,
     path: Path,
-    recursive: bool = False,
+    recursive: Annotated[bool, Query(description="A directory with everything in it")] = False,
     user: User = "",
 ) -> Response:
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
@@ -207,14 +230,15 @@ async def remove(
     "/archive",
     response_class=Response,
     summary="Read a tree as a tar",
-    responses={200: {"content": {"application/x-tar": {}}}},
+    responses={200: {"description": "The tar", "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}},
 )
-async def pack(
-    session_id: str, request: Request, context: Ctx, tenant: Tenant, path: Path = WORKSPACE, user: User = ""
+async def read_archive(
+    session_id: SessionId, request: Request, context: Ctx, tenant: Tenant, path: Path = WORKSPACE, user: User = ""
 ) -> Response:
+    """Names in it are relative to the directory."""
     source = _packing(context, tenant, session_id, query(request, "path", WORKSPACE), user)
     first = await anext(source, b"")
-    return StreamingResponse(_rest(first, source), media_type="application/x-tar")
+    return StreamedAnswer(_rest(first, source), media_type=TAR)
 
 
 async def _packing(context: Context, tenant: str, session_id: str, path: str, user: str) -> AsyncGenerator[bytes, None]:
@@ -242,16 +266,17 @@ async def _rest(first: bytes, source: AsyncGenerator[bytes, None]) -> AsyncItera
 @router.put(
     "/archive",
     status_code=201,
+    response_model=ArchiveView,
     summary="Write a tree from a tar",
     openapi_extra={
         "requestBody": {
             "required": True,
-            "content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}},
+            "content": {TAR: {"schema": {"type": "string", "format": "binary"}}},
         }
     },
 )
-async def unpack(
-    session_id: str, request: Request, context: Ctx, tenant: Tenant, path: Path = WORKSPACE, user: User = ""
+async def write_archive(
+    session_id: SessionId, request: Request, context: Ctx, tenant: Tenant, path: Path = WORKSPACE, user: User = ""
 ) -> dict[str, Any]:
     """Refuses paths and links that lead out of the directory, and devices."""
     path = query(request, "path", WORKSPACE)
@@ -261,15 +286,18 @@ async def unpack(
 
 
 @router.get(
-    "/watch", response_class=Response, summary="Watch for changes", responses={200: {"content": {EVENT_STREAM: {}}}}
+    "/watch",
+    response_class=Response,
+    summary="Watch for changes",
+    responses={200: {"description": "Events", "content": {EVENT_STREAM: {}}}},
 )
-async def watch(
-    session_id: str,
+async def watch_files(
+    session_id: SessionId,
     request: Request,
     context: Ctx,
     tenant: Tenant,
     path: Path = WORKSPACE,
-    recursive: bool = False,
+    recursive: Annotated[bool, Query(description="Also in the directories below")] = False,
     user: User = "",
 ) -> Response:
     """Server-sent events: `watching`, then one `change` for each. Watching does not keep the session alive."""

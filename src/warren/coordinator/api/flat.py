@@ -28,7 +28,17 @@ from warren.coordinator.api.context import (
 from warren.coordinator.api.exec import run
 from warren.coordinator.api.multipart import Part, read_parts
 from warren.coordinator.api.schemas import Body as StrictBody
-from warren.coordinator.api.schemas import ExecBody, ExecView, Seconds, SessionBody, exec_view, file_view, session_view
+from warren.coordinator.api.schemas import (
+    ExecBody,
+    ExecView,
+    FileList,
+    Seconds,
+    SessionBody,
+    SessionView,
+    exec_view,
+    file_view,
+    session_view,
+)
 from warren.coordinator.api.sessions import check_provider
 from warren.coordinator.sessions import NewSession
 from warren.interfaces.store import Page
@@ -55,7 +65,7 @@ class CreatedView(BaseModel):
 
 
 class ExecuteBody(StrictBody):
-    session_id: str = ""
+    session_id: str = Field("", description="As create_session gave it")
     thread_id: str = Field("", description="Instead of session_id: a thread without a session gets one")
     command: str = Field(examples=["echo Hello"])
     timeout: Seconds | None = Field(None, description="Seconds", examples=[30])
@@ -69,7 +79,34 @@ class ExecuteView(ExecView):
 
 class WhichBody(StrictBody):
     session_id: str = ""
-    thread_id: str = ""
+    thread_id: str = Field("", description="Instead of session_id")
+
+
+class UploadedView(BaseModel):
+    status: str
+    filename: str
+    path: str
+    size: int
+
+
+class ListedView(FileList):
+    session_id: str
+
+
+class CleanedView(BaseModel):
+    status: str
+
+
+class SessionsView(BaseModel):
+    sessions: list[SessionView]
+    count: int
+
+
+class HealthView(BaseModel):
+    status: str = Field(description="`healthy`, or `stopping`")
+    pool_size: int = Field(description="Sandboxes that are ready to be handed out")
+    active_sessions: int
+    worker_id: str
 
 
 @router.post("/create_session", response_model=CreatedView, summary="Create a session")
@@ -80,6 +117,7 @@ async def create_session(
     body: Annotated[SessionBody | None, Body()] = None,
     idempotency_key: IdempotencyKey = "",
 ) -> Response:
+    """With `thread_id`: the thread's session, made if it has none. POST /api/sessions says more about it."""
     body = body or SessionBody()
     check_provider(context, body.provider)
     opened = await context.sessions.create(tenant, body.wanted(), idempotency_key)
@@ -100,6 +138,7 @@ async def create_session(
 async def execute(
     body: ExecuteBody, request: Request, context: Ctx, tenant: Tenant, idempotency_key: IdempotencyKey = ""
 ) -> Response:
+    """To its end. A thread that has no session gets one; `notice` says if an earlier one and its files are gone."""
     wanted = ExecBody(command=body.command, timeout_s=limited_timeout(context, body.timeout))
     wanted.wanted()  # what cannot be run makes no session
     session, notice = await _session(context, tenant, body.session_id, body.thread_id, replace_lost=body.replace_lost)
@@ -109,6 +148,7 @@ async def execute(
 
 @router.post(
     "/upload_file",
+    response_model=UploadedView,
     summary="Upload a file",
     openapi_extra={
         "requestBody": {
@@ -181,7 +221,7 @@ async def _upload(
     "/download_file",
     response_class=Response,
     summary="Download a file",
-    responses={200: {"content": {files.BINARY: {}}}},
+    responses={200: {"description": "The file", "content": files.BYTES}},
 )
 async def download_file(
     request: Request,
@@ -197,12 +237,12 @@ async def download_file(
     return await files.download(context, tenant, session.id, wanted)
 
 
-@router.get("/list_files", summary="List a directory")
+@router.get("/list_files", response_model=ListedView, summary="List a directory")
 async def list_files(
     request: Request,
     context: Ctx,
     tenant: Tenant,
-    path: str = WORKSPACE,
+    path: Annotated[str, Query(description="Relative paths start in /workspace")] = WORKSPACE,
     session_id: SessionId = "",
     thread_id: ThreadId = "",
 ) -> Response:
@@ -213,7 +253,7 @@ async def list_files(
     return answer({"session_id": session.id, "path": check_path(path), "files": found})
 
 
-@router.post("/cleanup", summary="End a session and destroy its sandbox")
+@router.post("/cleanup", response_model=CleanedView, summary="End a session and destroy its sandbox")
 async def cleanup(body: WhichBody, context: Ctx, tenant: Tenant) -> dict[str, str]:
     """Repeating it, or cleaning up what never was, succeeds."""
     try:
@@ -224,7 +264,7 @@ async def cleanup(body: WhichBody, context: Ctx, tenant: Tenant) -> dict[str, st
     return {"status": "cleaned up"}
 
 
-@router.get("/sessions", summary="List your sessions")
+@router.get("/sessions", response_model=SessionsView, summary="List your sessions")
 async def list_sessions(request: Request, context: Ctx, tenant: Tenant) -> Response:
     """The newest thousand; /api/sessions has filters and pages."""
     found = await context.sessions.list(tenant, Page(limit=1000))
@@ -232,7 +272,7 @@ async def list_sessions(request: Request, context: Ctx, tenant: Tenant) -> Respo
     return answer({"sessions": shown, "count": len(shown)})
 
 
-@router.get("/health", summary="How the server is")
+@router.get("/health", response_model=HealthView, summary="How the server is")
 async def health(context: Ctx) -> dict[str, Any]:
     stopping = context.sessions.stopping
     return {

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from warren.coordinator.api.context import Ctx, active_sessions, answer, new_router, pool_size
@@ -9,7 +10,25 @@ from warren.coordinator.api.context import Ctx, active_sessions, answer, new_rou
 router = new_router(tags=["server"])
 
 
-@router.get("/ready", summary="Whether the server takes work")
+class ReadyView(BaseModel):
+    status: str
+    pool_size: int
+    active_sessions: int
+
+
+class VersionView(BaseModel):
+    name: str
+    version: str
+    provider: str
+    worker_id: str
+
+
+class StatsView(BaseModel):
+    sessions: dict[str, int]
+    workers: dict[str, dict[str, Any]]
+
+
+@router.get("/ready", response_model=ReadyView, summary="Whether the server takes work")
 async def ready(context: Ctx) -> Response:
     """503 while it is being stopped, or when its store does not work."""
     context.sessions.check_open()
@@ -18,12 +37,12 @@ async def ready(context: Ctx) -> Response:
     )
 
 
-@router.get("/version", summary="Which server this is")
+@router.get("/version", response_model=VersionView, summary="Which server this is")
 async def version(context: Ctx) -> dict[str, str]:
     return {"name": "warren", "version": context.version, "provider": context.provider, "worker_id": context.worker_id}
 
 
-@router.get("/api/stats", summary="Figures of the pools, the machine and the sessions")
+@router.get("/api/stats", response_model=StatsView, summary="Figures of the pools, the machine and the sessions")
 async def stats(context: Ctx) -> dict[str, Any]:
     """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
     counts = await context.sessions.store.count()

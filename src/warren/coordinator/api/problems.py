@@ -23,16 +23,17 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
-from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.errors import InvalidJson, InvalidRequest, WarrenError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_DEPTH = 100
 _RETRY_AFTER_S = 1.0
 _WAIT_STATUSES = frozenset({429, 503})
 _SHOWN = 60
+_LONGEST = 600
 _CODES = {
     400: "invalid_request",
     401: "unauthorized",
@@ -45,10 +46,6 @@ _CODES = {
     503: "unavailable",
 }
 _log = logging.getLogger("warren.api")
-
-
-class InvalidJson(InvalidRequest):
-    code, http_status = "invalid_json", 400
 
 
 def problem(exc: WarrenError, instance: str = "") -> Response:
@@ -94,7 +91,8 @@ def _answer(
     retry_after_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    body = {"type": "about:blank", "title": _title(status), "status": status, "code": code, "detail": detail, **fields}
+    about = {"type": "about:blank", "title": _title(status), "status": status, "code": code}
+    body = {**about, "detail": _cut(detail), **fields}
     sent = dict(headers or {})
     if retry_after_s is not None or status in _WAIT_STATUSES:
         wait_s = _RETRY_AFTER_S if retry_after_s is None else retry_after_s
@@ -174,7 +172,7 @@ def is_disconnect(exc: BaseException) -> bool:
     """Whether the exception only says that the client went away."""
     while exc.__cause__ is not None and isinstance(exc, RuntimeError | HTTPException):
         exc = exc.__cause__
-    return isinstance(exc, ClientDisconnect | ClientDisconnected)
+    return isinstance(exc, ClientDisconnect | ClientDisconnected | WebSocketDisconnect)
 
 
 async def _on_invalid(request: Request, exc: Exception) -> Response:
@@ -265,6 +263,11 @@ def _got(error: Mapping[str, Any]) -> str:
     if error["loc"][0] in ("header", "cookie") or not isinstance(value, str | int | float | bool | None):
         return ""
     return f", got {_short(json.dumps(value) if value is None or isinstance(value, bool) else repr(value))}"
+
+
+def _cut(detail: str) -> str:
+    """What was sent stands in many a sentence, and may be long; the sentence goes on after it."""
+    return detail if len(detail) <= _LONGEST else f"{detail[: _LONGEST - 200]} … {detail[-197:]}"
 
 
 def _short(text: str) -> str:

@@ -8,7 +8,18 @@ from typing import Annotated, Any, Final
 from fastapi import Body, Header, Query
 from starlette.responses import Response
 
-from warren.coordinator.api.context import Context, Ctx, Tenant, answer, data_of, new_router
+from warren.coordinator.api.context import (
+    Accept,
+    Context,
+    Ctx,
+    Encoding,
+    ProcessId,
+    SessionId,
+    Tenant,
+    answer,
+    data_of,
+    new_router,
+)
 from warren.coordinator.api.events import EVENT_STREAM, Encoder, event, outputs, stream_events
 from warren.coordinator.api.schemas import (
     ExecView,
@@ -35,7 +46,7 @@ _LONGEST_WAIT_S: Final = 300.0
 
 
 @router.post("", status_code=201, response_model=ProcessView, summary="Start a command in the background")
-async def start(session_id: str, body: ProcessBody, context: Ctx, tenant: Tenant) -> Response:
+async def start_process(session_id: SessionId, body: ProcessBody, context: Ctx, tenant: Tenant) -> Response:
     """It runs until it ends, is killed, or its `timeout_s` is over, whoever is connected; also over a restart."""
     async with context.sessions.using(tenant, session_id) as (session, sandbox):
         process = await sandbox.start(body.wanted(session), process_id=body.process_id)
@@ -43,13 +54,14 @@ async def start(session_id: str, body: ProcessBody, context: Ctx, tenant: Tenant
 
 
 @router.get("", response_model=ProcessList, summary="List commands and terminals")
-async def list_processes(session_id: str, context: Ctx, tenant: Tenant) -> Response:
+async def list_processes(session_id: SessionId, context: Ctx, tenant: Tenant) -> Response:
+    """Those that run, and those that ended and were not forgotten. Looking does not count as use."""
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
         return answer({"processes": [process_view(info) for info in await sandbox.processes()]})
 
 
-@router.get("/{process_id}", response_model=ProcessView, summary="Show one")
-async def show(session_id: str, process_id: str, context: Ctx, tenant: Tenant) -> Response:
+@router.get("/{process_id}", response_model=ProcessView, summary="Show a command or terminal")
+async def get_process(session_id: SessionId, process_id: ProcessId, context: Ctx, tenant: Tenant) -> Response:
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
         return answer(process_view(await find(sandbox, process_id)))
 
@@ -60,16 +72,16 @@ async def show(session_id: str, process_id: str, context: Ctx, tenant: Tenant) -
     summary="Read its output from an offset on",
     responses={200: {"content": {EVENT_STREAM: {}}}},
 )
-async def output(
-    session_id: str,
-    process_id: str,
+async def read_output(
+    session_id: SessionId,
+    process_id: ProcessId,
     context: Ctx,
     tenant: Tenant,
     offset: Annotated[int, Query(ge=0, lt=1 << 62, description="`next_offset` of the answer before")] = 0,
     limit: Annotated[int, Query(ge=1, le=_MOST, description="Bytes")] = 1024 * 1024,
     wait_s: Annotated[float, Query(ge=0, le=_LONGEST_WAIT_S, description="If there is nothing: wait so long")] = 0,
-    encoding: str = "text",
-    accept: Annotated[str, Header()] = "",
+    encoding: Encoding = "text",
+    accept: Accept = "",
     last_event_id: Annotated[str, Header(description="Where a broken stream goes on")] = "",
 ) -> Response:
     """What is kept of it, or (`Accept: text/event-stream`) everything from there on, as it comes, until it ends.
@@ -78,10 +90,19 @@ async def output(
     """
     Encoder(encoding)
     if EVENT_STREAM in accept:
-        at = int(last_event_id) if last_event_id.isdecimal() else offset
+        at = _event_offset(last_event_id) if last_event_id else offset
         return await stream_events(_follow(context, tenant, session_id, process_id, at, encoding))
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
         return answer(await _read(sandbox, process_id, offset, limit, wait_s, encoding))
+
+
+def _event_offset(last_event_id: str) -> int:
+    if not last_event_id.isdecimal() or len(last_event_id) > 18:
+        raise InvalidRequest(
+            f"the Last-Event-ID {last_event_id[:80]!r} is not from this stream",
+            remedy="send the `id` of the last event that came, or leave the header out",
+        )
+    return int(last_event_id)
 
 
 async def _follow(
@@ -130,13 +151,18 @@ async def _some(process: Process, offset: int, until: int, limit: int) -> list[C
     return chunks
 
 
-@router.get("/{process_id}/wait", response_model=ExecView, summary="Wait for its end")
-async def wait(
-    session_id: str,
-    process_id: str,
+@router.get(
+    "/{process_id}/wait",
+    response_model=ExecView,
+    summary="Wait for its end",
+    responses={202: {"model": ProcessView, "description": "It still runs"}},
+)
+async def wait_for_process(
+    session_id: SessionId,
+    process_id: ProcessId,
     context: Ctx,
     tenant: Tenant,
-    timeout_s: Annotated[float, Query(gt=0, le=_LONGEST_WAIT_S)] = 60,
+    timeout_s: Annotated[float, Query(gt=0, le=_LONGEST_WAIT_S, description="Wait so long at most")] = 60,
 ) -> Response:
     """The result, as for exec. 202 with the process as it is when it still runs after `timeout_s`."""
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
@@ -149,7 +175,10 @@ async def wait(
 
 
 @router.post("/{process_id}/stdin", status_code=204, summary="Write to its standard input")
-async def stdin(session_id: str, process_id: str, body: StdinBody, context: Ctx, tenant: Tenant) -> Response:
+async def write_stdin(
+    session_id: SessionId, process_id: ProcessId, body: StdinBody, context: Ctx, tenant: Tenant
+) -> Response:
+    """`data` or `data_base64`; with `close` that was all. What comes after its end is ignored."""
     data = data_of(body.data, body.data_base64)
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
         process = await sandbox.process(process_id)
@@ -161,7 +190,10 @@ async def stdin(session_id: str, process_id: str, body: StdinBody, context: Ctx,
 
 
 @router.post("/{process_id}/signal", status_code=204, summary="Send it a signal")
-async def signal(session_id: str, process_id: str, body: SignalBody, context: Ctx, tenant: Tenant) -> Response:
+async def send_signal(
+    session_id: SessionId, process_id: ProcessId, body: SignalBody, context: Ctx, tenant: Tenant
+) -> Response:
+    """To it and its process group; `kill` is what ends everything it started."""
     number = signal_number(body.signal)
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
         await (await sandbox.process(process_id)).signal(number)
@@ -169,16 +201,18 @@ async def signal(session_id: str, process_id: str, body: SignalBody, context: Ct
 
 
 @router.post("/{process_id}/resize", status_code=204, summary="Change the size of its terminal")
-async def resize(session_id: str, process_id: str, body: TerminalBody, context: Ctx, tenant: Tenant) -> Response:
+async def resize_terminal(
+    session_id: SessionId, process_id: ProcessId, body: TerminalBody, context: Ctx, tenant: Tenant
+) -> Response:
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
         await (await sandbox.process(process_id)).resize(TerminalSize(body.rows, body.columns))
     return Response(status_code=204)
 
 
 @router.post("/{process_id}/kill", response_model=ExecView, summary="End it and everything it started")
-async def kill(
-    session_id: str,
-    process_id: str,
+async def kill_process(
+    session_id: SessionId,
+    process_id: ProcessId,
     context: Ctx,
     tenant: Tenant,
     body: Annotated[KillBody | None, Body()] = None,
@@ -191,7 +225,7 @@ async def kill(
 
 
 @router.delete("/{process_id}", status_code=204, summary="End it and forget its output")
-async def forget(session_id: str, process_id: str, context: Ctx, tenant: Tenant) -> Response:
+async def forget_process(session_id: SessionId, process_id: ProcessId, context: Ctx, tenant: Tenant) -> Response:
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
         info = await find(sandbox, process_id)
         if info.running or info.background:

@@ -32,6 +32,9 @@ class LimitsBody(Body):
     open_files: int | None = Field(None, description="Open files of a process")
 
 
+LayerName = Annotated[str, Field(json_schema_extra={"enum": [str(layer) for layer in Layer]})]
+
+
 class SessionBody(Body):
     environment: str = Field("", description="Environment of the registry; the server's default if empty")
     thread_id: str = Field(
@@ -45,7 +48,9 @@ class SessionBody(Body):
         "", description="Must be the server's own provider, if given; `e2b` asks for any that behaves like it"
     )
     limits: LimitsBody | None = None
-    require: list[str] = Field([], description="Layers of isolation that must be in force", examples=[["seccomp"]])
+    require: list[LayerName] = Field(
+        [], description="Layers of isolation that must be in force", examples=[["seccomp"]]
+    )
     env: dict[str, str] = Field({}, description="Environment variables of every command")
     metadata: dict[str, str] = Field({}, description="Labels of your own", examples=[{"user": "u-7"}])
     idle_timeout_s: Seconds | None = Field(None, description="Ends when it was not used for so long", examples=[1800])
@@ -84,7 +89,7 @@ class CommandBody(Body):
     user: str = Field("", description="User inside the sandbox; by default sandboxuser")
     timeout_s: Seconds | None = Field(None, description="The whole process tree is ended after so long", examples=[30])
     carry_state: bool = Field(True, description="`cd` and `export` last from one command to the next")
-    keep_bytes: int | None = Field(None, ge=0, description="Output kept; head and tail stay, the middle goes")
+    keep_bytes: int | None = Field(None, ge=0, le=1 << 30, description="Bytes of output kept: its head and tail")
 
     def wanted(self, session: Session | None = None, default_timeout_s: float | None = None) -> Command:
         line = self.command
@@ -109,8 +114,8 @@ class ExecBody(CommandBody):
 
 
 class TerminalBody(Body):
-    rows: int = 24
-    columns: int = 80
+    rows: int = Field(24, ge=1, le=9999)
+    columns: int = Field(80, ge=1, le=9999)
 
 
 class ProcessBody(CommandBody):
@@ -124,8 +129,8 @@ class ProcessBody(CommandBody):
 
 
 class StdinBody(Body):
-    data: str = ""
-    data_base64: str = ""
+    data: str = Field("", description="Text")
+    data_base64: str = Field("", description="The same for bytes that are no text")
     close: bool = Field(False, description="End of input after this")
 
 
@@ -138,15 +143,15 @@ class KillBody(Body):
 
 
 class PathBody(Body):
-    path: str
-    mode: int = Field(0o755, ge=0, le=0o7777)
-    user: str = ""
+    path: str = Field(description="Relative paths start in /workspace", examples=["src/data"])
+    mode: int = Field(0o755, ge=0, le=0o7777, description="As a number: 493 is 0755")
+    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
 
 
 class MoveBody(Body):
-    source: str
-    target: str
-    user: str = ""
+    source: str = Field(description="Relative paths start in /workspace", examples=["draft.txt"])
+    target: str = Field(description="Its new path, not the directory it goes to", examples=["final.txt"])
+    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
 
 
 # -- answers
@@ -193,7 +198,7 @@ class SessionPage(BaseModel):
 class ExecView(BaseModel):
     """How a command ended. A non-zero exit, a signal, a time-out or running out of memory are results, not errors."""
 
-    exit_code: int = Field(description="As a shell gives it: 128 + N for a signal, 124 for a time-out")
+    exit_code: int = Field(description="As a shell gives it: 128 + N for a signal, which is what a time-out ends it by")
     output: str = Field(description="stdout and stderr in the order they were written")
     stdout: str
     stderr: str
@@ -228,10 +233,11 @@ class ProcessList(BaseModel):
 
 
 class ChunkView(BaseModel):
-    stream: str
-    offset: int
-    data: str
+    stream: str = Field(description="stdout, stderr or terminal")
+    offset: int = Field(description="Of its first byte in all of the output")
+    next_offset: int
     encoding: str
+    data: str
 
 
 class OutputView(BaseModel):
@@ -255,6 +261,11 @@ class FileView(BaseModel):
 class FileList(BaseModel):
     path: str
     files: list[FileView]
+
+
+class ArchiveView(BaseModel):
+    path: str
+    members: int = Field(description="Files, directories and links that were written")
 
 
 def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any]:

@@ -146,11 +146,13 @@ def raise_file_limit() -> int:
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket bound to the address, or `Unavailable` that says what is in the way."""
+    if not 0 <= port < 65536:
+        raise Unavailable(f"{port} is not a port", remedy="choose one from 1 to 65535 with --port or WARREN_PORT")
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         # IPv4 first, so that `localhost` means 127.0.0.1 on every machine.
         family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    except (OSError, ValueError, OverflowError) as exc:
+    except (OSError, ValueError) as exc:
         raise Unavailable(f"{host!r} is not an address to listen on", remedy="check --host or WARREN_HOST") from exc
     listener = socket.socket(family, kind, protocol)
     try:
@@ -159,14 +161,14 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
         listener.bind(address)
         listener.listen(_BACKLOG)
-    except (OSError, OverflowError) as exc:
+    except OSError as exc:
         listener.close()
         raise _cannot_listen(host, port, exc) from exc
     return listener
 
 
-def _cannot_listen(host: str, port: int, exc: Exception) -> Unavailable:
-    number = exc.errno if isinstance(exc, OSError) else None
+def _cannot_listen(host: str, port: int, exc: OSError) -> Unavailable:
+    number = exc.errno
     if number == errno.EADDRINUSE:
         return Unavailable(f"port {port} is taken", remedy="choose another with --port or WARREN_PORT")
     if number in (errno.EACCES, errno.EPERM):

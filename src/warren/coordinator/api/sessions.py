@@ -6,7 +6,7 @@ from fastapi import Body, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warren.coordinator.api.context import Context, Ctx, IdempotencyKey, Tenant, answer, new_router
+from warren.coordinator.api.context import Context, Ctx, IdempotencyKey, SessionId, Tenant, answer, new_router
 from warren.coordinator.api.schemas import (
     PatchBody,
     SessionBody,
@@ -24,8 +24,14 @@ router = new_router(prefix="/api/sessions", tags=["sessions"])
 NewBody = Annotated[SessionBody | None, Body(openapi_examples={"thread": {"value": {"thread_id": "conv-42"}}})]
 
 
-@router.post("", status_code=201, response_model=SessionView, summary="Create a session, or get the thread's")
-async def create(
+@router.post(
+    "",
+    status_code=201,
+    response_model=SessionView,
+    summary="Create a session, or get the thread's",
+    responses={200: {"model": SessionView, "description": "The thread had one: this is it"}},
+)
+async def create_session(
     request: Request, context: Ctx, tenant: Tenant, body: NewBody = None, idempotency_key: IdempotencyKey = ""
 ) -> Response:
     """A sandbox of your own, from the warm pool when one is ready.
@@ -50,11 +56,11 @@ async def list_sessions(
     state: Annotated[
         list[SessionState] | None, Query(description="Only those; by default all that have not ended")
     ] = None,
-    thread_id: Annotated[str, Query(max_length=255)] = "",
-    environment: str = "",
+    thread_id: Annotated[str, Query(max_length=255, description="Only this thread's")] = "",
+    environment: Annotated[str, Query(description="Only those of this environment")] = "",
     metadata: Annotated[list[str] | None, Query(description="`name=value`; all must match")] = None,
     after: Annotated[str, Query(description="`next` of the page before")] = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="So many at most")] = 100,
 ) -> Response:
     """Newest first. Looking does not count as use."""
     chosen = {"states": frozenset(state)} if state else {}
@@ -82,27 +88,30 @@ def _pairs(metadata: list[str]) -> dict[str, str]:
 
 
 @router.get("/{session_id}", response_model=SessionView, summary="Show a session")
-async def show(session_id: str, request: Request, context: Ctx, tenant: Tenant) -> Response:
+async def get_session(session_id: SessionId, request: Request, context: Ctx, tenant: Tenant) -> Response:
     """With the isolation that is really in force, as the kernel reports it. Looking does not count as use."""
     return answer(await described(context, request, await context.sessions.get(tenant, session_id)))
 
 
 @router.delete("/{session_id}", response_model=SessionView, summary="End a session and destroy its sandbox")
-async def delete(session_id: str, request: Request, context: Ctx, tenant: Tenant) -> Response:
+async def delete_session(session_id: SessionId, request: Request, context: Ctx, tenant: Tenant) -> Response:
     """When this answers, the sandbox is gone: its processes, its files, everything. Repeating it changes nothing."""
     session = await context.sessions.delete(tenant, session_id)
     return answer(session_view(session, context.sessions.clock, str(request.base_url)))
 
 
 @router.post("/{session_id}/keep-alive", response_model=SessionView, summary="Start the idle clock anew")
-async def keep_alive(session_id: str, request: Request, context: Ctx, tenant: Tenant) -> Response:
+async def keep_session_alive(session_id: SessionId, request: Request, context: Ctx, tenant: Tenant) -> Response:
     """The maximum lifetime stays as it is; PATCH changes it."""
     session = await context.sessions.keep_alive(tenant, session_id)
     return answer(session_view(session, context.sessions.clock, str(request.base_url)))
 
 
 @router.patch("/{session_id}", response_model=SessionView, summary="Change time-outs and metadata")
-async def patch(session_id: str, body: PatchBody, request: Request, context: Ctx, tenant: Tenant) -> Response:
+async def change_session(
+    session_id: SessionId, body: PatchBody, request: Request, context: Ctx, tenant: Tenant
+) -> Response:
+    """What is left out stays as it is. Time-outs are counted from the same beginnings as before."""
     session = await context.sessions.patch(
         tenant, session_id, **body.model_dump(exclude_none=True, exclude={"metadata"}), metadata=body.metadata
     )

@@ -1,0 +1,223 @@
+"""Parts of bench/service.py about amounts: large files, a thousand creates, a thousand idle sessions."""
+
+import asyncio
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from sandboxes import Table, meminfo, settle
+from service_bare import bare_rate
+from service_client import Client, RequestFailed, cleanup, create, exec_message
+from service_server import Server, mean, percentile, serving
+from service_speed import Count, in_ms, timed
+
+MIB = 1024 * 1024
+_AT_ONCE = 50
+
+
+# -- files
+
+
+async def files_part(table: Table, count: Count) -> None:
+    size_mb = count(100, 20)
+    with serving() as server, tempfile.NamedTemporaryFile(prefix="warren-bench-", dir="/dev/shm") as file:
+        file.write(os.urandom(MIB) * size_mb)
+        file.flush()
+        async with server.clients(1) as [client]:
+            for cpus, counts in ((2.0, True), (0.5, False)):
+                made = await client.ask("POST", "/api/sessions", {"limits": {"cpus": cpus}})
+                name, data = str(made["session_id"]), Path(file.name)
+                figures = [await asyncio.to_thread(both_ways, server, name, data) for _ in range(5)]
+                await cleanup(client, made["session_id"])
+                show_files(table, size_mb, cpus, figures, counts)
+
+
+class Transfer(NamedTuple):
+    up: float
+    down: float
+    growth_mb: float
+
+
+def both_ways(server: Server, session_id: str, data: Path) -> Transfer:
+    """MiB/s up and down, and by how much the server's memory grew at the most. The client is curl."""
+    url = f"http://127.0.0.1:{server.port}/api/sessions/{session_id}/files/content?path=big"
+    before, size_mb = server.memory_mb(), data.stat().st_size / MIB
+    server.forget_peak()
+    up = _curl(url, "--upload-file", str(data), "--header", "Expect:")
+    down = _curl(url)
+    growth = server.memory_mb("VmHWM") - before
+    same = subprocess.run(["bash", "-c", 'curl -sS "$0" | cmp - "$1"', url, str(data)], capture_output=True, text=True)
+    if same.returncode:
+        raise RequestFailed(f"what came back is not what was sent: {same.stdout}{same.stderr}")
+    return Transfer(size_mb / up, size_mb / down, growth)
+
+
+def _curl(url: str, *flags: str) -> float:
+    """Seconds it took."""
+    argv = ["curl", "-sS", "--fail", "--output", "/dev/null", "--write-out", "%{time_total}", *flags, url]
+    return float(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+
+
+def show_files(table: Table, size_mb: int, cpus: float, figures: list[Transfer], counts: bool) -> None:
+    up, down = max(one.up for one in figures), max(one.down for one in figures)
+    growth = max(one.growth_mb for one in figures)
+    what, target = f"{size_mb} MiB file, sandbox with {cpus:g} cores", ">= 200" if counts else ""
+    table.add(f"{what}, up", f"{up:.0f} MiB/s", target, up >= 200 if counts else None)
+    table.add(f"{what}, down", f"{down:.0f} MiB/s", target, down >= 200 if counts else None)
+    table.add("    growth of the server's memory at the most", f"{growth:.1f} MiB", "<= 20", growth <= 20)
+
+
+# -- many
+
+
+async def many_part(table: Table, count: Count) -> None:
+    total = count(1000, 100)
+    runtime, bare = await bare_rate(_AT_ONCE, total // _AT_ONCE)
+    table.add(f"bare {runtime} run, {_AT_ONCE} loops at once", f"{bare:.0f}/s")
+    with serving("--pool-size", "20") as server:
+        async with server.clients(_AT_ONCE) as clients:
+            await server.filled(clients[0], 20)
+            outcome = await cycles(clients, total)
+            what = f"{total} times create and cleanup, {_AT_ONCE} at once, pool of 20"
+            show_rate(table, what, outcome, bare)
+            await server.filled(clients[0], 20)
+            outcome, made = await creates(clients, total)
+            show_rate(table, f"{total} creates, {_AT_ONCE} at once, pool of 20", outcome, bare)
+            await show_cleanups(table, clients, made)
+        left = await nothing_left(server)
+        table.add("sandboxes left beside the pool", str(left), "0", left == 0)
+    await ahead(table, total)
+
+
+async def ahead(table: Table, total: int) -> None:
+    with serving("--pool-size", str(total), "--pool-max", str(total)) as server:
+        async with server.clients(_AT_ONCE) as clients:
+            start = time.perf_counter()
+            await server.filled(clients[0], total)
+            table.add(f"making {total} ahead", f"{total / (time.perf_counter() - start):.0f}/s")
+            outcome, made = await creates(clients, total)
+            rate, took = outcome.rate, mean(outcome.taken)
+            what = f"{total} creates, {_AT_ONCE} at once, all made ahead"
+            table.add(what, f"{rate:.0f}/s", ">= 500/s", rate >= 500)
+            table.add("    mean", in_ms(took), "<= 100 ms", took <= 0.1)
+            table.add("    p50 / p99", f"{_ms(outcome.taken, 50)} / {_ms(outcome.taken, 99)} ms")
+            show_success(table, outcome)
+            await show_cleanups(table, clients, made)
+
+
+class Outcome(NamedTuple):
+    taken: list[float]
+    failed: list[str]
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return len(self.taken) / self.seconds
+
+
+async def creates(clients: list[Client], total: int) -> tuple[Outcome, list[str]]:
+    made: list[str] = []
+
+    async def one(client: Client) -> None:
+        made.append(await create(client))
+
+    return await repeated(clients, total, one), made
+
+
+async def cycles(clients: list[Client], total: int) -> Outcome:
+    async def one(client: Client) -> None:
+        await cleanup(client, await create(client))
+
+    return await repeated(clients, total, one)
+
+
+async def repeated(clients: list[Client], total: int, work: Callable[[Client], Awaitable[None]]) -> Outcome:
+    """`total` times, shared by the clients; each does one at a time."""
+    left, taken, failed = iter(range(total)), list[float](), list[str]()
+
+    async def loop(client: Client) -> None:
+        for _ in left:
+            start = time.perf_counter()
+            try:
+                await work(client)
+                taken.append(time.perf_counter() - start)
+            except RequestFailed as exc:
+                failed.append(str(exc))
+
+    start = time.perf_counter()
+    await asyncio.gather(*(loop(client) for client in clients))
+    return Outcome(taken, failed, time.perf_counter() - start)
+
+
+def show_rate(table: Table, what: str, outcome: Outcome, bare: float) -> None:
+    part = outcome.rate / bare
+    table.add(what, f"{outcome.rate:.0f}/s")
+    table.add("    of the bare runtime's rate", f"{part:.0%}", ">= 60 %", part >= 0.6)
+    table.add("    p50 / p99", f"{_ms(outcome.taken, 50)} / {_ms(outcome.taken, 99)} ms")
+    show_success(table, outcome)
+
+
+def show_success(table: Table, outcome: Outcome) -> None:
+    share = len(outcome.taken) / (len(outcome.taken) + len(outcome.failed))
+    table.add("    success", f"{share:.1%}", "100 %", not outcome.failed)
+    for said in sorted(set(outcome.failed))[:3]:
+        print(f"      failed: {said[:150]}")
+
+
+def _ms(values: list[float], percent: float) -> str:
+    return f"{percentile(values, percent) * 1000:.0f}"
+
+
+async def show_cleanups(table: Table, clients: list[Client], made: list[str]) -> None:
+    names = iter(list(made))
+
+    async def one(client: Client) -> None:
+        await cleanup(client, next(names))
+
+    outcome = await repeated(clients, len(made), one)
+    table.add("    cleanups", f"{outcome.rate:.0f}/s", "all good", not outcome.failed)
+
+
+async def nothing_left(server: Server) -> int:
+    """Sandboxes on disk that are neither in the pool nor on their way into it."""
+    async with server.clients(1) as [client]:
+        for _ in range(100):
+            worker = (await client.ask("GET", "/api/stats"))["workers"]["local"]
+            pool = worker["pools"]["base"]
+            left = server.sandboxes() - int(pool["ready"] + pool["creating"] + worker["destroying"])
+            if left == 0:
+                break
+            await asyncio.sleep(0.1)
+        return left
+
+
+# -- idle
+
+
+async def idle_part(table: Table, count: Count) -> None:
+    total = count(1000, 50)
+    with serving("--pool-size", "20") as server:
+        async with server.clients(_AT_ONCE) as clients:
+            first = clients[0]
+            await server.filled(first, 20)
+            message = exec_message(await create(first), ["true"])
+            await timed(first, message, 50)
+            await server.filled(first, 20)
+            alone = percentile(await timed(first, message, count(300, 50)), 50)
+            settle()
+            free, memory = meminfo("MemAvailable"), server.memory_mb()
+            outcome, made = await creates(clients, total)
+            await server.filled(first, 20)
+            settle()
+            fall, growth = free - meminfo("MemAvailable"), server.memory_mb() - memory
+            among = percentile(await timed(first, message, count(300, 50)), 50)
+            table.add(f"{total} idle sessions: fall of MemAvailable, each", f"{fall / total:.2f} MiB")
+            table.add("    of it the server's own memory, each", f"{growth / total * 1024:.0f} KiB")
+            table.add("    the server's memory, before / with them", f"{memory:.0f} / {memory + growth:.0f} MiB")
+            table.add("    exec of true p50, alone / among them", f"{alone * 1000:.2f} / {among * 1000:.2f} ms")
+            show_success(table, outcome)
+            await show_cleanups(table, clients, made)

@@ -1,0 +1,106 @@
+"""The client of bench/service.py: HTTP/1.1 over kept-alive connections, as little work per request as there can be.
+
+It shares the machine's cores with the server it measures, so it is an asyncio protocol on a raw socket: one write
+for a request, one scan for the end of the answer. It reads answers with a Content-Length only, which is what the
+server gives for JSON.
+"""
+
+import asyncio
+import json
+from typing import Any, NamedTuple, cast
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+    def json(self) -> Any:
+        if self.status >= 400:
+            raise RequestFailed(f"{self.status}: {self.body.decode(errors='replace')}")
+        return json.loads(self.body)
+
+
+class RequestFailed(Exception):
+    pass
+
+
+class Client(asyncio.Protocol):
+    """One connection; one request at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._wanted = -1  # length of head and body, once the head is there
+        self._answer: asyncio.Future[Answer] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if self._wanted < 0 and (end := self._received.find(b"\r\n\r\n")) >= 0:
+            self._wanted = end + 4 + _content_length(bytes(self._received[:end]))
+        if 0 <= self._wanted <= len(self._received):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        body = self._received.index(b"\r\n\r\n") + 4
+        answer = Answer(int(self._received[9:12]), bytes(self._received[body : self._wanted]))
+        del self._received[: self._wanted]
+        self._wanted = -1
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(RequestFailed(f"the connection was lost: {exc}"))
+
+    async def send(self, message: bytes) -> Answer:
+        if self._transport is None or self._transport.is_closing():
+            raise RequestFailed("the connection is closed")
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(message)
+        return await self._answer
+
+    async def ask(self, method: str, path: str, body: object = None) -> Any:
+        return (await self.send(message(method, path, body))).json()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _content_length(head: bytes) -> int:
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.lower() == b"content-length":
+            return int(value)
+    return 0
+
+
+def message(method: str, path: str, body: object = None) -> bytes:
+    data = b"" if body is None else json.dumps(body).encode()
+    kind = "Content-Type: application/json\r\n" if data else ""
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{kind}Content-Length: {len(data)}\r\n\r\n"
+    return head.encode() + data
+
+
+async def connect(port: int, count: int) -> list[Client]:
+    loop = asyncio.get_running_loop()
+    made = [await loop.create_connection(Client, "127.0.0.1", port) for _ in range(count)]
+    return [client for _, client in made]
+
+
+CREATE = message("POST", "/create_session", {})
+
+
+async def create(client: Client) -> str:
+    return str((await client.send(CREATE)).json()["session_id"])
+
+
+async def cleanup(client: Client, session_id: str) -> None:
+    await client.ask("POST", "/cleanup", {"session_id": session_id})
+
+
+def exec_message(session_id: str, command: str | list[str]) -> bytes:
+    return message("POST", f"/api/sessions/{session_id}/exec", {"command": command})

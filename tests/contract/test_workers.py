@@ -1,0 +1,404 @@
+"""The local worker under the contract, over the fake and over the oci provider; and what only the fake can show."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import cast
+
+import anyio
+import pytest
+from contract.test_fake import FakeHooks
+from contract.test_oci import OciHooks
+from contract.worker_contract import CLAIM, NONE, OWN, SOME, Startable, WorkerContract, at_rest, until
+
+from warren.clock import ManualClock, SystemClock
+from warren.interfaces.provider import Provider
+from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.worker import Claim, Claimed
+from warren.model.environment import Environment, PoolSize
+from warren.model.errors import (
+    ImageNotFound,
+    MachineFull,
+    ProviderUnavailable,
+    SandboxLost,
+    UnknownEnvironment,
+    WarrenError,
+)
+from warren.model.spec import Limits, SandboxSpec
+from warren.worker.guard import MachineGuard, Room
+from warren.worker.providers.fake import FakeProvider
+from warren.worker.worker import LABELS, STEPS, LocalWorker
+
+pytestmark = pytest.mark.anyio
+
+
+def environments(spec: SandboxSpec) -> Callable[[str], Environment]:
+    def find(name: str) -> Environment:
+        if name not in ("base", "other"):
+            raise UnknownEnvironment(f"there is no environment {name!r}")
+        return Environment(name, spec.image, limits=spec.limits)
+
+    return find
+
+
+def local_worker(
+    provider: Provider,
+    pool: PoolSize,
+    name: str = "one",
+    *,
+    find: Callable[[str], Environment] | None = None,
+    clock: SystemClock | ManualClock | None = None,
+    guard: MachineGuard | None = None,
+    fault: Callable[[str], None] = lambda step: None,
+) -> LocalWorker:
+    return LocalWorker(
+        name,
+        provider,
+        find or environments(SandboxSpec()),
+        clock=clock or SystemClock(),
+        guard=guard or MachineGuard(Path("/tmp"), 0, 0),
+        default_environment="base",
+        default_pool=pool,
+        fault=fault,
+    )
+
+
+class TestLocalWorkerOverTheFake(FakeHooks, WorkerContract):
+    def opened(self, provider: Provider, pool: PoolSize, name: str = "one") -> Startable:
+        return local_worker(provider, pool, name)
+
+    def slow(self, provider: Provider) -> None:
+        cast(FakeProvider, provider).delay_s = 0.05
+
+
+class TestLocalWorkerOverOci(OciHooks, WorkerContract):
+    runtime = "crun"
+
+    def opened(self, provider: Provider, pool: PoolSize, name: str = "one") -> Startable:
+        return local_worker(provider, pool, name, find=environments(self.spec()))
+
+
+# What only the fake can show.
+
+
+class Troubled(FakeProvider):
+    """The fake with troubles that a test asks for, and a count of what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adoptions = self.most = self.destructions = self.most_destructions = 0
+        self.no_adopt = self.no_destroy = 0
+        self.hopeless = False
+        self.late_s = 0.0  # so long a sandbox is listed before it is handed over
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        self.most = max(self.most, self.creating + 1)
+        if self.hopeless:
+            raise ImageNotFound("there is no image x")
+        sandbox = await super().create(spec)
+        try:
+            await asyncio.sleep(self.late_s)
+            return sandbox
+        except BaseException:
+            self.machines.pop(sandbox.id)
+            raise
+
+    async def adopt(self, sandbox_id: str) -> Sandbox:
+        self.adoptions += 1
+        await asyncio.sleep(0)
+        if self.no_adopt > 0:
+            self.no_adopt -= 1
+            raise ProviderUnavailable("not now")
+        return await super().adopt(sandbox_id)
+
+    async def destroy(self, sandbox_id: str) -> None:
+        self.destructions += 1
+        self.most_destructions = max(self.most_destructions, self.destructions)
+        try:
+            await asyncio.sleep(0.001)
+        finally:
+            self.destructions -= 1
+        if self.no_destroy > 0:
+            self.no_destroy -= 1
+            raise ProviderUnavailable("not now")
+        await super().destroy(sandbox_id)
+
+
+@asynccontextmanager
+async def started(worker: LocalWorker) -> AsyncIterator[LocalWorker]:
+    await worker.start()
+    try:
+        with anyio.fail_after(60):
+            yield worker
+    finally:
+        await worker.close()
+
+
+async def test_many_who_ask_for_a_sandbox_connect_once() -> None:
+    fake = Troubled()
+    box = await fake.create(SandboxSpec(labels=LABELS))
+    worker = local_worker(fake, NONE)
+    fake.no_adopt = 1
+    assert await worker.recover([box.id]) == {}
+    async with started(worker):
+        assert fake.adoptions == 1
+        found = await asyncio.gather(*(worker.sandbox(box.id) for _ in range(20)))
+        assert fake.adoptions == 2
+        assert len({id(one) for one in found}) == 1
+
+
+async def test_one_that_turns_out_to_be_lost_when_it_is_wanted_is_reported() -> None:
+    fake = Troubled()
+    box = await fake.create(SandboxSpec(labels=LABELS))
+    worker = local_worker(fake, NONE)
+    fake.no_adopt = 1
+    assert await worker.recover([box.id]) == {}
+    fake.lose(box.id, "a mishap")
+    async with started(worker):
+        with pytest.raises(SandboxLost, match="a mishap"):
+            await worker.sandbox(box.id)
+        assert "a mishap" in (await anext(worker.losses())).why
+        with pytest.raises(SandboxLost, match="a mishap"):
+            await worker.sandbox(box.id)
+
+
+async def test_a_destruction_that_fails_is_tried_again() -> None:
+    fake, clock = Troubled(), ManualClock()
+    async with started(local_worker(fake, NONE, clock=clock)) as worker:
+        box = (await worker.claim(CLAIM)).sandbox
+        fake.no_destroy = 1
+        with pytest.raises(ProviderUnavailable):
+            await worker.destroy(box.id)
+        assert worker.stats()["destroying"] == 1
+        await clock.advance(6)
+        await until(lambda: not fake.machines)
+        await at_rest(worker)
+
+
+async def test_a_destruction_that_failed_is_tried_a_last_time_when_the_worker_is_closed() -> None:
+    fake = Troubled()
+    async with started(local_worker(fake, NONE)) as worker:
+        box = (await worker.claim(CLAIM)).sandbox
+        fake.no_destroy = 1
+        with pytest.raises(ProviderUnavailable):
+            await worker.destroy(box.id)
+    assert fake.machines == {}
+
+
+async def test_orphans_are_destroyed_a_few_at_a_time_and_do_not_count() -> None:
+    fake = Troubled()
+    for _ in range(60):
+        await fake.create(SandboxSpec(labels=LABELS))
+    worker = local_worker(fake, NONE)
+    assert await worker.recover([]) == {}
+    assert worker.stats()["sandboxes"] == 0
+    assert worker.stats()["destroying"] == 60
+    await worker.close()
+    assert fake.machines == {}
+    assert fake.most_destructions <= 8
+
+
+async def test_what_is_half_made_while_the_worker_recovers_is_no_orphan() -> None:
+    fake = Troubled()
+    fake.late_s = 0.05
+    async with started(local_worker(fake, SOME)) as worker:
+        await until(lambda: bool(fake.machines))
+        half_made = set(fake.machines)
+        assert await worker.recover([]) == {}
+        await until(lambda: worker.stats()["pools"]["base"]["ready"] == 3)
+        await at_rest(worker)
+        assert half_made <= set(fake.machines)
+
+
+async def test_a_pool_of_another_environment_begins_with_its_first_claim() -> None:
+    fake = FakeProvider()
+    async with started(local_worker(fake, SOME)) as worker:
+        assert set(worker.stats()["pools"]) == {"base"}
+        await worker.claim(Claim("other"))
+        await until(lambda: worker.stats()["pools"]["other"]["ready"] >= 3)
+
+
+async def test_a_changed_environment_gets_a_new_pool_and_no_old_sandbox() -> None:
+    fake, memory = FakeProvider(), [512]
+
+    def find(name: str) -> Environment:
+        return Environment(name, "base", limits=Limits(memory_mb=memory[0]))
+
+    async with started(local_worker(fake, SOME, find=find)) as worker:
+        await until(lambda: worker.stats()["pools"]["base"]["ready"] == 3)
+        fake.delay_s = 0.01
+        memory[0] = 128
+        box = (await worker.claim(CLAIM)).sandbox
+        assert fake.machines[box.id].spec.limits.memory_mb == 128
+        await at_rest(worker)
+        assert {machine.spec.limits.memory_mb for machine in fake.machines.values()} == {128}
+
+
+async def test_who_waits_while_its_environment_is_changed_gets_one_of_the_new_kind() -> None:
+    fake, memory = FakeProvider(delay_s=0.02), [512]
+
+    def find(name: str) -> Environment:
+        return Environment(name, "base", limits=Limits(memory_mb=memory[0]))
+
+    async with started(local_worker(fake, NONE, find=find)) as worker:
+        waiting = asyncio.ensure_future(worker.claim(CLAIM))
+        await asyncio.sleep(0)
+        memory[0] = 128
+        boxes = [(await worker.claim(CLAIM)).sandbox, (await waiting).sandbox]
+        assert {fake.machines[box.id].spec.limits.memory_mb for box in boxes} == {128}
+
+
+async def test_a_full_machine_makes_nothing() -> None:
+    fake, there = FakeProvider(), [Room(1000, 900, 1000, 900)]
+    guard = MachineGuard(Path("/"), 100, 100, room=lambda _: there[0], now=iter(range(1, 10**6)).__next__)
+    async with started(local_worker(fake, NONE, guard=guard)) as worker:
+        await worker.claim(CLAIM)
+        there[0] = Room(1000, 50, 1000, 900)
+        with pytest.raises(MachineFull, match="42 MiB of memory"):
+            await worker.claim(OWN)
+        with pytest.raises(MachineFull, match="42 MiB of memory"):
+            await worker.claim(Claim("base", timeout_s=0.1))
+        assert len(fake.machines) == 1
+
+
+async def test_a_place_that_becomes_free_is_given_to_who_waits() -> None:
+    fake, guard = FakeProvider(), MachineGuard(Path("/tmp"), 0, 0, max_sandboxes=2)
+    async with started(local_worker(fake, NONE, guard=guard)) as worker:
+        one, _ = await worker.claim(CLAIM), await worker.claim(CLAIM)
+        waiting = asyncio.ensure_future(worker.claim(CLAIM))
+        await until(lambda: worker.stats()["pools"]["base"]["failures"] > 0)
+        await worker.destroy(one.sandbox.id)
+        await waiting
+        assert len(fake.machines) == 2
+
+
+async def test_creations_share_one_limit_whoever_they_are_for() -> None:
+    fake = Troubled()
+    fake.delay_s = 0.002
+    async with started(local_worker(fake, SOME)) as worker:
+        kinds = (CLAIM, OWN, Claim("other"))
+        await asyncio.gather(*(worker.claim(kinds[number % 3]) for number in range(60)))
+        assert fake.most <= max(2, worker._parallel)
+
+
+async def test_a_hopeless_environment_is_told_at_once() -> None:
+    fake = Troubled()
+    fake.hopeless = True
+    async with started(local_worker(fake, SOME)) as worker:
+        with anyio.fail_after(2):
+            for claim in (CLAIM, OWN):
+                with pytest.raises(ImageNotFound):
+                    await worker.claim(claim)
+
+
+# Cut short at each step.
+
+
+class Cut(Exception):
+    pass
+
+
+@pytest.mark.parametrize("cancel", [False, True], ids=["raise", "cancel"])
+@pytest.mark.parametrize(("claim", "step"), [(CLAIM, STEPS[0]), (OWN, STEPS[1])], ids=STEPS[:2])
+async def test_a_claim_cut_short_leaves_nothing(claim: Claim, step: str, cancel: bool) -> None:
+    fake = FakeProvider()
+
+    def fault(now: str) -> None:
+        if now == step:
+            if not cancel:
+                raise Cut
+            task.cancel()
+
+    async with started(local_worker(fake, NONE, fault=fault)) as worker:
+        task = asyncio.ensure_future(worker.claim(claim))
+        [outcome] = await asyncio.gather(task, return_exceptions=True)
+        assert isinstance(outcome, asyncio.CancelledError if cancel else Cut)
+        assert fake.machines == {}
+        assert worker.stats()["sandboxes"] == 0
+
+
+@pytest.mark.parametrize("step", STEPS[2:])
+async def test_a_destroy_cut_short_is_finished_later(step: str) -> None:
+    fake, cuts = FakeProvider(), [Cut()]
+
+    def fault(now: str) -> None:
+        if now == step and cuts:
+            raise cuts.pop()
+
+    async with started(local_worker(fake, NONE, fault=fault)) as worker:
+        box = (await worker.claim(CLAIM)).sandbox
+        with pytest.raises(Cut):
+            await worker.destroy(box.id)
+        await worker.destroy(box.id)
+        assert fake.machines == {}
+        assert worker.stats()["destroying"] == 0
+
+
+# Everything at once.
+
+
+class Storm:
+    def __init__(self, worker: LocalWorker, fake: Troubled, seed: int) -> None:
+        self.worker, self.fake, self.random = worker, fake, random.Random(seed)
+        self.tasks: list[asyncio.Task[None]] = []
+        self.held: dict[str, Claimed] = {}
+
+    async def caller(self) -> None:
+        claim = self.random.choice((CLAIM, CLAIM, OWN, Claim("other")))
+        try:
+            claimed = await self.worker.claim(Claim(claim.environment, claim.image, claim.limits, timeout_s=2))
+        except WarrenError:
+            return
+        assert claimed.sandbox.id not in self.held
+        self.held[claimed.sandbox.id] = claimed
+
+    async def destroyer(self) -> None:
+        if self.held:
+            sandbox_id = self.random.choice(list(self.held))
+            del self.held[sandbox_id]
+            with contextlib.suppress(ProviderUnavailable):
+                await self.worker.destroy(sandbox_id)
+
+    async def step(self) -> None:
+        choice = self.random.random()
+        if choice < 0.5:
+            self.tasks.append(asyncio.ensure_future(self.caller()))
+        elif choice < 0.65:
+            self.random.choice(self.tasks or [asyncio.ensure_future(asyncio.sleep(0))]).cancel()
+        elif choice < 0.75:
+            self.tasks.append(asyncio.ensure_future(self.destroyer()))
+        elif choice < 0.8:
+            self.fake.fail_next += 1
+        elif choice < 0.85:
+            self.fake.no_destroy += 1
+        elif choice < 0.9 and self.fake.machines:
+            self.fake.lose(self.random.choice(list(self.fake.machines)))
+        else:
+            self.fake.delay_s = self.random.choice((0, 0, 0.001, 0.003))
+        await asyncio.sleep(self.random.choice((0, 0, 0.0005)))
+
+    async def end(self) -> None:
+        self.fake.fail_next = self.fake.no_destroy = 0
+        for outcome in await asyncio.gather(*self.tasks, return_exceptions=True):
+            assert outcome is None or isinstance(outcome, asyncio.CancelledError), outcome
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_in_a_storm_nobody_shares_a_sandbox_and_nothing_is_left(seed: int) -> None:
+    fake = Troubled()
+    async with started(local_worker(fake, SOME)) as worker:
+        storm = Storm(worker, fake, seed)
+        for _ in range(400):
+            await storm.step()
+            assert fake.creating <= worker._parallel
+        await storm.end()
+        await worker.drain()
+        lost = {sandbox_id for sandbox_id, machine in fake.machines.items() if machine.lost.is_set()}
+        assert set(fake.machines) - lost <= set(storm.held)
+        assert worker.stats()["claimed"] == len(set(fake.machines) - lost)
+        assert lost <= set(worker._lost)
+        await asyncio.gather(*(worker.destroy(sandbox_id) for sandbox_id in list(fake.machines)))
+        assert fake.machines == {}

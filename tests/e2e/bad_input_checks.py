@@ -1,0 +1,127 @@
+"""What holds for every refusal, and for the server after all of them."""
+
+import io
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import aiohttp
+from e2e.bad_input_routes import Request
+from server_process import ServerProcess
+from yarl import URL
+
+from warren.coordinator.api import connections, edge, files, problems  # noqa: F401  (their codes)
+from warren.model.errors import WarrenError
+
+KEPT = b"was here before"
+REFUSALS = frozenset({400, 403, 404, 405, 409, 410, 413, 415, 416, 421, 422, 431})
+_CODES = {*WarrenError.by_code, "method_not_allowed"} - {"internal"}
+_INTERNALS = re.compile(
+    r"Traceback|pydantic|starlette|fastapi|uvicorn|asyncio|ValidationError|\b\w+(Error|Exception)\(|\.py\b"
+    r"|object at 0x|NoneType|<class|Input should|\bErrno\b|site-packages|src/warren|/tmp/warren"
+)
+
+
+@dataclass
+class Target:
+    """A server with a session that must come through everything unharmed."""
+
+    server: ServerProcess
+    http: aiohttp.ClientSession
+    session_id: str
+    process_id: str = "kept"
+    complaints: list[str] = field(default_factory=list)
+
+    async def send(self, request: Request) -> tuple[int, str, bytes]:
+        """Status, type and body; of a stream only the beginning."""
+        url = self.url(request.path, request.query)
+        headers = {"Content-Type": "application/json", **request.headers}
+        data = self._data(request)
+        async with self.http.request(request.method, url, data=data, headers=headers, allow_redirects=False) as answer:
+            kind = answer.headers.get("Content-Type", "")
+            body = await (answer.content.read(65536) if kind.startswith("text/event-stream") else answer.read())
+            return answer.status, kind, body
+
+    def url(self, path: str, query: dict[str, str] | None = None) -> URL:
+        text = self.server.url + self._filled(path)
+        if query:
+            pairs = (f"{name}={value if '%' in value else _quoted(value)}" for name, value in query.items())
+            text += "?" + "&".join(self._filled(pair) for pair in pairs)
+        return URL(text, encoded=True)
+
+    def _filled(self, text: str) -> str:
+        return text.replace("{session_id}", self.session_id).replace("{process_id}", self.process_id)
+
+    def _data(self, request: Request) -> Any:
+        if request.raw is not None:
+            raw = request.raw.replace(b"{session_id}", self.session_id.encode())
+            return _in_pieces(raw) if request.chunked else io.BytesIO(raw)
+        return None if request.json is None else io.BytesIO(json.dumps(self._filled_in(request.json)).encode())
+
+    def _filled_in(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: self._filled_in(item) for name, item in value.items()}
+        return self._filled(value) if isinstance(value, str) and len(value) < 100 else value
+
+    async def refuses(self, request: Request, statuses: frozenset[int] = REFUSALS, code: str = "") -> None:
+        """Notes down what is wrong with the answer to a bad request."""
+        try:
+            status, kind, body = await self.send(request)
+        except aiohttp.ClientError as exc:
+            self.complaints.append(f"{str(request)[:200]}: no answer ({exc!r})")
+            return
+        if wrong := wrong_with(status, kind, body, statuses, code):
+            self.complaints.append(f"{str(request)[:200]}: {wrong}: {status} {body[:400]!r}")
+
+    async def sessions(self) -> int:
+        async with self.http.get(f"{self.server.url}/sessions") as answer:
+            return int((await answer.json())["count"])
+
+    async def unharmed(self) -> None:
+        """The session, its file and its process are as they were, and the server is well."""
+        async with self.http.get(self.url("/download_file?session_id={session_id}&path=kept.txt")) as answer:
+            assert (answer.status, await answer.read()) == (200, KEPT)
+        async with self.http.get(self.url("/api/sessions/{session_id}/processes/{process_id}")) as answer:
+            assert (await answer.json())["running"] is True
+        async with self.http.get(f"{self.server.url}/health") as answer:
+            assert (await answer.json())["status"] == "healthy"
+        assert "internal error" not in self.server.log, self.server.log[-4000:]
+        assert "Traceback" not in self.server.log, self.server.log[-4000:]
+
+    def memory_mib(self) -> float:
+        status = Path(f"/proc/{self.server.pid}/status").read_text()
+        return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024
+
+
+def wrong_with(status: int, kind: str, body: bytes, statuses: frozenset[int], code: str = "") -> str:
+    """What is wrong with the answer as a refusal; nothing if it is a good one."""
+    if status not in statuses:
+        return "the status"
+    if kind != "application/problem+json":
+        return f"the type {kind!r}"
+    problem = problems.read_json(body)
+    if problem.get("status") != status or problem.get("code") not in _CODES or (code and problem["code"] != code):
+        return "the code"
+    return wrong_with_words(problem.get("detail"), problem.get("remedy", "none is needed"))
+
+
+def wrong_with_words(*texts: object) -> str:
+    for text in texts:
+        if not isinstance(text, str) or " " not in text or len(text) > 1000:
+            return "not a sentence"
+        if found := _INTERNALS.search(text):
+            return f"internals: {found[0]!r}"
+    return ""
+
+
+def _quoted(value: str) -> str:
+    return value if "{" in value else quote(value, safe="")
+
+
+async def _in_pieces(raw: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(raw), 65536):
+        yield raw[start : start + 65536]

@@ -1,0 +1,30 @@
+"""What the tests see of sandboxes from the host: their directories, and the process that is the agent of each."""
+
+import os
+import signal
+from pathlib import Path
+
+from warren.worker.providers.record import Record
+
+
+class Hosts:
+    """The state directories of the servers under test."""
+
+    def __init__(self, *state_dirs: Path) -> None:
+        self._state_dirs = state_dirs
+
+    def has(self, sandbox_id: str) -> bool:
+        return any(os.path.lexists(path) for path in self._places(sandbox_id))
+
+    def lose(self, sandbox_id: str) -> None:
+        """The sandbox dies: its first process is killed."""
+        records = [record for path in self._places(sandbox_id) if (record := Record.load(path)) is not None]
+        assert len(records) == 1
+        assert records[0].alive()
+        os.kill(records[0].pid, signal.SIGKILL)
+
+    def sandboxes(self) -> set[str]:
+        return {path.name for state in self._state_dirs for path in (state / "sandboxes").glob("sb_*")}
+
+    def _places(self, sandbox_id: str) -> list[Path]:
+        return [state / "sandboxes" / sandbox_id for state in self._state_dirs]

@@ -1,0 +1,94 @@
+"""What is on this machine of the sandboxes of one state directory, and what of it belongs to none."""
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from faults.faulty_server import SEEN
+
+_UIDS = Path("/run/warren/uids")
+_LONG_AGO_S = 3600.0
+
+
+def sandboxes(state_dir: Path) -> set[str]:
+    return {path.name for kind in ("sandboxes", "docker") for path in state_dir.glob(f"{kind}/*")}
+
+
+def described(state_dir: Path, names: Iterable[str]) -> list[str]:
+    """What is in the directories of these sandboxes, for messages."""
+    return [
+        f"{path.name} ({' '.join(sorted(inside.name for inside in path.iterdir())) or 'empty'})"
+        for name in sorted(names)
+        for path in state_dir.glob(f"*/{name}")
+    ]
+
+
+def strays(state_dir: Path) -> list[str]:
+    """Whatever is left of sandboxes of which there is no directory any more, and mounts on the host of any."""
+    there = sandboxes(state_dir)
+    gone = _seen(state_dir) - there
+    found = [f"cgroup {path}" for name in gone for path in _cgroups(name)]
+    found += [f"runtime state {path}" for path in state_dir.glob("runtime/*/*") if path.name not in there]
+    found += [f"socket directory {path}" for name in gone if (path := Path("/run/warren/docker") / name).exists()]
+    found += [f"uids {owner}" for owner in _uid_owners() if _within(owner, state_dir) and owner.name not in there]
+    found += [f"loop device {text}" for text in _loops(state_dir) if not any(name in text for name in there)]
+    found += [f"process {text}" for text in _programs(state_dir) if not any(name in text for name in there)]
+    return sorted([*found, *_mounts(state_dir)])
+
+
+def uid_ranges(state_dir: Path) -> int:
+    return sum(_within(owner, state_dir) for owner in _uid_owners())
+
+
+def make_old(state_dir: Path) -> None:
+    """Directories without a record, as if they had been left long ago: only then is nobody thought to be at work."""
+    then = time.time() - _LONG_AGO_S
+    for directory in state_dir.glob("sandboxes/*"):
+        if not (directory / "record.json").exists():
+            os.utime(directory, (then, then))
+
+
+def _seen(state_dir: Path) -> set[str]:
+    return set(_text(state_dir / SEEN).split())
+
+
+def _cgroups(name: str) -> list[Path]:
+    root = Path("/sys/fs/cgroup")
+    return [path for path in (root / "warren" / name, *root.glob(f"*/warren/{name}")) if path.exists()]
+
+
+def _uid_owners() -> list[Path]:
+    owners = []
+    for link in _UIDS.glob("[0-9]*"):
+        try:
+            owners.append(Path(os.readlink(link)))
+        except OSError:
+            continue
+    return owners
+
+
+def _within(path: Path, state_dir: Path) -> bool:
+    return path.is_relative_to(state_dir)
+
+
+def _loops(state_dir: Path) -> list[str]:
+    texts = [_text(path).strip() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
+    return [text for text in texts if f"{state_dir}/" in text and "/try-" not in text]
+
+
+def _programs(state_dir: Path) -> list[str]:
+    texts = [_text(path).replace("\0", " ").strip() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    return [text for text in texts if f"{state_dir}/sandboxes/" in text]
+
+
+def _mounts(state_dir: Path) -> list[str]:
+    points = [line.split()[4] for line in _text(Path("/proc/self/mountinfo")).splitlines()]
+    return [f"mount {point}" for point in points if point.startswith(f"{state_dir}/")]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

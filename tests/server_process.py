@@ -1,0 +1,114 @@
+"""A real `warren serve` in a process of its own, on a free port, for tests that talk HTTP to it."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+_START_S = 60.0
+_STOP_S = 60.0
+
+
+class ServerProcess:
+    """`start` returns when the server is ready; `kill` is kill -9; `stop` is SIGTERM and gives the exit code.
+
+    It may be started again, on the same port and state. `argv` replaces `warren serve` by another program that
+    takes the same flags.
+    """
+
+    def __init__(
+        self, state_dir: Path, *flags: str, provider: str = "oci", argv: Sequence[str] = (), **environ: str
+    ) -> None:
+        self.state_dir = state_dir
+        self.port = free_port()
+        self._argv = [*(argv or (sys.executable, "-m", "warren.cli.main", "serve")), "--state-dir", str(state_dir)]
+        self._argv += ["--port", str(self.port), "--provider", provider, *flags]
+        self._environ = {**clean_environ(), **environ}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.log_path = state_dir / "server.log"
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def start(self, *, wait: bool = True) -> None:
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._argv, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            if not self.alive:
+                raise AssertionError(f"the server ended by itself:\n{self.log[-4000:]}")
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/ready", timeout=5):
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"the server was not ready in {_START_S} s:\n{self.log[-4000:]}")
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def wait_for_end(self, timeout_s: float = _STOP_S) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        if self.alive:
+            self.send(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def stop(self) -> int:
+        if self.alive:
+            self.send(signal.SIGTERM)
+        return self.wait_for_end()
+
+
+def clean_environ() -> dict[str, str]:
+    """The environment without settings of the machine the tests run on."""
+    kept = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR")
+    source = str(Path(__file__).parents[1] / "src")
+    environ = {name: os.environ[name] for name in kept if name in os.environ}
+    path = os.pathsep.join(filter(None, (source, environ.get("PYTHONPATH"))))
+    return {**environ, "PYTHONPATH": path, "WARREN_CONFIG": "/dev/null"}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running_server(state_dir: Path, *flags: str, provider: str = "oci", **environ: str) -> Iterator[ServerProcess]:
+    """A server for a while; at the end it is stopped and its sessions are destroyed."""
+    server = ServerProcess(state_dir, "--on-stop", "destroy", *flags, provider=provider, **environ)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()

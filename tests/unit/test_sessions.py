@@ -1,0 +1,277 @@
+"""Sessions as callers see them: made once, kept by use, gone in time, and honest about it."""
+
+import asyncio
+
+import pytest
+from unit.coordinator_world import TENANT, world
+
+from warren.coordinator.sessions import NewSession
+from warren.interfaces.store import Page
+from warren.model.errors import (
+    InvalidRequest,
+    KeyReused,
+    NoSpace,
+    ProviderUnavailable,
+    SandboxLost,
+    SessionEnded,
+    SessionNotFound,
+    Stopping,
+    WarrenError,
+)
+from warren.model.operations import Command
+from warren.model.session import EndReason, Session, SessionState
+from warren.worker.providers.fake import FakeProvider
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_hundred_first_calls_of_a_thread_make_one_sandbox() -> None:
+    async with world(provider=FakeProvider(delay_s=0.01)) as w:
+        wanted = NewSession(thread_id="conv")
+        opened = await asyncio.gather(*(w.sessions.create(TENANT, wanted) for _ in range(100)))
+        assert len({each.session.id for each in opened}) == 1
+        assert sum(each.created for each in opened) == 1
+        assert w.provider.created == 1
+
+
+async def test_threads_of_two_tenants_do_not_meet() -> None:
+    async with world() as w:
+        one = await w.sessions.create("one", NewSession(thread_id="conv"))
+        two = await w.sessions.create("two", NewSession(thread_id="conv"))
+        assert one.session.sandbox_id != two.session.sandbox_id
+        with pytest.raises(SessionNotFound):
+            await w.sessions.get("two", one.session.id)
+
+
+async def test_a_failed_create_is_told_to_all_who_wait_and_leaves_the_thread_free() -> None:
+    async with world() as w:
+        w.worker.no_claims = ProviderUnavailable("the engine is away")
+        wanted = NewSession(thread_id="conv")
+        results = await asyncio.gather(*(w.sessions.create(TENANT, wanted) for _ in range(5)), return_exceptions=True)
+        assert all(isinstance(result, WarrenError) for result in results)
+        w.worker.no_claims = None
+        assert (await w.sessions.create(TENANT, wanted)).created
+
+
+async def test_the_same_key_gives_the_same_session_and_another_request_is_refused() -> None:
+    async with world() as w:
+        first = await w.sessions.create(TENANT, NewSession(metadata={"a": "1"}), "k")
+        again = await w.sessions.create(TENANT, NewSession(metadata={"a": "1"}), "k")
+        assert again.session.id == first.session.id
+        assert again.replayed
+        with pytest.raises(KeyReused):
+            await w.sessions.create(TENANT, NewSession(metadata={"a": "2"}), "k")
+        await w.sessions.delete(TENANT, first.session.id)
+        after = await w.sessions.create(TENANT, NewSession(metadata={"a": "1"}), "k")
+        assert (after.session.id, after.session.state) == (first.session.id, SessionState.ENDED)
+
+
+async def test_a_key_whose_create_failed_can_be_used_again() -> None:
+    async with world() as w:
+        w.worker.no_claims = ProviderUnavailable("the engine is away")
+        with pytest.raises(ProviderUnavailable):
+            await w.sessions.create(TENANT, NewSession(), "k")
+        w.worker.no_claims = None
+        assert (await w.sessions.create(TENANT, NewSession(), "k")).created
+
+
+async def test_a_caller_that_goes_away_leaves_no_sandbox_that_nobody_can_ask_for() -> None:
+    async with world(provider=FakeProvider(delay_s=0.02)) as w:
+        task = asyncio.ensure_future(w.sessions.create(TENANT, NewSession()))
+        await asyncio.sleep(0.005)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await w.lifecycle.all_done()
+        assert await w.provider.list_ids() == []
+        assert await w.sessions.list(TENANT, Page()) == []
+
+
+async def test_a_caller_of_a_thread_that_goes_away_leaves_the_session_to_the_others() -> None:
+    async with world(provider=FakeProvider(delay_s=0.02)) as w:
+        first = asyncio.ensure_future(w.sessions.create(TENANT, NewSession(thread_id="conv")))
+        await asyncio.sleep(0.005)
+        second = asyncio.ensure_future(w.sessions.create(TENANT, NewSession(thread_id="conv")))
+        await asyncio.sleep(0.005)
+        first.cancel()
+        assert (await second).session.state is SessionState.RUNNING
+        assert w.provider.created == 1
+
+
+async def test_use_keeps_a_session_and_looking_does_not() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession(idle_timeout_s=100))).session
+        await w.clock.advance(90)
+        await w.sessions.get(TENANT, row.id)
+        await w.sessions.list(TENANT, Page())
+        async with w.sessions.using(TENANT, row.id, counts=False):
+            pass
+        assert (await w.session(row)).used == row.used
+        async with w.sessions.using(TENANT, row.id) as (_, sandbox):
+            await sandbox.exec(Command(shell="true"))
+        await w.clock.advance(90)
+        await w.reaper.tick()
+        assert (await w.session(row)).state is SessionState.RUNNING
+        await w.clock.advance(20)
+        await w.reaper.tick()
+        await w.lifecycle.all_done()
+        ended = await w.session(row)
+        assert (ended.state, ended.reason) == (SessionState.ENDED, EndReason.IDLE)
+        assert await w.provider.list_ids() == []
+
+
+async def test_a_long_operation_keeps_its_session_and_its_end_counts_as_use() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession(idle_timeout_s=100, max_lifetime_s=10000))).session
+        async with w.sessions.using(TENANT, row.id):
+            for _ in range(30):
+                await w.clock.advance(10)
+                await w.reaper.tick()
+        now = w.clock.now()
+        assert (await w.session(row)).used > now - 11
+        await w.clock.advance(90)
+        await w.reaper.tick()
+        assert (await w.session(row)).state is SessionState.RUNNING
+
+
+async def test_the_maximum_lifetime_ends_also_a_session_in_use() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession(max_lifetime_s=50))).session
+
+        async def use_for_long() -> None:
+            async with w.sessions.using(TENANT, row.id) as (_, sandbox):
+                await w.clock.advance(51)
+                await w.reaper.tick()
+                await w.lifecycle.all_done()
+                await sandbox.ping()
+
+        with pytest.raises(SessionEnded, match="maximum lifetime"):
+            await use_for_long()
+
+
+async def test_renewal_and_expiry_never_both_win() -> None:
+    for _ in range(50):
+        async with world() as w:
+            row = (await w.sessions.create(TENANT, NewSession(idle_timeout_s=10))).session
+            await w.clock.advance(11)
+            renewed, _ = await asyncio.gather(
+                w.sessions.keep_alive(TENANT, row.id), w.reaper.tick(), return_exceptions=True
+            )
+            await w.lifecycle.all_done()
+            state = (await w.session(row)).state
+            assert (state is SessionState.RUNNING) == isinstance(renewed, Session)
+
+
+async def test_keep_alive_starts_the_idle_clock_anew_and_not_the_lifetime() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession(idle_timeout_s=100, max_lifetime_s=150))).session
+        await w.clock.advance(90)
+        kept = await w.sessions.keep_alive(TENANT, row.id)
+        assert kept.used == w.clock.now()
+        assert kept.deadline == row.started + 150
+
+
+async def test_patch_merges_metadata_and_checks_what_it_is_given() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession(metadata={"a": "1", "b": "2"}))).session
+        new = await w.sessions.patch(TENANT, row.id, idle_timeout_s=7, metadata={"b": None, "c": "3"})
+        assert (new.idle_timeout_s, new.metadata) == (7.0, {"a": "1", "c": "3"})
+        with pytest.raises(InvalidRequest):
+            await w.sessions.patch(TENANT, row.id, max_lifetime_s=0)
+        assert await w.session(row) == new
+
+
+async def test_a_lost_sandbox_is_reported_and_replaced_only_when_asked() -> None:
+    async with world() as w:
+        losses = asyncio.ensure_future(w.reaper.note_losses(w.worker))
+        row = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
+        w.provider.lose(row.sandbox_id, "its first process has ended")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        lost = await w.session(row)
+        assert (lost.state, lost.detail) == (SessionState.LOST, "its first process has ended")
+        with pytest.raises(SandboxLost, match="its first process has ended"):
+            async with w.sessions.using(TENANT, row.id):
+                pass
+        with pytest.raises(SandboxLost, match="its first process has ended"):
+            await w.sessions.create(TENANT, NewSession(thread_id="conv"))
+        fresh = await w.sessions.create(TENANT, NewSession(thread_id="conv", replace_lost=True))
+        assert fresh.created
+        assert fresh.session.previous is not None
+        assert (fresh.session.previous.session_id, fresh.session.previous.reason) == (row.id, EndReason.LOST)
+        losses.cancel()
+
+
+async def test_a_thread_whose_session_expired_is_told_so() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession(thread_id="conv", idle_timeout_s=10))).session
+        await w.clock.advance(12)
+        await w.reaper.tick()
+        await w.lifecycle.all_done()
+        fresh = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
+        assert fresh.previous is not None
+        assert (fresh.previous.session_id, fresh.previous.reason) == (row.id, EndReason.IDLE)
+
+
+async def test_delete_is_idempotent_and_says_later_that_it_was_deleted() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession())).session
+        await asyncio.gather(w.sessions.delete(TENANT, row.id), w.sessions.delete(TENANT, row.id))
+        assert (await w.sessions.delete(TENANT, row.id)).state is SessionState.ENDED
+        with pytest.raises(SessionEnded, match="it was deleted"):
+            async with w.sessions.using(TENANT, row.id):
+                pass
+        assert await w.provider.list_ids() == []
+
+
+async def test_deleting_a_session_while_it_is_made_leaves_nothing() -> None:
+    async with world(provider=FakeProvider(delay_s=0.02)) as w:
+        creating = asyncio.ensure_future(w.sessions.create(TENANT, NewSession(thread_id="conv")))
+        await asyncio.sleep(0.005)
+        row = await w.sessions.of_thread(TENANT, "conv")
+        assert row.state is SessionState.CREATING
+        await w.sessions.delete(TENANT, row.id)
+        with pytest.raises(SessionEnded):
+            await creating
+        await w.lifecycle.all_done()
+        assert await w.provider.list_ids() == []
+
+
+async def test_a_store_that_is_full_fails_the_create_and_leaves_no_sandbox() -> None:
+    async with world() as w:
+        w.store.full = True
+        with pytest.raises(NoSpace):
+            await w.sessions.create(TENANT, NewSession(thread_id="conv"))
+        assert await w.provider.list_ids() == []
+        w.store.full = False
+        await w.reaper.tick()
+        assert (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).created
+
+
+async def test_a_server_that_stops_takes_no_work_and_waits_for_what_runs() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession())).session
+        async with w.sessions.using(TENANT, row.id):
+            stopping = asyncio.ensure_future(w.sessions.stop(30, destroy=True))
+            await asyncio.sleep(0)
+            with pytest.raises(Stopping):
+                await w.sessions.create(TENANT, NewSession())
+            with pytest.raises(Stopping):
+                async with w.sessions.using(TENANT, row.id):
+                    pass
+            assert not stopping.done()
+        await stopping
+        assert (await w.session(row)).reason is EndReason.SHUTDOWN
+        assert await w.provider.list_ids() == []
+
+
+async def test_a_sandbox_that_cannot_be_destroyed_now_is_destroyed_later() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession())).session
+        w.worker.no_destroying = ProviderUnavailable("the engine is away")
+        with pytest.raises(ProviderUnavailable):
+            await w.sessions.delete(TENANT, row.id)
+        w.worker.no_destroying = None
+        await w.reaper.tick()
+        assert (await w.session(row)).state is SessionState.ENDED
+        assert await w.provider.list_ids() == []
