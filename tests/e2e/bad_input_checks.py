@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import pytest
 from e2e.bad_input_routes import Request
 from server_process import ServerProcess
 from yarl import URL
@@ -76,6 +77,10 @@ class Target:
             return
         if wrong := wrong_with(status, kind, body, statuses, code):
             self.complaints.append(f"{str(request)[:200]}: {wrong}: {status} {body[:400]!r}")
+
+    def complain(self) -> None:
+        if self.complaints:
+            pytest.fail(f"{len(self.complaints)} answers are wrong:\n" + "\n".join(self.complaints[:50]))
 
     async def sessions(self) -> int:
         async with self.http.get(f"{self.server.url}/sessions") as answer:

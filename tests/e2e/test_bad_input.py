@@ -4,11 +4,11 @@ Each class of bad input is a table; every test goes through its whole table and 
 """
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from e2e.bad_input_cases import TABLES
 from e2e.bad_input_checks import KEPT, Target
 from e2e.bad_input_routes import (
     GOOD,
@@ -72,8 +72,7 @@ async def a_session(url: str, http: aiohttp.ClientSession) -> str:
 async def refused(target: Target, requests: Iterable[Request], **expected: Any) -> None:
     for request in requests:
         await target.refuses(request, **expected)
-    if target.complaints:
-        pytest.fail(f"{len(target.complaints)} answers are wrong:\n" + "\n".join(target.complaints[:50]))
+    target.complain()
 
 
 def test_every_route_is_in_the_table() -> None:
@@ -114,3 +113,10 @@ async def test_wrong_values(target: Target, document: dict[str, Any]) -> None:
 
 async def test_wrong_parameters(target: Target, document: dict[str, Any]) -> None:
     await refused(target, with_wrong_parameters(document), statuses=frozenset({422}))
+
+
+@pytest.mark.parametrize("table", TABLES)
+async def test_what_only_one_route_can_refuse(target: Target, table: str) -> None:
+    for request, code in TABLES[table]():
+        await target.refuses(request, code=code)
+    target.complain()

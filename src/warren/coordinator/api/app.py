@@ -48,7 +48,7 @@ class LenientType:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] in ("POST", "PATCH", "PUT", "DELETE"):
+        if scope["type"] == "http" and scope["method"] in ("POST", "PATCH", "DELETE") and not is_upload(scope):
             kept = []
             for name, value in scope["headers"]:
                 if name == b"content-type" and not value.startswith(b"multipart/"):

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import Any, NoReturn, cast
 
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -77,6 +77,7 @@ def register(app: FastAPI) -> None:
     """Makes the app answer every error as a problem, and read JSON strictly in routes added to it afterwards."""
     app.add_exception_handler(WarrenError, cast(Any, _on_warren_error))  # one handler for both kinds of connection
     app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(WebSocketRequestValidationError, cast(Any, _on_invalid_socket))
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_exception)
     app.router.route_class = StrictRoute
@@ -182,6 +183,11 @@ async def _on_invalid(request: Request, exc: Exception) -> Response:
         return problem(_broken_json(broken, exc.body))
     errors = [{"field": _field(error["loc"]), "message": _sentence(error)} for error in found]
     return _answer(422, InvalidRequest.code, _summary(errors), {"errors": errors[:100], "retryable": False})
+
+
+async def _on_invalid_socket(socket: WebSocket, exc: Exception) -> Response:
+    assert isinstance(exc, WebSocketRequestValidationError)
+    return problem(InvalidRequest(_summary([{"message": _sentence(error)} for error in exc.errors()])))
 
 
 def _summary(errors: Sequence[Mapping[str, str]]) -> str:

@@ -23,7 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from warren.coordinator.api.context import Context, Ctx, Tenant, data_of, limited_timeout, new_router
 from warren.coordinator.api.events import Encoder, failure, with_signs_of_life
 from warren.coordinator.api.exec import foreground
-from warren.coordinator.api.problems import plain_error
+from warren.coordinator.api.problems import InvalidJson, plain_error, read_json
 from warren.coordinator.api.processes import find, signal_number
 from warren.coordinator.api.schemas import ExecBody, end_view
 from warren.interfaces.sandbox import Process
@@ -129,7 +129,9 @@ async def _first_message(socket: WebSocket) -> ExecBody:
         async with asyncio.timeout(_FIRST_MESSAGE_S):
             values = _parsed(await socket.receive_text())
     except TimeoutError:
-        raise InvalidRequest("no command came") from None
+        raise InvalidRequest(
+            f"no command came within {_FIRST_MESSAGE_S:g} s", remedy="send it as the first message, as JSON"
+        ) from None
     except KeyError:
         raise InvalidRequest("the first message must be a text: the command as JSON") from None
     try:
@@ -207,11 +209,11 @@ async def _obey(process: Process, message: dict[str, Any]) -> None:
 
 def _parsed(text: str) -> dict[str, Any]:
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as exc:
-        raise InvalidRequest(f"a message is not JSON: {exc}") from None
+        values = read_json(text.encode())
+    except InvalidJson as exc:
+        raise InvalidJson(exc.message.replace("the body", "the message"), remedy="send a JSON object") from None
     if not isinstance(values, dict):
-        raise InvalidRequest("a message must be a JSON object")
+        raise InvalidRequest("the message is JSON, but not a JSON object")
     return values
 
 

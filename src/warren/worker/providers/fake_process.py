@@ -107,6 +107,9 @@ class FakeProcess:
             code = exc.code
         except Signalled as exc:
             code, signal, reason = 128 + exc.number, exc.number, Reason.SIGNAL
+        except Exception as exc:  # beyond the small shell; whoever waits for the command must still hear of its end
+            code = 2
+            await self.emit(2, f"the fake cannot run this: {exc!r}\n".encode(errors="replace"))
         finally:
             if timer is not None:
                 timer.cancel()
