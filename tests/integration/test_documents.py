@@ -1,38 +1,84 @@
-"""Every command that README and docs show is run, as it stands there. One that this file does not know fails."""
+"""Everything that README and docs show is run, as it stands there. What this file does not know how to run fails.
+
+Lines of commands are run one by one. Blocks that talk to a server (sh and python, with http://127.0.0.1:8000 in them)
+are run page by page, in order, against a real server; only the port is another.
+"""
 
 import os
 import pty
 import re
 import shlex
+import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from server_process import ServerProcess, free_port, running_server
+
+import warren.coordinator.api.app
+from warren.coordinator.api import problems
+from warren.model.errors import WarrenError
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
 GOALS = ("make test", "make check", "make setup")
+SHOWN_SERVER = "http://127.0.0.1:8000"
+
+Block = tuple[str, str]
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.M | re.S)
+
+
+def fenced(page: Path) -> list[Block]:
+    """Blocks between fences: their language and their text."""
+    return [(match[1], match[2]) for match in _FENCED.finditer(page.read_text())]
+
+
+def asks_a_server(block: Block) -> bool:
+    return block[0] in ("sh", "python") and SHOWN_SERVER in block[1]
 
 
 def commands(page: Path) -> list[str]:
-    """Lines of code blocks, fenced or indented, without their comments. Files of options (toml) are no commands."""
-    text = re.sub(r"^```toml\n.*?^```", "", page.read_text(), flags=re.M | re.S)
-    text = re.sub(
-        r"^```\w*\n(.*?)^```", lambda block: re.sub("^", "    ", block[1], flags=re.M), text, flags=re.M | re.S
-    )
-    lines = re.findall(r"^(?: {4}|\t)(\S.*)$", text, flags=re.M)
+    """Lines of code blocks, fenced or indented, without their comments; but for blocks that have tests of their own."""
+
+    def as_indented(match: re.Match[str]) -> str:
+        apart = match[1] == "toml" or asks_a_server((match[1], match[2]))
+        return "" if apart else re.sub("^", "    ", match[2], flags=re.M)
+
+    lines = re.findall(r"^(?: {4}|\t)(\S.*)$", _FENCED.sub(as_indented, page.read_text()), flags=re.M)
     found = [re.sub(r"\s+#.*$", "", line).strip() for line in lines]
     return [line for line in found if line]
 
 
 SHOWN = [(page, line) for page in PAGES for line in commands(page)]
+TALKING = [page for page in PAGES if any(asks_a_server(block) for block in fenced(page))]
+
+
+def new_state(image_cache: Path) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    (path / "images").symlink_to(image_cache / "images")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def fresh_state(image_cache: Path) -> Iterator[Path]:
+    yield from new_state(image_cache)
 
 
 @pytest.fixture(scope="module")
 def environment(state_dir: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), "WARREN_STATE_DIR": str(state_dir)}
+
+
+# -- commands
 
 
 def test_the_two_commands_are_shown() -> None:
@@ -46,13 +92,12 @@ def test_a_shown_command_works(page: Path, line: str, environment: dict[str, str
         assert re.search(rf"^{goal}:", (ROOT / "Makefile").read_text(), flags=re.M)
         return
     if line == "./quickstart.sh":
-        plain = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
-        outcome = subprocess.run([line], cwd=ROOT, env=plain, capture_output=True, text=True, timeout=300)
-        assert outcome.returncode == 0, outcome.stderr
-        assert "Hello from sandbox: sandboxuser in /workspace" in outcome.stdout
-        return
+        return  # it has tests of its own below
     words = shlex.split(line)
     assert words[:2] == ["sudo", ".venv/bin/warren"], f"{page.name} shows a command that nothing here can run: {line}"
+    if words[2] == "serve":
+        serve_and_stop(words[3:], environment)
+        return
     code, said = in_a_terminal([sys.executable, "-m", "warren.cli.main", *words[2:]], environment)
     assert code == 0, said
 
@@ -72,3 +117,127 @@ def in_a_terminal(argv: list[str], environment: dict[str, str]) -> tuple[int, st
     finally:
         os.close(ours)
     return process.wait(timeout=60), said.decode(errors="replace")
+
+
+def serve_and_stop(flags: list[str], environment: dict[str, str]) -> None:
+    server = ServerProcess(Path(environment["WARREN_STATE_DIR"]), *flags)
+    server.start()
+    assert server.stop() == 0
+
+
+# -- files of options
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(kind == "toml" for kind, _ in fenced(page))], ids=str)
+def test_a_shown_file_of_options_is_taken(page: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    for number, (_, text) in enumerate(block for block in fenced(page) if block[0] == "toml"):
+        assert tomllib.loads(text)
+        (tmp_path / f"{number}.toml").write_text(text)
+        argv = [sys.executable, "-m", "warren.cli.main", "config", "--config", str(tmp_path / f"{number}.toml")]
+        outcome = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
+        assert outcome.returncode == 0, outcome.stderr
+
+
+# -- requests
+
+
+def test_the_pages_about_the_server_show_requests() -> None:
+    assert {"README.md", "api.md", "operations.md"} <= {page.name for page in TALKING}
+
+
+@pytest.mark.parametrize("page", TALKING, ids=lambda page: page.name)
+def test_the_requests_of_a_page_work(page: Path, fresh_state: Path, tmp_path: Path) -> None:
+    (tmp_path / ".curlrc").write_text("fail-with-body\nmax-time = 60\n")
+    with running_server(fresh_state) as server:
+        script = as_script([block for block in fenced(page) if asks_a_server(block)], server.url)
+        environ = {"PATH": os.environ["PATH"], "CURL_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+        outcome = subprocess.run(
+            ["bash", "-euxo", "pipefail", "-c", script],
+            cwd=ROOT,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=150,
+        )
+    assert outcome.returncode == 0, f"{outcome.stderr[-3000:]}\n{outcome.stdout[-1000:]}"
+
+
+def as_script(blocks: list[Block], url: str) -> str:
+    """All blocks as one script: what a block sets, the next ones may use."""
+    parts = []
+    for kind, text in blocks:
+        text = text.replace(SHOWN_SERVER, url)
+        parts.append(text if kind == "sh" else f"{shlex.quote(sys.executable)} -c {shlex.quote(text)}\n")
+    return "\n".join(parts)
+
+
+def test_every_error_code_is_in_the_reference_with_its_status() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (yes|no) \| \S", (ROOT / "docs" / "api.md").read_text(), flags=re.M)
+    shown = {code: (int(status), again == "yes") for code, status, again in rows}
+    assert warren.coordinator.api.app  # whatever it defines is known by now
+    known: dict[str, type[WarrenError]] = {**WarrenError.by_code, "internal": WarrenError}
+    for code, error in known.items():
+        assert shown.pop(code, None) == (error.http_status, error.retryable), f"{code} in docs/api.md"
+    for code, (status, _) in shown.items():
+        assert problems._CODES.get(status) == code, f"docs/api.md shows {code}, which is never answered"
+
+
+# -- quickstart
+
+
+@pytest.fixture
+def quick(fresh_state: Path) -> Iterator[dict[str, str]]:
+    """An environment for quickstart.sh; the server it has started is stopped at the end."""
+    values = {"WARREN_STATE_DIR": str(fresh_state), "WARREN_PORT": str(free_port()), "WARREN_ON_STOP": "destroy"}
+    yield {"PATH": os.environ["PATH"], "WARREN_CONFIG": "/dev/null", **values}
+    pid_file = fresh_state / "server.pid"
+    if pid_file.exists():
+        stop_process(int(pid_file.read_text()))
+
+
+def stop_process(pid: int) -> None:
+    deadline = time.monotonic() + 60
+    try:
+        os.kill(pid, signal.SIGTERM)
+        while time.monotonic() < deadline and not is_zombie(pid):
+            os.kill(pid, 0)
+            time.sleep(0.05)
+    except ProcessLookupError:
+        return
+
+
+def is_zombie(pid: int) -> bool:
+    """It has ended, and whoever has taken it over does not look after it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def quickstart(environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["./quickstart.sh"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=170)
+
+
+def test_quickstart_ends_with_a_server_and_a_request_that_works(quick: dict[str, str]) -> None:
+    first = quickstart(quick)
+    assert first.returncode == 0, first.stderr
+    assert "Hello from sandbox: sandboxuser in /workspace" in first.stdout
+    shown = re.findall(r"^    (curl .*)$", first.stdout, flags=re.M)
+    assert len(set(shown)) == 1
+    outcome = subprocess.run(["sh", "-c", shown[0]], capture_output=True, text=True, timeout=60)
+    assert '"exit_code": 0' in outcome.stdout, outcome.stderr
+    again = quickstart(quick)
+    assert again.returncode == 0, again.stderr
+    pid = (Path(quick["WARREN_STATE_DIR"]) / "server.pid").read_text().strip()
+    assert f"already running (process {pid})" in again.stdout
+    elsewhere = quickstart({**quick, "WARREN_PORT": str(free_port())})
+    assert elsewhere.returncode == 1
+    assert f"a server (process {pid}) has the state directory" in elsewhere.stderr
+
+
+def test_quickstart_says_when_the_port_is_taken(quick: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", int(quick["WARREN_PORT"]))):
+        outcome = quickstart(quick)
+    assert outcome.returncode == 1
+    assert f"port {quick['WARREN_PORT']} is taken" in outcome.stderr
+    assert "WARREN_PORT=" in outcome.stderr

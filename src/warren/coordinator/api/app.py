@@ -9,6 +9,7 @@ from warren.coordinator.api import e2b, exec, files, flat, health, processes, se
 from warren.coordinator.api.context import Context
 from warren.coordinator.api.document import DESCRIPTION, PROBLEMS, TAGS, completed, operation_id
 from warren.coordinator.api.door import Door
+from warren.coordinator.api.fast import Fast
 from warren.coordinator.api.problems import register
 
 ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, health)
@@ -30,7 +31,7 @@ def create_app(context: Context) -> ASGIApp:
     for module in ROUTERS:
         app.include_router(module.router)
     app.openapi = completed(app, with_key=bool(context.api_key))  # type: ignore[method-assign]
-    return Door(LenientType(app), context.api_key)
+    return Door(Fast(LenientType(app), context), context.api_key)
 
 
 def is_upload(scope: Scope) -> bool:

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any
 
 import anyio
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from warren.coordinator.api.context import (
@@ -75,37 +75,45 @@ async def run(
         return await unless_gone(request, sandbox.exec(body.wanted(session), stdin))
 
 
-async def unless_gone(request: Request, work: Any) -> ExecResult:
+async def unless_gone(request: Request, work: Coroutine[Any, Any, ExecResult]) -> ExecResult:
     """The result; a caller that goes away meanwhile cancels the work. Short ones are not watched."""
-    task: asyncio.Task[ExecResult] = asyncio.ensure_future(work)
+    watch = _Watch(request)
     try:
-        done, _ = await asyncio.wait([task], timeout=_WATCH_AFTER_S)
-        if not done:
-            await _watched(request, task)
-        return task.result()
+        return await work
+    except asyncio.CancelledError:
+        if not watch.gone:
+            raise
+        watch.task.uncancel()
+        raise ClientDisconnect from None
     finally:
-        if not task.done():
-            task.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait([task])
+        watch.end()
 
 
-async def _watched(request: Request, task: asyncio.Task[ExecResult]) -> None:
-    watch = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task])
-    finally:
-        watch.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watch
+class _Watch:
+    """Cancels the task that made it when the caller goes away. Looks only after a while: most are done before."""
 
+    def __init__(self, request: Request) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        self.gone = False
+        self._request = request
+        self._watching: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._begin)
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    def _begin(self) -> None:
+        self._watching = asyncio.create_task(self._until_gone(), name="is the caller still there?")
+
+    async def _until_gone(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self.task.cancel()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._watching is not None and not self.gone:
+            self._watching.cancel()
 
 
 async def stream(

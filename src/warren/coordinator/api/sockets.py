@@ -23,11 +23,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from warren.coordinator.api.context import Context, Ctx, Tenant, data_of, limited_timeout, new_router
 from warren.coordinator.api.events import Encoder, failure, with_signs_of_life
 from warren.coordinator.api.exec import foreground
-from warren.coordinator.api.problems import InvalidJson, plain_error, read_json
+from warren.coordinator.api.problems import plain_error, read_json
 from warren.coordinator.api.processes import find, signal_number
 from warren.coordinator.api.schemas import ExecBody, end_view
 from warren.interfaces.sandbox import Process
-from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.errors import InvalidJson, InvalidRequest, WarrenError
 from warren.model.operations import Command, Stream, TerminalSize
 
 router = new_router(prefix="/api/sessions/{session_id}")

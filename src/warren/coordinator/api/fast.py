@@ -1,0 +1,72 @@
+"""The short way for plain commands.
+
+Most requests are POST /exec with a small JSON body. FastAPI spends more time on one than the sandbox does, so those
+are taken here: read, checked by the same model, run by the same function. Everything that is not plain (a stream,
+a key, a body that is not right) goes on to the app, body and all, so that there is one place that says what
+is wrong.
+"""
+
+from typing import Any
+
+from pydantic import ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from warren.coordinator.api.context import Context, answer, data_of, limited_timeout
+from warren.coordinator.api.exec import run
+from warren.coordinator.api.problems import StrictRequest, problem, read_json
+from warren.coordinator.api.schemas import ExecBody, exec_view
+from warren.model.errors import InvalidJson, WarrenError
+
+_PREFIX = "/api/sessions/"
+_SUFFIX = "/exec"
+_NOT_PLAIN = frozenset({b"accept", b"idempotency-key"})
+_ANY = frozenset({b"*/*", b"application/json"})
+
+
+class Fast:
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _is_plain(scope):
+            await self._app(scope, receive, send)
+            return
+        request = StrictRequest(scope, receive)
+        data = await request.body()
+        try:
+            body = ExecBody.model_validate(read_json(data))
+        except (ValidationError, InvalidJson):
+            body = None
+        if body is None or body.stream:
+            await self._app(scope, _again(data, receive), send)
+            return
+        await (await self._answer(scope["path"][len(_PREFIX) : -len(_SUFFIX)], body, request))(scope, receive, send)
+
+    async def _answer(self, session_id: str, body: ExecBody, request: StrictRequest) -> Any:
+        try:
+            stdin = data_of(body.stdin, body.stdin_base64)
+            body.timeout_s = limited_timeout(self._context, body.timeout_s)
+            tenant = request.scope["tenant"]
+            return answer(exec_view(await run(request, self._context, tenant, session_id, body, stdin, "")))
+        except WarrenError as exc:
+            return problem(exc)
+
+
+def _is_plain(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["method"] != "POST" or scope["query_string"]:
+        return False
+    path = scope["path"]
+    if not (path.startswith(_PREFIX) and path.endswith(_SUFFIX) and path.count("/") == 4):
+        return False
+    return all(name not in _NOT_PLAIN or (name == b"accept" and value in _ANY) for name, value in scope["headers"])
+
+
+def _again(data: bytes, receive: Receive) -> Receive:
+    """What was read is there to be read once more; then the connection speaks for itself."""
+    waiting: list[Message] = [{"type": "http.request", "body": data, "more_body": False}]
+
+    async def replayed() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replayed
