@@ -102,11 +102,9 @@ if [ -n "$key" ] && [ -z "${WARREN_API_KEY:-}" ]; then
     echo "It wants its API key: set WARREN_API_KEY before you run this line."
 else
     answer=$(sh -c "$try") || stop "that request should have been answered, see above; the log is $log."
-    case $answer in
-        *'"exit_code": 0,'*) printf '%.120s…\n' "$answer" ;;
-        *) stop "that request should have worked. The answer was: $answer
-The log is $log." ;;
-    esac
+    printf '%s' "$answer" | grep -Eq '"exit_code": ?0\b' || stop "that request should have worked. The answer was: $answer
+The log is $log."
+    printf '%.120s…\n' "$answer"
 fi
 
 cat <<END

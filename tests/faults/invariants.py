@@ -84,7 +84,9 @@ async def differences(caller: Caller, state_dir: Path) -> list[str]:
         found.append(f"{len(running)} sessions run in {len(used)} sandboxes")
     if len(there) != len(used) + pool:
         unused = ", ".join(described(state_dir, there - used))
-        found.append(f"{len(there)} sandboxes, for {len(used)} sessions and a pool of {pool}; without a session: {unused}")
+        found.append(
+            f"{len(there)} sandboxes, for {len(used)} sessions and a pool of {pool}; without a session: {unused}"
+        )
     if claims != len(there):
         found.append(f"{claims} uid ranges for {len(there)} sandboxes")
     return found + strays(state_dir)

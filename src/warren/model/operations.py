@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from warren.model.errors import InvalidPath, InvalidRequest
+from warren.model.errors import InvalidPath, InvalidRequest, UnknownUser
 from warren.model.spec import check_env
 
 KEEP_BYTES = 10 * 1024 * 1024
@@ -61,6 +61,9 @@ class Command:
         for text in (*self.argv, self.shell, self.cwd, self.user):
             if "\0" in text:
                 raise InvalidRequest("a command cannot have a NUL byte in it", remedy="send binary data through stdin")
+        if self.cwd:
+            check_path(self.cwd)
+        check_user(self.user)
         for name, value in (*self.env.items(), *self.base_env.items()):
             check_env(name, value)
         size = sum(len(text.encode(errors="surrogateescape")) for text in (*self.argv, self.shell))
@@ -185,3 +188,10 @@ def check_path(path: str) -> str:
     if len(path.encode(errors="surrogateescape")) > 4095:
         raise InvalidPath("the path is longer than 4095 bytes")
     return path if path.startswith("/") else f"/workspace/{path}"
+
+
+def check_user(user: str) -> str:
+    """A name the sandbox can be asked about; whether it has such a user is for the sandbox to say."""
+    if "\0" in user or len(user.encode(errors="surrogateescape")) > 255:
+        raise UnknownUser(f"{user[:80]!r} cannot be the name of a user")
+    return user

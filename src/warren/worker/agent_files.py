@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Corout
 import anyio
 
 from warren.model.errors import InvalidRequest, LimitReached, ProtocolError
-from warren.model.operations import Change, FileEvent, FileInfo, FileKind, check_path
+from warren.model.operations import Change, FileEvent, FileInfo, FileKind, check_path, check_user
 from warren.worker.agent_channel import Channel, Reply
 from warren.worker.agent_link import AgentLink
 from warren.worker.agent_process import send_all
@@ -128,7 +128,7 @@ class Files:
         """The channel of a file operation; left before its end, the operation is undone."""
         asked: list[tuple[Tag, int | str]] = [(Tag.OP, int(op)), (Tag.PATH, check_path(path)), *items]
         if user:
-            asked.append((Tag.USER, user))
+            asked.append((Tag.USER, check_user(user)))
         channel = await self._link.open(Ask.FILE, fields(asked))
         try:
             yield channel

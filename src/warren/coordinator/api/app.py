@@ -11,6 +11,7 @@ from warren.coordinator.api.document import DESCRIPTION, PROBLEMS, TAGS, complet
 from warren.coordinator.api.door import Door
 from warren.coordinator.api.fast import Fast
 from warren.coordinator.api.problems import register
+from warren.coordinator.api.reference import add_reference
 
 ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, health)
 
@@ -23,14 +24,15 @@ def create_app(context: Context) -> ASGIApp:
         openapi_tags=TAGS,
         responses=PROBLEMS,
         generate_unique_id_function=operation_id,
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
     )
     register(app)
     app.state.context = context
     for module in ROUTERS:
         app.include_router(module.router)
     app.openapi = completed(app, with_key=bool(context.api_key))  # type: ignore[method-assign]
+    add_reference(app)
     return Door(Fast(LenientType(app), context), context.api_key)
 
 
