@@ -74,7 +74,7 @@ def serving(*flags: str) -> Iterator[Server]:
     (state / "images").symlink_to(IMAGES)
     quiet = ("--on-stop", "destroy", "--stop-grace", "1s", "--log-level", "warning")
     # Connections that wait while a pool is filled shall still be there afterwards.
-    process = ServerProcess(state, *quiet, *flags, WARREN_KEEP_ALIVE_S="1h")
+    process = ServerProcess(state, *quiet, *flags, WARREN_KEEP_ALIVE_S="1h", WARREN_HEADER_TIMEOUT_S="1h")
     try:
         process.start()
         yield Server(process)

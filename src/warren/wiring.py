@@ -1,26 +1,28 @@
-"""Puts the parts together: settings in, objects out. Only here are concrete classes chosen."""
+"""Puts the parts together: settings in, objects out. Only here are concrete classes chosen.
+
+What only a server needs is imported when one is built: `warren run` should not wait for it.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
-
-from starlette.types import ASGIApp
+from typing import TYPE_CHECKING, Any, Final
 
 from warren.clock import Clock, SystemClock
 from warren.config import Settings, check_provider
-from warren.coordinator.lifecycle import Lifecycle
-from warren.coordinator.reaper import Reaper
-from warren.coordinator.sessions import Defaults, Sessions
-from warren.coordinator.stores.memory import MemoryStore
-from warren.coordinator.stores.sqlite import SqliteStore
 from warren.interfaces.provider import Provider
-from warren.interfaces.store import SessionStore
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import ProviderUnavailable
 from warren.registry import Registry, packaged_registry
-from warren.worker.guard import MachineGuard
 from warren.worker.images import ImageStore
-from warren.worker.worker import LocalWorker
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from warren.coordinator.lifecycle import Lifecycle
+    from warren.coordinator.reaper import Reaper
+    from warren.coordinator.sessions import Sessions
+    from warren.interfaces.store import SessionStore
+    from warren.worker.worker import LocalWorker
 
 DATABASE: Final = "sessions.db"
 
@@ -83,11 +85,17 @@ def build_environments(settings: Settings) -> Callable[[str], Environment]:
     return find
 
 
-async def build_store(settings: Settings) -> SessionStore:
+async def build_store(settings: Settings) -> "SessionStore":
+    from warren.coordinator.stores.memory import MemoryStore
+    from warren.coordinator.stores.sqlite import SqliteStore
+
     return MemoryStore() if settings.store == "memory" else await SqliteStore.open(settings.state_dir / DATABASE)
 
 
-def build_worker(settings: Settings, provider: Provider, fault: Fault = lambda _: None) -> LocalWorker:
+def build_worker(settings: Settings, provider: Provider, fault: Fault = lambda _: None) -> "LocalWorker":
+    from warren.worker.guard import MachineGuard
+    from warren.worker.worker import LocalWorker
+
     return LocalWorker(
         settings.worker_id,
         provider,
@@ -110,22 +118,28 @@ def build_clock() -> Clock:
 
 
 def build_lifecycle(
-    settings: Settings, store: SessionStore, worker: LocalWorker, fault: Fault = lambda _: None
-) -> Lifecycle:
+    settings: Settings, store: "SessionStore", worker: "LocalWorker", fault: Fault = lambda _: None
+) -> "Lifecycle":
+    from warren.coordinator.lifecycle import Lifecycle
+
     workers = {worker.name: worker}
     return Lifecycle(store, workers, build_clock(), claim_timeout_s=settings.claim_timeout_s, fault=fault)
 
 
-def build_sessions(settings: Settings, lifecycle: Lifecycle) -> Sessions:
+def build_sessions(settings: Settings, lifecycle: "Lifecycle") -> "Sessions":
+    from warren.coordinator.sessions import Defaults, Sessions
+
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
     return Sessions(lifecycle, build_environments(settings), defaults)
 
 
-def build_reaper(settings: Settings, sessions: Sessions) -> Reaper:
+def build_reaper(settings: Settings, sessions: "Sessions") -> "Reaper":
+    from warren.coordinator.reaper import Reaper
+
     return Reaper(sessions, retention_s=settings.key_retention_s)
 
 
-def build_app(settings: Settings, sessions: Sessions) -> ASGIApp:
+def build_app(settings: Settings, sessions: "Sessions") -> "ASGIApp":
     from warren.coordinator.api.app import create_app, is_upload, package_version
     from warren.coordinator.api.context import Context
     from warren.coordinator.api.edge import Edge

@@ -1,0 +1,171 @@
+"""The OpenAPI document against the server: Schemathesis sends what it allows and what it does not, to every operation.
+
+Random strings would never name a session, so most calls get the id of a real one, and of a real process where they
+need one; the others keep what was generated. What a call may destroy is made for it alone.
+"""
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import requests
+import schemathesis
+from e2e.conftest import NewState
+from schemathesis.config import SchemathesisConfig
+from schemathesis.core.transport import Response
+from schemathesis.engine import events, from_schema
+from schemathesis.hooks import HookContext
+from server_process import ServerProcess, running_server
+
+_SEED = 20240229
+_MAX_S = 90
+_DESTROYING = ("kill_process", "forget_process", "send_signal")
+_CREATING = ("create_session", "flat_create_session")
+_CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "response_headers_conformance",
+    "negative_data_rejection",
+    "missing_required_header",
+    "unsupported_method",
+    "allow_header_conformance",
+)
+
+
+@pytest.fixture(scope="module")
+def server(new_state: NewState) -> Iterator[ServerProcess]:
+    flags = ("--pool-size", "2", "--pool-min", "1", "--pool-max", "4", "--log-level", "warning")
+    with running_server(new_state(), *flags, provider="fake") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def document(server: ServerProcess) -> dict[str, Any]:
+    found: dict[str, Any] = requests.get(f"{server.url}/openapi.json", timeout=30).json()
+    return found
+
+
+class Things:
+    """Sessions and processes for calls to hit."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._numbers = itertools.count()
+        self.http = requests.Session()
+        self.session_id = self.new_session()
+
+    def new_session(self) -> str:
+        session_id = str(self.http.post(f"{self._url}/create_session", timeout=30).json()["session_id"])
+        self.new_process(session_id, "kept")
+        self.http.put(f"{self._url}/api/sessions/{session_id}/files/content?path=a", data=b"x", timeout=30)
+        return session_id
+
+    def new_process(self, session_id: str, process_id: str = "") -> str:
+        process_id = process_id or f"p{next(self._numbers)}"
+        body = {"command": "sleep 1000", "process_id": process_id, "terminal": {}}
+        answer = self.http.post(f"{self._url}/api/sessions/{session_id}/processes", json=body, timeout=30)
+        assert answer.status_code == 201, answer.text
+        return process_id
+
+    def delete(self, session_id: str) -> None:
+        self.http.delete(f"{self._url}/api/sessions/{session_id}", timeout=30)
+
+    def aim(self, case: Any) -> None:
+        """Three calls of four reach something real."""
+        if next(self._numbers) % 4 == 0:
+            return
+        name = case.operation.definition.raw["operationId"]
+        session_id = self.new_session() if name in ("delete_session", "flat_cleanup") else self.session_id
+        for place in (case.path_parameters, case.query, case.body):
+            if isinstance(place, dict) and isinstance(place.get("session_id"), str):
+                place["session_id"] = session_id
+        if isinstance(case.path_parameters, dict) and "process_id" in case.path_parameters:
+            case.path_parameters["process_id"] = self.new_process(session_id) if name in _DESTROYING else "kept"
+
+    def tidy(self, case: Any, response: Response) -> None:
+        if case.operation.definition.raw["operationId"] in _CREATING and response.status_code < 300:
+            self.delete(json.loads(response.content)["session_id"])
+
+
+def hurried(case: Any) -> None:
+    """Nobody waits for minutes here."""
+    query = case.query if isinstance(case.query, dict) else {}
+    for name in ("timeout_s", "wait_s"):
+        if isinstance(query.get(name), int | float) and 0 < query[name] <= 300:
+            query[name] = 0.01
+
+
+def configured() -> SchemathesisConfig:
+    checks: dict[str, Any] = {"enabled": False, **{name: {"enabled": True} for name in _CHECKS}}
+    # 503: a layer of isolation was required that the fake does not have.
+    checks["not_a_server_error"]["expected-statuses"] = ["2xx", "3xx", "4xx", "503"]
+    checks["negative_data_rejection"]["expected-statuses"] = ["4xx"]
+    return SchemathesisConfig.from_dict(
+        {
+            "seed": _SEED,
+            "max-time": _MAX_S,
+            "max-stream-events": 1,
+            "request-timeout": 20,
+            "checks": checks,
+            "generation": {"max-examples": 10, "database": "none", "no-shrink": True},
+            "phases": {"stateful": {"enabled": False}},
+        }
+    )
+
+
+@contextlib.contextmanager
+def hooked(things: Things) -> Iterator[None]:
+    def before_call(context: HookContext, case: Any, kwargs: dict[str, Any]) -> None:
+        hurried(case)
+        things.aim(case)
+
+    def after_call(context: HookContext, case: Any, response: Response) -> None:
+        things.tidy(case, response)
+
+    schemathesis.hook(before_call)
+    schemathesis.hook(after_call)
+    try:
+        yield
+    finally:
+        schemathesis.hooks.unregister(before_call)
+        schemathesis.hooks.unregister(after_call)
+
+
+def run(schema: Any) -> tuple[list[str], set[str]]:
+    """What was found wrong, and which operations were tried."""
+    found, tried = list[str](), set[str]()
+    for event in from_schema(schema).execute():
+        if isinstance(event, events.ScenarioFinished):
+            tried.add(str(event.label))
+            found += _failures(event)
+        elif isinstance(event, events.NonFatalError | events.FatalError):
+            found.append(str(event.__dict__ if hasattr(event, "__dict__") else event.info))
+        elif isinstance(event, events.EngineFinished):
+            print(event.stop_reason, event.running_time)
+    return found, tried
+
+
+@pytest.mark.timeout(400)
+def test_the_server_does_what_its_document_says(server: ServerProcess) -> None:
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json", config=configured())
+    with hooked(Things(server.url)):
+        found, tried = run(schema)
+    assert not found, "\n\n".join(found[:20])
+    assert len(tried) == len(list(schema.get_all_operations()))
+    assert "internal error" not in server.log
+
+
+def _failures(event: events.ScenarioFinished) -> Iterator[str]:
+    for case_id, checks in event.recorder.checks.items():
+        for check in checks:
+            if check.failure_info is not None:
+                call = event.recorder.interactions.get(case_id)
+                answer = call.response if call is not None else None
+                told = answer.content[:500] if answer is not None else b""
+                yield f"{event.label}: {check.name}: {check.failure_info.failure}\n{check.failure_info.code_sample}\n{told!r}"
