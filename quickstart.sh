@@ -86,7 +86,7 @@ Was it started with another port? Then set WARREN_PORT to it. Is it stuck? Then 
     echo "It is already running (process $pid), and is left as it is."
 else
     seen=$($as_root sh -c '[ ! -e "$1" ] || wc -c <"$1"' sh "$log")
-    pid=$(as_root_env sh -c 'setsid .venv/bin/warren serve >>"$1" 2>&1 </dev/null & echo "$!" | tee "$2"' sh "$log" "$state/server.pid")
+    pid=$(as_root_env sh -c 'trap "" HUP; setsid .venv/bin/warren serve >>"$1" 2>&1 </dev/null & echo "$!" | tee "$2"' sh "$log" "$state/server.pid")
     # It is up when it has said so: somebody else may be answering on its port.
     until new_log | grep -q '^Warren serves'; do
         if ! $as_root kill -0 "$pid" 2>/dev/null; then

@@ -22,7 +22,7 @@ from schemathesis.hooks import HookContext
 from server_process import ServerProcess, running_server
 
 _SEED = 20240229
-_MAX_S = 90
+_MAX_S = 60
 _DESTROYING = ("kill_process", "forget_process", "send_signal")
 _CREATING = ("create_session", "flat_create_session")
 _CHECKS = (
@@ -80,7 +80,7 @@ class Things:
         """Three calls of four reach something real."""
         if next(self._numbers) % 4 == 0:
             return
-        name = case.operation.definition.raw["operationId"]
+        name = _name(case)
         session_id = self.new_session() if name in ("delete_session", "flat_cleanup") else self.session_id
         for place in (case.path_parameters, case.query, case.body):
             if isinstance(place, dict) and isinstance(place.get("session_id"), str):
@@ -89,16 +89,23 @@ class Things:
             case.path_parameters["process_id"] = self.new_process(session_id) if name in _DESTROYING else "kept"
 
     def tidy(self, case: Any, response: Response) -> None:
-        if case.operation.definition.raw["operationId"] in _CREATING and response.status_code < 300:
+        if _name(case) in _CREATING and response.status_code < 300:
             self.delete(json.loads(response.content)["session_id"])
 
 
 def hurried(case: Any) -> None:
     """Nobody waits for minutes here."""
-    query = case.query if isinstance(case.query, dict) else {}
-    for name in ("timeout_s", "wait_s"):
-        if isinstance(query.get(name), int | float) and 0 < query[name] <= 300:
+    name = {"wait_for_process": "timeout_s", "read_output": "wait_s"}.get(_name(case))
+    if name is None:
+        return
+    query = case.query = dict(case.query or {})
+    with contextlib.suppress(TypeError, ValueError):
+        if 0 < float(query.get(name, 60)) <= 300:
             query[name] = 0.01
+
+
+def _name(case: Any) -> str:
+    return str(case.operation.definition.raw["operationId"])
 
 
 def configured() -> SchemathesisConfig:
@@ -115,6 +122,11 @@ def configured() -> SchemathesisConfig:
             "checks": checks,
             "generation": {"max-examples": 10, "database": "none", "no-shrink": True},
             "phases": {"stateful": {"enabled": False}},
+            "operations": [
+                # Their bodies are bytes of any kind, also none, and forms, where every value is a text.
+                {"include-operation-id": name, "checks": {"negative_data_rejection": {"enabled": False}}}
+                for name in ("write_file", "write_archive", "flat_upload_file")
+            ],
         }
     )
 
@@ -128,6 +140,7 @@ def hooked(things: Things) -> Iterator[None]:
     def after_call(context: HookContext, case: Any, response: Response) -> None:
         things.tidy(case, response)
 
+    schemathesis.serializer.alias("application/x-tar", "application/octet-stream")
     schemathesis.hook(before_call)
     schemathesis.hook(after_call)
     try:
@@ -145,9 +158,9 @@ def run(schema: Any) -> tuple[list[str], set[str]]:
             tried.add(str(event.label))
             found += _failures(event)
         elif isinstance(event, events.NonFatalError | events.FatalError):
-            found.append(str(event.__dict__ if hasattr(event, "__dict__") else event.info))
-        elif isinstance(event, events.EngineFinished):
-            print(event.stop_reason, event.running_time)
+            found.append(
+                f"{getattr(event, 'label', '')}: {getattr(event, 'value', event)!r} {getattr(event, 'info', '')}"
+            )
     return found, tried
 
 
@@ -168,4 +181,68 @@ def _failures(event: events.ScenarioFinished) -> Iterator[str]:
                 call = event.recorder.interactions.get(case_id)
                 answer = call.response if call is not None else None
                 told = answer.content[:500] if answer is not None else b""
-                yield f"{event.label}: {check.name}: {check.failure_info.failure}\n{check.failure_info.code_sample}\n{told!r}"
+                info = check.failure_info
+                yield f"{event.label}: {check.name}: {info.failure}\n{info.code_sample}\n{told!r}"
+
+
+# What a new user reads.
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method.upper()} {path}", operation
+
+
+def test_every_operation_is_described(document: dict[str, Any]) -> None:
+    names = [operation["operationId"] for _, operation in operations(document)]
+    assert len(names) == len(set(names))
+    assert {"create_session", "run_command", "read_file", "flat_execute", "e2b_execute"} <= set(names)
+    for name, operation in operations(document):
+        assert operation["operationId"].isidentifier(), name
+        assert operation["operationId"].islower(), name
+        assert operation["summary"], name
+        assert operation["tags"], name
+        assert [entry["name"] for entry in operation.get("parameters", []) if not entry.get("description")] == [], name
+    known = {tag["name"] for tag in document["tags"]}
+    assert {tag for _, operation in operations(document) for tag in operation["tags"]} == known
+
+
+def test_every_answer_has_a_schema_and_every_error_is_a_problem(document: dict[str, Any]) -> None:
+    for name, operation in operations(document):
+        for status in ("4XX", "5XX"):
+            content = operation["responses"].pop(status)["content"]
+            assert content == {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}, name
+        assert "422" not in operation["responses"], name
+        for status, answer in operation["responses"].items():
+            assert answer["description"], (name, status)
+            assert status == "204" or answer["content"], (name, status)
+            for kind, content in answer.get("content", {}).items():
+                assert kind == "text/event-stream" or content["schema"], (name, status, kind)
+    assert not {"HTTPValidationError", "ValidationError"} & set(document["components"]["schemas"])
+
+
+def test_every_example_is_valid(document: dict[str, Any]) -> None:
+    tried = list(examples(document, document, []))
+    assert len(tried) > 20
+    for place, schema, example in tried:
+        whole = {**schema, "components": document["components"]}
+        assert jsonschema_rs.validator_for(whole).is_valid(example), (place, example)
+
+
+def examples(node: Any, document: dict[str, Any], place: list[str]) -> Iterator[tuple[str, dict[str, Any], Any]]:
+    """Each example with the schema it is of: inside schemas, of parameters, of bodies."""
+    if isinstance(node, list):
+        for at, item in enumerate(node):
+            yield from examples(item, document, [*place, str(at)])
+    if not isinstance(node, dict):
+        return
+    schema = node.get("schema", node)
+    found = node.get("examples", [])
+    values = [entry["value"] for entry in found.values()] if isinstance(found, dict) else found
+    if place and place[-1] != "properties":
+        values = [*values, *([node["example"]] if "example" in node else [])]
+        yield from ((" ".join(place), schema, value) for value in values)
+    for name, item in node.items():
+        if name not in ("examples", "example", "default"):
+            yield from examples(item, document, [*place, name])

@@ -23,6 +23,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
@@ -147,9 +148,20 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
         return problem(_too_deep())
     if exc.status_code in (204, 304):
         return Response(status_code=exc.status_code, headers=exc.headers)
+    if exc.status_code == 405:
+        exc.headers = {"Allow": _allowed(request)}
     fields: dict[str, object] = {"retryable": exc.status_code in _WAIT_STATUSES}
     code = _CODES.get(exc.status_code, "internal" if exc.status_code >= 500 else "invalid_request")
     return _answer(exc.status_code, code, _http_detail(request, exc), fields, headers=exc.headers)
+
+
+def _allowed(request: Request) -> str:
+    """Every method of this path; the router names only those of the first route that has it."""
+    methods: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            methods |= route.methods or set()
+    return ", ".join(sorted(methods))
 
 
 def _http_detail(request: Request, exc: HTTPException) -> str:

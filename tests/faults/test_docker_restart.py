@@ -1,0 +1,101 @@
+"""The Docker engine is killed under the docker provider: sessions go on, what waits for it is done when it is back."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from docker_engine import DockerEngine
+from faults.caller import Caller, calling
+from faults.host_view import sandboxes
+from faults.invariants import Ledger, check, check_held, occupied, settled
+from faults.test_kill_points import has_ended
+from faults.world import BIN, FLAGS, new_state, until
+from server_process import ServerProcess
+
+from warren.worker.images import ImageStore
+from warren.worker.providers.docker import DockerProvider
+
+pytestmark = [pytest.mark.anyio]
+
+COLD = {"limits": {"memory_mb": 256}}
+
+
+@pytest.fixture
+def engine() -> Iterator[DockerEngine]:
+    engine = DockerEngine()
+    try:
+        engine.start()
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture
+def docker_state(image_cache: Path, engine: DockerEngine) -> Iterator[Path]:
+    path = new_state(image_cache)
+    yield path
+    asyncio.run(destroy_all(path, engine))
+
+
+async def destroy_all(state_dir: Path, engine: DockerEngine) -> None:
+    import shutil
+
+    provider = DockerProvider(state_dir, ImageStore(state_dir), BIN, engine.url)
+    for sandbox_id in await provider.list_ids():
+        await provider.destroy(sandbox_id)
+    await provider.close()
+    shutil.rmtree(state_dir, ignore_errors=True)
+
+
+@pytest.fixture
+def server(docker_state: Path, engine: DockerEngine) -> Iterator[ServerProcess]:
+    environ = {"DOCKER_HOST": engine.url, "WARREN_CLAIM_TIMEOUT_S": "3"}
+    server = ServerProcess(docker_state, *FLAGS, provider="docker", **environ)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def caller(server: ServerProcess) -> AsyncIterator[Caller]:
+    async with calling(server.url) as caller:
+        yield caller
+
+
+async def test_sessions_outlive_the_engine(
+    engine: DockerEngine, server: ServerProcess, caller: Caller, docker_state: Path
+) -> None:
+    ledger = Ledger()
+    held = await occupied(caller, ledger)
+    doomed = (await caller.create()).good()["session_id"]
+    await settled(caller, docker_state)
+    engine.kill()
+    await check_held(caller, held)
+    await check_creates_are_refused(caller, ledger)
+    assert (await caller.delete(doomed)).status == 503
+    server.kill()
+    server.start()
+    await check_held(caller, held)
+    engine.start()
+    await until(lambda: has_ended(caller, doomed), "what was deleted meanwhile is gone", 60)
+    ledger.holds((await caller.create(**COLD)).good())
+    await until(lambda: has_pool(caller), "the pool is full again", 60)
+    ledger.holds((await caller.create()).good())
+    await check(caller, docker_state, ledger)
+    containers = engine.docker("ps", "--all", "--quiet").stdout.split()
+    assert len(containers) == len(sandboxes(docker_state))
+
+
+async def check_creates_are_refused(caller: Caller, ledger: Ledger) -> None:
+    refused = await caller.create(**COLD)
+    assert (refused.status, refused.body["code"]) == (503, "provider_unavailable")
+    assert "the Docker engine at" in refused.body["detail"]
+    while (answer := await caller.create()).ok:  # what the pool has ready lives without the engine
+        ledger.holds(answer.body)
+    assert answer.status == 503
+    assert "does not answer" in answer.body["detail"]
+
+
+async def has_pool(caller: Caller) -> bool:
+    return bool((await caller.health())["pool_size"] >= 1)
