@@ -255,7 +255,7 @@ class Edge:
         if origin is not None and not self._origins.allows(origin.decode("latin-1"), asked):
             return OriginNotAllowed(
                 f"web pages from {origin[:80].decode('latin-1')!r} may not use this server",
-                remedy="if the page is yours, put its origin in WARREN_ALLOWED_ORIGINS",
+                remedy="programs send no Origin; a page must come from the server's own address",
             )
         return None
 
