@@ -518,3 +518,13 @@ class SandboxContract(ProviderHooks):
     async def until_exists(self, sandbox: Sandbox, path: str) -> None:
         while path not in [info.name for info in await sandbox.list("/workspace")]:
             await asyncio.sleep(0.005)
+
+    async def test_exec_under_a_name_stays_known_until_it_is_forgotten(self, sandbox: Sandbox) -> None:
+        assert (await sandbox.exec(Command(shell="cat"), b"said", process_id="mine")).stdout == "said"
+        with pytest.raises(Conflict):
+            await sandbox.exec(Command(shell="echo again"), process_id="mine")
+        again = await (await sandbox.process("mine")).wait()
+        assert (again.stdout, again.exit_code) == ("said", 0)
+        await sandbox.forget("mine")
+        assert (await sandbox.exec(Command(shell="echo again"), process_id="mine")).stdout == "again\n"
+        await sandbox.forget("mine")

@@ -101,6 +101,7 @@ def changing() -> Iterator[Case]:
 
 
 def commands() -> Iterator[Case]:
+    body: dict[str, Any]
     for path in (f"{_S}/exec", f"{_S}/processes"):
         yield from ((Request("POST", path, json=body, what=f"{body!r:.80}"), code) for body, code in _COMMANDS)
     for body in ({"stdin_base64": "%%%"}, {"stdin": "a", "stdin_base64": "YQ=="}, {"timeout_s": 86401}):
@@ -174,6 +175,7 @@ def ranges() -> Iterator[Case]:
 
 def which_session() -> Iterator[Case]:
     """The flat endpoints name sessions in their bodies and queries."""
+    body: dict[str, Any]
     for body in ({}, {"session_id": "{session_id}", "thread_id": "t"}, {"session_id": "", "thread_id": ""}):
         yield Request("POST", "/execute", json={"command": "true", **body}, what=f"{body}"), "invalid_request"
         yield Request("POST", "/cleanup", json=body, what=f"{body}"), "invalid_request"

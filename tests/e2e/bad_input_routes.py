@@ -111,7 +111,7 @@ _BROKEN_JSON = {
 
 def http_routes() -> set[tuple[str, str]]:
     routes = [route for module in ROUTERS for route in module.router.routes if isinstance(route, APIRoute)]
-    return {(method, route.path) for route in routes for method in route.methods}
+    return {(method, route.path) for route in routes for method in route.methods or ()}
 
 
 def socket_paths() -> set[str]:

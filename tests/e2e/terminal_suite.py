@@ -77,11 +77,11 @@ class TerminalSuite:
             await socket.said(b"40 90")
 
     async def test_a_terminal_with_a_name_is_made_once_and_found_again(self, session: SessionApi) -> None:
-        for expected in (b"1\r\n", b"2\r\n"):
+        for expected in (b"N=1.", b"N=2."):
             async with session.socket("/terminal", process_id="main") as socket:
                 assert (await socket.expect("started"))["process_id"] == "main"
-                await socket.raw.send_bytes(b"N=$((N+1)); echo $N\n")
-                await socket.said(b"\n" + expected)
+                await socket.raw.send_bytes(b"N=$((N+1)); echo N=$N.\n")
+                await socket.said(expected)
 
     async def test_a_command_of_ones_own_in_a_directory_of_ones_own(self, session: SessionApi) -> None:
         async with session.socket("/terminal", command="pwd; tty", cwd="/tmp") as socket:

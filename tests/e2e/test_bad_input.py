@@ -6,6 +6,7 @@ Each class of bad input is a table; every test goes through its whole table and 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from warren.model.spec import USER_UID
 pytestmark = pytest.mark.anyio
 
 _ATTACH = "/api/sessions/{session_id}/processes/{process_id}/attach"
+KEY = "a-key-nobody-knows-0123456789"
 _EXEC = "/api/sessions/{session_id}/exec"
 
 
@@ -101,6 +103,24 @@ async def test_the_good_request_works(server: ServerProcess, good: Request) -> N
         assert status == good.status, body
         async with http.delete(target.url("/api/sessions/{session_id}")):
             pass
+
+
+async def test_without_the_key_every_route_is_closed(new_state: NewState) -> None:
+    flags = ("--pool-size", "0", "--pool-min", "0")
+    with running_server(new_state(), *flags, provider="fake", WARREN_API_KEY=KEY) as server:
+        async with aiohttp.ClientSession() as http:
+            target = Target(server, http, UNKNOWN_ID)
+            for key in ("", "wrong", KEY[:-1], f"{KEY}x"):
+                for good in GOOD:
+                    if good.path not in ("/health", "/ready", "/version"):
+                        request = replace(good, headers={**good.headers, "X-API-Key": key})
+                        await target.refuses(request, statuses=frozenset({401}), code="unauthorized")
+            target.complain()
+            for path in socket_paths():
+                with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:
+                    await http.ws_connect(target.url(path))
+                assert refusal.value.status == 401
+            assert "Traceback" not in server.log
 
 
 async def test_ids_that_are_none(target: Target) -> None:

@@ -21,6 +21,7 @@ from schemathesis.engine import events, from_schema
 from schemathesis.hooks import HookContext
 from server_process import ServerProcess, running_server
 
+_SHORT = {"WARREN_COMMAND_TIMEOUT_S": "2", "WARREN_MAX_COMMAND_TIMEOUT_S": "5"}  # seconds: it may hit on `sleep 1000`
 _SEED = 20240229
 _MAX_S = 60
 _DESTROYING = ("kill_process", "forget_process", "send_signal")
@@ -41,7 +42,7 @@ _CHECKS = (
 @pytest.fixture(scope="module")
 def server(new_state: NewState) -> Iterator[ServerProcess]:
     flags = ("--pool-size", "2", "--pool-min", "1", "--pool-max", "4", "--log-level", "warning")
-    with running_server(new_state(), *flags, provider="fake") as server:
+    with running_server(new_state(), *flags, provider="fake", **_SHORT) as server:
         yield server
 
 
@@ -58,7 +59,7 @@ class Things:
         self._url = url
         self._numbers = itertools.count()
         self.http = requests.Session()
-        self.session_id = self.new_session()
+        self._session_id = self.new_session()
 
     def new_session(self) -> str:
         session_id = str(self.http.post(f"{self._url}/create_session", timeout=30).json()["session_id"])
@@ -66,9 +67,17 @@ class Things:
         self.http.put(f"{self._url}/api/sessions/{session_id}/files/content?path=a", data=b"x", timeout=30)
         return session_id
 
+    def live_session(self) -> str:
+        """The generator learns ids from answers, so it may have ended ours, or its process."""
+        kept = f"{self._url}/api/sessions/{self._session_id}/processes/kept"
+        answer = self.http.get(kept, timeout=30)
+        if answer.status_code != 200 or not answer.json()["running"]:
+            self._session_id = self.new_session()
+        return self._session_id
+
     def new_process(self, session_id: str, process_id: str = "") -> str:
         process_id = process_id or f"p{next(self._numbers)}"
-        body = {"command": "sleep 1000", "process_id": process_id, "terminal": {}}
+        body: dict[str, Any] = {"command": "sleep 1000", "process_id": process_id, "terminal": {}}
         answer = self.http.post(f"{self._url}/api/sessions/{session_id}/processes", json=body, timeout=30)
         assert answer.status_code == 201, answer.text
         return process_id
@@ -81,7 +90,7 @@ class Things:
         if next(self._numbers) % 4 == 0:
             return
         name = _name(case)
-        session_id = self.new_session() if name in ("delete_session", "flat_cleanup") else self.session_id
+        session_id = self.new_session() if name in ("delete_session", "flat_cleanup") else self.live_session()
         for place in (case.path_parameters, case.query, case.body):
             if isinstance(place, dict) and isinstance(place.get("session_id"), str):
                 place["session_id"] = session_id

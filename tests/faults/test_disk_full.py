@@ -1,8 +1,8 @@
 """The disk with the state directory is full: clear refusals, nothing half-made, and all is well when there is room."""
 
+import asyncio
 import shutil
 import subprocess
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -67,10 +67,10 @@ def free(state_dir: Path) -> None:
 
 async def test_creates_are_refused_and_sessions_go_on(caller: Caller, small_state: Path) -> None:
     ledger = Ledger()
-    held = await occupied(caller, ledger)
+    held = await occupied(caller, ledger, idle_timeout_s=30)
     await settled(caller, small_state)
     fill(small_state)
-    time.sleep(0.3)  # the guard looks at the disk that often
+    await asyncio.sleep(0.3)  # the guard looks at the disk that often
     for body in (COLD, {"thread_id": "t"}, {}, {}, {}, {}):
         answer = await caller.create(**body)
         if answer.ok:  # from the pool, and the store had a little room left
@@ -79,13 +79,24 @@ async def test_creates_are_refused_and_sessions_go_on(caller: Caller, small_stat
         assert (answer.status, answer.body["code"]) in ((503, "machine_full"), (507, "no_space")), answer
         assert answer.body["remedy"]
     assert not answer.ok
-    for _ in range(30):
+    await fill_the_store(caller, small_state)
+    for _ in range(30):  # longer than the time after which use is written down
+        fill(small_state)  # sandboxes of the pool that are given up leave room
         assert await caller.output(held.id, "echo alive") == "alive\n"
+        await asyncio.sleep(0.3)
     free(small_state)
     await settled(caller, small_state)
     (await caller.create(**COLD)).good()
     (await caller.create(thread_id="t")).good()
     await check(caller, small_state, ledger)
+
+
+async def fill_the_store(caller: Caller, state_dir: Path) -> None:
+    """Until not one row fits any more."""
+    bulk = {f"m{number}": "x" * 4096 for number in range(60)}
+    for metadata in (bulk, {}):
+        while (await caller.create(metadata=metadata, **COLD)).status != 507:
+            fill(state_dir)
 
 
 async def test_what_expires_or_is_deleted_meanwhile_is_gone_in_the_end(caller: Caller, small_state: Path) -> None:
@@ -100,7 +111,7 @@ async def test_what_expires_or_is_deleted_meanwhile_is_gone_in_the_end(caller: C
         assert answer.ok or (answer.status, answer.body["code"]) == (507, "no_space"), answer
         if answer.ok:
             ledger.dropped(session_id)
-    time.sleep(4)
+    await asyncio.sleep(4)
     await check_held(caller, held)
     free(small_state)
     await until(lambda: has_ended(caller, expiring), "it has expired")

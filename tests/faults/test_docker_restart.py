@@ -1,6 +1,7 @@
 """The Docker engine is killed under the docker provider: sessions go on, what waits for it is done when it is back."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from server_process import ServerProcess
 from warren.worker.images import ImageStore
 from warren.worker.providers.docker import DockerProvider
 
-pytestmark = [pytest.mark.anyio]
+pytestmark = pytest.mark.anyio
 
 COLD = {"limits": {"memory_mb": 256}}
 
@@ -39,8 +40,6 @@ def docker_state(image_cache: Path, engine: DockerEngine) -> Iterator[Path]:
 
 
 async def destroy_all(state_dir: Path, engine: DockerEngine) -> None:
-    import shutil
-
     provider = DockerProvider(state_dir, ImageStore(state_dir), BIN, engine.url)
     for sandbox_id in await provider.list_ids():
         await provider.destroy(sandbox_id)
@@ -51,7 +50,7 @@ async def destroy_all(state_dir: Path, engine: DockerEngine) -> None:
 @pytest.fixture
 def server(docker_state: Path, engine: DockerEngine) -> Iterator[ServerProcess]:
     environ = {"DOCKER_HOST": engine.url, "WARREN_CLAIM_TIMEOUT_S": "3"}
-    server = ServerProcess(docker_state, *FLAGS, provider="docker", **environ)
+    server = ServerProcess(docker_state, *FLAGS, "--container-image", "base", provider="docker", **environ)
     server.start()
     yield server
     server.kill()
@@ -67,6 +66,7 @@ async def test_sessions_outlive_the_engine(
     engine: DockerEngine, server: ServerProcess, caller: Caller, docker_state: Path
 ) -> None:
     ledger = Ledger()
+    await until(lambda: has_pool(caller), "the engine has the image and the pool is full", 100)
     held = await occupied(caller, ledger)
     doomed = (await caller.create()).good()["session_id"]
     await settled(caller, docker_state)

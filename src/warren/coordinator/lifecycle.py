@@ -72,7 +72,7 @@ class Lifecycle:
     async def get(self, tenant: str, session_id: str) -> Session:
         session = await self.store.get(tenant, session_id)
         if session is None:
-            raise SessionNotFound(f"there is no session {session_id!r}")
+            raise SessionNotFound(f"there is no session {session_id!r}", remedy="create one: POST /api/sessions")
         return session
 
     # -- beginning

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Final
 
 from warren.coordinator.sessions import Sessions, fingerprint
-from warren.interfaces.sandbox import Process, Sandbox
+from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Key, SessionStore
 from warren.model.errors import Conflict, InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult, Reason
@@ -22,7 +22,6 @@ from warren.model.session import check_key
 
 MAX_STDIN: Final = 64 * 1024
 _MAX_ANSWER: Final = 1024 * 1024
-_FED: Final = "fed"
 
 
 async def exec_once(
@@ -35,13 +34,12 @@ async def exec_once(
         )
     name = Key(tenant, session_id, check_key(key), fingerprint(command) + hashlib.sha256(stdin).hexdigest())
     known = await sessions.store.claim_key(name, sessions.clock.epoch, sessions.clock.now())
-    answer = "" if known is None else known.answer
-    if answer not in ("", _FED):
-        return _decoded(answer)
+    if known is not None and known.answer:
+        return _decoded(known.answer)
     # No await between reading the answer and this: whoever wrote none yet is still in `once`.
     task = sessions.once.get(name)
     if task is None:
-        task = sessions.once[name] = asyncio.create_task(_run(sessions, name, command, stdin, fed=answer == _FED))
+        task = sessions.once[name] = asyncio.create_task(_run(sessions, name, command, stdin))
         task.add_done_callback(lambda done: _over(sessions, name, done))
     return await asyncio.shield(task)
 
@@ -52,39 +50,33 @@ def _over(sessions: Sessions, name: Key, task: asyncio.Task[ExecResult]) -> None
         task.exception()  # the callers have it; all of them may have gone
 
 
-async def _run(sessions: Sessions, name: Key, command: Command, stdin: bytes, *, fed: bool) -> ExecResult:
+async def _run(sessions: Sessions, name: Key, command: Command, stdin: bytes) -> ExecResult:
     store = sessions.store
     async with sessions.using(name.tenant, name.scope) as (_, sandbox):
-        process = await _started(store, sandbox, command, stdin, name, fed=fed)
-        result = await process.wait()
+        result = await _result(store, sandbox, command, stdin, name)
         answer = json.dumps(asdict(result))
         if len(answer) <= _MAX_ANSWER:
             await store.answer_key(name, answer)
             if result.reason is not Reason.SANDBOX_LOST and not result.background:
-                await _forget(sandbox, process.id)
+                await _forget(sandbox, _process_id(name))
         return result
 
 
-async def _started(
-    store: SessionStore, sandbox: Sandbox, command: Command, stdin: bytes, name: Key, *, fed: bool
-) -> Process:
-    process_id = f"key_{hashlib.sha256(name.key.encode()).hexdigest()[:32]}"
+def _process_id(name: Key) -> str:
+    return f"key_{hashlib.sha256(name.key.encode()).hexdigest()[:32]}"
+
+
+async def _result(store: SessionStore, sandbox: Sandbox, command: Command, stdin: bytes, name: Key) -> ExecResult:
     try:
-        process = await sandbox.start(command, process_id=process_id)
+        return await sandbox.exec(command, stdin, process_id=_process_id(name))
     except Conflict:
-        process = await sandbox.process(process_id)
-        if stdin and not fed:
-            # Its server died before it had given all of stdin: it must not run on half of it, nor again.
-            await process.kill(0)
-        return process
+        process = await sandbox.process(_process_id(name))
+        # A server that died before it had given all of stdin must not leave it waiting for ever.
+        await process.close_stdin()
+        return await process.wait()
     except WarrenError:
         await store.release_key(name)
         raise
-    if stdin:
-        await process.write(stdin)
-        await store.answer_key(name, _FED)
-    await process.close_stdin()
-    return process
 
 
 async def _forget(sandbox: Sandbox, process_id: str) -> None:

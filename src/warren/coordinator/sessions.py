@@ -19,7 +19,15 @@ from warren.finishing import to_its_end
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
 from warren.model.environment import Environment
-from warren.model.errors import SandboxLost, SandboxNotFound, SessionNotFound, Stopping, Unavailable, WarrenError
+from warren.model.errors import (
+    NoSpace,
+    SandboxLost,
+    SandboxNotFound,
+    SessionNotFound,
+    Stopping,
+    Unavailable,
+    WarrenError,
+)
 from warren.model.operations import ExecResult
 from warren.model.session import (
     CAME_TO_NOTHING,
@@ -79,6 +87,7 @@ class Sessions:
         self._defaults = defaults
         self.once: dict[Key, asyncio.Task[ExecResult]] = {}  # commands with an Idempotency-Key that run
         self._busy: Counter[tuple[str, str]] = Counter()
+        self._unnoted: set[tuple[str, str]] = set()  # used, and the store could not write it down
         self._idle = asyncio.Event()
         self._idle.set()
         self.stopping = False
@@ -194,7 +203,7 @@ class Sessions:
         self.check_open()
         session = await self._usable(await self.get(tenant, session_id))
         if counts:
-            session = await self._note_use(session)
+            session = await self._noted(session)
         sandbox = await self._sandbox(session)
         begun = self.clock.now()
         self._begin(session, counts)
@@ -241,6 +250,14 @@ class Sessions:
             raise gone(session)
         return session
 
+    async def _noted(self, session: Session) -> Session:
+        """A store that cannot write keeps nobody from working: the use is written down later."""
+        try:
+            return await self._note_use(session)
+        except (NoSpace, Unavailable):
+            self._unnoted.add((session.tenant, session.id))
+            return session
+
     async def note_use(self, tenant: str, session_id: str) -> None:
         """Something was done in a stream that does not count by being open."""
         await self._note_use(await self.get(tenant, session_id))
@@ -263,12 +280,19 @@ class Sessions:
             await self.note_use(tenant, session_id)
 
     async def note_busy(self) -> None:
-        """Notes the use of every session that is in use at this moment."""
-        for tenant, session_id in list(self._busy):
-            await self._note_if_running(tenant, session_id)
+        """Notes the use of every session that is in use at this moment, or was when the store could not write."""
+        for name in {*self._busy, *self._unnoted}:
+            self._unnoted.discard(name)
+            try:
+                await self.note_use(*name)
+            except (NoSpace, Unavailable):
+                self._unnoted.add(name)
+            except WarrenError:
+                continue
 
     def is_busy(self, session: Session) -> bool:
-        return (session.tenant, session.id) in self._busy
+        name = (session.tenant, session.id)
+        return name in self._busy or name in self._unnoted
 
     # -- changing
 

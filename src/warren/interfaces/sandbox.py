@@ -36,7 +36,9 @@ class Sandbox(Protocol):
     Commands: `exec` runs one to its end. A non-zero exit, a signal, a time-out or running out of
     memory are results, not errors; an unknown user or directory raises. When the sandbox dies,
     `exec` and `wait` give a result with reason `sandbox_lost`, everything else raises SandboxLost,
-    at once. Cancelling `exec` ends the command and its children before the cancellation goes on.
+    at once. Cancelling `exec` ends the command and its children before the cancellation goes on. With a
+    `process_id` of the caller's, `exec` raises Conflict if there is such a process, and leaves it known,
+    with its end and what was kept of its output, until it is forgotten.
     `start` leaves it running on its own; `start` with the id of a process that exists raises
     Conflict and starts nothing; with `follow` the command waits for its first reader rather than lose
     what it says before. Commands do not wait for each other.
@@ -56,7 +58,9 @@ class Sandbox(Protocol):
     @property
     def isolation(self) -> Isolation: ...
 
-    async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"") -> ExecResult: ...
+    async def exec(
+        self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
+    ) -> ExecResult: ...
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process: ...
     async def process(self, process_id: str) -> Process: ...
     async def processes(self) -> Sequence[ProcessInfo]: ...

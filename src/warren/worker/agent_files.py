@@ -6,7 +6,16 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Corout
 
 import anyio
 
-from warren.model.errors import InvalidRequest, LimitReached, ProtocolError
+from warren.model.errors import (
+    FileExists,
+    FileNotFound,
+    FileProblem,
+    InvalidPath,
+    InvalidRequest,
+    LimitReached,
+    ProtocolError,
+    WarrenError,
+)
 from warren.model.operations import Change, FileEvent, FileInfo, FileKind, check_path, check_user
 from warren.worker.agent_channel import Channel, Reply
 from warren.worker.agent_link import AgentLink
@@ -132,8 +141,16 @@ class Files:
         channel = await self._link.open(Ask.FILE, fields(asked))
         try:
             yield channel
+        except (FileProblem, FileNotFound, FileExists, InvalidPath) as exc:
+            names = [path, *(str(value) for tag, value in items if tag is Tag.PATH2)]
+            raise _named(exc, " to ".join(repr(name) for name in names)) from exc
         finally:
             channel.close()
+
+
+def _named(exc: WarrenError, name: str) -> WarrenError:
+    """The agent says what was wrong, in the words of the system; the caller also wants to know with what."""
+    return type(exc)(f"{name}: {exc.message[:1].lower()}{exc.message[1:]}", remedy=exc.remedy)
 
 
 class _Counted:

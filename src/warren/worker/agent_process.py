@@ -43,19 +43,22 @@ class Commands:
         self._stdin: dict[str, StdinPipe] = {}
         self._held: dict[str, Channel] = {}  # of processes that wait for their first reader
 
-    async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes]) -> ExecResult:
-        process_id = new_id()
+    async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str = "") -> ExecResult:
+        once = Flag(0) if process_id else Flag.ONCE
+        process_id = check_id(process_id) if process_id else new_id()
         try:
             self._oom.begin(process_id)
-            return await self._run(command, stdin, process_id)
+            return await self._run(command, stdin, process_id, once)
         except SandboxLost as exc:
             return lost_result(exc.message, process_id)
         finally:
             self._oom.forget(process_id)
 
-    async def _run(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str) -> ExecResult:
+    async def _run(
+        self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str, once: Flag
+    ) -> ExecResult:
         has_stdin = not isinstance(stdin, bytes) or bool(stdin)
-        flags = Flag.DEFER | Flag.ONCE | (Flag.STDIN if has_stdin else Flag(0))
+        flags = Flag.DEFER | once | (Flag.STDIN if has_stdin else Flag(0))
         channel = await self._link.open(Ask.START, start_payload(command, process_id, self._env, flags))
         feeder: asyncio.Task[None] | None = None
         try:

@@ -46,8 +46,10 @@ class AgentSandbox:
     def isolation(self) -> Isolation:
         return self._isolation
 
-    async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"") -> ExecResult:
-        return await self._commands.exec(command, stdin)
+    async def exec(
+        self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
+    ) -> ExecResult:
+        return await self._commands.exec(command, stdin, process_id)
 
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
         return await self._commands.start(command, process_id, follow=follow)

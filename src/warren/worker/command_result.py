@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterable, Mapping, Sequence
 
 from warren.model.errors import ProtocolError
-from warren.model.operations import Command, ExecResult, ProcessInfo, Reason
+from warren.model.operations import Command, ExecResult, ProcessInfo, Reason, check_path
 from warren.worker.agent_channel import Output, printable
 from warren.worker.wire import EndReason, Fields, Flag, StreamNumber, Tag, fields
 
@@ -29,7 +29,7 @@ def start_payload(command: Command, process_id: str, env: Mapping[str, str], fla
     items += [(Tag.BASE_ENV, f"{name}={value}") for name, value in {**env, **command.base_env}.items()]
     items += [(Tag.ENV, f"{name}={value}") for name, value in command.env.items()]
     if command.cwd:
-        items.append((Tag.CWD, command.cwd))
+        items.append((Tag.CWD, check_path(command.cwd)))
     if command.user:
         items.append((Tag.USER, command.user))
     if command.timeout_s is not None:

@@ -53,6 +53,7 @@ class Disks:
 
     async def probe(self) -> None:
         """Finds out whether a disk image can be mounted here."""
+        self._sweep()
         proof = self._directory / f"loop-devices-{boot_id()}"
         if proof.exists():
             return
@@ -162,11 +163,11 @@ class Disks:
             temporary.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Removes what copies that were cut short have left."""
-        for path in (*self._directory.glob(".*"), *self._directory.glob("stock-*/.*")):
+        """Removes what copies and trials that were cut short have left."""
+        for path in (*self._directory.glob(".*"), *self._directory.glob("stock-*/.*"), *self._directory.glob("try-*")):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_S:
-                    path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def mke2fs_argv() -> list[str]:

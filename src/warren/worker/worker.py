@@ -41,9 +41,9 @@ from warren.worker.pool import Pool
 
 LABELS: Final = {"owner": "worker"}
 STEPS: Final = ("claimed-from-pool", "cold-created", "before-destroy", "destroyed")
-_ADOPT_AT_ONCE: Final = 16
-_DESTROY_AT_ONCE: Final = 8
+_ADOPT_AT_ONCE, _DESTROY_AT_ONCE = 16, 8
 _RETRY_S: Final = 5.0
+_SWEEPS_S: Final = (0.0, 65.0)  # again, when a directory without a record is old enough to be judged
 _CANNOT_BE_HAD: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUnavailable)
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -342,10 +342,12 @@ class LocalWorker:
         return gone
 
     async def _sweep(self) -> None:
-        try:
-            await self._provider.sweep()
-        except Exception as exc:
-            _log.warning("what others left could not be cleared away: %s", exc)
+        for pause_s in _SWEEPS_S:
+            await self._clock.sleep(pause_s)
+            try:
+                await self._provider.sweep()
+            except Exception as exc:
+                _log.warning("what others left could not be cleared away: %s", exc)
 
     def stats(self) -> dict[str, Any]:
         return {

@@ -231,6 +231,8 @@ class Edge:
             return
         try:
             await self._app(scope, receive, send)
+        except WarrenError as exc:
+            await _break_off(scope, receive, send, problem(exc))
         except Exception as exc:
             if not is_disconnect(exc):
                 await _break_off(scope, receive, send, internal_problem(exc))

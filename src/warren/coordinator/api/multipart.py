@@ -117,7 +117,9 @@ class _Form:
         try:
             self._parser.write(data)
         except FormParserError as exc:
-            raise InvalidRequest(f"the multipart body is broken: {exc}") from exc
+            raise InvalidRequest(
+                f"the multipart body is broken: {exc}", remedy="let the HTTP library make the form and its boundary"
+            ) from exc
 
     def _begin_part(self) -> None:
         self._current: dict[str, str] = {}

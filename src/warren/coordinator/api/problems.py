@@ -23,7 +23,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Match
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
@@ -35,6 +35,7 @@ _RETRY_AFTER_S = 1.0
 _WAIT_STATUSES = frozenset({429, 503})
 _SHOWN = 60
 _LONGEST = 600
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _CODES = {
     400: "invalid_request",
     401: "unauthorized",
@@ -157,11 +158,11 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
 
 def _allowed(request: Request) -> str:
     """Every method of this path; the router names only those of the first route that has it."""
-    methods: set[str] = set()
-    for route in request.app.routes:
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
-            methods |= route.methods or set()
-    return ", ".join(sorted(methods))
+    scopes = {method: {**request.scope, "method": method} for method in _METHODS}
+    routes = request.app.routes
+    return ", ".join(
+        method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    )
 
 
 def _http_detail(request: Request, exc: HTTPException) -> str:
@@ -222,7 +223,9 @@ def _broken_json(error: Mapping[str, Any], body: object) -> InvalidJson:
 
 
 def _json_error(exc: json.JSONDecodeError) -> InvalidJson:
-    return InvalidJson(f"the body is not valid JSON: {exc.msg} at line {exc.lineno}, column {exc.colno}")
+    return InvalidJson(
+        f"the body is not valid JSON: {exc.msg.removesuffix(' at')} at line {exc.lineno}, column {exc.colno}"
+    )
 
 
 def _too_deep() -> InvalidJson:
@@ -250,6 +253,7 @@ _WORDS: dict[str, str] = {
     "greater_than": "must be more than {gt}",
     "less_than_equal": "must be at most {le}",
     "less_than": "must be less than {lt}",
+    "string_pattern_mismatch": "must match {pattern}",
     "string_too_short": "must have at least {min_length} characters",
     "string_too_long": "must have at most {max_length} characters",
 }

@@ -1,10 +1,11 @@
 """What travels over HTTP: the bodies that are taken, and how sessions, results and files are shown."""
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from warren.clock import Clock
 from warren.coordinator.sessions import NewSession
@@ -14,6 +15,18 @@ from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Isolation, Layer
 
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
+
+
+def _either(words: str) -> WrapValidator:
+    """One sentence about a field of several types, instead of one for each of them."""
+
+    def check(value: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise ValueError(f"it must be {words}") from None
+
+    return WrapValidator(check)
 
 
 class Body(BaseModel):
@@ -81,7 +94,7 @@ class PatchBody(Body):
 
 
 class CommandBody(Body):
-    command: str | list[str] = Field(
+    command: Annotated[str | list[str], _either("a string, or a list of strings")] = Field(
         description="A line for bash, or a program and its arguments", examples=["python3 -c 'print(6 * 7)'"]
     )
     cwd: str = Field("", description="Directory; by default where the last command ended, at first /workspace")
@@ -93,6 +106,8 @@ class CommandBody(Body):
 
     def wanted(self, session: Session | None = None, default_timeout_s: float | None = None) -> Command:
         line = self.command
+        if not line:
+            raise InvalidRequest("the command is empty")
         optional: dict[str, Any] = {} if self.keep_bytes is None else {"keep_bytes": self.keep_bytes}
         return Command(
             argv=tuple(line) if isinstance(line, list) else (),
@@ -135,7 +150,9 @@ class StdinBody(Body):
 
 
 class SignalBody(Body):
-    signal: str | int = Field(description="Name or number", examples=["TERM"])
+    signal: Annotated[str | int, _either("a name or a whole number")] = Field(
+        description="Name or number", examples=["TERM"]
+    )
 
 
 class KillBody(Body):

@@ -83,10 +83,12 @@ class FakeSandbox:
 
     # Commands.
 
-    async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"") -> ExecResult:
+    async def exec(
+        self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
+    ) -> ExecResult:
         if (loss := self._machine.loss()) is not None:
             return lost_result(loss.message, "")
-        process = self._begin(command, new_id())
+        process = self._begin(command, check_id(process_id) if process_id else new_id())
         feeder = asyncio.ensure_future(_feed(process, stdin))
         waiting = asyncio.ensure_future(process.wait())
         try:
@@ -105,7 +107,8 @@ class FakeSandbox:
         finally:
             feeder.cancel()
             waiting.cancel()
-            self._machine.processes.pop(process.id, None)
+            if not process_id:
+                self._machine.processes.pop(process.id, None)
 
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
         self._alive()
