@@ -1,8 +1,8 @@
 """The short way for plain commands.
 
 Most requests are POST /exec with a small JSON body. FastAPI spends more time on one than the sandbox does, so those
-are taken here: read, checked by the same model, run by the same function. Everything that is not plain (a stream,
-a key, a body that is not right) goes on to the app, body and all, so that there is one place that says what
+are taken here: read, checked by the same model, run by the same function. Everything that is not plain (a stream, a
+body that is not right) goes on to the app, body and all, so that there is one place that says what
 is wrong.
 """
 
@@ -19,7 +19,6 @@ from warren.model.errors import InvalidJson, WarrenError
 
 _PREFIX = "/api/sessions/"
 _SUFFIX = "/exec"
-_NOT_PLAIN = frozenset({b"accept", b"idempotency-key"})
 _ANY = frozenset({b"*/*", b"application/json"})
 
 
@@ -48,7 +47,8 @@ class Fast:
             stdin = data_of(body.stdin, body.stdin_base64)
             body.timeout_s = limited_timeout(self._context, body.timeout_s)
             tenant = request.scope["tenant"]
-            return answer(exec_view(await run(request, self._context, tenant, session_id, body, stdin, "")))
+            key = request.headers.get("idempotency-key", "")
+            return answer(exec_view(await run(request, self._context, tenant, session_id, body, stdin, key)))
         except WarrenError as exc:
             return problem(exc)
 
@@ -59,7 +59,7 @@ def _is_plain(scope: Scope) -> bool:
     path = scope["path"]
     if not (path.startswith(_PREFIX) and path.endswith(_SUFFIX) and path.count("/") == 4):
         return False
-    return all(name not in _NOT_PLAIN or (name == b"accept" and value in _ANY) for name, value in scope["headers"])
+    return all(name != b"accept" or value in _ANY for name, value in scope["headers"])
 
 
 def _again(data: bytes, receive: Receive) -> Receive:
