@@ -139,10 +139,6 @@ class LinuxCommandSuite:
             await cut_off(asyncio.ensure_future(session.exec("sleep 1003")), after_s)
         await until(lambda: none_sleep(session))
 
-    async def test_another_user_of_the_sandbox_may_run_it(self, session: SessionApi) -> None:
-        assert await session.output("whoami; id -u", user="daemon") == "daemon\n1\n"
-        assert await session.output("id -u") == "1000\n"
-
     async def test_running_out_of_memory_is_told_and_survived(self, api: Api) -> None:
         async with api.session(limits={"memory_mb": 64}) as session:
             assert (await session.exec("head -c 200m /dev/zero | tail"))["reason"] == "oom"
@@ -162,6 +158,20 @@ class LinuxCommandSuite:
     async def test_a_character_written_in_two_pieces_comes_out_whole(self, session: SessionApi) -> None:
         line = r"printf '\xc3'; sleep 0.2; echo >&2 between; printf '\xa9'"
         assert (await session.exec(line))["stdout"] == "é"
+
+
+@pytest.mark.anyio
+class UserSuite:
+    """Where sandboxes have a user namespace, and so more users than one."""
+
+    async def test_another_user_of_the_sandbox_may_run_it(self, session: SessionApi) -> None:
+        assert await session.output("whoami; id -u", user="daemon") == "daemon\n1\n"
+        assert await session.output("id -u") == "1000\n"
+
+    async def test_files_of_another_user_stay_theirs(self, session: SessionApi) -> None:
+        await session.write("/tmp/theirs", b"secret", mode="0600", user="daemon")
+        await session.refused("GET", "/files/content", path="/tmp/theirs", status=403, code="permission_denied")
+        assert await session.read("/tmp/theirs", user="daemon") == b"secret"
 
 
 async def sleepers(session: SessionApi) -> int:

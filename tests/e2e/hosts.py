@@ -1,10 +1,11 @@
 """What the tests see of sandboxes from the host: their directories, and the process that is the agent of each."""
 
+import json
 import os
 import signal
 from pathlib import Path
 
-from warren.worker.providers.record import Record
+from warren.worker.providers.record import NAME, start_time
 
 
 class Hosts:
@@ -18,13 +19,13 @@ class Hosts:
 
     def lose(self, sandbox_id: str) -> None:
         """The sandbox dies: its first process is killed."""
-        records = [record for path in self._places(sandbox_id) if (record := Record.load(path)) is not None]
-        assert len(records) == 1
-        assert records[0].alive()
-        os.kill(records[0].pid, signal.SIGKILL)
+        [record] = [path / NAME for path in self._places(sandbox_id) if path.exists()]
+        values = json.loads(record.read_text())
+        assert start_time(values["pid"]) == values["start_time"]
+        os.kill(values["pid"], signal.SIGKILL)
 
     def sandboxes(self) -> set[str]:
-        return {path.name for state in self._state_dirs for path in (state / "sandboxes").glob("sb_*")}
+        return {path.name for state in self._state_dirs for path in (state / "sandboxes").glob("*")}
 
     def _places(self, sandbox_id: str) -> list[Path]:
         return [state / "sandboxes" / sandbox_id for state in self._state_dirs]

@@ -60,11 +60,6 @@ class LinuxFileSuite:
         assert await session.output("stat -c %U a a/b") == "sandboxuser\nsandboxuser\n"
         assert await session.output("echo more >> a/b; touch a/c; cat a/b") == "xmore\n"
 
-    async def test_another_user_of_the_sandbox_may_be_named(self, session: SessionApi) -> None:
-        await session.write("/tmp/theirs", b"secret", mode="0600", user="daemon")
-        await session.refused("GET", "/files/content", path="/tmp/theirs", status=403, code="permission_denied")
-        assert await session.read("/tmp/theirs", user="daemon") == b"secret"
-
     async def test_what_commands_do_is_seen_by_a_watcher(self, session: SessionApi) -> None:
         async with session.events("GET", "/files/watch", recursive="true") as events:
             assert (await anext(events)).kind == "watching"

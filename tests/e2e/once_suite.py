@@ -146,6 +146,4 @@ class OnceSuite:
     @pytest.mark.parametrize("bad", ["é" * 3, "x" * 256, "tab\tbed"])
     async def test_a_key_that_cannot_be_is_refused(self, session: SessionApi, bad: str) -> None:
         headers = {"Idempotency-Key": bad}
-        await session.refused(
-            "POST", "/exec", {"command": "true"}, status=422, code="invalid_request", headers=headers
-        )
+        await session.refused("POST", "/exec", {"command": "true"}, status=422, code="invalid_request", headers=headers)

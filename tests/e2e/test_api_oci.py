@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from e2e.command_suite import CommandSuite, LinuxCommandSuite
+from e2e.command_suite import CommandSuite, LinuxCommandSuite, UserSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
 from e2e.file_suite import FileSuite
@@ -44,7 +44,7 @@ class TestOnce(OnceSuite):
     pass
 
 
-class TestCommands(CommandSuite, LinuxCommandSuite):
+class TestCommands(CommandSuite, LinuxCommandSuite, UserSuite):
     pass
 
 

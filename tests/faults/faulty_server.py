@@ -32,7 +32,7 @@ ARGV: Final = (sys.executable, str(Path(__file__)))
 CALLS: Final = (
     *((SqliteStore, "store", name) for name in ("add", "swap", "claim_key", "answer_key", "release_key")),
     *((AgentSandbox, "sandbox", name) for name in ("start", "exec", "write", "forget")),
-    *((AgentProcess, "process", name) for name in ("write", "close_stdin", "wait")),
+    *((AgentProcess, "process", name) for name in ("write", "close_stdin")),
 )
 
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.caller import Caller, calling
@@ -17,7 +18,7 @@ from server_process import ServerProcess
 
 pytestmark = pytest.mark.anyio
 
-COLD = {"limits": {"memory_mb": 256}}
+COLD: dict[str, Any] = {"limits": {"memory_mb": 256}}
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from docker_engine import DockerEngine
@@ -19,7 +20,7 @@ from warren.worker.providers.docker import DockerProvider
 
 pytestmark = pytest.mark.anyio
 
-COLD = {"limits": {"memory_mb": 256}}
+COLD: dict[str, Any] = {"limits": {"memory_mb": 256}}
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from warren.worker.worker import STEPS as WORKER_STEPS
 pytestmark = pytest.mark.anyio
 
 OLD, NEW = b"old\n" * 50_000, b"new\n" * 500_000
-ONCE = "echo x >> once.txt; sleep 0.3; echo done"
+ONCE = "cat; echo x >> once.txt; sleep 0.3; echo done"
 
 
 class Worlds:
@@ -134,10 +134,7 @@ async def test_killed_while_a_command_runs(world: World, caller: Caller, step: s
     assert await caller.output(held.id, "cat ran.txt || true") in ("", "x\n")
 
 
-KEYED = [
-    *around("store claim_key", "sandbox start", "process close_stdin", "process wait", "store answer_key"),
-    *around("sandbox forget"),
-]
+KEYED = around("store claim_key", "sandbox exec", "store answer_key", "sandbox forget")
 
 
 @pytest.mark.parametrize("step", KEYED)
@@ -164,7 +161,10 @@ async def test_a_command_with_a_key_goes_on_while_no_server_is_there(world: Worl
     await world.check(caller)
 
 
-@pytest.mark.parametrize("step", [*around("process write", "store answer_key"), "after store answer_key 2"])
+STDIN = around("store claim_key", "sandbox start", "process write", "store answer_key", "process close_stdin")
+
+
+@pytest.mark.parametrize("step", [*STDIN, "after store answer_key 2"])
 async def test_a_command_with_a_key_never_runs_on_half_of_its_stdin(world: World, caller: Caller, step: str) -> None:
     held = await a_session(world, caller)
 
@@ -174,6 +174,7 @@ async def test_a_command_with_a_key_never_runs_on_half_of_its_stdin(world: World
     await world.crash(caller, step, run)
     first, again = (await run(caller)).good(), (await run(caller)).good()
     assert first == again
+    assert first["reason"] in ("exited", "signal")
     ran = await caller.output(held.id, "cat once.txt || true")
     assert ran == ("x\n" if first["exit_code"] == 0 else "")
     if first["exit_code"] == 0:

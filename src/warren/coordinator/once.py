@@ -22,6 +22,7 @@ from warren.model.session import check_key
 
 MAX_STDIN: Final = 64 * 1024
 _MAX_ANSWER: Final = 1024 * 1024
+_FED: Final = "fed"  # an answer that says only that the command has all of its stdin
 
 
 async def exec_once(
@@ -34,12 +35,13 @@ async def exec_once(
         )
     name = Key(tenant, session_id, check_key(key), fingerprint(command) + hashlib.sha256(stdin).hexdigest())
     known = await sessions.store.claim_key(name, sessions.clock.epoch, sessions.clock.now())
-    if known is not None and known.answer:
-        return _decoded(known.answer)
+    answer = "" if known is None else known.answer
+    if answer not in ("", _FED):
+        return _decoded(answer)
     # No await between reading the answer and this: whoever wrote none yet is still in `once`.
     task = sessions.once.get(name)
     if task is None:
-        task = sessions.once[name] = asyncio.create_task(_run(sessions, name, command, stdin))
+        task = sessions.once[name] = asyncio.create_task(_run(sessions, name, command, stdin, fed=answer == _FED))
         task.add_done_callback(lambda done: _over(sessions, name, done))
     return await asyncio.shield(task)
 
@@ -50,10 +52,13 @@ def _over(sessions: Sessions, name: Key, task: asyncio.Task[ExecResult]) -> None
         task.exception()  # the callers have it; all of them may have gone
 
 
-async def _run(sessions: Sessions, name: Key, command: Command, stdin: bytes) -> ExecResult:
+async def _run(sessions: Sessions, name: Key, command: Command, stdin: bytes, *, fed: bool) -> ExecResult:
     store = sessions.store
     async with sessions.using(name.tenant, name.scope) as (_, sandbox):
-        result = await _result(store, sandbox, command, stdin, name)
+        if stdin:
+            result = await _result_with_stdin(store, sandbox, command, stdin, name, fed=fed)
+        else:
+            result = await _result(store, sandbox, command, name)
         answer = json.dumps(asdict(result))
         if len(answer) <= _MAX_ANSWER:
             await store.answer_key(name, answer)
@@ -66,17 +71,35 @@ def _process_id(name: Key) -> str:
     return f"key_{hashlib.sha256(name.key.encode()).hexdigest()[:32]}"
 
 
-async def _result(store: SessionStore, sandbox: Sandbox, command: Command, stdin: bytes, name: Key) -> ExecResult:
+async def _result(store: SessionStore, sandbox: Sandbox, command: Command, name: Key) -> ExecResult:
     try:
-        return await sandbox.exec(command, stdin, process_id=_process_id(name))
+        return await sandbox.exec(command, process_id=_process_id(name))
+    except Conflict:
+        return await (await sandbox.process(_process_id(name))).wait()
+    except WarrenError:
+        await store.release_key(name)
+        raise
+
+
+async def _result_with_stdin(
+    store: SessionStore, sandbox: Sandbox, command: Command, stdin: bytes, name: Key, *, fed: bool
+) -> ExecResult:
+    try:
+        process = await sandbox.start(command, process_id=_process_id(name))
     except Conflict:
         process = await sandbox.process(_process_id(name))
-        # A server that died before it had given all of stdin must not leave it waiting for ever.
-        await process.close_stdin()
+        if fed:
+            await process.close_stdin()  # its server may have died before it could
+        else:
+            await process.kill(0)  # nor may it run on half of its stdin, or a second time
         return await process.wait()
     except WarrenError:
         await store.release_key(name)
         raise
+    await process.write(stdin)
+    await store.answer_key(name, _FED)
+    await process.close_stdin()
+    return await process.wait()
 
 
 async def _forget(sandbox: Sandbox, process_id: str) -> None:

@@ -33,6 +33,7 @@ WarrenError
 ├── ProtocolError                  the agent said something it must not say
 └── Unavailable                    this machine cannot do it now
     ├── ProviderUnavailable
+    ├── ServerUnreachable          the client cannot reach the server, or lost it
     ├── NoCapacity                 nothing became free in time
     │   └── MachineFull            memory or disk of the host would run out
     ├── Stopping                   the server is being stopped
@@ -193,6 +194,10 @@ class Unavailable(WarrenError):
 
 class ProviderUnavailable(Unavailable):
     code = "provider_unavailable"
+
+
+class ServerUnreachable(Unavailable):
+    code = "server_unreachable"
 
 
 class NoCapacity(Unavailable):

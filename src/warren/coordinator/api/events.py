@@ -26,26 +26,43 @@ _KEEPALIVE: Final = b": keep-alive\n\n"
 
 
 class Encoder:
-    """Chunks to what is shown of them."""
+    """Chunks to what is shown of them.
+
+    The bytes of a character that is not whole yet are shown with the rest of it, in the stream's next chunk; the
+    offsets say so, and whoever goes on from `next_offset` gets it whole.
+    """
 
     def __init__(self, encoding: str) -> None:
         if encoding not in ENCODINGS:
             raise InvalidRequest(f"there is no encoding {encoding!r}", remedy=f"there are: {', '.join(ENCODINGS)}")
         self._encoding = encoding
         self._decoders: dict[Stream, codecs.IncrementalDecoder] = {}
+        self._ends: dict[Stream, int] = {}
 
-    def show(self, chunk: Chunk) -> dict[str, Any]:
-        end = chunk.offset + len(chunk.data)
-        shown = {"stream": chunk.stream, "offset": chunk.offset, "next_offset": end, "encoding": self._encoding}
-        return {**shown, "data": self._data(chunk)}
-
-    def _data(self, chunk: Chunk) -> str:
+    def show(self, chunk: Chunk, *, final: bool = False) -> dict[str, Any]:
+        """`final`: no more comes, a broken character is shown as one."""
+        begin, end = chunk.offset, chunk.offset + len(chunk.data)
         if self._encoding == "base64":
-            return base64.b64encode(chunk.data).decode()
-        decoder = self._decoders.get(chunk.stream)
-        if decoder is None:
-            decoder = self._decoders[chunk.stream] = codecs.getincrementaldecoder("utf-8")("replace")
-        return decoder.decode(chunk.data)
+            data = base64.b64encode(chunk.data).decode()
+        else:
+            decoder = self._decoder(chunk.stream)
+            if self._ends.get(chunk.stream) == begin:
+                begin -= _held(decoder)
+            self._ends[chunk.stream] = end
+            data = decoder.decode(chunk.data, final)
+            end -= _held(decoder)
+        shown = {"stream": chunk.stream, "offset": begin, "next_offset": end, "encoding": self._encoding}
+        return {**shown, "data": data}
+
+    def _decoder(self, stream: Stream) -> codecs.IncrementalDecoder:
+        if stream not in self._decoders:
+            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
+        return self._decoders[stream]
+
+
+def _held(decoder: codecs.IncrementalDecoder) -> int:
+    """Bytes of a character whose rest has not come."""
+    return len(decoder.getstate()[0])
 
 
 async def outputs(process: Process, offset: int, encoding: str, every_s: float) -> AsyncIterator[dict[str, Any] | None]:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from starlette.requests import ClientDisconnect, Request
@@ -32,6 +32,8 @@ from warren.model.operations import Command, ExecResult
 router = new_router(prefix="/api/sessions/{session_id}", tags=["commands"])
 
 _WATCH_AFTER_S = 0.25
+
+T = TypeVar("T")
 
 
 @router.post(
@@ -75,8 +77,8 @@ async def run(
         return await unless_gone(request, sandbox.exec(body.wanted(session), stdin))
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, ExecResult]) -> ExecResult:
-    """The result; a caller that goes away meanwhile cancels the work. Short ones are not watched."""
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result; a caller that goes away meanwhile cancels the work. What is quick is not watched."""
     watch = _Watch(request)
     try:
         return await work

@@ -25,7 +25,7 @@ from warren.coordinator.api.context import (
     pool_size,
     query,
 )
-from warren.coordinator.api.exec import run
+from warren.coordinator.api.exec import run, unless_gone
 from warren.coordinator.api.multipart import Part, read_parts
 from warren.coordinator.api.schemas import Body as StrictBody
 from warren.coordinator.api.schemas import (
@@ -120,7 +120,7 @@ async def create_session(
     """With `thread_id`: the thread's session, made if it has none. POST /api/sessions says more about it."""
     body = body or SessionBody()
     check_provider(context, body.provider)
-    opened = await context.sessions.create(tenant, body.wanted(), idempotency_key)
+    opened = await unless_gone(request, context.sessions.create(tenant, body.wanted(), idempotency_key))
     session = opened.session
     values = {
         "session_id": session.id,

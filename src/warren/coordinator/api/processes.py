@@ -128,11 +128,18 @@ async def _read(
                 chunks = await _some(process, offset, max(info.bytes_total, offset + 1), limit)
         except TimeoutError:
             pass
-    encoder = Encoder(encoding)
-    shown = [encoder.show(chunk) for chunk in chunks]
+    shown = _shown(chunks, encoding)
+    if shown and shown[-1]["next_offset"] <= offset:
+        # Less than a character: shown broken, or it would be asked for again and again.
+        shown = _shown(chunks, encoding, final=True)
     end = shown[-1]["next_offset"] if shown else offset
     still = (await find(sandbox, process_id)).running
     return {"chunks": shown, "next_offset": end, "running": still}
+
+
+def _shown(chunks: list[Chunk], encoding: str, *, final: bool = False) -> list[dict[str, Any]]:
+    encoder = Encoder(encoding)
+    return [encoder.show(chunk, final=final and chunk is chunks[-1]) for chunk in chunks]
 
 
 async def _some(process: Process, offset: int, until: int, limit: int) -> list[Chunk]:

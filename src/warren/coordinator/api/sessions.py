@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warren.coordinator.api.context import Context, Ctx, IdempotencyKey, SessionId, Tenant, answer, new_router
+from warren.coordinator.api.exec import unless_gone
 from warren.coordinator.api.schemas import (
     PatchBody,
     SessionBody,
@@ -42,7 +43,7 @@ async def create_session(
     """
     body = body or SessionBody()
     check_provider(context, body.provider)
-    opened = await context.sessions.create(tenant, body.wanted(), idempotency_key)
+    opened = await unless_gone(request, context.sessions.create(tenant, body.wanted(), idempotency_key))
     view = session_view(opened.session, context.sessions.clock, str(request.base_url))
     headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if opened.replayed else {})}
     return answer({**view, "created": opened.created}, 201 if opened.created or opened.replayed else 200, headers)

@@ -1,0 +1,177 @@
+"""HTTP and WebSockets for asyncio, on aiohttp: a sixth of what httpx costs per request (bench/sdk.py).
+
+A connection belongs to the event loop it was made in, so there is one aiohttp session per loop; it is made
+with the first request, and a request does not touch the others.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator
+from typing import Any
+
+import aiohttp
+
+from warren.model.errors import WarrenError
+from warren.sdk.wire import (
+    ANSWER_S,
+    CHUNK,
+    CONNECT_S,
+    Address,
+    Ask,
+    Events,
+    cut_off,
+    from_event,
+    pause_before,
+    raised,
+    read_address,
+    unreachable,
+)
+
+_CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)
+_BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
+
+
+class AsyncTransport:
+    def __init__(self, server_url: str, api_key: str = "") -> None:
+        self.address: Address = read_address(server_url)
+        self._api_key = api_key
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+
+    def __repr__(self) -> str:
+        return f"<AsyncTransport {self.address.url}>"
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            self._sessions = {known: each for known, each in self._sessions.items() if not known.is_closed()}
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+            session = self._sessions[loop] = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+        return session
+
+    async def ask(self, ask: Ask) -> Any:
+        """The answer's JSON; raises what the server says went wrong."""
+        attempt = 0
+        while True:
+            try:
+                return await self._once(ask)
+            except WarrenError as exc:
+                pause = pause_before(attempt, exc) if ask.safe else None
+                if pause is None:
+                    raise
+            attempt += 1
+            await asyncio.sleep(pause)
+
+    async def _once(self, ask: Ask) -> Any:
+        async with self._sent(ask, ask.body) as response:
+            try:
+                body = await response.read()
+            except _BROKEN as exc:
+                raise cut_off(self.address, ask, exc) from exc
+            if response.status >= 400:
+                raise raised(response.status, body, response.headers.get("Retry-After"))
+            return await response.json(content_type=None) if body else None
+
+    async def send(self, ask: Ask, data: bytes | AsyncIterable[bytes]) -> Any:
+        """A request whose body is bytes, of any length. It is sent once."""
+        async with self._sent(ask, data) as response:
+            body = await response.read()
+            if response.status >= 400:
+                raise raised(response.status, body)
+            return await response.json(content_type=None)
+
+    @contextlib.asynccontextmanager
+    async def receive(self, ask: Ask) -> AsyncIterator[tuple[dict[str, str], AsyncIterator[bytes]]]:
+        """An answer of any length: its headers and its bytes as they come."""
+        async with self._sent(ask, ask.body, streaming=True) as response:
+            if response.status >= 400:
+                raise raised(response.status, await response.read())
+            yield {name.lower(): value for name, value in response.headers.items()}, self._parts(ask, response)
+
+    async def _parts(self, ask: Ask, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+        try:
+            async for part in response.content.iter_chunked(CHUNK):
+                yield part
+        except _BROKEN as exc:
+            raise cut_off(self.address, ask, exc) from exc
+
+    async def events(self, ask: Ask) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """The events of a stream, until it ends; an `error` event is raised."""
+        events = Events()
+        async with self.receive(ask) as (_, parts):
+            async for part in parts:
+                for name, values in events.feed(part):
+                    if name == "error":
+                        raise from_event(values)
+                    yield name, values
+
+    @contextlib.asynccontextmanager
+    async def _sent(self, ask: Ask, data: Any, *, streaming: bool = False) -> AsyncIterator[aiohttp.ClientResponse]:
+        limit_s = None if streaming else ask.takes_s + ANSWER_S
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=limit_s)
+        try:
+            response = await self._session().request(
+                ask.method,
+                f"{self.address.url}{ask.target}",
+                data=data,
+                headers=ask.headers(self._api_key),
+                timeout=timeout,
+                allow_redirects=False,
+            )
+        except _CONNECTING as exc:
+            raise unreachable(self.address, exc) from exc
+        except _BROKEN as exc:
+            raise cut_off(self.address, ask, exc) from exc
+        try:
+            yield response
+        finally:
+            response.release() if response.content.at_eof() else response.close()
+
+    @contextlib.asynccontextmanager
+    async def socket(self, ask: Ask) -> AsyncIterator["AsyncSocket"]:
+        try:
+            connection = await self._session().ws_connect(
+                f"{self.address.url}{ask.target}", headers=ask.headers(self._api_key), max_msg_size=0, heartbeat=30
+            )
+        except aiohttp.WSServerHandshakeError as exc:
+            raise raised(exc.status, b"") from exc
+        except _BROKEN as exc:
+            raise unreachable(self.address, exc) from exc
+        try:
+            yield AsyncSocket(self.address, ask, connection)
+        finally:
+            await connection.close()
+
+    async def close(self) -> None:
+        sessions, self._sessions = self._sessions, {}
+        for loop, session in sessions.items():
+            if loop is asyncio.get_running_loop():
+                await session.close()
+
+
+class AsyncSocket:
+    """`receive` gives a text or bytes; None when the server has closed the socket."""
+
+    def __init__(self, address: Address, ask: Ask, connection: aiohttp.ClientWebSocketResponse) -> None:
+        self._address, self._ask, self._connection = address, ask, connection
+
+    async def send(self, message: str | bytes) -> None:
+        try:
+            if isinstance(message, bytes):
+                await self._connection.send_bytes(message)
+            else:
+                await self._connection.send_str(message)
+        except _BROKEN as exc:
+            raise cut_off(self._address, self._ask, exc) from exc
+
+    async def receive(self, timeout_s: float | None = None) -> str | bytes | None:
+        try:
+            message = await self._connection.receive(timeout=timeout_s)
+        except TimeoutError:
+            raise TimeoutError("nothing came in time") from None
+        if message.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):
+            data: str | bytes = message.data
+            return data
+        if message.type is aiohttp.WSMsgType.ERROR:
+            raise cut_off(self._address, self._ask, self._connection.exception() or OSError("broken"))
+        return None

@@ -1,0 +1,143 @@
+"""What the clients give back. Each can be read like an object and like a dictionary."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+
+class Readable:
+    """`result.output` and `result["output"]` are the same."""
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def keys(self) -> list[str]:
+        return [each.name for each in fields(self)]  # type: ignore[arg-type]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name) if name in self.keys() else default
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """From an answer of the server; what it does not know of is left out."""
+        known = {each.name for each in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+
+@dataclass(frozen=True, slots=True)
+class ExecuteResult(Readable):
+    """How a command ended and what it said. `reason`: exited, signal, timeout, oom, cancelled or sandbox_lost.
+
+    `notice` says what the caller should know, such as that this is a fresh sandbox and earlier files are gone.
+    """
+
+    exit_code: int
+    output: str = ""
+    stdout: str = ""
+    stderr: str = ""
+    reason: str = "exited"
+    signal: int | None = None
+    duration_ms: float = 0.0
+    cpu_ms: float = 0.0
+    bytes_total: int = 0
+    truncated: bool = False
+    killed: int = 0
+    survivors: int = 0
+    background: int = 0
+    process_id: str = ""
+    notice: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0 and self.reason == "exited"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputChunk(Readable):
+    """A piece of output as it came. `offset` counts bytes."""
+
+    stream: str
+    data: str
+    offset: int
+    next_offset: int
+
+    def __str__(self) -> str:
+        return self.data
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo(Readable):
+    session_id: str
+    state: str
+    environment: str
+    thread_id: str | None = None
+    sandbox_id: str | None = None
+    provider: str | None = None
+    worker: str | None = None
+    user: str = ""
+    workspace: str = ""
+    created_at: str = ""
+    expires_at: str | None = None
+    idle_timeout_s: float = 0.0
+    max_lifetime_s: float = 0.0
+    pooled: bool = False
+    metadata: dict[str, str] = field(default_factory=dict)
+    env_names: list[str] = field(default_factory=list)
+    previous: dict[str, str] | None = None
+    reason: str | None = None
+    detail: str | None = None
+    isolation: dict[str, Any] | None = None
+    created: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo(Readable):
+    process_id: str
+    command: str
+    user: str
+    running: bool
+    terminal: bool
+    bytes_total: int
+    truncated: bool
+    started_s_ago: float
+    exit_code: int | None = None
+    reason: str | None = None
+    background: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry(Readable):
+    """`kind`: file, directory, symlink or other. `mode` is octal text such as 0644."""
+
+    path: str
+    name: str
+    kind: str
+    size: int
+    mode: str
+    uid: int
+    gid: int
+    modified: str
+    target: str | None = None
+
+    @property
+    def is_dir(self) -> bool:
+        return self.kind == "directory"
+
+
+@dataclass(frozen=True, slots=True)
+class FileChange(Readable):
+    """`change`: watching (the first, once), created, modified, removed, moved_from, moved_to or overflow."""
+
+    change: str
+    path: str
+    directory: bool = False

@@ -1,0 +1,56 @@
+"""The suites where the docker provider may differ from oci, against a real server with an engine of the tests' own."""
+
+from collections.abc import Iterator
+
+import pytest
+from docker_engine import DockerEngine
+from e2e.command_suite import CommandSuite, LinuxCommandSuite
+from e2e.conftest import NewState
+from e2e.flat_suite import FlatSuite
+from e2e.hosts import Hosts
+from e2e.loss_suite import LossSuite
+from e2e.stream_suite import LinuxStreamSuite
+from e2e.terminal_suite import TerminalSuite
+from server_process import ServerProcess, running_server
+
+
+@pytest.fixture(scope="module")
+def server(new_state: NewState, docker_engine: DockerEngine) -> Iterator[ServerProcess]:
+    with running_server(
+        new_state(),
+        *("--pool-size", "3", "--cpus", "2"),
+        provider="docker",
+        WARREN_DOCKER_URL=docker_engine.url,
+        WARREN_STREAM_KEEPALIVE_S="0.3",
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def url(server: ServerProcess) -> str:
+    return server.url
+
+
+@pytest.fixture(scope="module")
+def hosts(server: ServerProcess) -> Hosts:
+    return Hosts(server.state_dir)
+
+
+class TestCommands(CommandSuite, LinuxCommandSuite):
+    pass
+
+
+class TestStreams(LinuxStreamSuite):
+    pass
+
+
+class TestTerminals(TerminalSuite):
+    pass
+
+
+class TestFlat(FlatSuite):
+    pass
+
+
+class TestLosses(LossSuite):
+    pass
