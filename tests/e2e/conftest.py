@@ -22,8 +22,10 @@ def new_state(image_cache: Path) -> Iterator[NewState]:
         return made[-1]
 
     yield make
+    left = [sandbox for path in made for folder in ("sandboxes", "docker") for sandbox in (path / folder).glob("*")]
     for path in made:
         shutil.rmtree(path, ignore_errors=True)
+    assert left == []
 
 
 @pytest.fixture

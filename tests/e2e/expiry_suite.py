@@ -127,7 +127,7 @@ class ExpirySuite:
 
             async def kept() -> bool:
                 async with session.ask("POST", "/keep-alive") as answer:
-                    return answer.status != 200
+                    return bool(answer.status != 200)
 
             await until(kept)
             assert (await ended(session))["reason"] == "lifetime"

@@ -9,10 +9,10 @@ from warren.worker.providers.record import NAME, start_time
 
 
 class Hosts:
-    """The state directories of the servers under test."""
+    """The state directories of the servers under test; `folder` is where the provider has its sandboxes."""
 
-    def __init__(self, *state_dirs: Path) -> None:
-        self._state_dirs = state_dirs
+    def __init__(self, *state_dirs: Path, folder: str = "sandboxes") -> None:
+        self._folders = [state / folder for state in state_dirs]
 
     def has(self, sandbox_id: str) -> bool:
         return any(os.path.lexists(path) for path in self._places(sandbox_id))
@@ -25,7 +25,7 @@ class Hosts:
         os.kill(values["pid"], signal.SIGKILL)
 
     def sandboxes(self) -> set[str]:
-        return {path.name for state in self._state_dirs for path in (state / "sandboxes").glob("*")}
+        return {path.name for folder in self._folders for path in folder.glob("*")}
 
     def _places(self, sandbox_id: str) -> list[Path]:
-        return [state / "sandboxes" / sandbox_id for state in self._state_dirs]
+        return [folder / sandbox_id for folder in self._folders]

@@ -115,7 +115,7 @@ class OnceSuite:
         await cut_off(asking, 0.5)
 
         async def written() -> bool:
-            return (await session.exec("cat late"))["output"] == "done\n"
+            return bool((await session.exec("cat late"))["output"] == "done\n")
 
         await until(written)
 

@@ -109,7 +109,8 @@ class SessionSuite:
         label = unique()
         made = [await api.post("/api/sessions", {"metadata": {"label": label}}, status=201) for _ in range(5)]
         wanted = [one["session_id"] for one in reversed(made)]
-        pages, after = [], {}
+        pages: list[list[str]] = []
+        after: dict[str, str] = {}
         while True:
             page = await api.get("/api/sessions", metadata=f"label={label}", limit=2, **after)
             pages.append([one["session_id"] for one in page["sessions"]])

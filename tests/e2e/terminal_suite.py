@@ -44,7 +44,7 @@ class TerminalSuite:
     async def test_control_c_ends_what_runs_and_not_the_shell(self, session: SessionApi) -> None:
         async with session.socket("/terminal") as socket:
             await socket.expect("started")
-            await socket.raw.send_bytes(b"echo be''gun; sleep 1000\n")
+            await socket.raw.send_bytes(b"sh -c 'echo be\"\"gun; exec sleep 1000'\n")
             await socket.said(b"begun")
             await socket.raw.send_bytes(b"\x03")
             await socket.raw.send_bytes(b"echo a''gain\n")

@@ -33,7 +33,7 @@ def url(server: ServerProcess) -> str:
 
 @pytest.fixture(scope="module")
 def hosts(server: ServerProcess) -> Hosts:
-    return Hosts(server.state_dir)
+    return Hosts(server.state_dir, folder="docker")
 
 
 class TestCommands(CommandSuite, LinuxCommandSuite):

@@ -6,7 +6,7 @@ alone, as a machine whose clock is set does.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,15 +32,20 @@ def offset(own_state: Path) -> Path:
 
 
 @pytest.fixture
-def server(start_server: StartServer, offset: Path) -> ServerProcess:
+def server(start_server: StartServer, offset: Path) -> Iterator[ServerProcess]:
+    before = {*Path("/dev/shm").glob("*faketime*")}
     [library] = Path("/usr/lib").glob("*/faketime/libfaketime.so.1")
-    return start_server(
+    server = start_server(
         LD_PRELOAD=str(library),
         FAKETIME_TIMESTAMP_FILE=str(offset),
         FAKETIME_NO_CACHE="1",
         NO_FAKE_STAT="1",
         FAKETIME_DONT_FAKE_MONOTONIC="1",
     )
+    yield server
+    server.kill()
+    for path in {*Path("/dev/shm").glob("*faketime*")} - before:  # what the library of a killed process leaves
+        path.unlink()
 
 
 @pytest.fixture

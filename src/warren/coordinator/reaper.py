@@ -13,8 +13,8 @@ from typing import Final
 
 from warren.coordinator.lifecycle import Lifecycle
 from warren.coordinator.sessions import Sessions
-from warren.interfaces.worker import Worker
-from warren.model.errors import WarrenError
+from warren.interfaces.worker import Loss, Worker
+from warren.model.errors import NoSpace, Unavailable, WarrenError
 from warren.model.session import EndReason, Session, SessionState
 
 TICK_S: Final = 0.5
@@ -37,11 +37,15 @@ class Reaper:
         self._purged = -_PURGE_EVERY_S
 
     async def run(self) -> None:
+        trouble = ""
         while True:
             try:
                 await self.tick()
+                trouble = ""
             except WarrenError as exc:
-                _log.warning("the store does not work, sessions cannot expire: %s", exc)
+                if exc.message != trouble:
+                    trouble = exc.message
+                    _log.warning("the store does not work, sessions cannot expire: %s", exc)
             await self._clock.sleep(TICK_S)
 
     async def tick(self) -> None:
@@ -72,10 +76,17 @@ class Reaper:
 
     async def note_losses(self, worker: Worker) -> None:
         async for loss in worker.losses():
-            try:
-                await self._lifecycle.sandbox_died(loss.sandbox_id, loss.why)
-            except WarrenError as exc:
-                _log.warning("the loss of sandbox %s could not be written down: %s", loss.sandbox_id, exc)
+            while not await self._noted(loss):
+                await self._clock.sleep(TICK_S)
+
+    async def _noted(self, loss: Loss) -> bool:
+        try:
+            await self._lifecycle.sandbox_died(loss.sandbox_id, loss.why)
+        except (NoSpace, Unavailable):
+            return False
+        except WarrenError as exc:
+            _log.warning("the loss of sandbox %s could not be written down: %s", loss.sandbox_id, exc)
+        return True
 
     async def recover(self) -> None:
         """Takes over from an earlier server: what lives goes on, what was half-made is undone."""

@@ -42,7 +42,7 @@ def read_address(server_url: str) -> Address:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request. `key` makes it safe to repeat; `takes_s` is how long the server may be at it."""
+    """A request. A `key` makes it safe to repeat, or it is `repeatable` anyway; `takes_s`: the server may be at it."""
 
     method: str
     path: str
@@ -51,10 +51,11 @@ class Ask:
     key: str = ""
     accept: str = ""
     takes_s: float = 0.0
+    repeatable: bool = False
 
     @property
     def safe(self) -> bool:
-        return bool(self.key) or self.method in _SAFE
+        return self.repeatable or bool(self.key) or self.method in _SAFE
 
     @property
     def target(self) -> str:

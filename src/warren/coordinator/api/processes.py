@@ -93,7 +93,7 @@ async def read_output(
         at = _event_offset(last_event_id) if last_event_id else offset
         return await stream_events(_follow(context, tenant, session_id, process_id, at, encoding))
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
-        return answer(await _read(sandbox, process_id, offset, limit, wait_s, encoding))
+        return answer(await read_some(sandbox, process_id, offset, limit, wait_s, encoding))
 
 
 def _event_offset(last_event_id: str) -> int:
@@ -116,7 +116,7 @@ async def _follow(
         yield event("result", end_view(await process.wait()))
 
 
-async def _read(
+async def read_some(
     sandbox: Sandbox, process_id: str, offset: int, limit: int, wait_s: float, encoding: str
 ) -> dict[str, Any]:
     info = await find(sandbox, process_id)

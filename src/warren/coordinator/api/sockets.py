@@ -127,7 +127,7 @@ async def _told_errors(socket: WebSocket) -> Any:
 async def _first_message(socket: WebSocket) -> ExecBody:
     try:
         async with asyncio.timeout(_FIRST_MESSAGE_S):
-            values = _parsed(await socket.receive_text())
+            values = parsed(await socket.receive_text())
     except TimeoutError:
         raise InvalidRequest(
             f"no command came within {_FIRST_MESSAGE_S:g} s", remedy="send it as the first message, as JSON"
@@ -186,10 +186,10 @@ async def _listen(socket: WebSocket, process: Process, noted: Callable[[], Await
         if (data := message.get("bytes")) is not None:
             await process.write(data)
         else:
-            await _obey(process, _parsed(message["text"]))
+            await obey(process, parsed(message["text"]))
 
 
-async def _obey(process: Process, message: dict[str, Any]) -> None:
+async def obey(process: Process, message: dict[str, Any]) -> None:
     kind = message.get("type")
     if kind == "stdin":
         await process.write(data_of(_text(message, "data"), _text(message, "data_base64")))
@@ -207,7 +207,7 @@ async def _obey(process: Process, message: dict[str, Any]) -> None:
         )
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def parsed(text: str) -> dict[str, Any]:
     try:
         values = read_json(text.encode())
     except InvalidJson as exc:

@@ -1,0 +1,306 @@
+"""The verbs of the SDK on a service of this machine, without HTTP: the same checks, the same answers.
+
+Everything here runs on the event loop of the service.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from warren.coordinator.api import exec as commands
+from warren.coordinator.api import processes
+from warren.coordinator.api.context import Context, data_of, limited_timeout
+from warren.coordinator.api.events import outputs, with_signs_of_life
+from warren.coordinator.api.problems import plain_error
+from warren.coordinator.api.schemas import (
+    ExecBody,
+    PatchBody,
+    ProcessBody,
+    SessionBody,
+    StdinBody,
+    end_view,
+    exec_view,
+    file_view,
+    isolation_view,
+    process_view,
+    session_view,
+)
+from warren.coordinator.api.sessions import check_provider
+from warren.coordinator.api.sockets import obey, parsed
+from warren.coordinator.once import exec_once
+from warren.interfaces.sandbox import Process
+from warren.interfaces.store import Page
+from warren.model.errors import IsDirectory
+from warren.model.operations import Change, Command, FileKind, TerminalSize
+from warren.model.session import DEFAULT_TENANT, Session, SessionState
+
+Values = dict[str, Any]
+B = TypeVar("B", bound=BaseModel)
+
+
+def _read(kind: type[B], values: Values) -> B:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as exc:
+        raise plain_error(exc.errors()) from None
+
+
+class Verbs:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._sessions = context.sessions
+
+    def _shown(self, session: Session) -> Values:
+        return session_view(session, self._sessions.clock, "/")
+
+    # -- sessions
+
+    async def create(self, wanted: Values, key: str) -> Values:
+        body = _read(SessionBody, wanted)
+        check_provider(self._context, body.provider)
+        opened = await self._sessions.create(DEFAULT_TENANT, body.wanted(), key)
+        return {**self._shown(opened.session), "created": opened.created}
+
+    async def session(self, session_id: str) -> Values:
+        session = await self._sessions.get(DEFAULT_TENANT, session_id)
+        sandbox = await self._sessions.look(session)
+        return {**self._shown(session), "isolation": isolation_view(sandbox.isolation) if sandbox else None}
+
+    async def sessions(self, **filters: Any) -> Values:
+        states = filters.pop("state", None)
+        chosen: Values = {"states": frozenset(map(SessionState, states))} if states else {}
+        limit = int(filters.pop("limit", 100))
+        found = list(await self._sessions.list(DEFAULT_TENANT, Page(limit=limit + 1, **chosen, **filters)))
+        more = found[limit - 1].id if len(found) > limit else None
+        return {"sessions": [self._shown(session) for session in found[:limit]], "next": more}
+
+    async def of_thread(self, thread_id: str) -> Values | None:
+        found = await self.sessions(thread_id=thread_id, limit=1)
+        return found["sessions"][0] if found["sessions"] else None
+
+    async def delete(self, session_id: str) -> Values:
+        return self._shown(await self._sessions.delete(DEFAULT_TENANT, session_id))
+
+    async def keep_alive(self, session_id: str) -> Values:
+        return self._shown(await self._sessions.keep_alive(DEFAULT_TENANT, session_id))
+
+    async def change(self, session_id: str, changes: Values) -> Values:
+        body = _read(PatchBody, changes)
+        given = body.model_dump(exclude_none=True, exclude={"metadata"})
+        return self._shown(await self._sessions.patch(DEFAULT_TENANT, session_id, **given, metadata=body.metadata))
+
+    async def stats(self) -> Values:
+        counts = await self._sessions.store.count()
+        workers = {worker.name: worker.stats() for worker in self._sessions.lifecycle.workers.values()}
+        return {"sessions": {str(state): count for state, count in counts.items()}, "workers": workers}
+
+    # -- commands
+
+    async def execute(self, session_id: str, command: Values, key: str, takes_s: float) -> Values:
+        body = _read(ExecBody, command)
+        stdin = data_of(body.stdin, body.stdin_base64)
+        body.timeout_s = limited_timeout(self._context, body.timeout_s)
+        if key:
+            session = await self._sessions.get(DEFAULT_TENANT, session_id)
+            return exec_view(
+                await exec_once(self._sessions, DEFAULT_TENANT, session_id, body.wanted(session), stdin, key)
+            )
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (session, sandbox):
+            return exec_view(await sandbox.exec(body.wanted(session), stdin))
+
+    async def stream(self, session_id: str, command: Values) -> AsyncGenerator[tuple[str, Values], None]:
+        body = _read(ExecBody, command)
+        body.timeout_s = limited_timeout(self._context, body.timeout_s)
+        stdin = data_of(body.stdin, body.stdin_base64)
+        using = self._sessions.using(DEFAULT_TENANT, session_id)
+        async with using as (session, sandbox), commands.foreground(sandbox, body.wanted(session), stdin) as process:
+            async for event in self._told(process, 0):
+                yield event
+
+    async def _told(self, process: Process, offset: int) -> AsyncGenerator[tuple[str, Values], None]:
+        yield "started", {"process_id": process.id}
+        async for shown in outputs(process, offset, "text", self._context.keepalive_s):
+            if shown is not None:
+                yield "output", shown
+        yield "result", end_view(await process.wait())
+
+    async def start(self, session_id: str, command: Values) -> Values:
+        body = _read(ProcessBody, command)
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (session, sandbox):
+            process = await sandbox.start(body.wanted(session), process_id=body.process_id)
+            return process_view(await processes.find(sandbox, process.id))
+
+    async def processes(self, session_id: str) -> list[Values]:
+        async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (_, sandbox):
+            return [process_view(info) for info in await sandbox.processes()]
+
+    async def process(self, session_id: str, process_id: str) -> Values:
+        async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (_, sandbox):
+            return process_view(await processes.find(sandbox, process_id))
+
+    async def output(self, session_id: str, process_id: str, **how: Any) -> Values:
+        wanted = {"offset": 0, "limit": 1024 * 1024, "wait_s": 0.0, "encoding": "text", **how}
+        async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (_, sandbox):
+            return await processes.read_some(sandbox, process_id, **wanted)
+
+    async def follow(self, session_id: str, process_id: str, offset: int) -> AsyncGenerator[tuple[str, Values], None]:
+        async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (_, sandbox):
+            async for event in self._told(await sandbox.process(process_id), offset):
+                yield event
+
+    async def wait(self, session_id: str, process_id: str, timeout_s: float) -> Values | None:
+        async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (_, sandbox):
+            process = await sandbox.process(process_id)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    return exec_view(await process.wait())
+        return None
+
+    async def stdin(self, session_id: str, process_id: str, values: Values) -> None:
+        body = _read(StdinBody, values)
+        data = data_of(body.data, body.data_base64)
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            process = await sandbox.process(process_id)
+            if data:
+                await process.write(data)
+            if body.close:
+                await process.close_stdin()
+
+    async def signal(self, session_id: str, process_id: str, signal: str | int) -> None:
+        number = processes.signal_number(signal)
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            await (await sandbox.process(process_id)).signal(number)
+
+    async def kill(self, session_id: str, process_id: str, grace_s: float) -> Values:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            process = await sandbox.process(process_id)
+            await process.kill(grace_s)
+            return exec_view(await process.wait())
+
+    async def forget(self, session_id: str, process_id: str) -> None:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            info = await processes.find(sandbox, process_id)
+            if info.running or info.background:
+                process = await sandbox.process(process_id)
+                await process.kill()
+                await process.wait()
+            await sandbox.forget(process_id)
+
+    @contextlib.asynccontextmanager
+    async def terminal(self, session_id: str, **how: Any) -> AsyncIterator["LocalSocket"]:
+        size = TerminalSize(how.get("rows", 24), how.get("columns", 80))
+        name = how.get("process_id", "")
+        async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (session, sandbox):
+            if name and any(info.id == name for info in await sandbox.processes()):
+                process = await sandbox.process(name)
+                await process.resize(size)
+            else:
+                line = how.get("command") or "exec bash -l"
+                wanted = Command(shell=line, base_env=session.env, terminal=size)
+                process = await sandbox.start(wanted, process_id=name)
+            socket = LocalSocket(self._context, session_id, process, how.get("offset", 0))
+            try:
+                yield socket
+            finally:
+                await socket.close()
+
+    # -- files
+
+    async def list_files(self, session_id: str, path: str, depth: int) -> list[Values]:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            return [file_view(info) for info in await sandbox.list(path, depth=depth)]
+
+    async def stat(self, session_id: str, path: str) -> Values:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            return file_view(await sandbox.stat(path))
+
+    @contextlib.asynccontextmanager
+    async def read(self, session_id: str, path: str) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            info = await sandbox.stat(path)
+            if info.kind is FileKind.DIRECTORY:
+                raise IsDirectory(f"{path!r} is a directory", remedy="download_dir gives all of it")
+            async for _part in sandbox.read(path, length=1):
+                break
+            yield info.size, sandbox.read(path)
+
+    async def write(self, session_id: str, path: str, data: bytes | AsyncIterable[bytes], mode: str) -> Values:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            return file_view(await sandbox.write(path, data, mode=int(mode, 8) if mode else None))
+
+    async def mkdir(self, session_id: str, path: str) -> Values:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            await sandbox.mkdir(path)
+            return file_view(await sandbox.stat(path))
+
+    async def remove(self, session_id: str, path: str, recursive: bool) -> None:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            await sandbox.remove(path, recursive=recursive)
+
+    async def move(self, session_id: str, source: str, target: str) -> Values:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            await sandbox.rename(source, target)
+            return file_view(await sandbox.stat(target))
+
+    @contextlib.asynccontextmanager
+    async def pack(self, session_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            yield sandbox.pack(path)
+
+    async def unpack(self, session_id: str, path: str, tar: bytes | AsyncIterable[bytes]) -> int:
+        async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
+            return await sandbox.unpack(path, tar)
+
+    async def watch(self, session_id: str, path: str, recursive: bool) -> AsyncGenerator[tuple[str, Values], None]:
+        async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (_, sandbox):
+            async for change in sandbox.watch(path, recursive=recursive):
+                name = "watching" if change.change is Change.WATCHING else "change"
+                yield name, {"change": change.change, "path": change.path, "directory": change.directory}
+
+
+class LocalSocket:
+    """A terminal's messages as a WebSocket would carry them."""
+
+    def __init__(self, context: Context, session_id: str, process: Process, offset: int) -> None:
+        self._context, self._session_id, self._process = context, session_id, process
+        self._first: str | None = json.dumps({"type": "started", "process_id": process.id, "offset": offset})
+        self._chunks = with_signs_of_life(process.output(offset), context.keepalive_s)
+        self._next: asyncio.Task[Any] | None = None
+        self._ended = False
+
+    async def send(self, message: str | bytes) -> None:
+        await self._context.sessions.note_use(DEFAULT_TENANT, self._session_id)
+        if isinstance(message, bytes):
+            await self._process.write(message)
+        else:
+            await obey(self._process, parsed(message))
+
+    async def receive(self, timeout_s: float | None = None) -> str | bytes | None:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        while not self._ended:
+            if self._next is None:
+                self._next = asyncio.ensure_future(anext(self._chunks, False))
+            done, _ = await asyncio.wait([self._next], timeout=timeout_s)
+            if not done:
+                raise TimeoutError("nothing came in time")
+            chunk, self._next = self._next.result(), None
+            if chunk is False:
+                self._ended = True
+                return json.dumps({"type": "result", **end_view(await self._process.wait())})
+            if chunk is not None:
+                data: bytes = chunk.data
+                return data
+        return None
+
+    async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait([self._next])
+        if isinstance(self._chunks, AsyncGenerator):
+            await self._chunks.aclose()

@@ -1,0 +1,148 @@
+"""A command that runs in the background of a sandbox, and a terminal in one."""
+
+import base64
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from warren.model.errors import SandboxLost
+from warren.sdk.aio.backend import AsyncBackend, AsyncSocketLike
+from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo
+from warren.sdk.wire import from_event
+
+_WAIT_S: Final = 60.0
+_PIECE: Final = 1024 * 1024
+
+
+class AsyncProcess:
+    """It lives in the sandbox: losing this object changes nothing, and `client.process(id)` finds it again."""
+
+    def __init__(self, backend: AsyncBackend, session_id: str, process_id: str) -> None:
+        self._backend, self._session_id, self.id = backend, session_id, process_id
+
+    def __repr__(self) -> str:
+        return f"<AsyncProcess {self.id} of {self._session_id}>"
+
+    async def info(self) -> ProcessInfo:
+        return ProcessInfo.of(await self._backend.process(self._session_id, self.id))
+
+    async def output(self, offset: int = 0) -> str:
+        """What is kept of its output so far, from a byte offset on."""
+        parts, running = [], True
+        while running:
+            found = await self._backend.output(self._session_id, self.id, offset=offset, limit=_PIECE)
+            parts += [chunk["data"] for chunk in found["chunks"]]
+            running = bool(found["chunks"]) and found["next_offset"] > offset
+            offset = found["next_offset"]
+        return "".join(parts)
+
+    async def follow(self, offset: int = 0) -> AsyncIterator[OutputChunk]:
+        """Its output as it comes, until it ends."""
+        async for name, values in self._backend.follow(self._session_id, self.id, offset):
+            if name == "output":
+                yield OutputChunk.of(values)
+
+    async def wait(self, timeout: float | None = None) -> ExecuteResult:
+        """Its result. TimeoutError if it still runs after `timeout` seconds."""
+        left = timeout
+        while left is None or left > 0:
+            found = await self._backend.wait(self._session_id, self.id, min(_WAIT_S, left or _WAIT_S))
+            if found is not None:
+                return ExecuteResult.of(found)
+            left = None if left is None else left - _WAIT_S
+        raise TimeoutError(f"the command {self.id} still runs after {timeout} s")
+
+    async def write(self, data: str | bytes) -> None:
+        """To its standard input."""
+        raw = data.encode() if isinstance(data, str) else data
+        for start in range(0, len(raw), _PIECE):
+            piece = base64.b64encode(raw[start : start + _PIECE]).decode()
+            await self._backend.stdin(self._session_id, self.id, {"data_base64": piece})
+
+    async def close_stdin(self) -> None:
+        await self._backend.stdin(self._session_id, self.id, {"close": True})
+
+    async def signal(self, signal: str | int) -> None:
+        """By name (TERM, INT …) or number."""
+        await self._backend.signal(self._session_id, self.id, signal)
+
+    async def kill(self, grace_s: float = 2.0) -> ExecuteResult:
+        """Ends it and everything it started; the result says how many that were."""
+        return ExecuteResult.of(await self._backend.kill(self._session_id, self.id, grace_s))
+
+    async def forget(self) -> None:
+        """Ends it, if it runs, and forgets its output."""
+        await self._backend.forget(self._session_id, self.id)
+
+
+class AsyncTerminal:
+    """An open terminal. `process_id` and `offset` are what it takes to come back to it later."""
+
+    def __init__(self, socket: AsyncSocketLike) -> None:
+        self._socket = socket
+        self.process_id = ""
+        self.offset = 0
+        self.result: ExecuteResult | None = None
+
+    def __repr__(self) -> str:
+        state = "open" if self.result is None else f"ended with {self.result.exit_code}"
+        return f"<AsyncTerminal {self.process_id} {state}>"
+
+    async def write(self, data: str | bytes) -> None:
+        """What is typed."""
+        await self._socket.send(data.encode() if isinstance(data, str) else data)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        await self._say(type="resize", rows=rows, columns=columns)
+
+    async def signal(self, signal: str | int) -> None:
+        await self._say(type="signal", signal=signal)
+
+    async def read(self, timeout: float | None = None) -> bytes:
+        """The next piece of what it shows; empty when it has ended. TimeoutError if nothing comes in time."""
+        while self.result is None:
+            message = await self._socket.receive(timeout)
+            if isinstance(message, bytes):
+                self.offset += len(message)
+                return message
+            if message is None:
+                raise SandboxLost("the terminal was cut off", remedy="open it again with its process_id and offset")
+            self._take(json.loads(message))
+        return b""
+
+    async def read_until(self, text: str, timeout: float = 30.0) -> str:
+        """What it shows up to and with `text`."""
+        seen = ""
+        while text not in seen:
+            piece = await self.read(timeout)
+            if not piece:
+                raise SandboxLost(f"the terminal ended before {text!r} came: {seen[-200:]!r}")
+            seen += piece.decode(errors="replace")
+        return seen
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["type"] == "started":
+            self.process_id, self.offset = message["process_id"], message["offset"]
+        elif message["type"] == "result":
+            self.result = ExecuteResult.of(message)
+        elif message["type"] == "error":
+            raise from_event(message)
+
+    async def begin(self) -> None:
+        while not self.process_id:
+            message = await self._socket.receive(_WAIT_S)
+            if not isinstance(message, str):
+                raise SandboxLost("the terminal did not open")
+            self._take(json.loads(message))
+
+    async def _say(self, **message: Any) -> None:
+        await self._socket.send(json.dumps(message))
+
+
+@contextlib.asynccontextmanager
+async def open_terminal(backend: AsyncBackend, session_id: str, **how: Any) -> AsyncIterator[AsyncTerminal]:
+    async with backend.terminal(session_id, **how) as socket:
+        terminal = AsyncTerminal(socket)
+        await terminal.begin()
+        yield terminal

@@ -1,0 +1,74 @@
+"""Many commands: in one sandbox one after the other, or side by side in several."""
+
+# Made from ../aio/batch.py by scripts/generate_sync.py: edit that one.
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Self
+
+from warren.model.errors import InvalidRequest, WarrenError
+from warren.sdk.blocking.client import SandboxClient
+from warren.sdk.blocking.flavour import all_of
+from warren.sdk.results import ExecuteResult
+
+Line = str | Sequence[str]
+
+
+class BatchSandboxClient:
+    """Takes what SandboxClient takes.
+
+    `execute_batch` gives a result for every command, in their order. A command that could not be run at all has a
+    result too, with exit code 125 and the reason in its output, and the others go on. With `parallel` above one the
+    commands are spread over that many sandboxes, each fresh and gone afterwards; without, they share one.
+    """
+
+    def __init__(self, server_url: str = "", **options: Any) -> None:
+        self._server_url, self._options = server_url, options
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def execute_batch(
+        self,
+        commands: Sequence[Line],
+        *,
+        parallel: int = 1,
+        timeout: float | None = None,
+        stop_on_error: bool = False,
+    ) -> list[ExecuteResult]:
+        if isinstance(commands, str):
+            raise InvalidRequest("the commands must be a list", remedy="write execute_batch([command])")
+        if parallel < 1:
+            raise InvalidRequest(f"parallel is {parallel}, it must be 1 or more")
+        lanes = min(parallel, len(commands))
+        numbered = list(enumerate(commands))
+        runs = [partial(self._lane, numbered[lane::lanes], timeout, stop_on_error) for lane in range(lanes)]
+        results = [each for lane in all_of(runs, parallel) for each in lane]
+        return [result for _, result in sorted(results, key=lambda each: each[0])]
+
+    def _lane(
+        self, commands: list[tuple[int, Line]], timeout: float | None, stop_on_error: bool
+    ) -> list[tuple[int, ExecuteResult]]:
+        results: list[tuple[int, ExecuteResult]] = []
+        client = SandboxClient(self._server_url, **self._options)
+        try:
+            for number, command in commands:
+                result = _run(client, command, timeout)
+                results.append((number, result))
+                if stop_on_error and not result.ok:
+                    break
+            if not client.thread_id:
+                client.cleanup()
+        finally:
+            client.close()
+        return results
+
+
+def _run(client: SandboxClient, command: Line, timeout: float | None) -> ExecuteResult:
+    try:
+        return client.execute(command, timeout)
+    except WarrenError as exc:
+        return ExecuteResult(exit_code=125, output=str(exc), stderr=str(exc), reason=exc.code)

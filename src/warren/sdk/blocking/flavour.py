@@ -1,0 +1,38 @@
+"""What differs between the two clients beyond `await`: here, the one that blocks."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from warren.sdk.blocking.backend import Backend
+from warren.sdk.blocking.remote import Remote
+from warren.sdk.blocking.transport import Transport
+from warren.sdk.places import find_key, find_url
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Lock = threading.Lock
+
+
+def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return call(*args, **kwargs)
+
+
+def all_of(calls: Sequence[Callable[[], T]], at_once: int) -> list[T]:
+    """The results in order; so many run at a time."""
+    if at_once <= 1 or len(calls) <= 1:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(min(at_once, len(calls))) as threads:
+        return list(threads.map(lambda call: call(), calls))
+
+
+def open_backend(mode: str, server_url: str, api_key: str) -> Backend:
+    if mode == "local":
+        from importlib import import_module
+
+        local: Backend = import_module("warren.local").Local()
+        return local
+    url = server_url or find_url()
+    return Remote(Transport(url, api_key or find_key(url)))
