@@ -1,3 +1,69 @@
-"""Warren: an isolated Linux computer for every conversation of an AI agent."""
+"""Warren: an isolated Linux computer for every conversation of an AI agent.
+
+    with SandboxClient(thread_id="conv-42") as sandbox:
+        print(sandbox.execute("python3 -c 'print(6 * 7)'").output)
+
+Importing this costs nothing; what a name stands for is loaded when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from warren.model.errors import WarrenError
+    from warren.sdk.aio.batch import AsyncBatchSandboxClient
+    from warren.sdk.aio.client import AsyncSandboxClient
+    from warren.sdk.aio.process import AsyncProcess, AsyncTerminal
+    from warren.sdk.blocking.batch import BatchSandboxClient
+    from warren.sdk.blocking.client import SandboxClient
+    from warren.sdk.blocking.process import Process, Terminal
+    from warren.sdk.results import ExecuteResult, FileChange, FileEntry, OutputChunk, ProcessInfo, SessionInfo
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "warren.model.errors": ("WarrenError",),
+    "warren.sdk.aio.batch": ("AsyncBatchSandboxClient",),
+    "warren.sdk.aio.client": ("AsyncSandboxClient",),
+    "warren.sdk.aio.process": ("AsyncProcess", "AsyncTerminal"),
+    "warren.sdk.blocking.batch": ("BatchSandboxClient",),
+    "warren.sdk.blocking.client": ("SandboxClient",),
+    "warren.sdk.blocking.process": ("Process", "Terminal"),
+    "warren.sdk.results": (
+        "ExecuteResult",
+        "FileChange",
+        "FileEntry",
+        "OutputChunk",
+        "ProcessInfo",
+        "SessionInfo",
+    ),
+}
+_WHERE = {name: module for module, names in _PLACES.items() for name in names}
+
+__all__ = [
+    "AsyncBatchSandboxClient",
+    "AsyncProcess",
+    "AsyncSandboxClient",
+    "AsyncTerminal",
+    "BatchSandboxClient",
+    "ExecuteResult",
+    "FileChange",
+    "FileEntry",
+    "OutputChunk",
+    "Process",
+    "ProcessInfo",
+    "SandboxClient",
+    "SessionInfo",
+    "Terminal",
+    "WarrenError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'warren' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

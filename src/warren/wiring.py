@@ -18,6 +18,7 @@ from warren.worker.images import ImageStore
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from warren.coordinator.api.context import Context
     from warren.coordinator.lifecycle import Lifecycle
     from warren.coordinator.reaper import Reaper
     from warren.coordinator.sessions import Sessions
@@ -139,12 +140,11 @@ def build_reaper(settings: Settings, sessions: "Sessions") -> "Reaper":
     return Reaper(sessions, retention_s=settings.key_retention_s)
 
 
-def build_app(settings: Settings, sessions: "Sessions") -> "ASGIApp":
-    from warren.coordinator.api.app import create_app, is_upload, package_version
+def build_context(settings: Settings, sessions: "Sessions") -> "Context":
+    from warren.coordinator.api.app import package_version
     from warren.coordinator.api.context import Context
-    from warren.coordinator.api.edge import Edge
 
-    context = Context(
+    return Context(
         sessions,
         provider=settings.provider,
         worker_id=settings.worker_id,
@@ -154,8 +154,14 @@ def build_app(settings: Settings, sessions: "Sessions") -> "ASGIApp":
         keepalive_s=settings.stream_keepalive_s,
         api_key=settings.api_key,
     )
+
+
+def build_app(settings: Settings, sessions: "Sessions") -> "ASGIApp":
+    from warren.coordinator.api.app import create_app, is_upload
+    from warren.coordinator.api.edge import Edge
+
     return Edge(
-        create_app(context),
+        create_app(build_context(settings, sessions)),
         listen_host=settings.host,
         allowed_hosts=settings.allowed_hosts,
         max_body=settings.max_body_mb * 1024 * 1024,
