@@ -10,6 +10,7 @@ import fcntl
 import os
 import re
 import signal
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from warren.model.errors import ProviderUnavailable
 NEEDED: Final = ("memory", "cpu", "pids")
 _UNIFIED: Final = ""
 _MAX_FILE: Final = 64 * 1024
+_OOM_KILLS: Final = re.compile(rb"^oom_kill (\d+)", re.MULTILINE)
 _PARENT_LOCK: Final = Path("/run/warren/cgroups.lock")
 _NO_LIMIT: Final = 1 << 60
 _KILL_ROUNDS: Final = 400
@@ -91,6 +93,32 @@ class CgroupLimits:
     pids: int | None = None
 
 
+class OomCounter:
+    """Gives the number of processes killed for want of memory; 0 when the cgroup is gone.
+
+    It is asked with every command, so it keeps its file open, for as long as it is held itself.
+    """
+
+    __slots__ = ("__weakref__", "_fd")
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path else -1
+        except OSError:
+            self._fd = -1
+        if self._fd >= 0:
+            weakref.finalize(self, os.close, self._fd)
+
+    def __call__(self) -> int:
+        if self._fd < 0:
+            return 0
+        try:
+            found = _OOM_KILLS.search(os.pread(self._fd, _MAX_FILE, 0))
+        except OSError:
+            return 0
+        return int(found[1]) if found else 0
+
+
 @dataclass(frozen=True, slots=True)
 class SandboxCgroup:
     directories: Mapping[str, Path]
@@ -98,9 +126,15 @@ class SandboxCgroup:
 
     def oom_kills(self) -> int:
         """How many processes the kernel has killed here for want of memory; 0 when it is gone."""
-        name = "memory.events" if self.unified else "memory.oom_control"
-        found = re.search(r"^oom_kill (\d+)", self._read("memory", name), re.MULTILINE)  # once per command: be quick
-        return int(found[1]) if found else 0
+        return self.oom_counter()()
+
+    def oom_counter(self) -> "OomCounter":
+        directory = self.directories.get(_UNIFIED if self.unified else "memory")
+        return OomCounter("" if directory is None else f"{directory}/{self._oom_file}")
+
+    @property
+    def _oom_file(self) -> str:
+        return "memory.events" if self.unified else "memory.oom_control"
 
     def limits(self) -> CgroupLimits:
         return self._limits_v2() if self.unified else self._limits_v1()

@@ -72,12 +72,38 @@ class _Wait:
 
 
 class _GentleTransport:
-    """What an answer is written to. Closing it while a body still comes in would destroy the answer on its way."""
+    """What an answer is written to. Closing it while a body still comes in would destroy the answer on its way.
 
-    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
-        self.write = transport.write
+    The head of an answer waits for the first piece of its body, if that comes at once: two writes cost twice, and
+    wake the client twice.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, close: Callable[[], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._transport, self._close, self._loop = transport, close, loop
+        self._head = b""
         self.is_closing = transport.is_closing
-        self.close = close
+        self.in_head = False
+
+    def write(self, data: bytes) -> None:
+        if self.in_head:
+            self.in_head, self._head = False, data
+            self._loop.call_soon(self._flush)
+        elif self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        else:
+            self._transport.write(data)
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self._flush()
+        self._close()
 
 
 class WatchedHttp(HttpToolsProtocol):
@@ -94,7 +120,7 @@ class WatchedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._gentle = _GentleTransport(transport, self._close_gently)
+        self._gentle = _GentleTransport(transport, self._close_gently, self.loop)
         excess = len(self.connections) - self._limits.max_connections
         if excess > _REFUSED_AT_ONCE:
             transport.abort()
@@ -193,7 +219,10 @@ class WatchedHttp(HttpToolsProtocol):
         self.tasks.add(task)
 
     async def _serve(self, cycle: RequestResponseCycle, app: Any) -> None:
+        gentle = self._gentle
+
         async def send(message: Message) -> None:
+            gentle.in_head = message["type"] == "http.response.start"
             await cycle.send(cast(Any, message))
             if cycle.disconnected:
                 raise ClientDisconnected

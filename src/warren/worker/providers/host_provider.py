@@ -165,7 +165,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         sandbox = AgentSandbox(
             *(record.sandbox_id, link, found),
             env=record.spec.env,
-            oom_kills=cgroup.oom_kills,
+            oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._why_lost(record),
         )
         self._open.add(sandbox)
