@@ -79,7 +79,7 @@ class LocalWorker:
         self._name, self._provider, self._environments = name, provider, environments
         self._clock, self._guard, self._fault = clock, guard, fault
         self._default_environment, self._default_pool = default_environment, default_pool or PoolSize()
-        self._parallel = parallel or max(2, usable_cores())
+        self._parallel = parallel or min(32, 2 * usable_cores())  # half of the time a runtime waits for the kernel
         self._slots = asyncio.Semaphore(self._parallel)
         self._destroy_slots = asyncio.Semaphore(_DESTROY_AT_ONCE)
         self._creating = 0
