@@ -19,7 +19,7 @@ $(VENV)/.stamp: pyproject.toml scripts/system-packages scripts/find-python
 	{ [ -x $(BIN)/python ] || $$python -m venv $(VENV); }
 	@echo "installing the Python packages"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/pip install --quiet --disable-pip-version-check --editable . --group dev
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[server]' --group dev
 	@touch $@
 
 build: agent launcher

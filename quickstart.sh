@@ -35,7 +35,7 @@ PYTHON=$python scripts/system-packages run || exit 1
 say "Python environment (.venv)"
 if [ ! -e .venv/.quickstart ] || [ pyproject.toml -nt .venv/.quickstart ]; then
     [ -x .venv/bin/python ] || "$python" -m venv .venv
-    .venv/bin/pip install --quiet --disable-pip-version-check --editable . ||
+    .venv/bin/pip install --quiet --disable-pip-version-check --editable '.[server]' ||
         stop "pip could not install Warren's packages, see above. It needs a package index it can reach."
     touch .venv/.quickstart
 fi

@@ -1,6 +1,7 @@
 """The package says what it needs, and brings what it needs."""
 
 import ast
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -23,9 +24,22 @@ def imported(path: Path) -> set[str]:
 
 def test_every_import_is_a_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {text.split(">")[0].lower() for text in project["dependencies"]}
+    declared = names(project["dependencies"])
+    extras = set().union(*(names(extra) for extra in project["optional-dependencies"].values()))
     used = {DISTRIBUTIONS.get(name, name) for path in SOURCES for name in imported(path)}
-    assert used <= declared
+    assert used <= declared | extras
+
+
+def test_the_client_needs_nothing_of_the_server() -> None:
+    """What a user's program imports: the SDK, the vocabulary, and nothing that only a server needs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    client = [path for path in SOURCES if {"sdk", "model"} & set(path.relative_to(ROOT / "src/warren").parts)]
+    used = {DISTRIBUTIONS.get(name, name) for path in client for name in imported(path)}
+    assert used <= names(project["dependencies"])
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=!\[]", text)[0].strip().lower() for text in requirements}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src/warren")))

@@ -80,6 +80,9 @@ def _run(arguments: list[str]) -> int:
     except WarrenError as exc:
         report(exc.message, exc.remedy)
         return EXIT_WARREN_FAILED
+    except ModuleNotFoundError as exc:
+        report(f"this command needs the package {exc.name}, which is not installed", "pip install 'warren[server]'")
+        return EXIT_WARREN_FAILED
     except Exception as exc:
         return _internal_error(exc)
 

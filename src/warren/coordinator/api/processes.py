@@ -43,6 +43,7 @@ router = new_router(prefix="/api/sessions/{session_id}/processes", tags=["proces
 
 _MOST: Final = 8 * 1024 * 1024
 _LONGEST_WAIT_S: Final = 300.0
+_KEPT_S: Final = 10.0  # what was written is there; if none of it was kept, waiting does not help
 
 
 @router.post("", status_code=201, response_model=ProcessView, summary="Start a command in the background")
@@ -124,7 +125,7 @@ async def read_some(
     chunks: list[Chunk] = []
     if offset < info.bytes_total or (info.running and wait_s):
         try:
-            async with asyncio.timeout(wait_s if offset >= info.bytes_total else None):
+            async with asyncio.timeout(wait_s if offset >= info.bytes_total else _KEPT_S):
                 chunks = await _some(process, offset, max(info.bytes_total, offset + 1), limit)
         except TimeoutError:
             pass

@@ -1,0 +1,1 @@
+"""Warren for agent frameworks: each of these is thin, and an extra of its own."""
