@@ -70,7 +70,7 @@ _COMMANDS: list[tuple[dict[str, Any], str]] = [
     ({"command": "true", "timeout_s": -5}, "invalid_request"),
     ({"command": "true", "timeout_s": 1e9}, "invalid_request"),
     ({"command": "true", "keep_bytes": -1}, "invalid_request"),
-    ({"command": "true", "keep_bytes": 1 << 40}, "invalid_request"),
+    ({"command": "true", "keep_bytes": (32 << 20) + 1}, "invalid_request"),
 ]
 _PATHS = [
     ("", "invalid_path"),

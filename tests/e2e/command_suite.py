@@ -17,6 +17,24 @@ class CommandSuite:
         result = await session.exec(line)
         assert (result["exit_code"], result["reason"], result["signal"]) == (code, "exited", None)
 
+    @pytest.mark.parametrize(
+        ("place", "headers"),
+        [
+            ("/api/sessions//exec", {}),
+            ("/api/sessions/{id}/exec", {"Idempotency-Key": "k" * 256}),
+            ("/api/sessions/{id}/exec", {"Content-Type": "multipart/form-data; boundary=x"}),
+        ],
+    )
+    async def test_the_short_way_answers_like_the_long_one(
+        self, session: SessionApi, api: Api, place: str, headers: dict[str, str]
+    ) -> None:
+        async def asked(**params: str) -> tuple[int, bytes]:
+            where, data = place.replace("{id}", session.id), b'{"command": "true"}'
+            async with api.ask("POST", where, data=data, headers=headers, **params) as answer:
+                return answer.status, await answer.read()
+
+        assert await asked() == await asked(any="parameter")
+
     async def test_a_signal_is_told(self, session: SessionApi) -> None:
         result = await session.exec("kill -9 $$")
         assert (result["exit_code"], result["reason"], result["signal"]) == (137, "signal", 9)

@@ -83,6 +83,14 @@ class FileSuite:
                 "GET", "/files/content", path="f", headers={"Range": bad}, status=422, code="invalid_request"
             )
 
+    async def test_a_part_of_what_a_link_leads_to_is_read(self, session: SessionApi) -> None:
+        await session.write("deep/f", b"0123456789" * 10)
+        await session.exec("ln -s f deep/near; ln -s deep/near far")
+        async with session.ask("GET", "/files/content", path="far", headers={"Range": "bytes=50-"}) as answer:
+            assert (answer.status, answer.headers["Content-Range"]) == (206, "bytes 50-99/100")
+            assert answer.headers["X-File-Size"] == "100"
+            assert await answer.read() == b"0123456789" * 5
+
     async def test_a_read_says_how_large_the_file_was(self, session: SessionApi) -> None:
         await session.write("f", b"0123456789")
         async with session.ask("GET", "/files/content", path="f") as answer:

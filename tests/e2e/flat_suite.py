@@ -6,8 +6,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from e2e.api_client import Api, SessionApi
+from e2e.api_client import Api, SessionApi, until
 from e2e.hosts import Hosts
+from e2e.once_suite import cut_off
 from e2e.session_suite import unique
 
 
@@ -175,6 +176,15 @@ class E2bSuite:
         assert "line 2" in found["stderr"]
         body = {"session_id": session.id, "code": "while True: pass", "timeout": 1}
         assert (await api.post("/api/e2b/execute", body))["reason"] == "timeout"
+
+    async def test_a_client_that_goes_away_ends_its_code(self, session: SessionApi, api: Api) -> None:
+        body = {"session_id": session.id, "code": "sleep 1004", "language": "bash"}
+        await cut_off(asyncio.ensure_future(api.post("/api/e2b/execute", body)), 1.0)
+
+        async def nothing_runs() -> bool:
+            return not any(one["running"] for one in (await session.get("/processes"))["processes"])
+
+        await until(nothing_runs)
 
     async def test_files_the_e2b_way(self, session: SessionApi, api: Api) -> None:
         body = {"session_id": session.id, "path": "notes/a.txt", "content": "žluť"}

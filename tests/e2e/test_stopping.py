@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 from collections.abc import Callable, Iterator
 
 import aiohttp
@@ -83,6 +84,34 @@ async def test_a_command_that_does_not_finish_in_time_does_not_hold_up_the_stop(
         assert await stopped(server) == 0
         with pytest.raises((aiohttp.ClientError, AssertionError)):
             await running
+
+
+async def test_who_waits_for_a_sandbox_does_not_hold_up_the_stop(serving: Serving) -> None:
+    server = serving("--stop-grace", "0", "--max-sandboxes", "1", "--pool-size", "0", provider="fake")
+    async with Api(server.url) as api:
+        await api.post("/api/sessions", status=201)
+        waiting = asyncio.ensure_future(api.post("/api/sessions", {"thread_id": "t"}, status=503))
+        await asyncio.sleep(0.5)
+        server.send(signal.SIGTERM)
+        assert await asyncio.to_thread(server.wait_for_end, 15) == 0
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_signal_ends_a_server_that_is_still_starting(new_state: NewState) -> None:
+    state, silent = new_state(), str(new_state() / "silent.sock")
+    server = ServerProcess(state, provider="docker", WARREN_DOCKER_URL=f"unix://{silent}")
+    with socket.socket(socket.AF_UNIX) as engine:
+        engine.bind(silent)
+        engine.listen()
+        engine.settimeout(60)
+        server.start(wait=False)
+        try:
+            asking, _ = await asyncio.to_thread(engine.accept)
+            with asking:
+                server.send(signal.SIGTERM)
+                assert await asyncio.to_thread(server.wait_for_end, 15) == 0
+        finally:
+            server.kill()
 
 
 async def test_a_second_signal_does_not_wait(serving: Serving) -> None:

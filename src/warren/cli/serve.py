@@ -72,7 +72,8 @@ async def _serve(settings: Settings, service: "Service") -> int:
     from warren.wiring import build_app
 
     caught = _Signals()
-    await service.start()
+    if not await caught.none_during(service.start()):
+        return 0
     limits = EdgeLimits(
         header_timeout_s=settings.header_timeout_s,
         body_timeout_s=settings.body_timeout_s,
@@ -96,10 +97,9 @@ async def _serve(settings: Settings, service: "Service") -> int:
 
 
 def _spare_the_collector() -> None:
-    """What was loaded so far stays: it need not be looked at again, and the rest less often."""
+    """What was loaded so far stays: it need not be looked at again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
 
 
 async def _stop(service: Any, server: Any, grace_s: float, *, destroy: bool) -> None:
@@ -119,6 +119,19 @@ class _Signals:
 
     def _caught(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
+
+    async def none_during(self, work: Any) -> bool:
+        """Whether the work was done; a signal cancels it, and it is undone."""
+        task, told = asyncio.ensure_future(work), asyncio.ensure_future(self.first.wait())
+        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        if task.cancelled():
+            return False
+        task.result()
+        return True
 
     async def or_at_once(self, work: Any) -> None:
         task, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self.second.wait())

@@ -30,6 +30,7 @@ T = TypeVar("T")
 STEPS: Final = ("stored", "claimed", "running", "stopping", "destroyed", "ended")
 
 _POLL_S: Final = (0.005, 0.1)
+_LEFT: Final = "the caller went away"
 _LOST_PREFIX: Final = "the sandbox is lost: "
 _IN_WORDS: Final = {
     EndReason.DELETED: "it was deleted",
@@ -89,8 +90,11 @@ class Lifecycle:
             raise
 
     async def _discard(self, making: asyncio.Task[Session]) -> None:
-        with contextlib.suppress(WarrenError):
-            await self.end(await making, EndReason.FAILED, "the caller went away")
+        """What is not made yet gives up its place in the queue; what was made goes."""
+        making.cancel()
+        await asyncio.wait([making])
+        if not making.cancelled() and making.exception() is None:
+            await self.end(making.result(), EndReason.FAILED, _LEFT)
 
     async def _make(self, session: Session) -> Session:
         worker = self._place(session)
@@ -128,7 +132,8 @@ class Lifecycle:
         return Claim(session.environment, session.image, session.limits, session.require, self._claim_timeout_s)
 
     async def _failed(self, session: Session, exc: BaseException) -> None:
-        detail = exc.message if isinstance(exc, WarrenError) else type(exc).__name__
+        detail = _LEFT if isinstance(exc, asyncio.CancelledError) else type(exc).__name__
+        detail = exc.message if isinstance(exc, WarrenError) else detail
         await self._write_end(session, EndReason.FAILED, detail)
 
     def _place(self, session: Session) -> Worker:
@@ -177,8 +182,12 @@ class Lifecycle:
             await self._write_end(session, EndReason.UNDONE, "")
 
     async def _write_end(self, session: Session, reason: EndReason, detail: str) -> Session:
-        """A store that cannot take it now is asked again later; the sandbox is gone either way."""
-        ended = session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now())
+        """A store that cannot take it now is asked again later; the sandbox is gone either way.
+
+        Of the variables only the names are kept: their values may be secrets, and nobody needs them any more.
+        """
+        names = dict.fromkeys(session.env, "")
+        ended = session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), env=names)
         try:
             await self.store.swap(ended)
         except WarrenError:
@@ -191,7 +200,7 @@ class Lifecycle:
             await self.store.swap(ended)
             del self._unwritten[session_id]
         for session_id in list(self._unfinished):
-            with contextlib.suppress(WarrenError):
+            with contextlib.suppress(Exception):  # it is among the unfinished again
                 await self._finish(self._unfinished.pop(session_id))
 
     # -- losing
@@ -219,8 +228,10 @@ class Lifecycle:
         """The session when it is no longer being made or unmade, whoever does that; Unavailable if that takes long."""
         at_work = (self._making if session.state is SessionState.CREATING else self._ending).get(session.id)
         if at_work is not None:
-            with contextlib.suppress(SessionEnded):
-                return await asyncio.shield(at_work)
+            await asyncio.wait([at_work])
+            if not at_work.cancelled():
+                with contextlib.suppress(SessionEnded):
+                    return at_work.result()
         pause, deadline = _POLL_S[0], self.clock.now() + self._claim_timeout_s
         while session.state in (SessionState.CREATING, SessionState.STOPPING):
             if self.clock.now() > deadline:

@@ -10,7 +10,7 @@ forget it; a longer one stays with the agent for as long as that keeps it.
 import asyncio
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final
 
 from warren.coordinator.sessions import Sessions, fingerprint
@@ -33,7 +33,9 @@ async def exec_once(
             f"with an Idempotency-Key stdin may have {MAX_STDIN} bytes, this has {len(stdin)}",
             remedy="write it to a file and let the command read that",
         )
-    name = Key(tenant, session_id, check_key(key), fingerprint(command) + hashlib.sha256(stdin).hexdigest())
+    # The variables of the session are the same for all of its commands, and forgotten when it has ended.
+    asked = fingerprint(replace(command, base_env={})) + hashlib.sha256(stdin).hexdigest()
+    name = Key(tenant, session_id, check_key(key), asked)
     known = await sessions.store.claim_key(name, sessions.clock.epoch, sessions.clock.now())
     answer = "" if known is None else known.answer
     if answer not in ("", _FED):

@@ -42,10 +42,12 @@ class Reaper:
             try:
                 await self.tick()
                 trouble = ""
-            except WarrenError as exc:
-                if exc.message != trouble:
-                    trouble = exc.message
-                    _log.warning("the store does not work, sessions cannot expire: %s", exc)
+            except Exception as exc:
+                # Sessions depend on this loop for their end: it outlives whatever a part of it raises.
+                if repr(exc) != trouble:
+                    trouble = repr(exc)
+                    unforeseen = None if isinstance(exc, WarrenError) else exc
+                    _log.warning("the store does not work, sessions cannot expire: %s", exc, exc_info=unforeseen)
             await self._clock.sleep(TICK_S)
 
     async def tick(self) -> None:
@@ -84,7 +86,7 @@ class Reaper:
             await self._lifecycle.sandbox_died(loss.sandbox_id, loss.why)
         except (NoSpace, Unavailable):
             return False
-        except WarrenError as exc:
+        except Exception as exc:
             _log.warning("the loss of sandbox %s could not be written down: %s", loss.sandbox_id, exc)
         return True
 

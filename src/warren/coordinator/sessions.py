@@ -23,6 +23,7 @@ from warren.model.errors import (
     NoSpace,
     SandboxLost,
     SandboxNotFound,
+    SessionEnded,
     SessionNotFound,
     Stopping,
     Unavailable,
@@ -43,7 +44,7 @@ from warren.model.session import (
     check_thread_id,
     new_session_id,
 )
-from warren.model.spec import Layer, Limits, check_env, check_image_name
+from warren.model.spec import Layer, Limits, check_env, check_env_size, check_image_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,9 @@ class Sessions:
         if added is Added.KEY:
             return Opened(session, created=False, replayed=True)
         if session.state is SessionState.RUNNING:
-            return Opened(await self._note_use(session), created=False)
+            with contextlib.suppress(SessionEnded, SandboxLost):  # in between: look again
+                return Opened(await self._noted(session), created=False)
+            return None
         if session.state is SessionState.LOST:
             if not wanted.replace_lost:
                 raise gone(session)
@@ -139,6 +142,7 @@ class Sessions:
             check_image_name(wanted.image)
         for name, value in wanted.env.items():
             check_env(name, value)
+        check_env_size(wanted.env)
         now = self.clock.now()
         return Session(
             id=new_session_id(),
@@ -189,7 +193,7 @@ class Sessions:
         """Its sandbox, without using it; None if there is none to be had."""
         if session.state is not SessionState.RUNNING:
             return None
-        with contextlib.suppress(SandboxLost, SandboxNotFound):
+        with contextlib.suppress(WarrenError):
             return await self.lifecycle.worker_of(session).sandbox(session.sandbox_id)
         return None
 
@@ -260,7 +264,7 @@ class Sessions:
 
     async def note_use(self, tenant: str, session_id: str) -> None:
         """Something was done in a stream that does not count by being open."""
-        await self._note_use(await self.get(tenant, session_id))
+        await self._noted(await self.get(tenant, session_id))
 
     async def _note_use(self, session: Session, *, at_once: bool = False) -> Session:
         """Writes down that the session is used now, if the last note is old enough to matter."""

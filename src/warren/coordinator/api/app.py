@@ -45,19 +45,17 @@ def is_upload(scope: Scope) -> bool:
 
 
 class LenientType:
-    """Bodies are JSON whatever `curl -d` calls them. Those that are read raw do not look at their type."""
+    """Bodies are JSON whatever `curl -d` calls them, or if nobody says. Those that are read raw do not look at it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in ("POST", "PATCH", "DELETE") and not is_upload(scope):
-            kept = []
-            for name, value in scope["headers"]:
-                if name == b"content-type" and not value.startswith(b"multipart/"):
-                    value = b"application/json"
-                kept.append((name, value))
-            scope = {**scope, "headers": kept}
+            types = [header for header in scope["headers"] if header[0] == b"content-type"]
+            if not any(value.startswith(b"multipart/") for _, value in types):
+                kept = [header for header in scope["headers"] if header[0] != b"content-type"]
+                scope = {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
         await self._app(scope, receive, send)
 
 

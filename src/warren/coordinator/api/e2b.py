@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from warren.coordinator.api import files
 from warren.coordinator.api.context import Ctx, SessionId, Tenant, answer, data_of, limited_timeout, new_router, query
+from warren.coordinator.api.exec import unless_gone
 from warren.coordinator.api.schemas import Body, FileList, FileView, Seconds, file_view
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import FileNotFound, FileProblem, InvalidRequest
@@ -70,14 +71,14 @@ class FileBody(Body):
 
 
 @router.post("/execute", response_model=CodeView, summary="Run code")
-async def execute(body: CodeBody, context: Ctx, tenant: Tenant) -> Response:
+async def execute(body: CodeBody, request: Request, context: Ctx, tenant: Tenant) -> Response:
     """In a fresh interpreter each time: files last from one call to the next, variables do not."""
     timeout_s = limited_timeout(context, body.timeout)
     async with context.sessions.using(tenant, body.session_id) as (session, sandbox):
         before = {info.path: info for info in await sandbox.list(WORKSPACE, depth=10)}
         place = f"/tmp/.result-{secrets.token_hex(8)}"
         command = _command(body.language, session.env, timeout_s, place)
-        result = await sandbox.exec(command, body.code.encode(errors="surrogateescape"))
+        result = await unless_gone(request, sandbox.exec(command, body.code.encode(errors="surrogateescape")))
         results = await _results(sandbox, place) if body.language == "python" else []
         after = await sandbox.list(WORKSPACE, depth=10)
         artifacts = [file_view(info) for info in after if _is_new(info, before)]

@@ -24,7 +24,7 @@ import anyio
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warren.coordinator.api.problems import internal_problem, is_disconnect, problem, was_logged
+from warren.coordinator.api.problems import internal_problem, is_disconnect, let_go, problem, was_logged
 from warren.model.errors import HostNotAllowed, InvalidRequest, OriginNotAllowed, TooLarge, WarrenError
 
 MAX_BODY = 4 * 1024 * 1024
@@ -326,7 +326,9 @@ class _Answer:
             if not was_logged(exc):
                 internal_problem(exc)
             return
-        await (response or internal_problem(exc))(scope, receive, self.send)
+        answer = response or internal_problem(exc)
+        let_go(exc)
+        await answer(scope, receive, self.send)
 
 
 async def _refuse_websocket(scope: Scope, receive: Receive, send: Send, response: Response) -> None:

@@ -16,6 +16,7 @@ from warren.coordinator.api.exec import run
 from warren.coordinator.api.problems import StrictRequest, problem, read_json
 from warren.coordinator.api.schemas import ExecBody, exec_view
 from warren.model.errors import InvalidJson, WarrenError
+from warren.model.session import MAX_KEY
 
 _PREFIX = "/api/sessions/"
 _SUFFIX = "/exec"
@@ -57,9 +58,17 @@ def _is_plain(scope: Scope) -> bool:
     if scope["type"] != "http" or scope["method"] != "POST" or scope["query_string"]:
         return False
     path = scope["path"]
-    if not (path.startswith(_PREFIX) and path.endswith(_SUFFIX) and path.count("/") == 4):
+    if not (path.startswith(_PREFIX) and path.endswith(_SUFFIX) and path.count("/") == 4 and "//" not in path):
         return False
-    return all(name != b"accept" or value in _ANY for name, value in scope["headers"])
+    return all(_is_plain_header(name, value) for name, value in scope["headers"])
+
+
+def _is_plain_header(name: bytes, value: bytes) -> bool:
+    if name == b"accept":
+        return value in _ANY
+    if name == b"content-type":
+        return not value.startswith(b"multipart/")
+    return name != b"idempotency-key" or len(value) <= MAX_KEY
 
 
 def _again(data: bytes, receive: Receive) -> Receive:

@@ -1,5 +1,7 @@
 """/api/sessions/{id}/files: done inside the sandbox with the rights of its user, streamed, any size."""
 
+import contextlib
+import posixpath
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated, Any
@@ -15,7 +17,7 @@ from warren.coordinator.api.events import EVENT_STREAM, event, stream_events, wi
 from warren.coordinator.api.problems import problem
 from warren.coordinator.api.schemas import ArchiveView, FileList, FileView, MoveBody, PathBody, file_view
 from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import InvalidRequest, IsDirectory
+from warren.model.errors import FileNotFound, InvalidRequest, IsDirectory
 from warren.model.operations import Change, FileInfo, FileKind, check_path
 from warren.model.spec import WORKSPACE
 
@@ -32,6 +34,7 @@ class RangeNotSatisfiable(InvalidRequest):
     code, http_status = "range_not_satisfiable", 416
 
 
+_MOST_LINKS = 40  # as the kernel follows
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
 
 
@@ -132,6 +135,16 @@ async def _file(sandbox: Sandbox, path: str, user: str) -> FileInfo:
         raise IsDirectory(f"{path!r} is a directory", remedy="GET …/files/archive gives it as a tar")
     async for _ in sandbox.read(path, length=1, user=user):
         break
+    return await _target(sandbox, info, user)
+
+
+async def _target(sandbox: Sandbox, info: FileInfo, user: str) -> FileInfo:
+    """What a link leads to: reading follows it, so the size is that of its target."""
+    with contextlib.suppress(FileNotFound):  # the kernel has links that can be read and lead nowhere
+        for _ in range(_MOST_LINKS):
+            if info.kind is not FileKind.SYMLINK:
+                break
+            info = await sandbox.stat(posixpath.join(posixpath.dirname(info.path), info.target), user=user)
     return info
 
 

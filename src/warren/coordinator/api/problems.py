@@ -5,7 +5,8 @@ to the caller but an error id; the same id stands in the log, beside the traceba
 ASCII, so no string that came in, however broken, can break the answer.
 
 `StrictRoute` reads JSON the strict way: NaN, numbers too large, lone surrogates and nesting without end are
-refused at the door, because each of them would break an answer or a handler later on.
+refused at the door, because each of them would break an answer or a handler later on. So are lists without end:
+millions of small values in one body would each become an object, and a wrong one an error of its own.
 """
 
 import json
@@ -13,8 +14,10 @@ import logging
 import math
 import re
 import secrets
+import traceback
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
+from itertools import accumulate
 from typing import Any, NoReturn, cast
 
 from fastapi import FastAPI
@@ -27,10 +30,11 @@ from starlette.routing import Match
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
-from warren.model.errors import InvalidJson, InvalidRequest, WarrenError
+from warren.model.errors import InvalidJson, InvalidRequest, TooLarge, WarrenError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_DEPTH = 100
+MAX_VALUES = 50_000
 _RETRY_AFTER_S = 1.0
 _WAIT_STATUSES = frozenset({429, 503})
 _SHOWN = 60
@@ -67,6 +71,13 @@ def internal_problem(exc: BaseException) -> Response:
         exc.__dict__["warren_error_id"] = error_id
     detail = f"Something went wrong inside the server. The log tells more under the error id {error_id}."
     return _answer(500, "internal", detail, {"error_id": error_id, "retryable": False})
+
+
+def let_go(exc: BaseException | None) -> None:
+    """Frees what the frames of an exception hold: a body that was refused would else wait for the collector."""
+    while exc is not None:
+        traceback.clear_frames(exc.__traceback__)
+        exc = exc.__cause__ or exc.__context__
 
 
 def was_logged(exc: BaseException) -> str:
@@ -132,6 +143,7 @@ async def _on_warren_error(conn: Request | WebSocket, exc: Exception) -> Respons
         return None
     if exc.http_status >= 500 and type(exc) is WarrenError:
         return internal_problem(exc)
+    let_go(exc)
     return problem(exc)
 
 
@@ -142,6 +154,7 @@ async def _close(socket: WebSocket, exc: WarrenError) -> None:
 
 async def _on_http_exception(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
+    let_go(exc)
     cause = exc.__cause__
     if isinstance(cause, WarrenError):
         return problem(cause)
@@ -191,6 +204,7 @@ def is_disconnect(exc: BaseException) -> bool:
 
 async def _on_invalid(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
+    let_go(exc)
     found = list(exc.errors())
     if broken := next((error for error in found if error.get("type") == "json_invalid"), None):
         return problem(_broken_json(broken, exc.body))
@@ -280,9 +294,10 @@ def _rule(kind: str, error: Mapping[str, Any]) -> str:
 
 
 def _got(error: Mapping[str, Any]) -> str:
-    """What was sent, unless it is long, or from a header, where secrets travel."""
+    """What was sent, unless it is long, or from where secrets travel: headers and environment variables."""
     value = error.get("input")
-    if error["loc"][0] in ("header", "cookie") or not isinstance(value, str | int | float | bool | None):
+    secret = error["loc"][0] in ("header", "cookie") or "env" in error["loc"]
+    if secret or not isinstance(value, str | int | float | bool | None):
         return ""
     return f", got {_short(json.dumps(value) if value is None or isinstance(value, bool) else repr(value))}"
 
@@ -315,8 +330,7 @@ class StrictRoute(APIRoute):
 
 def read_json(body: bytes) -> Any:
     """The value, or `InvalidJson` saying what is wrong and where."""
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH and _depth(body) > MAX_DEPTH:
-        raise _too_deep()
+    _refuse_too_much(body)
     try:
         value = _DECODER.decode(body.decode("utf-8-sig"))
     except UnicodeDecodeError as exc:
@@ -330,12 +344,18 @@ def read_json(body: bytes) -> Any:
     return value
 
 
-def _depth(body: bytes) -> int:
-    deepest = depth = 0
-    for bracket in _BRACKETS.findall(_STRINGS.sub(b"", body)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+def _refuse_too_much(body: bytes) -> None:
+    """Before anything is made of it. Text may hold as many commas and brackets as it likes."""
+    many, nested = body.count(b",") >= MAX_VALUES, body.count(b"[") + body.count(b"{") > MAX_DEPTH
+    bare = _STRINGS.sub(b"", body) if many or nested else b""
+    if bare.count(b",") >= MAX_VALUES:
+        raise TooLarge(f"the JSON in the body holds more than {MAX_VALUES} values", remedy="send large data as a file")
+    if nested and _depth(bare) > MAX_DEPTH:
+        raise _too_deep()
+
+
+def _depth(bare: bytes) -> int:
+    return max(accumulate(map(_STEPS.__getitem__, bare.translate(None, _NO_BRACKETS))), default=0)
 
 
 def _refuse_lone_surrogates(value: Any) -> None:
@@ -359,4 +379,5 @@ def _finite(text: str) -> float:
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_BRACKETS = re.compile(rb"[\[\]{}]")
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKETS = bytes(set(range(256)) - _STEPS.keys())

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Final
 
 from fastapi import Body, Header, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
 from warren.coordinator.api.context import (
@@ -21,6 +22,7 @@ from warren.coordinator.api.context import (
     new_router,
 )
 from warren.coordinator.api.events import EVENT_STREAM, Encoder, event, outputs, stream_events
+from warren.coordinator.api.exec import unless_gone
 from warren.coordinator.api.schemas import (
     ExecView,
     KillBody,
@@ -76,6 +78,7 @@ async def get_process(session_id: SessionId, process_id: ProcessId, context: Ctx
 async def read_output(
     session_id: SessionId,
     process_id: ProcessId,
+    request: Request,
     context: Ctx,
     tenant: Tenant,
     offset: Annotated[int, Query(ge=0, lt=1 << 62, description="`next_offset` of the answer before")] = 0,
@@ -94,7 +97,7 @@ async def read_output(
         at = _event_offset(last_event_id) if last_event_id else offset
         return await stream_events(_follow(context, tenant, session_id, process_id, at, encoding))
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
-        return answer(await read_some(sandbox, process_id, offset, limit, wait_s, encoding))
+        return answer(await unless_gone(request, read_some(sandbox, process_id, offset, limit, wait_s, encoding)))
 
 
 def _event_offset(last_event_id: str) -> int:
@@ -168,6 +171,7 @@ async def _some(process: Process, offset: int, until: int, limit: int) -> list[C
 async def wait_for_process(
     session_id: SessionId,
     process_id: ProcessId,
+    request: Request,
     context: Ctx,
     tenant: Tenant,
     timeout_s: Annotated[float, Query(gt=0, le=_LONGEST_WAIT_S, description="Wait so long at most")] = 60,
@@ -177,7 +181,7 @@ async def wait_for_process(
         process = await sandbox.process(process_id)
         try:
             async with asyncio.timeout(timeout_s):
-                return answer(exec_view(await process.wait()))
+                return answer(exec_view(await unless_gone(request, process.wait())))
         except TimeoutError:
             return answer(process_view(await find(sandbox, process_id)), 202)
 

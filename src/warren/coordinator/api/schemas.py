@@ -14,6 +14,7 @@ from warren.model.operations import Command, ExecResult, FileInfo, ProcessInfo, 
 from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Isolation, Layer
 
+MOST_KEPT = 32 * 1024 * 1024  # an answer holds it as text, escaped: up to twelve times as much
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
 
 
@@ -102,7 +103,7 @@ class CommandBody(Body):
     user: str = Field("", description="User inside the sandbox; by default sandboxuser")
     timeout_s: Seconds | None = Field(None, description="The whole process tree is ended after so long", examples=[30])
     carry_state: bool = Field(True, description="`cd` and `export` last from one command to the next")
-    keep_bytes: int | None = Field(None, ge=0, le=1 << 30, description="Bytes of output kept: its head and tail")
+    keep_bytes: int | None = Field(None, ge=0, le=MOST_KEPT, description="Bytes of output kept: its head and tail")
 
     def wanted(self, session: Session | None = None, default_timeout_s: float | None = None) -> Command:
         line = self.command

@@ -18,7 +18,7 @@ from warren.coordinator.api.schemas import (
 )
 from warren.interfaces.store import Page
 from warren.model.errors import InvalidRequest
-from warren.model.session import Session, SessionState
+from warren.model.session import MAX_METADATA, Session, SessionState
 
 router = new_router(prefix="/api/sessions", tags=["sessions"])
 
@@ -79,6 +79,8 @@ async def list_sessions(
 
 
 def _pairs(metadata: list[str]) -> dict[str, str]:
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequest(f"{len(metadata)} metadata were asked for, no session has more than {MAX_METADATA}")
     pairs = {}
     for text in metadata:
         name, equals, value = text.partition("=")

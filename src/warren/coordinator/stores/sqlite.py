@@ -258,4 +258,9 @@ def _query(tenant: str, page: Page) -> tuple[str, tuple[Any, ...]]:
     for name, value in page.metadata.items():
         wanted.append("instr(data, ?)")
         values.append(pair(name, value))
-    return f"SELECT data FROM sessions WHERE {' AND '.join(wanted)} ORDER BY created_at DESC, id DESC", tuple(values)
+    found = "sessions"
+    if page.states and SessionState.ENDED not in page.states:
+        # Else it would walk through all that have ended: they are kept for a day, and may be very many.
+        found = "sessions INDEXED BY active"
+        wanted.append("state != 'ended'")
+    return f"SELECT data FROM {found} WHERE {' AND '.join(wanted)} ORDER BY created_at DESC, id DESC", tuple(values)

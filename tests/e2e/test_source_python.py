@@ -1,0 +1,138 @@
+"""The Python programs of the documents that this service was built after, against a real server.
+
+Each program stands here as in its document. Only two things are put in: the name of the package that the client is
+imported from, and the server's port.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server_process import ServerProcess, running_server
+
+_SIMPLE = """\
+from sandbox_client import SandboxClient
+
+# Create a sandbox and execute commands
+with SandboxClient(server_url="http://localhost:5000") as sandbox:
+    result = sandbox.execute("ls -la")
+    print(result['output'])
+"""
+
+_SECOND = """\
+from sandbox_client_v2 import SandboxClient
+
+# Create session and execute commands
+with SandboxClient(server_url="http://localhost:8000") as sandbox:
+    # Verify non-root
+    result = sandbox.execute("whoami")
+    print(f"User: {result['output']}")  # sandboxuser
+    
+    # Run commands
+    result = sandbox.execute("python3 -c 'print(2+2)'")
+    print(result['output'])  # 4
+"""
+
+_BATCH = """\
+from sandbox_client_v2 import BatchSandboxClient
+
+client = BatchSandboxClient()
+results = client.execute_batch([
+    "echo 'Step 1'",
+    "python3 --version",
+    "ls -la"
+])
+
+for result in results:
+    print(result['output'])
+"""
+
+# It has no import of its own in its document: it goes on from the one before it.
+_UPLOAD = """\
+from sandbox_client_v2 import SandboxClient
+with SandboxClient() as sandbox:
+    # Upload a file
+    sandbox.upload_file("local_script.py", "script.py")
+    
+    # Execute it
+    result = sandbox.execute("python3 script.py")
+    print(result['output'])
+"""
+
+# Of the two LangGraph programs this is what uses the client: the node. What follows is a call of it.
+_SIMPLE_NODE = """\
+from sandbox_client import SandboxClient
+
+def bash_node(state):
+    with SandboxClient() as sandbox:
+        result = sandbox.execute(state['command'])
+        return {'output': result['output']}
+
+print(bash_node({'command': 'echo from the node'}))
+"""
+
+_SECOND_NODE = """\
+from sandbox_client_v2 import SandboxClient
+
+def execute_code_node(state):
+    with SandboxClient("http://localhost:8000") as sandbox:
+        result = sandbox.execute(state['code'])
+        return {
+            'output': result['output'],
+            'exit_code': result['exit_code']
+        }
+
+print(execute_code_node({'code': 'echo from the node; exit 3'}))
+"""
+
+
+@pytest.fixture(scope="module")
+def server(image_cache: Path) -> Iterator[ServerProcess]:
+    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    (path / "images").symlink_to(image_cache / "images")
+    with running_server(path, "--pool-size", "2") as server:
+        yield server
+    left = list((path / "sandboxes").glob("*"))
+    shutil.rmtree(path)
+    assert left == []
+
+
+def run(program: str, server: ServerProcess, folder: Path) -> str:
+    program = re.sub(r"^from sandbox_client(_v2)? import", "from warren import", program, flags=re.M)
+    program = re.sub(r"http://localhost:\d+", server.url, program)
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), "WARREN_URL": server.url}
+    argv = [sys.executable, "-X", "dev", "-W", "error", "-c", program]
+    outcome = subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=60)
+    assert (outcome.returncode, outcome.stderr) == (0, "")
+    return outcome.stdout
+
+
+def test_the_program_of_the_simple_server_works(server: ServerProcess, tmp_path: Path) -> None:
+    assert run(_SIMPLE, server, tmp_path).startswith("total ")
+
+
+def test_the_program_of_the_second_version_works(server: ServerProcess, tmp_path: Path) -> None:
+    assert run(_SECOND, server, tmp_path) == "User: sandboxuser\n\n4\n\n"
+
+
+def test_the_batch_works(server: ServerProcess, tmp_path: Path) -> None:
+    first, version, listing = run(_BATCH, server, tmp_path).split("\n\n", 2)
+    assert first == "Step 1"
+    assert version.startswith("Python 3")
+    assert listing.startswith("total ")
+
+
+def test_the_upload_works(server: ServerProcess, tmp_path: Path) -> None:
+    (tmp_path / "local_script.py").write_text("print('from the script')\n")
+    assert run(_UPLOAD, server, tmp_path) == "from the script\n\n"
+
+
+def test_the_nodes_of_the_graphs_work(server: ServerProcess, tmp_path: Path) -> None:
+    assert run(_SIMPLE_NODE, server, tmp_path) == "{'output': 'from the node\\n'}\n"
+    assert run(_SECOND_NODE, server, tmp_path) == "{'output': 'from the node\\n', 'exit_code': 3}\n"
