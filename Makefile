@@ -6,8 +6,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 CACHE := build/test-state
-PYTHON_FILES := src tests bench scripts
-SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python
+PYTHON_FILES := src tests bench scripts examples
+SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents
 
 .DEFAULT_GOAL := build
 .PHONY: setup build agent launcher test-agents images check test clean
@@ -39,6 +39,7 @@ images: setup
 
 check: build
 	@for file in $(SHELL_FILES); do sh -n $$file || exit 1; done
+	$(BIN)/python scripts/generate_sync.py --check
 	$(BIN)/ruff check --quiet $(wildcard $(PYTHON_FILES))
 	$(BIN)/ruff format --quiet --check $(wildcard $(PYTHON_FILES))
 	$(BIN)/mypy --strict

@@ -1,7 +1,8 @@
 """Makes the blocking client from the one for asyncio: `python scripts/generate_sync.py [--check]`.
 
-Every file of sdk/aio but the transport and the flavour becomes one of sdk/blocking: `async` and `await` go, names
-lose their `Async`. With --check nothing is written, and the exit code says whether it is all up to date.
+Every file of sdk/aio but the transport and the flavour becomes one of sdk/blocking, and the clients' contract suite
+becomes that of the blocking client: `async` and `await` go, names lose their `Async`. With --check nothing is
+written, and the exit code says whether it is all up to date.
 """
 
 import re
@@ -9,20 +10,30 @@ import subprocess
 import sys
 from pathlib import Path
 
-SDK = Path(__file__).parents[1] / "src" / "warren" / "sdk"
+ROOT = Path(__file__).parents[1]
+SDK = ROOT / "src" / "warren" / "sdk"
+CONTRACTS = ROOT / "tests" / "contract"
 BY_HAND = {"__init__.py", "transport.py", "flavour.py"}
-NOTE = "# Made from ../aio/{name} by scripts/generate_sync.py: edit that one.\n"
+NOTE = "# Made from {source} by scripts/generate_sync.py: edit that one.\n"
 WORDS = [
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
     (r"__aenter__", "__enter__"),
     (r"__aexit__", "__exit__"),
+    (r"\baclosing\b", "closing"),
+    (r"\baclose\b", "close"),
+    (r"\banext\b", "next"),
+    (r"\bAsyncExitStack\b", "ExitStack"),
+    (r"\benter_async_context\b", "enter_context"),
+    (r"\bAsyncGenerator\[(.*?), None\]", r"Generator[\1, None, None]"),
+    (r"\bAwaitable\[(\w+)\]", r"\1"),
     (r"\basynccontextmanager\b", "contextmanager"),
     (r"\bAbstractAsyncContextManager\b", "AbstractContextManager"),
     (r"\bAsyncIterable\b", "Iterable"),
     (r"\bAsyncIterator\b", "Iterator"),
     (r"\bwarren\.sdk\.aio\b", "warren.sdk.blocking"),
     (r"`async with`", "`with`"),
+    (r"\n *pytestmark = pytest\.mark\.anyio\n", "\n"),
     (r"\bAsync([A-Z]\w*)", r"\1"),
 ]
 
@@ -30,11 +41,8 @@ WORDS = [
 def main() -> int:
     check = sys.argv[1:] == ["--check"]
     stale = []
-    for source in sorted((SDK / "aio").glob("*.py")):
-        if source.name in BY_HAND:
-            continue
-        target = SDK / "blocking" / source.name
-        text = formatted(made(source))
+    for source, target in pairs():
+        text = formatted(made(source), target)
         if not target.exists() or target.read_text() != text:
             stale.append(target.name)
             if not check:
@@ -44,18 +52,27 @@ def main() -> int:
     return int(check and bool(stale))
 
 
+def pairs() -> list[tuple[Path, Path]]:
+    written = [path for path in sorted((SDK / "aio").glob("*.py")) if path.name not in BY_HAND]
+    suites = sorted(CONTRACTS.glob("sdk_async*_contract.py"))
+    return [(path, SDK / "blocking" / path.name) for path in written] + [
+        (path, CONTRACTS / path.name.replace("sdk_async", "sdk_blocking")) for path in suites
+    ]
+
+
 def made(source: Path) -> str:
     text = source.read_text()
     for pattern, replacement in WORDS:
         text = re.sub(pattern, replacement, text)
     docstring_end = text.index('"""', 3) + 4
-    return text[:docstring_end] + "\n" + NOTE.format(name=source.name) + text[docstring_end:]
+    note = NOTE.format(source=source.relative_to(ROOT))
+    return text[:docstring_end] + "\n" + note + text[docstring_end:]
 
 
-def formatted(text: str) -> str:
+def formatted(text: str, target: Path) -> str:
     ruff = Path(sys.executable).parent / "ruff"
-    for arguments in (["check", "--quiet", "--fix", "--select", "I"], ["format", "--quiet"]):
-        argv = [str(ruff), *arguments, "--stdin-filename", str(SDK / "blocking" / "made.py"), "-"]
+    for arguments in (["check", "--quiet", "--fix", "--select", "I,F401,SIM117"], ["format", "--quiet"]):
+        argv = [str(ruff), *arguments, "--stdin-filename", str(target), "-"]
         text = subprocess.run(argv, input=text, capture_output=True, text=True, check=False).stdout
     return text
 

@@ -2,26 +2,43 @@
 
 One service serves the whole process. It runs on an event loop in a thread of its own, begins with the first use and
 ends with the last client that is closed, or with the process; so programs with several event loops, with
-threads, or with none can use it at once. Sessions of threads are kept in the state directory, as a server would.
+threads, or with none can use it at once. The sessions of threads are kept in the state directory, as a server would,
+for the next program that uses it; other sessions end with the service at the latest. A state directory has one user
+at a time, a server or a program. A process that was forked cannot use the service of its parent.
+
+Calls run on the service's loop, each as a task of its own. What lasts (a stream, a file that is read, a terminal) is
+run there by one task from its beginning to its end, and what it yields is fetched (`Pump`).
 """
 
 import asyncio
-import atexit
 import contextlib
+import os
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from warren.config import Settings, read_settings
-from warren.local_verbs import Verbs
-from warren.model.errors import InvalidRequest
+from warren.model.errors import InvalidRequest, Unavailable, WarrenError
+
+if TYPE_CHECKING:
+    from warren.local_verbs import Verbs
+    from warren.service import Service
 
 T = TypeVar("T")
 
 _STREAMS: Final = frozenset({"stream", "follow", "watch"})
 _CONTEXTS: Final = frozenset({"read", "pack", "terminal"})
-_PARTS: Final = 4  # pieces of a body that may wait to be taken
+_AHEAD: Final = 4  # what a pump fetches before it is asked for
+_END: Final = object()
 
 
 class Engine:
@@ -29,18 +46,26 @@ class Engine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._clients = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._service: Any = None
+        self._thread: threading.Thread | None = None
+        self._service: Service | None = None
         self.verbs: Verbs | None = None
 
+    def __repr__(self) -> str:
+        return f"<Engine {'running' if self._loop else 'not running'}, {self._clients} clients>"
+
     def use(self) -> None:
+        self._check_process()
         with self._lock:
             if self._clients == 0:
-                self._start(read_settings())
+                self._start()
             self._clients += 1
 
     def leave(self) -> None:
+        if self._process != os.getpid():
+            return
         with self._lock:
             self._clients -= 1
             if self._clients == 0:
@@ -48,48 +73,148 @@ class Engine:
 
     def end(self) -> None:
         """With the process: whoever forgot to close."""
+        if self._process != os.getpid():
+            return
         with self._lock:
             if self._clients:
                 self._clients = 0
                 self._stop()
 
-    def _start(self, settings: Settings) -> None:
-        from warren.service import Service
-        from warren.wiring import build_context
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise InvalidRequest(
+                "local mode does not work in a process that was forked from one that has used it",
+                remedy="start processes with multiprocessing's spawn, or use a server",
+            )
 
-        loop = asyncio.new_event_loop()
-        self._loop = loop
-        threading.Thread(target=loop.run_forever, name="warren local", daemon=True).start()
-        service = Service(settings)
+    def _start(self) -> None:
+        make = _imported()
+        loop = self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="warren local", daemon=True)
+        self._thread.start()
         try:
-            self.submit(service.start()).result()
-        except BaseException:
+            self._service, self.verbs = self.wait(make())
+        except BaseException as exc:
             self._end_loop()
+            if type(exc) is Unavailable and "state directory" in exc.message:
+                remedy = 'use that server (mode="remote"), or another state directory: set WARREN_STATE_DIR'
+                raise Unavailable(exc.message, remedy=remedy) from None
             raise
-        self._service = service
-        self.verbs = Verbs(build_context(settings, service.sessions))
 
     def _stop(self) -> None:
-        service, self._service, self.verbs = self._service, None, None
+        service, verbs = self._service, self.verbs
+        self._service = self.verbs = None
+        assert service is not None
+        assert verbs is not None
         try:
-            self.submit(service.stop()).result()
+            self.wait(_stopped(service, verbs))
         finally:
             self._end_loop()
 
     def _end_loop(self) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = None
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        if self._loop is None:
+        loop = self._loop
+        if loop is None or self._process != os.getpid():
             work.close()
-            raise InvalidRequest("this client is closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._check_process()
+            raise InvalidRequest("this client was closed while it was in use")
+        return asyncio.run_coroutine_threadsafe(work, loop)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+def _imported() -> Callable[[], Coroutine[Any, Any, "tuple[Service, Verbs]"]]:
+    try:
+        from warren.config import read_settings
+        from warren.local_verbs import Verbs
+        from warren.service import Service
+        from warren.wiring import build_context
+    except ImportError as exc:
+        raise InvalidRequest(
+            f"local mode needs the packages of the server: {exc}", remedy="install them: pip install 'warren[server]'"
+        ) from exc
+    settings = read_settings()
+
+    async def make() -> "tuple[Service, Verbs]":
+        service = Service(settings)
+        await service.start()
+        return service, Verbs(build_context(settings, service.sessions))
+
+    return make
+
+
+async def _stopped(service: "Service", verbs: "Verbs") -> None:
+    """Sessions that nobody could come back to are ended."""
+    try:
+        for session_id in list(verbs.threadless):
+            with contextlib.suppress(WarrenError):
+                await verbs.delete(session_id)
+    finally:
+        await service.stop()
 
 
 ENGINE: Final = Engine()
-atexit.register(ENGINE.end)
+# Not with atexit: by then executors take no more work, and the service needs them to stop.
+threading._register_atexit(ENGINE.end)  # type: ignore[attr-defined]
+
+
+class Pump:
+    """Runs an async generator in a task of the engine's loop; `take` gives what it yields, then `_END`."""
+
+    def __init__(self, source: AsyncGenerator[Any, None]) -> None:
+        self._items: asyncio.Queue[tuple[Any, Exception | None]] = asyncio.Queue(_AHEAD)
+        self._task = asyncio.ensure_future(self._run(source))
+
+    async def _run(self, source: AsyncGenerator[Any, None]) -> None:
+        failed: Exception | None = None
+        try:
+            async with contextlib.aclosing(source):
+                async for item in source:
+                    await self._items.put((item, None))
+        except Exception as exc:
+            failed = exc
+        await self._items.put((_END, failed))
+
+    async def take(self) -> Any:
+        item, failed = await self._items.get()
+        if failed is not None:
+            raise failed
+        return item
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+async def _pump(source: AsyncGenerator[Any, None]) -> Pump:
+    return Pump(source)
+
+
+async def _flat(name: str, context: Any) -> AsyncGenerator[Any, None]:
+    """What a context gives, one after the other: the size and the bytes of a file; a terminal, which stays open."""
+    async with context as value:
+        if name == "terminal":
+            yield value
+            await asyncio.Event().wait()
+        size, parts = value if name == "read" else (None, value)
+        yield size
+        async with contextlib.aclosing(parts):
+            async for part in parts:
+                yield part
 
 
 class _Client:
@@ -99,13 +224,24 @@ class _Client:
         self._joining = threading.Lock()
         self._joined = False
 
-    def _verb(self, name: str) -> Callable[..., Any]:
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: this machine>"
+
+    def _join(self) -> None:
         with self._joining:
             if not self._joined:
                 ENGINE.use()
                 self._joined = True
+
+    def _verb(self, name: str) -> Callable[..., Any]:
+        if not self._joined:
+            self._join()
         verb: Callable[..., Any] = getattr(ENGINE.verbs, name)
         return verb
+
+    def _source(self, name: str, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        found: Any = self._verb(name)(*args, **kwargs)
+        return found if name in _STREAMS else _flat(name, found)
 
     def _leave(self) -> None:
         with self._joining:
@@ -117,39 +253,36 @@ class _Client:
 class Local(_Client):
     """A backend for clients that block."""
 
-    def __repr__(self) -> str:
-        return "<Local: this machine>"
-
     def __getattr__(self, name: str) -> Any:
         if name in _STREAMS:
-            return lambda *args, **kwargs: self._iterated(self._verb(name)(*args, **kwargs))
+            return lambda *args, **kwargs: self._iterated(name, *args, **kwargs)
         if name in _CONTEXTS:
             return lambda *args, **kwargs: self._entered(name, *args, **kwargs)
-        return lambda *args, **kwargs: ENGINE.submit(self._verb(name)(*_bodies(args), **kwargs)).result()
+        return lambda *args, **kwargs: ENGINE.wait(self._verb(name)(*_bodies(args), **kwargs))
 
-    def _iterated(self, source: AsyncIterator[T]) -> Iterator[T]:
+    def _iterated(self, name: str, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
+        pump = ENGINE.wait(_pump(self._source(name, *args, **kwargs)))
         try:
-            while (item := ENGINE.submit(_next(source)).result()) is not _END:
-                yield item
+            yield from _taken(pump)
         finally:
-            ENGINE.submit(_closed(source)).result()
+            ENGINE.wait(pump.stop())
 
     @contextlib.contextmanager
     def _entered(self, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        context = self._verb(name)(*args, **kwargs)
-        value = ENGINE.submit(context.__aenter__()).result()
+        pump = ENGINE.wait(_pump(self._source(name, *args, **kwargs)))
         try:
-            if name == "terminal":
-                yield _Socket(value)
-            elif name == "read":
-                yield value[0], self._iterated(value[1])
-            else:
-                yield self._iterated(value)
+            first = ENGINE.wait(pump.take())
+            yield _Socket(first) if name == "terminal" else (first, _taken(pump)) if name == "read" else _taken(pump)
         finally:
-            ENGINE.submit(context.__aexit__(None, None, None)).result()
+            ENGINE.wait(pump.stop())
 
     def close(self) -> None:
         self._leave()
+
+
+def _taken(pump: Pump) -> Generator[Any, None, None]:
+    while (item := ENGINE.wait(pump.take())) is not _END:
+        yield item
 
 
 class _Socket:
@@ -157,18 +290,15 @@ class _Socket:
         self._socket = socket
 
     def send(self, message: str | bytes) -> None:
-        ENGINE.submit(self._socket.send(message)).result()
+        ENGINE.wait(self._socket.send(message))
 
     def receive(self, timeout_s: float | None = None) -> str | bytes | None:
-        message: str | bytes | None = ENGINE.submit(self._socket.receive(timeout_s)).result()
+        message: str | bytes | None = ENGINE.wait(self._socket.receive(timeout_s))
         return message
 
 
 class AsyncLocal(_Client):
     """A backend for clients on an event loop, whichever."""
-
-    def __repr__(self) -> str:
-        return "<AsyncLocal: this machine>"
 
     def __getattr__(self, name: str) -> Any:
         if name in _STREAMS:
@@ -177,36 +307,47 @@ class AsyncLocal(_Client):
             return lambda *args, **kwargs: self._entered(name, *args, **kwargs)
         return lambda *args, **kwargs: self._called(name, *args, **kwargs)
 
-    async def _joined_verb(self, name: str) -> Callable[..., Any]:
-        return self._verb(name) if self._joined else await asyncio.to_thread(self._verb, name)
+    async def _begin(self) -> None:
+        if not self._joined:
+            await asyncio.to_thread(self._join)
 
     async def _called(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        verb = await self._joined_verb(name)
+        await self._begin()
         loop = asyncio.get_running_loop()
         taken = [_fed(arg, loop) if isinstance(arg, AsyncIterable) else arg for arg in args]
-        return await asyncio.wrap_future(ENGINE.submit(verb(*taken, **kwargs)))
+        return await _there(self._verb(name)(*taken, **kwargs))
 
-    async def _iterated(self, name: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        verb = await self._joined_verb(name)
-        async for item in _over(verb(*args, **kwargs)):
-            yield item
+    async def _iterated(self, name: str, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        await self._begin()
+        pump = await _there(_pump(self._source(name, *args, **kwargs)))
+        try:
+            async for item in _taken_there(pump):
+                yield item
+        finally:
+            await _there(pump.stop())
 
     @contextlib.asynccontextmanager
     async def _entered(self, name: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        context = (await self._joined_verb(name))(*args, **kwargs)
-        value = await asyncio.wrap_future(ENGINE.submit(context.__aenter__()))
+        await self._begin()
+        pump = await _there(_pump(self._source(name, *args, **kwargs)))
         try:
-            if name == "terminal":
-                yield _AsyncSocket(value)
-            elif name == "read":
-                yield value[0], _over(value[1])
-            else:
-                yield _over(value)
+            first, rest = await _there(pump.take()), _taken_there(pump)
+            yield _AsyncSocket(first) if name == "terminal" else (first, rest) if name == "read" else rest
         finally:
-            await asyncio.wrap_future(ENGINE.submit(context.__aexit__(None, None, None)))
+            await _there(pump.stop())
 
     async def close(self) -> None:
         await asyncio.to_thread(self._leave)
+
+
+async def _there(work: Coroutine[Any, Any, T]) -> T:
+    """On the engine's loop; cancelled here, it is cancelled there."""
+    return await asyncio.wrap_future(ENGINE.submit(work))
+
+
+async def _taken_there(pump: Pump) -> AsyncGenerator[Any, None]:
+    while (item := await _there(pump.take())) is not _END:
+        yield item
 
 
 class _AsyncSocket:
@@ -214,33 +355,15 @@ class _AsyncSocket:
         self._socket = socket
 
     async def send(self, message: str | bytes) -> None:
-        await asyncio.wrap_future(ENGINE.submit(self._socket.send(message)))
+        await _there(self._socket.send(message))
 
     async def receive(self, timeout_s: float | None = None) -> str | bytes | None:
-        message: str | bytes | None = await asyncio.wrap_future(ENGINE.submit(self._socket.receive(timeout_s)))
+        message: str | bytes | None = await _there(self._socket.receive(timeout_s))
         return message
-
-
-_END: Final = object()
 
 
 async def _next(source: AsyncIterator[Any]) -> Any:
     return await anext(source, _END)
-
-
-async def _closed(source: AsyncIterator[Any]) -> None:
-    close = getattr(source, "aclose", None)
-    if close is not None:
-        await close()
-
-
-async def _over(source: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """What the engine's loop yields, on the caller's loop."""
-    try:
-        while (item := await asyncio.wrap_future(ENGINE.submit(_next(source)))) is not _END:
-            yield item
-    finally:
-        await asyncio.wrap_future(ENGINE.submit(_closed(source)))
 
 
 async def _fed(source: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) -> AsyncIterator[bytes]:

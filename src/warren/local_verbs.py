@@ -53,6 +53,7 @@ class Verbs:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._sessions = context.sessions
+        self.threadless: list[str] = []  # sessions without a thread that were made here, the last one first
 
     def _shown(self, session: Session) -> Values:
         return session_view(session, self._sessions.clock, "/")
@@ -63,6 +64,8 @@ class Verbs:
         body = _read(SessionBody, wanted)
         check_provider(self._context, body.provider)
         opened = await self._sessions.create(DEFAULT_TENANT, body.wanted(), key)
+        if not body.thread_id:
+            self.threadless.insert(0, opened.session.id)
         return {**self._shown(opened.session), "created": opened.created}
 
     async def session(self, session_id: str) -> Values:
@@ -83,6 +86,8 @@ class Verbs:
         return found["sessions"][0] if found["sessions"] else None
 
     async def delete(self, session_id: str) -> Values:
+        if session_id in self.threadless:
+            self.threadless.remove(session_id)
         return self._shown(await self._sessions.delete(DEFAULT_TENANT, session_id))
 
     async def keep_alive(self, session_id: str) -> Values:

@@ -6,10 +6,11 @@ directory.
 """
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -54,8 +55,9 @@ class Service:
 
     async def _start(self) -> None:
         settings = self._settings
-        settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
-        self._lock = lock_state(settings.state_dir)
+        with _told(settings.state_dir):
+            settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+            self._lock = lock_state(settings.state_dir)
         self._store = await build_store(settings)
         self._provider = build_provider(settings, fault=partial(self._reached, "provider"))
         self._worker = build_worker(settings, self._provider, partial(self._reached, "worker"))
@@ -78,7 +80,10 @@ class Service:
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Takes no more work, lets running commands finish for so long, and ends the sessions or lets them be."""
         try:
-            await self.sessions.stop(grace_s, destroy=destroy)
+            await self.sessions.quiet(grace_s)
+            if self._worker is not None:
+                await self._worker.drain()  # who still waits for a sandbox hears it now, and not when its time is over
+            await self.sessions.stop(0.0, destroy=destroy)
         finally:
             await to_its_end(self._close())
 
@@ -97,9 +102,20 @@ class Service:
             self._lock = -1
 
 
+@contextlib.contextmanager
+def _told(state_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise Unavailable(
+            f"the state directory {state_dir} cannot be used: {exc.strerror or exc}",
+            remedy="give another one with --state-dir or WARREN_STATE_DIR, one that this user may write to",
+        ) from exc
+
+
 def lock_state(state_dir: Path) -> int:
     """The state directory for this process alone, until the descriptor is closed or the process ends."""
-    fd = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

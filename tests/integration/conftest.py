@@ -1,9 +1,14 @@
-"""A provider with real sandboxes, all of them destroyed at the end of the test."""
+"""A provider with real sandboxes, all of them destroyed at the end of the test; a server, and `warren` against it."""
 
-from collections.abc import AsyncIterator
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from integration.remote_cli import RemoteCli
+from server_process import ServerProcess, running_server
 
 import warren
 from warren.worker.images import ImageStore
@@ -17,3 +22,39 @@ async def provider(state_dir: Path, image_store: ImageStore) -> AsyncIterator[Oc
     for sandbox_id in await provider.list_ids():
         await provider.destroy(sandbox_id)
     await provider.close()
+
+
+@contextlib.contextmanager
+def new_state_dir(image_cache: Path) -> Iterator[Path]:
+    """With the kept images; at its end no sandbox may be left in it."""
+    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    (path / "images").symlink_to(image_cache / "images")
+    yield path
+    left = list((path / "sandboxes").glob("*"))
+    shutil.rmtree(path, ignore_errors=True)
+    assert left == []
+
+
+@pytest.fixture
+def fresh_state_dir(image_cache: Path) -> Iterator[Path]:
+    with new_state_dir(image_cache) as path:
+        yield path
+
+
+@pytest.fixture(scope="module")
+def server(image_cache: Path) -> Iterator[ServerProcess]:
+    """A real server for the tests of a module."""
+    with new_state_dir(image_cache) as path, running_server(path, "--pool-size", "2") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cli(server: ServerProcess) -> RemoteCli:
+    return RemoteCli(server.url)
+
+
+@pytest.fixture
+def session(cli: RemoteCli) -> Iterator[str]:
+    session_id = cli.say("create").strip()
+    yield session_id
+    cli.say("kill", session_id)

@@ -1,19 +1,15 @@
 """`warren run` and `warren shell` as a user sees them, in real sandboxes."""
 
 import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterator
-from fcntl import ioctl
 from pathlib import Path
 
 import pytest
+from integration.cli_terminal import Terminal
 
 _PATIENCE_S = 20.0
 
@@ -151,58 +147,9 @@ def test_a_reader_that_goes_away_ends_it_quietly(environment: dict[str, str]) ->
         assert process.stderr.read() == b""
 
 
-class Terminal:
-    """A terminal with `warren shell` in it, as a user has one."""
-
-    def __init__(self, environment: dict[str, str], *, rows: int, columns: int) -> None:
-        self._master, self._slave = pty.openpty()
-        self.resize(rows, columns)
-        self.before = termios.tcgetattr(self._slave)
-        self.process = subprocess.Popen(
-            command("shell"),
-            stdin=self._slave,
-            stdout=self._slave,
-            stderr=self._slave,
-            env=environment,
-            start_new_session=True,
-        )
-        self.seen = b""
-
-    def resize(self, rows: int, columns: int) -> None:
-        ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def type(self, text: str) -> None:
-        os.write(self._master, text.encode())
-
-    def expect(self, text: str) -> None:
-        """Reads until `text` comes; what came before it is done with."""
-        deadline = time.monotonic() + _PATIENCE_S
-        while text.encode() not in self.seen:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._master], [], [], left)[0]:
-                raise AssertionError(f"{text!r} did not come, this did: {self.seen!r}")
-            self.seen += os.read(self._master, 65536)
-        self.seen = self.seen.split(text.encode(), 1)[1]
-
-    def drain(self) -> None:
-        while select.select([self._master], [], [], 0.1)[0]:
-            self.seen += os.read(self._master, 65536)
-
-    @property
-    def settings(self) -> list[object]:
-        return list(termios.tcgetattr(self._slave))
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            self.process.wait(_PATIENCE_S)
-        os.close(self._master)
-        os.close(self._slave)
-
-
 @pytest.fixture
 def terminal(environment: dict[str, str]) -> Iterator[Terminal]:
-    terminal = Terminal(environment, rows=30, columns=100)
+    terminal = Terminal(command("shell"), environment, rows=30, columns=100)
     terminal.expect("$ ")
     yield terminal
     terminal.close()

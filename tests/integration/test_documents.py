@@ -1,7 +1,8 @@
 """Everything that README and docs show is run, as it stands there. What this file does not know how to run fails.
 
-Lines of commands are run one by one. Blocks that talk to a server (sh and python, with http://127.0.0.1:8000 in them)
-are run page by page, in order, against a real server; only the port is another.
+Lines of commands are run one by one. Blocks that talk to a server (sh and python, with http://127.0.0.1:8000 in them,
+or sh with lines that begin with `warren`) are run page by page, in order, against a real server; only the port is
+another.
 """
 
 import os
@@ -27,7 +28,9 @@ from warren.coordinator.api import problems
 from warren.model.errors import WarrenError
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# These show files of other programs; tests/integrations has tests for them.
+_ELSEWHERE = {ROOT / "docs" / "mcp.md", ROOT / "docs" / "integration-guide.md"}
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - _ELSEWHERE)]
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
 GOALS = ("make test", "make check", "make setup")
 SHOWN_SERVER = "http://127.0.0.1:8000"
@@ -41,8 +44,13 @@ def fenced(page: Path) -> list[Block]:
     return [(match[1], match[2]) for match in _FENCED.finditer(page.read_text())]
 
 
+_WARREN = re.compile(r"^warren ", flags=re.M)
+_IN_TERMINAL = re.compile(r"^warren (?:shell|exec -it?) .*$", flags=re.M)
+
+
 def asks_a_server(block: Block) -> bool:
-    return block[0] in ("sh", "python") and SHOWN_SERVER in block[1]
+    kind, text = block
+    return (kind in ("sh", "python") and SHOWN_SERVER in text) or (kind == "sh" and bool(_WARREN.search(text)))
 
 
 def commands(page: Path) -> list[str]:
@@ -142,7 +150,7 @@ def test_a_shown_file_of_options_is_taken(page: Path, tmp_path: Path, environmen
 
 
 def test_the_pages_about_the_server_show_requests() -> None:
-    assert {"README.md", "api.md", "operations.md"} <= {page.name for page in TALKING}
+    assert {"README.md", "api.md", "cli.md", "operations.md"} <= {page.name for page in TALKING}
 
 
 @pytest.mark.parametrize("page", TALKING, ids=lambda page: page.name)
@@ -150,9 +158,10 @@ def test_the_requests_of_a_page_work(page: Path, fresh_state: Path, tmp_path: Pa
     (tmp_path / ".curlrc").write_text("fail-with-body\nmax-time = 60\n")
     with running_server(fresh_state) as server:
         script = as_script([block for block in fenced(page) if asks_a_server(block)], server.url)
-        environ = {"PATH": os.environ["PATH"], "CURL_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path)}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environ = {"PATH": path, "CURL_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "TERM": "xterm"}
         outcome = subprocess.run(
-            ["bash", "-euxo", "pipefail", "-c", script],
+            ["bash", "-aeuxo", "pipefail", "-c", script],
             cwd=ROOT,
             env=environ,
             capture_output=True,
@@ -167,8 +176,14 @@ def as_script(blocks: list[Block], url: str) -> str:
     parts = []
     for kind, text in blocks:
         text = text.replace(SHOWN_SERVER, url)
+        text = _IN_TERMINAL.sub(typing_exit, text)
         parts.append(text if kind == "sh" else f"{shlex.quote(sys.executable)} -c {shlex.quote(text)}\n")
     return "\n".join(parts)
+
+
+def typing_exit(line: re.Match[str]) -> str:
+    """Runs it in a terminal, as a person would who types `exit`."""
+    return f"(sleep 1; echo exit) | script -qec {shlex.quote(line[0])} /dev/null"
 
 
 def test_every_error_code_is_in_the_reference_with_its_status() -> None:

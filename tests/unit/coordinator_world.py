@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from warren.coordinator.lifecycle import Lifecycle
 from warren.coordinator.reaper import Reaper
 from warren.coordinator.sessions import Defaults, Sessions
 from warren.coordinator.stores.memory import MemoryStore
+from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import NoSpace, WarrenError
@@ -26,13 +27,19 @@ class StubbornWorker(LocalWorker):
     """Raises what it was told to raise."""
 
     no_claims: WarrenError | None = None
-    no_destroying: WarrenError | None = None
+    no_destroying: Exception | None = None
+    no_sandboxes: WarrenError | None = None
 
     async def claim(self, claim: Claim) -> Claimed:
         if self.no_claims is not None:
             await asyncio.sleep(0.01)
             raise self.no_claims
         return await super().claim(claim)
+
+    async def sandbox(self, sandbox_id: str) -> Sandbox:
+        if self.no_sandboxes is not None:
+            raise self.no_sandboxes
+        return await super().sandbox(sandbox_id)
 
     async def destroy(self, sandbox_id: str) -> None:
         if self.no_destroying is not None:
@@ -41,13 +48,17 @@ class StubbornWorker(LocalWorker):
 
 
 class FullStore(MemoryStore):
-    """A store that may be full: it takes new sessions and no changes."""
+    """A store that may be full: it takes new sessions and no changes. `first` is done before the next change."""
 
     full = False
+    first: Callable[[], Awaitable[object]] | None = None
 
     async def swap(self, session: Session) -> bool:
         if self.full:
             raise NoSpace("the disk is full")
+        first, self.first = self.first, None
+        if first is not None:
+            await first()
         return await super().swap(session)
 
 

@@ -88,3 +88,13 @@ def test_the_command_line_imports_little(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": ":".join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_state_directory_that_cannot_be_one_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken" / "server.lock").mkdir(parents=True)
+    for state in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "taken"):
+        done = warren("serve", "--provider", "fake", "--port", "1", state=state)
+        assert done.returncode == 125
+        assert f"the state directory {state} cannot be used" in done.stderr
+        assert "--state-dir" in done.stderr

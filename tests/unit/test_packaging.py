@@ -12,7 +12,7 @@ import warren
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(Path(warren.__file__).parent.rglob("*.py"))
-DISTRIBUTIONS = {"yaml": "pyyaml", "python_multipart": "python-multipart"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "python_multipart": "python-multipart", "langchain_core": "langchain-core"}
 
 
 def imported(path: Path) -> set[str]:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from warren.coordinator.api.problems import MEDIA_TYPE, internal_problem, problem, read_json
-from warren.model.errors import InvalidJson, LimitReached, NoCapacity, SessionNotFound, WarrenError
+from warren.coordinator.api.problems import MAX_VALUES, MEDIA_TYPE, internal_problem, plain_error, problem, read_json
+from warren.model.errors import InvalidJson, LimitReached, NoCapacity, SessionNotFound, TooLarge, WarrenError
 
 
 def body_of(exc: WarrenError, instance: str = "") -> dict[str, Any]:
@@ -98,3 +98,22 @@ def test_a_byte_order_mark_is_ignored() -> None:
 def test_invalid_json_is_refused_with_a_reason(body: bytes, said: str) -> None:
     with pytest.raises(InvalidJson, match=said):
         read_json(body)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" + b"1," * MAX_VALUES + b"1]", b"[" + b"[]," * 1_000_000 + b"[]]", b'"",' * 100_000]
+)
+def test_a_body_of_very_many_values_is_refused_before_any_is_made(body: bytes) -> None:
+    with pytest.raises(TooLarge, match="values"):
+        read_json(body)
+
+
+def test_text_may_hold_as_many_commas_as_it_likes() -> None:
+    assert read_json(json.dumps(["," * (2 * MAX_VALUES)] * 3).encode()) == ["," * (2 * MAX_VALUES)] * 3
+    assert len(read_json(b"[" + b"1," * (MAX_VALUES - 1) + b"1]")) == MAX_VALUES
+
+
+def test_the_value_of_a_variable_is_not_repeated_in_an_error() -> None:
+    wrong = {"type": "string_type", "loc": ("env", "TOKEN"), "msg": "", "input": 12345678}
+    assert plain_error([wrong]).message == "`env.TOKEN` must be a string"
+    assert "12345678" in plain_error([{**wrong, "loc": ("cwd",)}]).message

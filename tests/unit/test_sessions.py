@@ -87,6 +87,24 @@ async def test_a_caller_that_goes_away_leaves_no_sandbox_that_nobody_can_ask_for
         assert await w.sessions.list(TENANT, Page()) == []
 
 
+async def test_a_caller_that_goes_away_gives_up_its_place_in_the_queue() -> None:
+    async with world(provider=FakeProvider(delay_s=600)) as w:
+        asking = asyncio.ensure_future(w.sessions.create(TENANT, NewSession()))
+        while not w.worker.stats()["pools"]["base"]["waiting"]:
+            await asyncio.sleep(0)
+        (row,) = await w.sessions.list(TENANT, Page())
+        looking = asyncio.ensure_future(w.lifecycle.settled(row))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await w.lifecycle.all_done()
+        assert w.worker.stats()["pools"]["base"]["waiting"] == 0
+        ended = await w.session(row)
+        assert (ended.reason, ended.detail) == (EndReason.FAILED, "the caller went away")
+        await w.clock.advance(1)
+        assert await looking == ended
+
+
 async def test_a_caller_of_a_thread_that_goes_away_leaves_the_session_to_the_others() -> None:
     async with world(provider=FakeProvider(delay_s=0.02)) as w:
         first = asyncio.ensure_future(w.sessions.create(TENANT, NewSession(thread_id="conv")))
@@ -275,3 +293,86 @@ async def test_a_sandbox_that_cannot_be_destroyed_now_is_destroyed_later() -> No
         await w.reaper.tick()
         assert (await w.session(row)).state is SessionState.ENDED
         assert await w.provider.list_ids() == []
+
+
+async def test_an_error_nobody_foresaw_keeps_no_other_session_from_expiring() -> None:
+    async with world() as w:
+        stuck = (await w.sessions.create(TENANT, NewSession())).session
+        other = (await w.sessions.create(TENANT, NewSession(idle_timeout_s=10))).session
+        w.worker.no_destroying = RuntimeError("a bug")
+        with pytest.raises(RuntimeError):
+            await w.sessions.delete(TENANT, stuck.id)
+        reaping = asyncio.ensure_future(w.reaper.run())
+        await w.clock.advance(20)
+        assert (await w.session(other)).state is SessionState.STOPPING
+        w.worker.no_destroying = None
+        await w.clock.advance(1)
+        await w.lifecycle.all_done()
+        assert {(await w.session(row)).state for row in (stuck, other)} == {SessionState.ENDED}
+        assert not reaping.done()
+        reaping.cancel()
+
+
+async def test_the_reaper_outlives_a_row_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession(idle_timeout_s=10))).session
+
+        async def broken() -> None:
+            raise KeyError("a row of another version")
+
+        w.store.first = broken
+        reaping = asyncio.ensure_future(w.reaper.run())
+        await w.clock.advance(20)
+        await w.lifecycle.all_done()
+        assert (await w.session(row)).reason is EndReason.IDLE
+        assert "a row of another version" in caplog.text
+        reaping.cancel()
+
+
+async def test_a_thread_whose_session_ends_while_it_is_asked_for_gets_a_new_one() -> None:
+    async with world() as w:
+        first = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
+        await w.clock.advance(60)
+        w.store.first = lambda: w.sessions.delete(TENANT, first.id)
+        second = await w.sessions.create(TENANT, NewSession(thread_id="conv"))
+        assert second.created
+        assert second.session.id != first.id
+
+
+async def test_of_a_session_that_ended_only_the_names_of_its_variables_are_kept() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession(env={"TOKEN": "secret"}))).session
+        assert (await w.session(row)).env == {"TOKEN": "secret"}
+        assert (await w.sessions.delete(TENANT, row.id)).env == {"TOKEN": ""}
+        assert (await w.session(row)).env == {"TOKEN": ""}
+
+
+@pytest.mark.parametrize("env", [{"A": "é" * 70_000}, {f"A{number}": "x" * 100_000 for number in range(11)}])
+async def test_variables_no_program_could_start_with_are_refused(env: dict[str, str]) -> None:
+    async with world() as w:
+        with pytest.raises(InvalidRequest, match="bytes"):
+            await w.sessions.create(TENANT, NewSession(env=env))
+        assert list(await w.sessions.list(TENANT, Page())) == []
+
+
+async def test_use_that_a_full_store_cannot_note_is_noted_later_and_disturbs_nobody() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession(idle_timeout_s=100))).session
+        await w.clock.advance(90)
+        w.store.full = True
+        await w.sessions.note_use(TENANT, row.id)
+        await w.clock.advance(60)
+        await w.reaper.tick()
+        assert (await w.session(row)).used == row.used
+        w.store.full = False
+        await w.reaper.tick()
+        assert (await w.session(row)).used == w.clock.now()
+
+
+async def test_a_session_is_shown_also_while_its_sandbox_cannot_be_reached() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession())).session
+        w.worker.no_sandboxes = ProviderUnavailable("the engine is away")
+        assert await w.sessions.look(row) is None
+        w.worker.no_sandboxes = None
+        assert await w.sessions.look(row) is not None

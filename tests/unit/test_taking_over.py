@@ -137,6 +137,15 @@ async def test_the_answer_is_there_after_a_restart_and_after_the_session() -> No
             assert await run_once(next_one, row.id, "echo once", "k") == "once\n"
 
 
+async def test_the_answer_is_there_when_the_values_of_the_sessions_variables_are_forgotten() -> None:
+    async with world() as w:
+        row = (await w.sessions.create(TENANT, NewSession(env={"A": "b"}))).session
+        before, after = (Command(shell="echo $A", base_env={"A": value}) for value in ("b", ""))
+        once = await exec_once(w.sessions, TENANT, row.id, before, b"", "k")
+        await w.sessions.delete(TENANT, row.id)
+        assert await exec_once(w.sessions, TENANT, row.id, after, b"", "k") == once
+
+
 async def test_a_command_whose_server_died_before_the_answer_is_waited_for_and_not_run_again() -> None:
     async with world() as w:
         row = (await w.sessions.create(TENANT, NewSession())).session

@@ -17,7 +17,10 @@ EXIT_BAD_VALUE = 2
 @click.option("--config", "file", metavar="FILE", help="A TOML file with options, instead of the usual one.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def config(file: str | None, as_json: bool) -> int:
-    """Show every option, its value and where it came from."""
+    """Show every option, its value and where it came from.
+
+    Example: warren config --json
+    """
     try:
         settings = read_settings(config_file=Path(file) if file else None)
     except InvalidRequest as exc:

@@ -35,7 +35,12 @@ _COLOURS = {
 @click.option("--only", multiple=True, metavar="ID", help="With --attack: only this probe, or this group of them.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def doctor(attack: bool, environment: str, image: str, provider: str, only: tuple[str, ...], as_json: bool) -> int:
-    """Look at every prerequisite and layer of isolation; with --attack, try to break out."""
+    """Look at what this machine can do.
+
+    Every prerequisite and every layer of isolation is looked at; with --attack, a sandbox is attacked from inside.
+
+    Example: warren doctor --attack
+    """
     settings = read_settings()
     if not attack:
         return asyncio.run(until_signal(_check(settings, provider, as_json)))

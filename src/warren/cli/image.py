@@ -26,7 +26,10 @@ def _images() -> "ImageStore":
 
 @click.group()
 def image() -> None:
-    """Build, import, list and remove root filesystems."""
+    """Build, import, list and remove root filesystems.
+
+    Example: warren image build base
+    """
 
 
 @image.command()

@@ -20,15 +20,32 @@ from warren.model.errors import WarrenError
 
 EXIT_WARREN_FAILED = 125
 
-# name -> module and object; a module is imported when its command is used.
-_COMMANDS = {
-    "serve": "warren.cli.serve:serve",
-    "run": "warren.cli.run:run",
-    "shell": "warren.cli.shell:shell",
-    "image": "warren.cli.image:image",
-    "doctor": "warren.cli.doctor:doctor",
-    "config": "warren.cli.config:config",
+# Under a title of `warren --help`: name -> module and object; a module is imported when its command is used.
+_GROUPS = {
+    "Sessions of a server (--url or WARREN_URL says which)": {
+        "create": "warren.cli.create:create",
+        "ps": "warren.cli.ps:ps",
+        "exec": "warren.cli.exec:execute",
+        "cp": "warren.cli.cp:cp",
+        "logs": "warren.cli.logs:logs",
+        "kill": "warren.cli.kill:kill",
+        "stats": "warren.cli.stats:stats",
+        "self-test": "warren.cli.self_test:self_test",
+    },
+    "Sandboxes of this machine, without a server": {
+        "run": "warren.cli.run:run",
+        "shell": "warren.cli.shell:shell",
+        "image": "warren.cli.image:image",
+    },
+    "The server and the machine": {
+        "serve": "warren.cli.serve:serve",
+        "mcp": "warren.cli.mcp:mcp",
+        "doctor": "warren.cli.doctor:doctor",
+        "config": "warren.cli.config:config",
+        "completion": "warren.cli.completion:completion",
+    },
 }
+_COMMANDS = {name: place for group in _GROUPS.values() for name, place in group.items()}
 
 
 class LazyGroup(click.Group):
@@ -41,6 +58,18 @@ class LazyGroup(click.Group):
         module, _, attribute = _COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # click would make it exit code 1
+            return 128 + signal.SIGPIPE
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in _GROUPS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl([(name, each.get_short_help_str(90)) for name, each in commands if each is not None])
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -75,8 +104,6 @@ def _run(arguments: list[str]) -> int:
         return exc.exit_code
     except (click.Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        return 128 + signal.SIGPIPE
     except WarrenError as exc:
         report(exc.message, exc.remedy)
         return EXIT_WARREN_FAILED

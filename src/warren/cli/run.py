@@ -34,7 +34,12 @@ def run(
     variables: tuple[str, ...],
     **options: object,
 ) -> int:
-    """Run COMMAND in a fresh sandbox; stdin (if it is no terminal), output and exit code are passed on."""
+    """Run a command in a fresh sandbox.
+
+    stdin (if it is no terminal), output and exit code are passed on.
+
+    Example: warren run -- python3 -c 'print(6 * 7)'
+    """
     wanted = Wanted(**options)  # type: ignore[arg-type]
     order = Command(argv=command, env=parse_variables(variables), user=user, cwd=cwd, timeout_s=timeout)
     return use_fresh_sandbox(read_settings(), wanted, lambda sandbox: _run(sandbox, order))

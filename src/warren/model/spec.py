@@ -1,12 +1,15 @@
 """What a sandbox is to be: limits, image, layers of isolation that must be in force."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from warren.model.errors import InvalidRequest
 
 MIB = 1024 * 1024
+MAX_VARIABLE = 128 * 1024 - 2  # what the kernel takes of one, name and value
+MAX_ENV = MIB
 
 USER = "sandboxuser"
 USER_UID = 1000
@@ -114,6 +117,24 @@ def check_env(name: str, value: str) -> None:
         raise InvalidRequest(f"{name!r} is not a name for an environment variable")
     if "\0" in value:
         raise InvalidRequest(f"the environment variable {name} has a NUL byte in its value")
+    if len(name) + _bytes(value) > MAX_VARIABLE:
+        raise InvalidRequest(
+            f"the environment variable {name} is longer than {MAX_VARIABLE} bytes, no program could start with it",
+            remedy="write it to a file",
+        )
+
+
+def check_env_size(env: Mapping[str, str]) -> None:
+    size = sum(len(name) + _bytes(value) for name, value in env.items())
+    if size > MAX_ENV:
+        raise InvalidRequest(
+            f"the environment variables have {size} bytes together, at most {MAX_ENV} are taken",
+            remedy="write them to a file",
+        )
+
+
+def _bytes(value: str) -> int:
+    return len(value) if value.isascii() else len(value.encode(errors="replace"))
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from enum import Enum
+from typing import Any, Final, Self
 
 
 class Readable:
@@ -22,7 +23,7 @@ class Readable:
         return iter(self.keys())
 
     def keys(self) -> list[str]:
-        return [each.name for each in fields(self)]  # type: ignore[arg-type]
+        return list(_names(type(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
         return getattr(self, name) if name in self.keys() else default
@@ -30,8 +31,21 @@ class Readable:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """From an answer of the server; what it does not know of is left out."""
-        known = {each.name for each in fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: value for name, value in values.items() if name in known})
+        known = _names(cls)
+        return cls(**{name: _plain(value) for name, value in values.items() if name in known})
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, Enum) else value
+
+
+_NAMES: Final[dict[type, dict[str, None]]] = {}
+
+
+def _names(kind: type) -> dict[str, None]:
+    if kind not in _NAMES:
+        _NAMES[kind] = dict.fromkeys(each.name for each in fields(kind))
+    return _NAMES[kind]
 
 
 @dataclass(frozen=True, slots=True)

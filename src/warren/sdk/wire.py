@@ -1,20 +1,37 @@
 """What both transports need: addresses, errors as exceptions, which request may be repeated, events from a stream."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
-from warren.model.errors import InvalidRequest, ServerUnreachable, Unavailable, WarrenError
+from warren.model.errors import (
+    InvalidRequest,
+    LimitReached,
+    NoCapacity,
+    NotFound,
+    ProtocolError,
+    ServerUnreachable,
+    Unauthorized,
+    Unavailable,
+    WarrenError,
+)
 
 RETRIES: Final = 3
 FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 CONNECT_S: Final = 10.0
 ANSWER_S: Final = 60.0  # beyond what the request itself may take
+KEPT_S: Final = 60.0  # for so long a connection is used again; servers keep it longer
 CHUNK: Final = 256 * 1024
 _SAFE: Final = frozenset({"GET", "PUT", "DELETE", "HEAD"})
+
+
+def new_key() -> str:
+    """An Idempotency-Key. As secrets.token_hex makes it, without what else that module loads."""
+    return os.urandom(16).hex()
 
 
 class Address(NamedTuple):
@@ -40,9 +57,20 @@ def read_address(server_url: str) -> Address:
     return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
 
 
+def check_key(api_key: str) -> str:
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidRequest(
+            "the API key has characters that no key has", remedy="look for line breaks and blanks in WARREN_API_KEY"
+        )
+    return api_key
+
+
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request. A `key` makes it safe to repeat, or it is `repeatable` anyway; `takes_s`: the server may be at it."""
+    """A request. `path` is quoted. A `key` makes it safe to repeat, or it is `repeatable` anyway.
+
+    `takes_s`: for so long the server may be at it.
+    """
 
     method: str
     path: str
@@ -59,9 +87,9 @@ class Ask:
 
     @property
     def target(self) -> str:
-        given = {name: _text(value) for name, value in (self.query or {}).items() if value not in (None, "")}
+        given = {name: _text(value) for name, value in (self.query or {}).items() if value is not None}
         asked = urlencode(given, errors="surrogateescape")
-        return f"{quote(self.path)}?{asked}" if asked else quote(self.path)
+        return f"{self.path}?{asked}" if asked else self.path
 
     def headers(self, api_key: str) -> dict[str, str]:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -82,17 +110,36 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def answered(status: int, body: bytes, retry_after: str | None = None) -> Any:
+    """The values of an answer; an error is raised as the exception it was in the server."""
+    if not 200 <= status < 300:
+        raise raised(status, body, retry_after)
+    try:
+        return json.loads(body) if body else None
+    except ValueError:
+        raise _not_warren(status, body) from None
+
+
 def raised(status: int, body: bytes, retry_after: str | None = None) -> WarrenError:
-    """The server's error as the exception it was there."""
     try:
         problem = json.loads(body)
         code, detail, remedy = problem["code"], problem["detail"], problem.get("remedy", "")
     except (ValueError, KeyError, TypeError):
-        text = body[:200].decode(errors="replace").strip()
-        return Unavailable(f"the server answered {status}, and not as Warren does: {text or 'nothing'}")
+        return _not_warren(status, body)
     kind = WarrenError.by_code.get(code, WarrenError)
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
     return kind(detail, remedy=remedy, retry_after_s=seconds)
+
+
+def _not_warren(status: int, body: bytes) -> WarrenError:
+    """From a proxy, or from another server altogether."""
+    text = body[:200].decode(errors="replace").strip()
+    message = f"the server answered {status}, and not as Warren does: {text or 'nothing'}"
+    if status == 401:
+        return Unauthorized(message, remedy="set WARREN_API_KEY, or give api_key")
+    if status in (502, 503, 504):
+        return Unavailable(message)
+    return ProtocolError(message, remedy="check the URL of the server")
 
 
 def from_event(values: Mapping[str, Any]) -> WarrenError:
@@ -109,19 +156,29 @@ def unreachable(address: Address, exc: BaseException) -> ServerUnreachable:
 
 
 def cut_off(address: Address, ask: Ask, exc: BaseException) -> ServerUnreachable:
-    why = str(exc) or type(exc).__name__
+    late = isinstance(exc, TimeoutError)
+    why = "no answer came in time" if late else str(exc) or type(exc).__name__
     return ServerUnreachable(
         f"the connection to {address.url} broke during {ask.method} {ask.path}: {why}",
         remedy="it may or may not have been done" + ("" if ask.safe else "; exactly_once=True makes it safe to repeat"),
     )
 
 
-def pause_before(attempt: int, error: WarrenError | None) -> float | None:
-    """How long to wait before the next attempt; None: there is none."""
-    if attempt >= RETRIES or (error is not None and not error.retryable):
+def pause_before(attempt: int, ask: Ask, error: WarrenError) -> float | None:
+    """How long to wait before the next attempt; None: there is none.
+
+    Where the server, or this client, has waited already, another attempt would only make the wait longer.
+    """
+    waited = isinstance(error, (NoCapacity, LimitReached)) or isinstance(error.__cause__, TimeoutError)
+    if not ask.safe or attempt >= RETRIES or waited or not error.retryable:
         return None
-    asked = error.retry_after_s if error is not None else None
+    asked = error.retry_after_s
     return min(asked if asked is not None else FIRST_PAUSE_S * 4**attempt, LONGEST_PAUSE_S)
+
+
+def done_before(attempt: int, ask: Ask, error: WarrenError) -> bool:
+    """What is to be removed is not there when it is asked again: the attempt before has done it."""
+    return attempt > 0 and ask.method == "DELETE" and isinstance(error, NotFound)
 
 
 class Events:
@@ -134,7 +191,7 @@ class Events:
         *whole, self._rest = (self._rest + data).split(b"\n\n")
         for block in whole:
             name, values = "", ""
-            for line in block.decode().splitlines():
+            for line in block.decode().split("\n"):
                 if line.startswith("event: "):
                     name = line[7:]
                 elif line.startswith("data: "):

@@ -2,20 +2,20 @@
 
 Making one does nothing yet; the session is made with the first use, or with `create_session`, or on entering
 `async with`. On leaving, a session without a thread is ended; a thread's session stays for the conversation's next
-turn, until `cleanup` or its time-outs end it.
+turn, until `cleanup` or its time-outs end it. A client may be used by any number of tasks and threads at once.
 """
 
 import contextlib
-import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Final, Self
 
-from warren.model.errors import InvalidRequest, SessionNotFound
+from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.files import AsyncFiles
-from warren.sdk.aio.flavour import AsyncLock, open_backend
+from warren.sdk.aio.flavour import open_backend
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal
 from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo, SessionInfo
+from warren.sdk.wire import new_key
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
@@ -51,18 +51,16 @@ class AsyncSandboxClient(AsyncFiles):
         exactly_once: bool = False,
         backend: AsyncBackend | None = None,
     ) -> None:
+        # What it was made with, but for whose session: enough to make another like it.
+        self.options = {k: v for k, v in locals().items() if k not in ("self", "__class__", "session_id", "backend")}
         if session_id and thread_id:
-            raise InvalidRequest("give either session_id or thread_id")
+            raise InvalidRequest(
+                "a client has a session_id or a thread_id, not both",
+                remedy="leave out thread_id: the session knows its thread",
+            )
         if mode not in ("remote", "local"):
             raise InvalidRequest(f"there is no mode {mode!r}", remedy="there are: remote, local")
-        self.session_id = session_id
-        self.thread_id = thread_id
-        self.timeout = timeout
-        self.exactly_once = exactly_once
-        self._backend = backend or open_backend(mode, server_url, api_key)
-        self._owns_backend = backend is None
-        self._attached = bool(session_id)
-        self._wanted: dict[str, Any] = {
+        wanted: dict[str, Any] = {
             name: value
             for name, value in {
                 "thread_id": thread_id,
@@ -78,8 +76,10 @@ class AsyncSandboxClient(AsyncFiles):
             }.items()
             if value
         }
-        self._creating = AsyncLock()
-        self._notice: str | None = None
+        super().__init__(backend or open_backend(mode, server_url, api_key), wanted, session_id)
+        self._owns_backend = backend is None
+        self.timeout = timeout
+        self.exactly_once = exactly_once
 
     def __repr__(self) -> str:
         whose = f" of thread {self.thread_id}" if self.thread_id else ""
@@ -88,6 +88,8 @@ class AsyncSandboxClient(AsyncFiles):
     @classmethod
     def attach(cls, session_id: str, server_url: str = "", **options: Any) -> Self:
         """A client of a session that is there. Leaving it does not end the session."""
+        if not session_id:
+            raise InvalidRequest("to attach takes the id of a session", remedy="it is `client.session_id`")
         return cls(server_url, session_id=session_id, **options)
 
     @classmethod
@@ -110,9 +112,16 @@ class AsyncSandboxClient(AsyncFiles):
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        # What went wrong in the block says more than that the session could not be ended either.
+        also = (WarrenError,) if error is not None else ()
+        with contextlib.suppress(*also):
+            await self.leave()
+
+    async def leave(self) -> None:
+        """Ends the session, unless it is a thread's or was there before, and lets go of connections."""
         try:
-            if not self.thread_id and not self._attached:
+            if not self.thread_id and not self._attached_to:
                 await self.cleanup()
         finally:
             await self.close()
@@ -121,28 +130,20 @@ class AsyncSandboxClient(AsyncFiles):
 
     async def create_session(self) -> SessionInfo:
         """Makes the session now; gives the one there is, if it was made before."""
+        before = self.session_id
         await self._session()
-        return await self.info()
-
-    async def _session(self) -> str:
-        if not self.session_id:
-            async with self._creating:
-                if not self.session_id:
-                    made = await self._backend.create(self._wanted, secrets.token_hex(16))
-                    self.session_id = made["session_id"]
-                    self._notice = _notice(made)
-        return self.session_id
+        return await self.info() if before else SessionInfo.of(self._made)
 
     async def info(self) -> SessionInfo:
         """The session as it is, with the isolation really in force. Looking does not keep it alive."""
-        return SessionInfo.of(await self._backend.session(await self._session()))
+        return SessionInfo.of(await self._call(self._backend.session))
 
     async def keep_alive(self) -> SessionInfo:
-        return SessionInfo.of(await self._backend.keep_alive(await self._session()))
+        return SessionInfo.of(await self._call(self._backend.keep_alive))
 
     async def change(self, **changes: Any) -> SessionInfo:
         """`idle_timeout_s`, `max_lifetime_s`, `metadata` (a None takes an entry away)."""
-        return SessionInfo.of(await self._backend.change(await self._session(), changes))
+        return SessionInfo.of(await self._call(lambda session_id: self._backend.change(session_id, changes)))
 
     async def cleanup(self) -> None:
         """Ends the session and waits until its sandbox is gone. Nothing happens if there is none."""
@@ -181,9 +182,9 @@ class AsyncSandboxClient(AsyncFiles):
         values = _command(command, limit_s, cwd, env, user, carry_state, keep_bytes)
         if stdin:
             values["stdin"] = stdin
-        key = secrets.token_hex(16) if self.exactly_once else ""
-        session_id = await self._session()
-        found = await self._backend.execute(session_id, values, key, limit_s + _ANSWER_SLACK_S)
+        key = new_key() if self.exactly_once else ""
+        takes_s = limit_s + _ANSWER_SLACK_S
+        found = await self._call(lambda session_id: self._backend.execute(session_id, values, key, takes_s))
         notice, self._notice = self._notice, None
         return ExecuteResult.of({**found, "notice": notice})
 
@@ -194,15 +195,22 @@ class AsyncSandboxClient(AsyncFiles):
         *,
         on_result: Callable[[ExecuteResult], None] | None = None,
         **options: Any,
-    ) -> AsyncIterator[OutputChunk]:
+    ) -> AsyncGenerator[OutputChunk, None]:
         """The output of a command as it comes; leaving the loop ends the command. `on_result` hears how it ended."""
         limit_s = self.timeout if timeout is None else timeout
         values = _command(command, limit_s, **options)
-        async for name, event in self._backend.stream(await self._session(), values):
-            if name == "output":
-                yield OutputChunk.of(event)
-            elif name == "result" and on_result is not None:
-                on_result(ExecuteResult.of(event))
+        ended = False
+        events = self._events(lambda session_id: self._backend.stream(session_id, values))
+        async with contextlib.aclosing(events):
+            async for name, event in events:
+                if name == "output":
+                    yield OutputChunk.of(event)
+                elif name == "result":
+                    ended = True
+                    if on_result is not None:
+                        on_result(ExecuteResult.of(event))
+        if not ended:
+            raise ServerUnreachable("the stream ended before the command did", remedy="the server may have stopped")
 
     async def spawn(
         self, command: str | Sequence[str], *, name: str = "", timeout: float | None = None, **options: Any
@@ -211,18 +219,24 @@ class AsyncSandboxClient(AsyncFiles):
         values = _command(command, timeout, **options)
         if name:
             values["process_id"] = name
-        session_id = await self._session()
-        started = await self._backend.start(session_id, values)
-        return AsyncProcess(self._backend, session_id, started["process_id"])
+
+        async def begin(session_id: str) -> AsyncProcess:
+            started = await self._backend.start(session_id, values)
+            return AsyncProcess(self._backend, session_id, started["process_id"])
+
+        return await self._call(begin)
 
     async def processes(self) -> list[ProcessInfo]:
-        return [ProcessInfo.of(each) for each in await self._backend.processes(await self._session())]
+        return [ProcessInfo.of(each) for each in await self._call(self._backend.processes)]
 
     async def process(self, process_id: str) -> AsyncProcess:
         """One that was started before, perhaps by another program."""
-        session_id = await self._session()
-        await self._backend.process(session_id, process_id)
-        return AsyncProcess(self._backend, session_id, process_id)
+
+        async def find(session_id: str) -> AsyncProcess:
+            await self._backend.process(session_id, process_id)
+            return AsyncProcess(self._backend, session_id, process_id)
+
+        return await self._call(find)
 
     @contextlib.asynccontextmanager
     async def terminal(
@@ -230,7 +244,7 @@ class AsyncSandboxClient(AsyncFiles):
     ) -> AsyncIterator[AsyncTerminal]:
         """A terminal with a shell, or one to come back to: it goes on when the block is left."""
         how = {"command": command, "rows": rows, "columns": columns, "process_id": process_id, "offset": offset}
-        async with open_terminal(self._backend, await self._session(), **how) as terminal:
+        async with self._opened(lambda session_id: open_terminal(self._backend, session_id, **how)) as terminal:
             yield terminal
 
 
@@ -247,12 +261,3 @@ def _command(
     given = {"timeout_s": timeout, "cwd": cwd, "env": dict(env or {}), "user": user, "keep_bytes": keep_bytes}
     values.update({name: value for name, value in given.items() if value not in (None, "", {})})
     return values if carry_state else {**values, "carry_state": False}
-
-
-def _notice(made: Mapping[str, Any]) -> str | None:
-    previous = made.get("previous")
-    if not made.get("created") or previous is None:
-        return None
-    return (
-        f"This is a fresh sandbox: the thread's earlier session ended ({previous['reason']}), and its files are gone."
-    )

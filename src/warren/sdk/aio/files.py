@@ -3,29 +3,26 @@
 Everything is streamed. `progress` is called with the bytes done and the bytes in all (None while that is not known).
 """
 
+import contextlib
 import os
-import tarfile
-import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, IsDirectory, NotADirectory
-from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.flavour import in_thread
+from warren.sdk.aio.holding import AsyncHolding
 from warren.sdk.results import FileChange, FileEntry
 from warren.sdk.wire import CHUNK
+
+if TYPE_CHECKING:
+    import tarfile
 
 Progress = Callable[[int, int | None], None]
 _WORKSPACE = "/workspace"
 
 
-class AsyncFiles:
-    _backend: AsyncBackend
-
-    async def _session(self) -> str:
-        raise NotImplementedError
-
+class AsyncFiles(AsyncHolding):
     async def upload_file(
         self,
         local_path: str | os.PathLike[str],
@@ -39,11 +36,11 @@ class AsyncFiles:
         file = await in_thread(_open, path)
         try:
             size = os.fstat(file.fileno()).st_size
-            target = remote_path or path.name
-            octal = f"{mode:o}" if mode is not None else ""
-            session_id = await self._session()
-            parts = _reading(file, size, progress)
-            return FileEntry.of(await self._backend.write(session_id, target, parts, octal.zfill(3) if octal else ""))
+            target, octal = remote_path or path.name, _octal(mode)
+            written = await self._call(
+                lambda session_id: self._backend.write(session_id, target, _reading(file, size, progress), octal)
+            )
+            return FileEntry.of(written)
         finally:
             file.close()
 
@@ -54,7 +51,8 @@ class AsyncFiles:
         target = Path(local_path).expanduser() if local_path else Path(Path(remote_path).name)
         if target.is_dir():
             target = target / Path(remote_path).name
-        async with self._backend.read(await self._session(), remote_path) as (size, parts):
+        opened = self._opened(lambda session_id: self._backend.read(session_id, remote_path))
+        async with opened as (size, parts), contextlib.aclosing(parts):
             temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
             try:
                 with await in_thread(_create, temporary) as file:
@@ -74,19 +72,24 @@ class AsyncFiles:
     ) -> int:
         """A tree of this machine into the sandbox; says how many files and directories that were."""
         path = Path(local_path).expanduser()
+        if not path.exists():
+            raise FileNotFound(f"there is no directory {path} on this machine")
         if not path.is_dir():
-            raise NotADirectory(f"{path} is not a directory of this machine")
-        with tempfile.TemporaryFile() as file:
+            raise NotADirectory(f"{path} is not a directory of this machine", remedy="use upload_file")
+        with _temporary() as file:
             size = await in_thread(_pack, path, file)
-            return await self._backend.unpack(await self._session(), remote_path, _reading(file, size, progress))
+            return await self._call(
+                lambda session_id: self._backend.unpack(session_id, remote_path, _reading(file, size, progress))
+            )
 
     async def download_dir(
         self, remote_path: str, local_path: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> Path:
         """A tree of the sandbox onto this machine. Links and paths that lead out of it are refused."""
         target = Path(local_path).expanduser()
-        with tempfile.TemporaryFile() as file:
-            async with self._backend.pack(await self._session(), remote_path) as parts:
+        with _temporary() as file:
+            opened = self._opened(lambda session_id: self._backend.pack(session_id, remote_path))
+            async with opened as parts, contextlib.aclosing(parts):
                 done = 0
                 async for part in parts:
                     await in_thread(file.write, part)
@@ -97,7 +100,8 @@ class AsyncFiles:
         return target
 
     async def read_file(self, path: str) -> bytes:
-        async with self._backend.read(await self._session(), path) as (_, parts):
+        opened = self._opened(lambda session_id: self._backend.read(session_id, path))
+        async with opened as (_, parts), contextlib.aclosing(parts):
             data = bytearray()
             async for part in parts:
                 data += part
@@ -109,14 +113,15 @@ class AsyncFiles:
     async def write_file(self, path: str, data: str | bytes, *, mode: int | None = None) -> FileEntry:
         """All of it or nothing: a reader sees the old file or the new one. Directories on the way are made."""
         raw = data.encode() if isinstance(data, str) else data
-        octal = f"{mode:o}".zfill(3) if mode is not None else ""
-        return FileEntry.of(await self._backend.write(await self._session(), path, raw, octal))
+        octal = _octal(mode)
+        return FileEntry.of(await self._call(lambda session_id: self._backend.write(session_id, path, raw, octal)))
 
     async def list_files(self, path: str = _WORKSPACE, *, depth: int = 1) -> list[FileEntry]:
-        return [FileEntry.of(each) for each in await self._backend.list_files(await self._session(), path, depth)]
+        found = await self._call(lambda session_id: self._backend.list_files(session_id, path, depth))
+        return [FileEntry.of(each) for each in found]
 
     async def stat(self, path: str) -> FileEntry:
-        return FileEntry.of(await self._backend.stat(await self._session(), path))
+        return FileEntry.of(await self._call(lambda session_id: self._backend.stat(session_id, path)))
 
     async def exists(self, path: str) -> bool:
         try:
@@ -127,18 +132,24 @@ class AsyncFiles:
 
     async def mkdir(self, path: str) -> FileEntry:
         """Directories on the way are made too."""
-        return FileEntry.of(await self._backend.mkdir(await self._session(), path))
+        return FileEntry.of(await self._call(lambda session_id: self._backend.mkdir(session_id, path)))
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
-        await self._backend.remove(await self._session(), path, recursive)
+        await self._call(lambda session_id: self._backend.remove(session_id, path, recursive))
 
     async def move(self, source: str, target: str) -> FileEntry:
-        return FileEntry.of(await self._backend.move(await self._session(), source, target))
+        return FileEntry.of(await self._call(lambda session_id: self._backend.move(session_id, source, target)))
 
-    async def watch(self, path: str = _WORKSPACE, *, recursive: bool = False) -> AsyncIterator[FileChange]:
+    async def watch(self, path: str = _WORKSPACE, *, recursive: bool = False) -> AsyncGenerator[FileChange, None]:
         """Changes as they happen. The first is `watching`: from then on none is missed."""
-        async for name, values in self._backend.watch(await self._session(), path, recursive):
-            yield FileChange.of({"change": name, **values})
+        events = self._events(lambda session_id: self._backend.watch(session_id, path, recursive))
+        async with contextlib.aclosing(events):
+            async for name, values in events:
+                yield FileChange.of({"change": name, **values})
+
+
+def _octal(mode: int | None) -> str:
+    return "" if mode is None else f"{mode:03o}"
 
 
 async def _reading(file: IO[bytes], size: int, progress: Progress | None) -> AsyncIterator[bytes]:
@@ -169,8 +180,19 @@ def _create(path: Path) -> IO[bytes]:
         raise FileProblem(f"{path.parent} cannot be written to: {exc.strerror}") from exc
 
 
+# What few programs need is imported when it is needed: the client is to be there quickly.
+
+
+def _temporary() -> IO[bytes]:
+    import tempfile
+
+    return tempfile.TemporaryFile()
+
+
 def _pack(path: Path, file: IO[bytes]) -> int:
-    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    import tarfile
+
+    def plain(member: "tarfile.TarInfo") -> "tarfile.TarInfo | None":
         if not (member.isfile() or member.isdir() or member.issym()):
             return None
         member.uid = member.gid = 0
@@ -191,6 +213,8 @@ class _NoLinks(dict[tuple[int, int], str]):
 
 
 def _unpack(file: IO[bytes], target: Path) -> None:
+    import tarfile
+
     file.seek(0)
     target.mkdir(parents=True, exist_ok=True)
     try:

@@ -3,7 +3,8 @@
 import base64
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
 
 from warren.model.errors import SandboxLost
@@ -12,6 +13,7 @@ from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo
 from warren.sdk.wire import from_event
 
 _WAIT_S: Final = 60.0
+_LEAST_S: Final = 0.01
 _PIECE: Final = 1024 * 1024
 
 
@@ -37,21 +39,23 @@ class AsyncProcess:
             offset = found["next_offset"]
         return "".join(parts)
 
-    async def follow(self, offset: int = 0) -> AsyncIterator[OutputChunk]:
-        """Its output as it comes, until it ends."""
-        async for name, values in self._backend.follow(self._session_id, self.id, offset):
-            if name == "output":
-                yield OutputChunk.of(values)
+    async def follow(self, offset: int = 0) -> AsyncGenerator[OutputChunk, None]:
+        """Its output as it comes, until it ends. Leaving the loop does not end it."""
+        async with contextlib.aclosing(self._backend.follow(self._session_id, self.id, offset)) as events:
+            async for name, values in events:
+                if name == "output":
+                    yield OutputChunk.of(values)
 
     async def wait(self, timeout: float | None = None) -> ExecuteResult:
         """Its result. TimeoutError if it still runs after `timeout` seconds."""
         left = timeout
-        while left is None or left > 0:
-            found = await self._backend.wait(self._session_id, self.id, min(_WAIT_S, left or _WAIT_S))
+        while True:
+            this_time = _WAIT_S if left is None else min(_WAIT_S, max(left, _LEAST_S))
+            found = await self._backend.wait(self._session_id, self.id, this_time)
             if found is not None:
                 return ExecuteResult.of(found)
-            left = None if left is None else left - _WAIT_S
-        raise TimeoutError(f"the command {self.id} still runs after {timeout} s")
+            if left is not None and (left := left - _WAIT_S) <= 0:
+                raise TimeoutError(f"the command {self.id} still runs after {timeout} s")
 
     async def write(self, data: str | bytes) -> None:
         """To its standard input."""
@@ -101,8 +105,9 @@ class AsyncTerminal:
 
     async def read(self, timeout: float | None = None) -> bytes:
         """The next piece of what it shows; empty when it has ended. TimeoutError if nothing comes in time."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         while self.result is None:
-            message = await self._socket.receive(timeout)
+            message = await self._socket.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
             if isinstance(message, bytes):
                 self.offset += len(message)
                 return message
@@ -112,14 +117,17 @@ class AsyncTerminal:
         return b""
 
     async def read_until(self, text: str, timeout: float = 30.0) -> str:
-        """What it shows up to and with `text`."""
-        seen = ""
-        while text not in seen:
-            piece = await self.read(timeout)
+        """What it shows up to and with `text`, and what came with it. TimeoutError if it does not come in time."""
+        seen, wanted, deadline = b"", text.encode(), time.monotonic() + timeout
+        while wanted not in seen:
+            try:
+                piece = await self.read(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise TimeoutError(f"{text!r} did not come in {timeout} s, but {_tail(seen)}") from None
             if not piece:
-                raise SandboxLost(f"the terminal ended before {text!r} came: {seen[-200:]!r}")
-            seen += piece.decode(errors="replace")
-        return seen
+                raise SandboxLost(f"the terminal ended before {text!r} came, after {_tail(seen)}")
+            seen += piece
+        return seen.decode(errors="replace")
 
     def _take(self, message: dict[str, Any]) -> None:
         if message["type"] == "started":
@@ -138,6 +146,10 @@ class AsyncTerminal:
 
     async def _say(self, **message: Any) -> None:
         await self._socket.send(json.dumps(message))
+
+
+def _tail(seen: bytes) -> str:
+    return repr(seen[-200:].decode(errors="replace"))
 
 
 @contextlib.asynccontextmanager

@@ -1,8 +1,9 @@
 """A server over HTTP as a backend: each verb is one request."""
 
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 from warren.sdk.aio.transport import AsyncSocket, AsyncTransport
 from warren.sdk.wire import Ask
@@ -24,7 +25,7 @@ class AsyncRemote:
         return await self._ask(Ask("POST", "/api/sessions", values=wanted, key=key, takes_s=60))
 
     async def session(self, session_id: str) -> Values:
-        return await self._ask(Ask("GET", f"/api/sessions/{session_id}"))
+        return await self._ask(Ask("GET", _session(session_id)))
 
     async def sessions(self, **filters: Any) -> Values:
         return await self._ask(Ask("GET", "/api/sessions", filters))
@@ -34,13 +35,13 @@ class AsyncRemote:
         return found["sessions"][0] if found["sessions"] else None
 
     async def delete(self, session_id: str) -> Values:
-        return await self._ask(Ask("DELETE", f"/api/sessions/{session_id}"))
+        return await self._ask(Ask("DELETE", _session(session_id)))
 
     async def keep_alive(self, session_id: str) -> Values:
-        return await self._ask(Ask("POST", f"/api/sessions/{session_id}/keep-alive", repeatable=True))
+        return await self._ask(Ask("POST", f"{_session(session_id)}/keep-alive", repeatable=True))
 
     async def change(self, session_id: str, changes: Values) -> Values:
-        return await self._ask(Ask("PATCH", f"/api/sessions/{session_id}", values=changes))
+        return await self._ask(Ask("PATCH", _session(session_id), values=changes))
 
     async def stats(self) -> Values:
         return await self._ask(Ask("GET", "/api/stats"))
@@ -48,18 +49,18 @@ class AsyncRemote:
     # -- commands
 
     async def execute(self, session_id: str, command: Values, key: str, takes_s: float) -> Values:
-        path = f"/api/sessions/{session_id}/exec"
+        path = f"{_session(session_id)}/exec"
         return await self._ask(Ask("POST", path, values=command, key=key, takes_s=takes_s))
 
-    def stream(self, session_id: str, command: Values) -> AsyncIterator[tuple[str, Values]]:
-        path = f"/api/sessions/{session_id}/exec"
+    def stream(self, session_id: str, command: Values) -> AsyncGenerator[tuple[str, Values], None]:
+        path = f"{_session(session_id)}/exec"
         return self._transport.events(Ask("POST", path, values=command, accept=_EVENTS))
 
     async def start(self, session_id: str, command: Values) -> Values:
-        return await self._ask(Ask("POST", f"/api/sessions/{session_id}/processes", values=command))
+        return await self._ask(Ask("POST", f"{_session(session_id)}/processes", values=command))
 
     async def processes(self, session_id: str) -> list[Values]:
-        found = await self._ask(Ask("GET", f"/api/sessions/{session_id}/processes"))
+        found = await self._ask(Ask("GET", f"{_session(session_id)}/processes"))
         processes: list[Values] = found["processes"]
         return processes
 
@@ -70,7 +71,7 @@ class AsyncRemote:
         takes_s = float(how.get("wait_s", 0))
         return await self._ask(Ask("GET", f"{_process(session_id, process_id)}/output", how, takes_s=takes_s))
 
-    def follow(self, session_id: str, process_id: str, offset: int) -> AsyncIterator[tuple[str, Values]]:
+    def follow(self, session_id: str, process_id: str, offset: int) -> AsyncGenerator[tuple[str, Values], None]:
         ask = Ask("GET", f"{_process(session_id, process_id)}/output", {"offset": offset}, accept=_EVENTS)
         return self._transport.events(ask)
 
@@ -95,7 +96,8 @@ class AsyncRemote:
 
     @contextlib.asynccontextmanager
     async def terminal(self, session_id: str, **how: Any) -> AsyncIterator[AsyncSocket]:
-        async with self._transport.socket(Ask("GET", f"/api/sessions/{session_id}/terminal", how)) as socket:
+        given = {name: value for name, value in how.items() if value}
+        async with self._transport.socket(Ask("GET", f"{_session(session_id)}/terminal", given)) as socket:
             yield socket
 
     # -- files
@@ -109,14 +111,14 @@ class AsyncRemote:
         return await self._ask(Ask("GET", f"{_files(session_id)}/stat", {"path": path}))
 
     @contextlib.asynccontextmanager
-    async def read(self, session_id: str, path: str) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+    async def read(self, session_id: str, path: str) -> AsyncIterator[tuple[int, AsyncGenerator[bytes, None]]]:
         """How long the file is, and its bytes."""
         ask = Ask("GET", f"{_files(session_id)}/content", {"path": path})
         async with self._transport.receive(ask) as (headers, parts):
             yield int(headers.get("x-file-size", 0)), parts
 
     async def write(self, session_id: str, path: str, data: bytes | AsyncIterable[bytes], mode: str) -> Values:
-        ask = Ask("PUT", f"{_files(session_id)}/content", {"path": path, "mode": mode}, takes_s=3600)
+        ask = Ask("PUT", f"{_files(session_id)}/content", {"path": path, "mode": mode or None}, takes_s=3600)
         found: Values = await self._transport.send(ask, data)
         return found
 
@@ -130,7 +132,7 @@ class AsyncRemote:
         return await self._ask(Ask("POST", f"{_files(session_id)}/move", values={"source": source, "target": target}))
 
     @contextlib.asynccontextmanager
-    async def pack(self, session_id: str, path: str) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def pack(self, session_id: str, path: str) -> AsyncIterator[AsyncGenerator[bytes, None]]:
         async with self._transport.receive(Ask("GET", f"{_files(session_id)}/archive", {"path": path})) as (_, parts):
             yield parts
 
@@ -139,7 +141,7 @@ class AsyncRemote:
         found = await self._transport.send(ask, tar)
         return int(found["members"])
 
-    def watch(self, session_id: str, path: str, recursive: bool) -> AsyncIterator[tuple[str, Values]]:
+    def watch(self, session_id: str, path: str, recursive: bool) -> AsyncGenerator[tuple[str, Values], None]:
         ask = Ask("GET", f"{_files(session_id)}/watch", {"path": path, "recursive": recursive}, accept=_EVENTS)
         return self._transport.events(ask)
 
@@ -151,9 +153,13 @@ class AsyncRemote:
         return found
 
 
+def _session(session_id: str) -> str:
+    return f"/api/sessions/{quote(session_id, safe='')}"
+
+
 def _process(session_id: str, process_id: str) -> str:
-    return f"/api/sessions/{session_id}/processes/{process_id}"
+    return f"{_session(session_id)}/processes/{quote(process_id, safe='')}"
 
 
 def _files(session_id: str) -> str:
-    return f"/api/sessions/{session_id}/files"
+    return f"{_session(session_id)}/files"

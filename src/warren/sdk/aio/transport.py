@@ -6,20 +6,26 @@ with the first request, and a request does not touch the others.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator
+import io
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from warren.model.errors import WarrenError
 from warren.sdk.wire import (
     ANSWER_S,
     CHUNK,
     CONNECT_S,
+    KEPT_S,
     Address,
     Ask,
     Events,
+    answered,
+    check_key,
     cut_off,
+    done_before,
     from_event,
     pause_before,
     raised,
@@ -27,14 +33,14 @@ from warren.sdk.wire import (
     unreachable,
 )
 
-_CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)
+_CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 
 class AsyncTransport:
     def __init__(self, server_url: str, api_key: str = "") -> None:
         self.address: Address = read_address(server_url)
-        self._api_key = api_key
+        self._api_key = check_key(api_key)
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     def __repr__(self) -> str:
@@ -44,61 +50,65 @@ class AsyncTransport:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None or session.closed:
-            self._sessions = {known: each for known, each in self._sessions.items() if not known.is_closed()}
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
+            for ended in [known for known in list(self._sessions) if known.is_closed()]:
+                self._sessions.pop(ended, None)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
             session = self._sessions[loop] = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+            session._retry_connection = False  # what is repeated, and how often, is decided here
         return session
 
     async def ask(self, ask: Ask) -> Any:
-        """The answer's JSON; raises what the server says went wrong."""
+        """The answer's JSON; raises what the server says went wrong. Repeated where that is safe."""
+        return await self._repeated(ask, ask.body)
+
+    async def send(self, ask: Ask, data: bytes | AsyncIterable[bytes]) -> Any:
+        """A request whose body is bytes, of any length. What comes in pieces is sent once."""
+        return await self._repeated(ask, data) if isinstance(data, bytes) else await self._once(ask, data)
+
+    async def _repeated(self, ask: Ask, data: bytes | None) -> Any:
         attempt = 0
         while True:
             try:
-                return await self._once(ask)
+                return await self._once(ask, data)
             except WarrenError as exc:
-                pause = pause_before(attempt, exc) if ask.safe else None
+                if done_before(attempt, ask, exc):
+                    return None
+                pause = pause_before(attempt, ask, exc)
                 if pause is None:
                     raise
             attempt += 1
             await asyncio.sleep(pause)
 
-    async def _once(self, ask: Ask) -> Any:
-        async with self._sent(ask, ask.body) as response:
-            try:
-                body = await response.read()
-            except _BROKEN as exc:
-                raise cut_off(self.address, ask, exc) from exc
-            if response.status >= 400:
-                raise raised(response.status, body, response.headers.get("Retry-After"))
-            return await response.json(content_type=None) if body else None
-
-    async def send(self, ask: Ask, data: bytes | AsyncIterable[bytes]) -> Any:
-        """A request whose body is bytes, of any length. It is sent once."""
+    async def _once(self, ask: Ask, data: bytes | AsyncIterable[bytes] | None) -> Any:
         async with self._sent(ask, data) as response:
-            body = await response.read()
-            if response.status >= 400:
-                raise raised(response.status, body)
-            return await response.json(content_type=None)
+            body = await self._read(ask, response)
+            return answered(response.status, body, response.headers.get("Retry-After"))
+
+    async def _read(self, ask: Ask, response: aiohttp.ClientResponse) -> bytes:
+        try:
+            return await response.read()
+        except _BROKEN as exc:
+            raise cut_off(self.address, ask, exc) from exc
 
     @contextlib.asynccontextmanager
-    async def receive(self, ask: Ask) -> AsyncIterator[tuple[dict[str, str], AsyncIterator[bytes]]]:
+    async def receive(self, ask: Ask) -> AsyncIterator[tuple[dict[str, str], AsyncGenerator[bytes, None]]]:
         """An answer of any length: its headers and its bytes as they come."""
-        async with self._sent(ask, ask.body, streaming=True) as response:
-            if response.status >= 400:
-                raise raised(response.status, await response.read())
+        async with self._sent(ask, ask.body) as response:
+            if response.status >= 300:
+                raise raised(response.status, await self._read(ask, response))
             yield {name.lower(): value for name, value in response.headers.items()}, self._parts(ask, response)
 
-    async def _parts(self, ask: Ask, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    async def _parts(self, ask: Ask, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
         try:
             async for part in response.content.iter_chunked(CHUNK):
                 yield part
         except _BROKEN as exc:
             raise cut_off(self.address, ask, exc) from exc
 
-    async def events(self, ask: Ask) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    async def events(self, ask: Ask) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
         """The events of a stream, until it ends; an `error` event is raised."""
         events = Events()
-        async with self.receive(ask) as (_, parts):
+        async with self.receive(ask) as (_, parts), contextlib.aclosing(parts):
             async for part in parts:
                 for name, values in events.feed(part):
                     if name == "error":
@@ -106,14 +116,13 @@ class AsyncTransport:
                     yield name, values
 
     @contextlib.asynccontextmanager
-    async def _sent(self, ask: Ask, data: Any, *, streaming: bool = False) -> AsyncIterator[aiohttp.ClientResponse]:
-        limit_s = None if streaming else ask.takes_s + ANSWER_S
-        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=limit_s)
+    async def _sent(self, ask: Ask, data: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=ask.takes_s + ANSWER_S)
         try:
             response = await self._session().request(
                 ask.method,
-                f"{self.address.url}{ask.target}",
-                data=data,
+                self._url(ask),
+                data=io.BytesIO(data) if isinstance(data, bytes) and len(data) > CHUNK else data,
                 headers=ask.headers(self._api_key),
                 timeout=timeout,
                 allow_redirects=False,
@@ -127,11 +136,14 @@ class AsyncTransport:
         finally:
             response.release() if response.content.at_eof() else response.close()
 
+    def _url(self, ask: Ask) -> URL:
+        return URL(f"{self.address.url}{ask.target}", encoded=True)
+
     @contextlib.asynccontextmanager
     async def socket(self, ask: Ask) -> AsyncIterator["AsyncSocket"]:
         try:
             connection = await self._session().ws_connect(
-                f"{self.address.url}{ask.target}", headers=ask.headers(self._api_key), max_msg_size=0, heartbeat=30
+                self._url(ask), headers=ask.headers(self._api_key), max_msg_size=0, heartbeat=30
             )
         except aiohttp.WSServerHandshakeError as exc:
             raise raised(exc.status, b"") from exc
@@ -147,6 +159,8 @@ class AsyncTransport:
         for loop, session in sessions.items():
             if loop is asyncio.get_running_loop():
                 await session.close()
+            elif loop.is_running():
+                asyncio.run_coroutine_threadsafe(session.close(), loop)
 
 
 class AsyncSocket:

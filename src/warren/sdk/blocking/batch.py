@@ -1,7 +1,8 @@
 """Many commands: in one sandbox one after the other, or side by side in several."""
 
-# Made from ../aio/batch.py by scripts/generate_sync.py: edit that one.
+# Made from src/warren/sdk/aio/batch.py by scripts/generate_sync.py: edit that one.
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Self
@@ -19,11 +20,15 @@ class BatchSandboxClient:
 
     `execute_batch` gives a result for every command, in their order. A command that could not be run at all has a
     result too, with exit code 125 and the reason in its output, and the others go on. With `parallel` above one the
-    commands are spread over that many sandboxes, each fresh and gone afterwards; without, they share one.
+    commands are spread over that many sandboxes, each fresh and gone afterwards; without, they share one. With a
+    `thread_id` or a `session_id` it is that one sandbox, which stays.
     """
 
     def __init__(self, server_url: str = "", **options: Any) -> None:
         self._server_url, self._options = server_url, options
+
+    def __repr__(self) -> str:
+        return f"<BatchSandboxClient {self._server_url or self._options.get('mode', 'remote')}>"
 
     def __enter__(self) -> Self:
         return self
@@ -60,10 +65,10 @@ class BatchSandboxClient:
                 results.append((number, result))
                 if stop_on_error and not result.ok:
                     break
-            if not client.thread_id:
-                client.cleanup()
         finally:
-            client.close()
+            # The results are there: a session that cannot be ended now ends by its time-outs.
+            with contextlib.suppress(WarrenError):
+                client.leave()
         return results
 
 

@@ -2,22 +2,22 @@
 
 Making one does nothing yet; the session is made with the first use, or with `create_session`, or on entering
 `with`. On leaving, a session without a thread is ended; a thread's session stays for the conversation's next
-turn, until `cleanup` or its time-outs end it.
+turn, until `cleanup` or its time-outs end it. A client may be used by any number of tasks and threads at once.
 """
 
-# Made from ../aio/client.py by scripts/generate_sync.py: edit that one.
+# Made from src/warren/sdk/aio/client.py by scripts/generate_sync.py: edit that one.
 
 import contextlib
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
-from warren.model.errors import InvalidRequest, SessionNotFound
+from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.files import Files
-from warren.sdk.blocking.flavour import Lock, open_backend
+from warren.sdk.blocking.flavour import open_backend
 from warren.sdk.blocking.process import Process, Terminal, open_terminal
 from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo, SessionInfo
+from warren.sdk.wire import new_key
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
@@ -53,18 +53,16 @@ class SandboxClient(Files):
         exactly_once: bool = False,
         backend: Backend | None = None,
     ) -> None:
+        # What it was made with, but for whose session: enough to make another like it.
+        self.options = {k: v for k, v in locals().items() if k not in ("self", "__class__", "session_id", "backend")}
         if session_id and thread_id:
-            raise InvalidRequest("give either session_id or thread_id")
+            raise InvalidRequest(
+                "a client has a session_id or a thread_id, not both",
+                remedy="leave out thread_id: the session knows its thread",
+            )
         if mode not in ("remote", "local"):
             raise InvalidRequest(f"there is no mode {mode!r}", remedy="there are: remote, local")
-        self.session_id = session_id
-        self.thread_id = thread_id
-        self.timeout = timeout
-        self.exactly_once = exactly_once
-        self._backend = backend or open_backend(mode, server_url, api_key)
-        self._owns_backend = backend is None
-        self._attached = bool(session_id)
-        self._wanted: dict[str, Any] = {
+        wanted: dict[str, Any] = {
             name: value
             for name, value in {
                 "thread_id": thread_id,
@@ -80,8 +78,10 @@ class SandboxClient(Files):
             }.items()
             if value
         }
-        self._creating = Lock()
-        self._notice: str | None = None
+        super().__init__(backend or open_backend(mode, server_url, api_key), wanted, session_id)
+        self._owns_backend = backend is None
+        self.timeout = timeout
+        self.exactly_once = exactly_once
 
     def __repr__(self) -> str:
         whose = f" of thread {self.thread_id}" if self.thread_id else ""
@@ -90,6 +90,8 @@ class SandboxClient(Files):
     @classmethod
     def attach(cls, session_id: str, server_url: str = "", **options: Any) -> Self:
         """A client of a session that is there. Leaving it does not end the session."""
+        if not session_id:
+            raise InvalidRequest("to attach takes the id of a session", remedy="it is `client.session_id`")
         return cls(server_url, session_id=session_id, **options)
 
     @classmethod
@@ -112,9 +114,16 @@ class SandboxClient(Files):
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # What went wrong in the block says more than that the session could not be ended either.
+        also = (WarrenError,) if error is not None else ()
+        with contextlib.suppress(*also):
+            self.leave()
+
+    def leave(self) -> None:
+        """Ends the session, unless it is a thread's or was there before, and lets go of connections."""
         try:
-            if not self.thread_id and not self._attached:
+            if not self.thread_id and not self._attached_to:
                 self.cleanup()
         finally:
             self.close()
@@ -123,28 +132,20 @@ class SandboxClient(Files):
 
     def create_session(self) -> SessionInfo:
         """Makes the session now; gives the one there is, if it was made before."""
+        before = self.session_id
         self._session()
-        return self.info()
-
-    def _session(self) -> str:
-        if not self.session_id:
-            with self._creating:
-                if not self.session_id:
-                    made = self._backend.create(self._wanted, secrets.token_hex(16))
-                    self.session_id = made["session_id"]
-                    self._notice = _notice(made)
-        return self.session_id
+        return self.info() if before else SessionInfo.of(self._made)
 
     def info(self) -> SessionInfo:
         """The session as it is, with the isolation really in force. Looking does not keep it alive."""
-        return SessionInfo.of(self._backend.session(self._session()))
+        return SessionInfo.of(self._call(self._backend.session))
 
     def keep_alive(self) -> SessionInfo:
-        return SessionInfo.of(self._backend.keep_alive(self._session()))
+        return SessionInfo.of(self._call(self._backend.keep_alive))
 
     def change(self, **changes: Any) -> SessionInfo:
         """`idle_timeout_s`, `max_lifetime_s`, `metadata` (a None takes an entry away)."""
-        return SessionInfo.of(self._backend.change(self._session(), changes))
+        return SessionInfo.of(self._call(lambda session_id: self._backend.change(session_id, changes)))
 
     def cleanup(self) -> None:
         """Ends the session and waits until its sandbox is gone. Nothing happens if there is none."""
@@ -183,9 +184,9 @@ class SandboxClient(Files):
         values = _command(command, limit_s, cwd, env, user, carry_state, keep_bytes)
         if stdin:
             values["stdin"] = stdin
-        key = secrets.token_hex(16) if self.exactly_once else ""
-        session_id = self._session()
-        found = self._backend.execute(session_id, values, key, limit_s + _ANSWER_SLACK_S)
+        key = new_key() if self.exactly_once else ""
+        takes_s = limit_s + _ANSWER_SLACK_S
+        found = self._call(lambda session_id: self._backend.execute(session_id, values, key, takes_s))
         notice, self._notice = self._notice, None
         return ExecuteResult.of({**found, "notice": notice})
 
@@ -196,15 +197,22 @@ class SandboxClient(Files):
         *,
         on_result: Callable[[ExecuteResult], None] | None = None,
         **options: Any,
-    ) -> Iterator[OutputChunk]:
+    ) -> Generator[OutputChunk, None, None]:
         """The output of a command as it comes; leaving the loop ends the command. `on_result` hears how it ended."""
         limit_s = self.timeout if timeout is None else timeout
         values = _command(command, limit_s, **options)
-        for name, event in self._backend.stream(self._session(), values):
-            if name == "output":
-                yield OutputChunk.of(event)
-            elif name == "result" and on_result is not None:
-                on_result(ExecuteResult.of(event))
+        ended = False
+        events = self._events(lambda session_id: self._backend.stream(session_id, values))
+        with contextlib.closing(events):
+            for name, event in events:
+                if name == "output":
+                    yield OutputChunk.of(event)
+                elif name == "result":
+                    ended = True
+                    if on_result is not None:
+                        on_result(ExecuteResult.of(event))
+        if not ended:
+            raise ServerUnreachable("the stream ended before the command did", remedy="the server may have stopped")
 
     def spawn(
         self, command: str | Sequence[str], *, name: str = "", timeout: float | None = None, **options: Any
@@ -213,18 +221,24 @@ class SandboxClient(Files):
         values = _command(command, timeout, **options)
         if name:
             values["process_id"] = name
-        session_id = self._session()
-        started = self._backend.start(session_id, values)
-        return Process(self._backend, session_id, started["process_id"])
+
+        def begin(session_id: str) -> Process:
+            started = self._backend.start(session_id, values)
+            return Process(self._backend, session_id, started["process_id"])
+
+        return self._call(begin)
 
     def processes(self) -> list[ProcessInfo]:
-        return [ProcessInfo.of(each) for each in self._backend.processes(self._session())]
+        return [ProcessInfo.of(each) for each in self._call(self._backend.processes)]
 
     def process(self, process_id: str) -> Process:
         """One that was started before, perhaps by another program."""
-        session_id = self._session()
-        self._backend.process(session_id, process_id)
-        return Process(self._backend, session_id, process_id)
+
+        def find(session_id: str) -> Process:
+            self._backend.process(session_id, process_id)
+            return Process(self._backend, session_id, process_id)
+
+        return self._call(find)
 
     @contextlib.contextmanager
     def terminal(
@@ -232,7 +246,7 @@ class SandboxClient(Files):
     ) -> Iterator[Terminal]:
         """A terminal with a shell, or one to come back to: it goes on when the block is left."""
         how = {"command": command, "rows": rows, "columns": columns, "process_id": process_id, "offset": offset}
-        with open_terminal(self._backend, self._session(), **how) as terminal:
+        with self._opened(lambda session_id: open_terminal(self._backend, session_id, **how)) as terminal:
             yield terminal
 
 
@@ -249,12 +263,3 @@ def _command(
     given = {"timeout_s": timeout, "cwd": cwd, "env": dict(env or {}), "user": user, "keep_bytes": keep_bytes}
     values.update({name: value for name, value in given.items() if value not in (None, "", {})})
     return values if carry_state else {**values, "carry_state": False}
-
-
-def _notice(made: Mapping[str, Any]) -> str | None:
-    previous = made.get("previous")
-    if not made.get("created") or previous is None:
-        return None
-    return (
-        f"This is a fresh sandbox: the thread's earlier session ended ({previous['reason']}), and its files are gone."
-    )

@@ -3,31 +3,28 @@
 Everything is streamed. `progress` is called with the bytes done and the bytes in all (None while that is not known).
 """
 
-# Made from ../aio/files.py by scripts/generate_sync.py: edit that one.
+# Made from src/warren/sdk/aio/files.py by scripts/generate_sync.py: edit that one.
 
+import contextlib
 import os
-import tarfile
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, IsDirectory, NotADirectory
-from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.flavour import in_thread
+from warren.sdk.blocking.holding import Holding
 from warren.sdk.results import FileChange, FileEntry
 from warren.sdk.wire import CHUNK
+
+if TYPE_CHECKING:
+    import tarfile
 
 Progress = Callable[[int, int | None], None]
 _WORKSPACE = "/workspace"
 
 
-class Files:
-    _backend: Backend
-
-    def _session(self) -> str:
-        raise NotImplementedError
-
+class Files(Holding):
     def upload_file(
         self,
         local_path: str | os.PathLike[str],
@@ -41,11 +38,11 @@ class Files:
         file = in_thread(_open, path)
         try:
             size = os.fstat(file.fileno()).st_size
-            target = remote_path or path.name
-            octal = f"{mode:o}" if mode is not None else ""
-            session_id = self._session()
-            parts = _reading(file, size, progress)
-            return FileEntry.of(self._backend.write(session_id, target, parts, octal.zfill(3) if octal else ""))
+            target, octal = remote_path or path.name, _octal(mode)
+            written = self._call(
+                lambda session_id: self._backend.write(session_id, target, _reading(file, size, progress), octal)
+            )
+            return FileEntry.of(written)
         finally:
             file.close()
 
@@ -56,7 +53,8 @@ class Files:
         target = Path(local_path).expanduser() if local_path else Path(Path(remote_path).name)
         if target.is_dir():
             target = target / Path(remote_path).name
-        with self._backend.read(self._session(), remote_path) as (size, parts):
+        opened = self._opened(lambda session_id: self._backend.read(session_id, remote_path))
+        with opened as (size, parts), contextlib.closing(parts):
             temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
             try:
                 with in_thread(_create, temporary) as file:
@@ -76,19 +74,24 @@ class Files:
     ) -> int:
         """A tree of this machine into the sandbox; says how many files and directories that were."""
         path = Path(local_path).expanduser()
+        if not path.exists():
+            raise FileNotFound(f"there is no directory {path} on this machine")
         if not path.is_dir():
-            raise NotADirectory(f"{path} is not a directory of this machine")
-        with tempfile.TemporaryFile() as file:
+            raise NotADirectory(f"{path} is not a directory of this machine", remedy="use upload_file")
+        with _temporary() as file:
             size = in_thread(_pack, path, file)
-            return self._backend.unpack(self._session(), remote_path, _reading(file, size, progress))
+            return self._call(
+                lambda session_id: self._backend.unpack(session_id, remote_path, _reading(file, size, progress))
+            )
 
     def download_dir(
         self, remote_path: str, local_path: str | os.PathLike[str], *, progress: Progress | None = None
     ) -> Path:
         """A tree of the sandbox onto this machine. Links and paths that lead out of it are refused."""
         target = Path(local_path).expanduser()
-        with tempfile.TemporaryFile() as file:
-            with self._backend.pack(self._session(), remote_path) as parts:
+        with _temporary() as file:
+            opened = self._opened(lambda session_id: self._backend.pack(session_id, remote_path))
+            with opened as parts, contextlib.closing(parts):
                 done = 0
                 for part in parts:
                     in_thread(file.write, part)
@@ -99,7 +102,8 @@ class Files:
         return target
 
     def read_file(self, path: str) -> bytes:
-        with self._backend.read(self._session(), path) as (_, parts):
+        opened = self._opened(lambda session_id: self._backend.read(session_id, path))
+        with opened as (_, parts), contextlib.closing(parts):
             data = bytearray()
             for part in parts:
                 data += part
@@ -111,14 +115,15 @@ class Files:
     def write_file(self, path: str, data: str | bytes, *, mode: int | None = None) -> FileEntry:
         """All of it or nothing: a reader sees the old file or the new one. Directories on the way are made."""
         raw = data.encode() if isinstance(data, str) else data
-        octal = f"{mode:o}".zfill(3) if mode is not None else ""
-        return FileEntry.of(self._backend.write(self._session(), path, raw, octal))
+        octal = _octal(mode)
+        return FileEntry.of(self._call(lambda session_id: self._backend.write(session_id, path, raw, octal)))
 
     def list_files(self, path: str = _WORKSPACE, *, depth: int = 1) -> list[FileEntry]:
-        return [FileEntry.of(each) for each in self._backend.list_files(self._session(), path, depth)]
+        found = self._call(lambda session_id: self._backend.list_files(session_id, path, depth))
+        return [FileEntry.of(each) for each in found]
 
     def stat(self, path: str) -> FileEntry:
-        return FileEntry.of(self._backend.stat(self._session(), path))
+        return FileEntry.of(self._call(lambda session_id: self._backend.stat(session_id, path)))
 
     def exists(self, path: str) -> bool:
         try:
@@ -129,18 +134,24 @@ class Files:
 
     def mkdir(self, path: str) -> FileEntry:
         """Directories on the way are made too."""
-        return FileEntry.of(self._backend.mkdir(self._session(), path))
+        return FileEntry.of(self._call(lambda session_id: self._backend.mkdir(session_id, path)))
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        self._backend.remove(self._session(), path, recursive)
+        self._call(lambda session_id: self._backend.remove(session_id, path, recursive))
 
     def move(self, source: str, target: str) -> FileEntry:
-        return FileEntry.of(self._backend.move(self._session(), source, target))
+        return FileEntry.of(self._call(lambda session_id: self._backend.move(session_id, source, target)))
 
-    def watch(self, path: str = _WORKSPACE, *, recursive: bool = False) -> Iterator[FileChange]:
+    def watch(self, path: str = _WORKSPACE, *, recursive: bool = False) -> Generator[FileChange, None, None]:
         """Changes as they happen. The first is `watching`: from then on none is missed."""
-        for name, values in self._backend.watch(self._session(), path, recursive):
-            yield FileChange.of({"change": name, **values})
+        events = self._events(lambda session_id: self._backend.watch(session_id, path, recursive))
+        with contextlib.closing(events):
+            for name, values in events:
+                yield FileChange.of({"change": name, **values})
+
+
+def _octal(mode: int | None) -> str:
+    return "" if mode is None else f"{mode:03o}"
 
 
 def _reading(file: IO[bytes], size: int, progress: Progress | None) -> Iterator[bytes]:
@@ -171,8 +182,19 @@ def _create(path: Path) -> IO[bytes]:
         raise FileProblem(f"{path.parent} cannot be written to: {exc.strerror}") from exc
 
 
+# What few programs need is imported when it is needed: the client is to be there quickly.
+
+
+def _temporary() -> IO[bytes]:
+    import tempfile
+
+    return tempfile.TemporaryFile()
+
+
 def _pack(path: Path, file: IO[bytes]) -> int:
-    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    import tarfile
+
+    def plain(member: "tarfile.TarInfo") -> "tarfile.TarInfo | None":
         if not (member.isfile() or member.isdir() or member.issym()):
             return None
         member.uid = member.gid = 0
@@ -193,6 +215,8 @@ class _NoLinks(dict[tuple[int, int], str]):
 
 
 def _unpack(file: IO[bytes], target: Path) -> None:
+    import tarfile
+
     file.seek(0)
     target.mkdir(parents=True, exist_ok=True)
     try:

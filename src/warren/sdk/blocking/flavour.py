@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from warren.sdk.blocking.backend import Backend
@@ -24,6 +23,8 @@ def all_of(calls: Sequence[Callable[[], T]], at_once: int) -> list[T]:
     """The results in order; so many run at a time."""
     if at_once <= 1 or len(calls) <= 1:
         return [call() for call in calls]
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(min(at_once, len(calls))) as threads:
         return list(threads.map(lambda call: call(), calls))
 

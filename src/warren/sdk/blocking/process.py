@@ -1,11 +1,12 @@
 """A command that runs in the background of a sandbox, and a terminal in one."""
 
-# Made from ../aio/process.py by scripts/generate_sync.py: edit that one.
+# Made from src/warren/sdk/aio/process.py by scripts/generate_sync.py: edit that one.
 
 import base64
 import contextlib
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from typing import Any, Final
 
 from warren.model.errors import SandboxLost
@@ -14,6 +15,7 @@ from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo
 from warren.sdk.wire import from_event
 
 _WAIT_S: Final = 60.0
+_LEAST_S: Final = 0.01
 _PIECE: Final = 1024 * 1024
 
 
@@ -39,21 +41,23 @@ class Process:
             offset = found["next_offset"]
         return "".join(parts)
 
-    def follow(self, offset: int = 0) -> Iterator[OutputChunk]:
-        """Its output as it comes, until it ends."""
-        for name, values in self._backend.follow(self._session_id, self.id, offset):
-            if name == "output":
-                yield OutputChunk.of(values)
+    def follow(self, offset: int = 0) -> Generator[OutputChunk, None, None]:
+        """Its output as it comes, until it ends. Leaving the loop does not end it."""
+        with contextlib.closing(self._backend.follow(self._session_id, self.id, offset)) as events:
+            for name, values in events:
+                if name == "output":
+                    yield OutputChunk.of(values)
 
     def wait(self, timeout: float | None = None) -> ExecuteResult:
         """Its result. TimeoutError if it still runs after `timeout` seconds."""
         left = timeout
-        while left is None or left > 0:
-            found = self._backend.wait(self._session_id, self.id, min(_WAIT_S, left or _WAIT_S))
+        while True:
+            this_time = _WAIT_S if left is None else min(_WAIT_S, max(left, _LEAST_S))
+            found = self._backend.wait(self._session_id, self.id, this_time)
             if found is not None:
                 return ExecuteResult.of(found)
-            left = None if left is None else left - _WAIT_S
-        raise TimeoutError(f"the command {self.id} still runs after {timeout} s")
+            if left is not None and (left := left - _WAIT_S) <= 0:
+                raise TimeoutError(f"the command {self.id} still runs after {timeout} s")
 
     def write(self, data: str | bytes) -> None:
         """To its standard input."""
@@ -103,8 +107,9 @@ class Terminal:
 
     def read(self, timeout: float | None = None) -> bytes:
         """The next piece of what it shows; empty when it has ended. TimeoutError if nothing comes in time."""
+        deadline = None if timeout is None else time.monotonic() + timeout
         while self.result is None:
-            message = self._socket.receive(timeout)
+            message = self._socket.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
             if isinstance(message, bytes):
                 self.offset += len(message)
                 return message
@@ -114,14 +119,17 @@ class Terminal:
         return b""
 
     def read_until(self, text: str, timeout: float = 30.0) -> str:
-        """What it shows up to and with `text`."""
-        seen = ""
-        while text not in seen:
-            piece = self.read(timeout)
+        """What it shows up to and with `text`, and what came with it. TimeoutError if it does not come in time."""
+        seen, wanted, deadline = b"", text.encode(), time.monotonic() + timeout
+        while wanted not in seen:
+            try:
+                piece = self.read(max(0.0, deadline - time.monotonic()))
+            except TimeoutError:
+                raise TimeoutError(f"{text!r} did not come in {timeout} s, but {_tail(seen)}") from None
             if not piece:
-                raise SandboxLost(f"the terminal ended before {text!r} came: {seen[-200:]!r}")
-            seen += piece.decode(errors="replace")
-        return seen
+                raise SandboxLost(f"the terminal ended before {text!r} came, after {_tail(seen)}")
+            seen += piece
+        return seen.decode(errors="replace")
 
     def _take(self, message: dict[str, Any]) -> None:
         if message["type"] == "started":
@@ -140,6 +148,10 @@ class Terminal:
 
     def _say(self, **message: Any) -> None:
         self._socket.send(json.dumps(message))
+
+
+def _tail(seen: bytes) -> str:
+    return repr(seen[-200:].decode(errors="replace"))
 
 
 @contextlib.contextmanager

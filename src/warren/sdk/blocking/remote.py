@@ -1,10 +1,11 @@
 """A server over HTTP as a backend: each verb is one request."""
 
-# Made from ../aio/remote.py by scripts/generate_sync.py: edit that one.
+# Made from src/warren/sdk/aio/remote.py by scripts/generate_sync.py: edit that one.
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 from warren.sdk.blocking.transport import Socket, Transport
 from warren.sdk.wire import Ask
@@ -26,7 +27,7 @@ class Remote:
         return self._ask(Ask("POST", "/api/sessions", values=wanted, key=key, takes_s=60))
 
     def session(self, session_id: str) -> Values:
-        return self._ask(Ask("GET", f"/api/sessions/{session_id}"))
+        return self._ask(Ask("GET", _session(session_id)))
 
     def sessions(self, **filters: Any) -> Values:
         return self._ask(Ask("GET", "/api/sessions", filters))
@@ -36,13 +37,13 @@ class Remote:
         return found["sessions"][0] if found["sessions"] else None
 
     def delete(self, session_id: str) -> Values:
-        return self._ask(Ask("DELETE", f"/api/sessions/{session_id}"))
+        return self._ask(Ask("DELETE", _session(session_id)))
 
     def keep_alive(self, session_id: str) -> Values:
-        return self._ask(Ask("POST", f"/api/sessions/{session_id}/keep-alive", repeatable=True))
+        return self._ask(Ask("POST", f"{_session(session_id)}/keep-alive", repeatable=True))
 
     def change(self, session_id: str, changes: Values) -> Values:
-        return self._ask(Ask("PATCH", f"/api/sessions/{session_id}", values=changes))
+        return self._ask(Ask("PATCH", _session(session_id), values=changes))
 
     def stats(self) -> Values:
         return self._ask(Ask("GET", "/api/stats"))
@@ -50,18 +51,18 @@ class Remote:
     # -- commands
 
     def execute(self, session_id: str, command: Values, key: str, takes_s: float) -> Values:
-        path = f"/api/sessions/{session_id}/exec"
+        path = f"{_session(session_id)}/exec"
         return self._ask(Ask("POST", path, values=command, key=key, takes_s=takes_s))
 
-    def stream(self, session_id: str, command: Values) -> Iterator[tuple[str, Values]]:
-        path = f"/api/sessions/{session_id}/exec"
+    def stream(self, session_id: str, command: Values) -> Generator[tuple[str, Values], None, None]:
+        path = f"{_session(session_id)}/exec"
         return self._transport.events(Ask("POST", path, values=command, accept=_EVENTS))
 
     def start(self, session_id: str, command: Values) -> Values:
-        return self._ask(Ask("POST", f"/api/sessions/{session_id}/processes", values=command))
+        return self._ask(Ask("POST", f"{_session(session_id)}/processes", values=command))
 
     def processes(self, session_id: str) -> list[Values]:
-        found = self._ask(Ask("GET", f"/api/sessions/{session_id}/processes"))
+        found = self._ask(Ask("GET", f"{_session(session_id)}/processes"))
         processes: list[Values] = found["processes"]
         return processes
 
@@ -72,7 +73,7 @@ class Remote:
         takes_s = float(how.get("wait_s", 0))
         return self._ask(Ask("GET", f"{_process(session_id, process_id)}/output", how, takes_s=takes_s))
 
-    def follow(self, session_id: str, process_id: str, offset: int) -> Iterator[tuple[str, Values]]:
+    def follow(self, session_id: str, process_id: str, offset: int) -> Generator[tuple[str, Values], None, None]:
         ask = Ask("GET", f"{_process(session_id, process_id)}/output", {"offset": offset}, accept=_EVENTS)
         return self._transport.events(ask)
 
@@ -97,7 +98,8 @@ class Remote:
 
     @contextlib.contextmanager
     def terminal(self, session_id: str, **how: Any) -> Iterator[Socket]:
-        with self._transport.socket(Ask("GET", f"/api/sessions/{session_id}/terminal", how)) as socket:
+        given = {name: value for name, value in how.items() if value}
+        with self._transport.socket(Ask("GET", f"{_session(session_id)}/terminal", given)) as socket:
             yield socket
 
     # -- files
@@ -111,14 +113,14 @@ class Remote:
         return self._ask(Ask("GET", f"{_files(session_id)}/stat", {"path": path}))
 
     @contextlib.contextmanager
-    def read(self, session_id: str, path: str) -> Iterator[tuple[int, Iterator[bytes]]]:
+    def read(self, session_id: str, path: str) -> Iterator[tuple[int, Generator[bytes, None, None]]]:
         """How long the file is, and its bytes."""
         ask = Ask("GET", f"{_files(session_id)}/content", {"path": path})
         with self._transport.receive(ask) as (headers, parts):
             yield int(headers.get("x-file-size", 0)), parts
 
     def write(self, session_id: str, path: str, data: bytes | Iterable[bytes], mode: str) -> Values:
-        ask = Ask("PUT", f"{_files(session_id)}/content", {"path": path, "mode": mode}, takes_s=3600)
+        ask = Ask("PUT", f"{_files(session_id)}/content", {"path": path, "mode": mode or None}, takes_s=3600)
         found: Values = self._transport.send(ask, data)
         return found
 
@@ -132,7 +134,7 @@ class Remote:
         return self._ask(Ask("POST", f"{_files(session_id)}/move", values={"source": source, "target": target}))
 
     @contextlib.contextmanager
-    def pack(self, session_id: str, path: str) -> Iterator[Iterator[bytes]]:
+    def pack(self, session_id: str, path: str) -> Iterator[Generator[bytes, None, None]]:
         with self._transport.receive(Ask("GET", f"{_files(session_id)}/archive", {"path": path})) as (_, parts):
             yield parts
 
@@ -141,7 +143,7 @@ class Remote:
         found = self._transport.send(ask, tar)
         return int(found["members"])
 
-    def watch(self, session_id: str, path: str, recursive: bool) -> Iterator[tuple[str, Values]]:
+    def watch(self, session_id: str, path: str, recursive: bool) -> Generator[tuple[str, Values], None, None]:
         ask = Ask("GET", f"{_files(session_id)}/watch", {"path": path, "recursive": recursive}, accept=_EVENTS)
         return self._transport.events(ask)
 
@@ -153,9 +155,13 @@ class Remote:
         return found
 
 
+def _session(session_id: str) -> str:
+    return f"/api/sessions/{quote(session_id, safe='')}"
+
+
 def _process(session_id: str, process_id: str) -> str:
-    return f"/api/sessions/{session_id}/processes/{process_id}"
+    return f"{_session(session_id)}/processes/{quote(process_id, safe='')}"
 
 
 def _files(session_id: str) -> str:
-    return f"/api/sessions/{session_id}/files"
+    return f"{_session(session_id)}/files"

@@ -1,0 +1,147 @@
+"""`warren mcp`: sandboxes as tools for any program that speaks the Model Context Protocol."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from warren.cli.serve import is_loopback
+from warren.model.errors import InvalidRequest, Unavailable
+from warren.model.session import check_thread_id
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+_LAST_ANSWERS_S = 3
+
+
+@click.command()
+@click.option("--url", default="", metavar="URL", help="The Warren server. By default WARREN_URL.")
+@click.option("--local", is_flag=True, help="Without a server: sandboxes of this machine, made by this process.")
+@click.option(
+    "--thread", default="mcp", show_default=True, envvar="WARREN_MCP_THREAD", help="The usual sandbox's name."
+)
+@click.option(
+    "--environment", default="", metavar="NAME", help="What sandboxes are made from. By default the server's."
+)
+@click.option("--http", is_flag=True, help="Serve HTTP instead of standard input and output.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="With --http: the address to listen on.")
+@click.option("--port", default=8010, show_default=True, type=click.IntRange(0, 65535), help="With --http: the port.")
+@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="A name clients use for it.")
+@click.option("--key", default="", envvar="WARREN_MCP_KEY", help="With --http: what clients must send as Bearer.")
+def mcp(
+    url: str,
+    local: bool,
+    thread: str,
+    environment: str,
+    http: bool,
+    host: str,
+    port: int,
+    allowed_hosts: tuple[str, ...],
+    key: str,
+) -> None:
+    """Serve sandboxes to an MCP client: over standard input and output, or with --http over HTTP.
+
+    HTTP clients find it at /mcp (streamable HTTP) and at /sse (SSE). A sandbox is chosen by the tools' argument
+    sandbox, else by the header X-Warren-Thread, else by --thread; it outlives the connection. Give keys by the
+    environment (WARREN_MCP_KEY, and WARREN_API_KEY for the Warren server), where other users cannot see them.
+    """
+    if local and url:
+        raise click.UsageError("give either --local or --url")
+    check_thread_id(thread)
+    if http:
+        check_open_to(host, key)
+    asyncio.run(_serve(url, local, thread, environment, (host, port, allowed_hosts, key) if http else None))
+
+
+def check_open_to(host: str, key: str) -> None:
+    """Who reaches it can run commands in every sandbox, so without a key it is for this machine only."""
+    if not key and not is_loopback(host):
+        raise InvalidRequest(
+            f"without a key the MCP server listens on loopback only, not on {host}",
+            remedy="set WARREN_MCP_KEY to a long random text, or leave --host out",
+        )
+
+
+async def _serve(
+    url: str, local: bool, thread: str, environment: str, http: tuple[str, int, tuple[str, ...], str] | None
+) -> None:
+    async with _server(url, local, thread, environment) as server:
+        if http is not None:
+            await _serve_http(server, *http)
+        elif not (number := await _serve_stdio(server)):
+            return
+    if http is None:
+        # The thread that waits for standard input cannot be woken, and an orderly exit would wait for it.
+        os._exit(128 + number)
+
+
+async def _serve_stdio(server: "MCPServer[Any]") -> int:
+    """Until the client closes the stream (0), or a signal comes (its number)."""
+    caught: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, caught.put_nowait, number)
+    serving, signalled = asyncio.ensure_future(server.run_stdio_async()), asyncio.ensure_future(caught.get())
+    await asyncio.wait([serving, signalled], return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        signalled.cancel()
+        serving.result()
+        return 0
+    serving.cancel()
+    return signalled.result()
+
+
+@contextlib.asynccontextmanager
+async def _server(url: str, local: bool, thread: str, environment: str) -> "AsyncIterator[MCPServer[Any]]":
+    from warren import __version__
+    from warren.sdk.aio.flavour import open_backend
+
+    try:
+        from warren.integrations.mcp.sandboxes import Sandboxes
+        from warren.integrations.mcp.server import build_server
+    except ModuleNotFoundError as exc:
+        raise Unavailable(
+            f"this command needs the package {exc.name}, which is not installed", remedy="pip install 'warren[mcp]'"
+        ) from exc
+    backend = open_backend("local" if local else "remote", url, "")
+    sandboxes = Sandboxes(backend, thread=thread, environment=environment)
+    try:
+        yield build_server(sandboxes, __version__)
+    finally:
+        await sandboxes.close()
+
+
+async def _serve_http(server: "MCPServer[Any]", host: str, port: int, allowed_hosts: tuple[str, ...], key: str) -> None:
+    import uvicorn
+
+    from warren.integrations.mcp.server import build_http_app
+
+    listener = _listen(host, port)
+    app = build_http_app(server, host, allowed_hosts, key)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_LAST_ANSWERS_S)
+    shown = f"[{host}]" if ":" in host else host
+    click.echo(f"Warren serves MCP at http://{shown}:{listener.getsockname()[1]}/mcp (SSE at /sse)", err=True)
+    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # With the protocol named, or asyncio leaves Nagle's algorithm on, which costs 40 ms a call.
+        listener = socket.socket(family, kind, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+    except OSError as exc:
+        raise Unavailable(
+            f"cannot listen on {host} port {port}: {exc.strerror or exc}", remedy="choose another --port"
+        ) from exc

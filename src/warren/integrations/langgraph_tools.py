@@ -1,0 +1,190 @@
+"""Tools for LangGraph and LangChain agents: a shell that remembers, background commands, files.
+
+`sandbox_tools` makes them. Each works in the sandbox of the thread it is called in, which the runtime says; each can be
+called by blocking and by async graphs. What goes wrong in the sandbox is an answer the model can read; only a run
+without a thread id raises.
+"""
+
+import secrets
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any, Final
+
+from langchain.tools import ToolRuntime
+from langchain_core.tools import BaseTool, StructuredTool
+
+from warren.integrations.answers import run_command, said, shortened
+from warren.integrations.steps import Plan, call, call_on
+from warren.integrations.threads import ThreadClients, thread_of
+from warren.model.errors import WarrenError
+from warren.sdk.results import ExecuteResult, FileEntry, ProcessInfo
+
+COMMAND_TIMEOUT_S: Final = 120
+MAX_CHARS: Final = 30_000
+LONGEST_WAIT_S: Final = 60
+_MOST_ENTRIES: Final = 500
+
+
+def sandbox_tools(
+    server_url: str = "",
+    *,
+    clients: ThreadClients | None = None,
+    timeout: float = COMMAND_TIMEOUT_S,
+    max_chars: int = MAX_CHARS,
+    **options: Any,
+) -> list[BaseTool]:
+    """The tools bash, bash_background, background_output, background_stop, read_file, write_file and list_files.
+
+    `options` are those of SandboxClient (environment, limits, api_key, mode …). `timeout` is for commands that bring
+    none. `max_chars` is how much of an output the model sees. Nothing is asked of the server before a tool is used.
+    """
+    threads = clients or ThreadClients(server_url, **options)
+    made = partial(_tool, threads)
+    return [
+        made(partial(_bash, timeout, max_chars), _sign_bash, _BASH),
+        made(_start, _sign_start, _START),
+        made(partial(_output, max_chars), _sign_output, _OUTPUT),
+        made(_stop, _sign_stop, _STOP),
+        made(partial(_read, max_chars), _sign_read, _READ),
+        made(_write, _sign_write, _WRITE),
+        made(_list, _sign_list, _LIST),
+    ]
+
+
+_BASH: Final = (
+    "bash",
+    "Runs a command line in the sandbox and gives its output and exit code. cd and export last to the next call.",
+)
+_START: Final = (
+    "bash_background",
+    "Starts a command in the background of the sandbox, such as a server; gives its id.",
+)
+_OUTPUT: Final = ("background_output", "What a background command has said so far, and whether it still runs.")
+_STOP: Final = ("background_stop", "Ends a background command and everything it started.")
+_READ: Final = ("read_file", "Reads a text file of the sandbox.")
+_WRITE: Final = ("write_file", "Writes a file in the sandbox, whole; directories on the way are made.")
+_LIST: Final = ("list_files", "Lists a directory of the sandbox.")
+
+_Line = Annotated[str, "a line for bash"]
+_Id = Annotated[str, "what bash_background gave"]
+_Path = Annotated[str, "absolute, or relative to /workspace"]
+
+
+def _tool(
+    threads: ThreadClients, plan: Callable[..., Plan[str]], signature: Callable[..., str], words: tuple[str, str]
+) -> BaseTool:
+    """`signature` is what the model sees of the arguments; it is never called."""
+    name, description = words
+
+    def run(runtime: ToolRuntime, **arguments: Any) -> str:
+        return threads.pair(_thread(runtime)).run(plan(**arguments))
+
+    async def arun(runtime: ToolRuntime, **arguments: Any) -> str:
+        return await threads.pair(_thread(runtime)).arun(plan(**arguments))
+
+    schema = StructuredTool.from_function(signature, name=name, description=description).args_schema
+    return StructuredTool.from_function(run, arun, name=name, description=description, args_schema=schema)
+
+
+def _thread(runtime: ToolRuntime) -> str:
+    return thread_of(runtime.config.get("configurable"))
+
+
+# -- what the model sees of the arguments
+
+
+def _sign_bash(command: _Line, timeout: Annotated[int | None, "seconds"] = None, *, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
+
+
+def _sign_start(command: _Line, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
+
+
+def _sign_output(  # type: ignore[empty-body]
+    process_id: _Id, wait_s: Annotated[int, "wait so long for its end, at most 60"] = 0, *, runtime: ToolRuntime
+) -> str: ...
+
+
+def _sign_stop(process_id: _Id, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
+
+
+def _sign_read(path: _Path, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
+
+
+def _sign_write(path: _Path, content: str, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
+
+
+def _sign_list(path: _Path = "/workspace", *, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
+
+
+# -- what they do
+
+
+def _bash(default_s: float, max_chars: int, command: str, timeout: float | None = None) -> Plan[str]:
+    limit_s = default_s if timeout is None else timeout
+    answer = yield from run_command(command, limit_s, max_chars=max_chars)
+    return f"{answer.text.rstrip()}\n[exit code {answer.exit_code}]".lstrip("\n")
+
+
+def _start(command: str) -> Plan[str]:
+    try:
+        process = yield from call("spawn", command, name=f"bg-{secrets.token_hex(3)}")
+    except WarrenError as exc:
+        return said(exc)
+    return f"started in the background as {process.id}"
+
+
+def _output(max_chars: int, process_id: str, wait_s: float = 0) -> Plan[str]:
+    try:
+        process = yield from call("process", process_id)
+        if wait_s > 0:
+            yield from _waited(process, min(wait_s, LONGEST_WAIT_S))
+        text: str = yield from call_on(process, "output")
+        info: ProcessInfo = yield from call_on(process, "info")
+    except WarrenError as exc:
+        return said(exc)
+    state = "still running" if info.running else f"exit code {info.exit_code}"
+    return f"{shortened(text, max_chars)[0].rstrip()}\n[{state}]".lstrip("\n")
+
+
+def _waited(process: Any, wait_s: float) -> Plan[None]:
+    try:
+        yield from call_on(process, "wait", wait_s)
+    except TimeoutError:
+        return
+
+
+def _stop(process_id: str) -> Plan[str]:
+    try:
+        process = yield from call("process", process_id)
+        result: ExecuteResult = yield from call_on(process, "kill")
+    except WarrenError as exc:
+        return said(exc)
+    return f"{process_id} has ended, exit code {result.exit_code}"
+
+
+def _read(max_chars: int, path: str) -> Plan[str]:
+    try:
+        data: bytes = yield from call("read_file", path)
+    except WarrenError as exc:
+        return said(exc)
+    if b"\0" in data[:8192]:
+        return f"[{path} is not a text file: {len(data)} bytes]"
+    return shortened(data.decode(errors="replace"), max_chars)[0] or f"[{path} is empty]"
+
+
+def _write(path: str, content: str) -> Plan[str]:
+    try:
+        entry: FileEntry = yield from call("write_file", path, content)
+    except WarrenError as exc:
+        return said(exc)
+    return f"wrote {entry.size} bytes to {entry.path}"
+
+
+def _list(path: str = "/workspace") -> Plan[str]:
+    try:
+        found: list[FileEntry] = yield from call("list_files", path)
+    except WarrenError as exc:
+        return said(exc)
+    lines = [f"{each.name}/" if each.is_dir else f"{each.name} ({each.size} bytes)" for each in found[:_MOST_ENTRIES]]
+    rest = [f"[and {len(found) - _MOST_ENTRIES} more]"] if len(found) > _MOST_ENTRIES else []
+    return "\n".join([*lines, *rest]) or f"[{path} is empty]"

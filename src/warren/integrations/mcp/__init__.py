@@ -1,0 +1,1 @@
+"""Sandboxes as tools of the Model Context Protocol: `warren mcp`."""

@@ -1,0 +1,54 @@
+"""The tools about the sandbox itself. Their docstrings are what the model reads."""
+
+from typing import Final
+
+from mcp_types import CallToolResult
+
+from warren.integrations.mcp.answers import told
+from warren.integrations.mcp.calls import Call, SandboxName, answer, reset
+from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
+from warren.sdk.results import ProcessInfo, SessionInfo
+
+_MAX_PROCESSES: Final = 50
+
+
+class SandboxTools:
+    def __init__(self, sandboxes: Sandboxes) -> None:
+        self._sandboxes = sandboxes
+
+    async def sandbox_info(self, call: Call, sandbox: SandboxName = "") -> CallToolResult:
+        """Show the sandbox: its name, user, workspace, when it ends, its isolation, its background commands."""
+
+        async def work(box: Sandbox) -> CallToolResult:
+            info = await box.client.info()
+            processes = [each for each in await box.client.processes() if each.running]
+            return told("\n".join([*_about(info), *_commands(processes)]))
+
+        return await answer(self._sandboxes, call, sandbox, work)
+
+    async def reset_sandbox(self, call: Call, sandbox: SandboxName = "") -> CallToolResult:
+        """Throw the sandbox away, with all its files and background commands, and start a fresh one."""
+        return await reset(self._sandboxes, call, sandbox)
+
+
+def _about(info: SessionInfo) -> list[str]:
+    layers = (info.isolation or {}).get("in_force", {})
+    facts = {
+        "sandbox": info.thread_id,
+        "session": info.session_id,
+        "state": info.state,
+        "environment": info.environment,
+        "user": info.user,
+        "workspace": info.workspace,
+        "ends if unused at": info.expires_at,
+        "isolation": ", ".join(layers),
+    }
+    return [f"{name}: {value}" for name, value in facts.items() if value]
+
+
+def _commands(processes: list[ProcessInfo]) -> list[str]:
+    if not processes:
+        return ["background commands: none"]
+    shown = [f"  {each.process_id}: {each.command[:120]}" for each in processes[:_MAX_PROCESSES]]
+    rest = len(processes) - len(shown)
+    return ["background commands:", *shown, *([f"  … and {rest} more"] if rest else [])]

@@ -1,0 +1,95 @@
+"""Which sandbox a call means, and what becomes of a call whose sandbox is gone.
+
+A sandbox belongs to a thread id, never to an MCP connection: clients open a new connection whenever they like, some
+for every call. Each call asks the server for the thread's session, so there is nothing here that could be out of date.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from warren.model.errors import InvalidRequest
+from warren.model.session import check_thread_id
+from warren.sdk.aio.backend import AsyncBackend
+from warren.sdk.aio.client import AsyncSandboxClient
+
+THREAD_HEADER: Final = "x-warren-thread"
+DEFAULT_THREAD: Final = "mcp"
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """The sandbox of one call. `notice`, if any, is what the caller must know about it."""
+
+    thread_id: str
+    session_id: str
+    client: AsyncSandboxClient
+    backend: AsyncBackend
+    notice: str = ""
+
+
+class Sandboxes:
+    """The sandboxes of one server. `thread` is the one meant when a call names none."""
+
+    def __init__(self, backend: AsyncBackend, *, thread: str = DEFAULT_THREAD, environment: str = "") -> None:
+        self._backend, self._thread, self._environment = backend, thread, environment
+        self._editing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def __repr__(self) -> str:
+        return f"<Sandboxes of {self._backend!r}, by default thread {self._thread}>"
+
+    def thread_of(self, named: str, headers: Mapping[str, str] | None) -> str:
+        """The argument, else the header, else the default. Where the header is set, an argument may not differ.
+
+        Who sets the header decides for the model which sandbox it works in; the model cannot talk itself out of it.
+        """
+        header = (headers or {}).get(THREAD_HEADER, "")
+        if named and header and named != header:
+            raise InvalidRequest(
+                f"this connection belongs to the sandbox {header!r}, it cannot use {named!r}",
+                remedy="leave the argument sandbox out",
+            )
+        return named or header or self._thread
+
+    async def open(self, thread_id: str) -> Sandbox:
+        """The thread's sandbox, made if there is none; a lost one is replaced, and the notice says so."""
+        check_thread_id(thread_id)
+        found = await self._backend.of_thread(thread_id)
+        if found is None or found["state"] != "running":
+            wanted = {"thread_id": thread_id, "environment": self._environment, "replace_lost": True}
+            given = {name: value for name, value in wanted.items() if value}
+            found = await self._backend.create(given, secrets.token_hex(16))
+        session_id = found["session_id"]
+        client = AsyncSandboxClient(session_id=session_id, backend=self._backend)
+        return Sandbox(thread_id, session_id, client, self._backend, _notice(found))
+
+    async def reset(self, thread_id: str) -> Sandbox:
+        """A fresh sandbox, whether or not there was one."""
+        found = await self._backend.of_thread(thread_id)
+        if found is not None:
+            await self._backend.delete(found["session_id"])
+        return await self.open(thread_id)
+
+    def editing(self, thread_id: str) -> asyncio.Lock:
+        """Held while a file is read, changed and written, so that of two changes at once none is lost."""
+        lock = self._editing.get(thread_id)
+        if lock is None:
+            lock = self._editing[thread_id] = asyncio.Lock()
+        return lock
+
+    async def close(self) -> None:
+        """Lets go of the server; the sandboxes stay for the next connection."""
+        await self._backend.close()
+
+
+def _notice(made: Mapping[str, Any]) -> str:
+    previous = made.get("previous")
+    if not made.get("created") or previous is None:
+        return ""
+    return (
+        f"Notice: this is a fresh sandbox. The earlier one ended ({previous['reason']}); its files, variables and "
+        "background commands are gone."
+    )

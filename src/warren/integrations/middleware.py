@@ -1,0 +1,88 @@
+"""`SandboxMiddleware`: the tools, the words for the system prompt, and a sandbox that is ready when it is needed.
+
+When a run begins, the thread's sandbox is asked for at once, while the model still thinks about its first call. When a
+run ends nothing is destroyed: the sandbox belongs to the thread, and the server's time-outs end it.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+from langchain_core.messages import SystemMessage
+from langgraph.runtime import Runtime
+
+from warren.integrations.langgraph_tools import COMMAND_TIMEOUT_S, MAX_CHARS, sandbox_tools
+from warren.integrations.prompt import sandbox_prompt
+from warren.integrations.steps import call
+from warren.integrations.threads import Pair, ThreadClients
+from warren.model.errors import WarrenError
+
+
+class SandboxMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
+    """For `create_agent(model, middleware=[SandboxMiddleware(...)])`. Takes what `sandbox_tools` takes.
+
+    `prompt` replaces the words for the system prompt; an empty text leaves the prompt alone.
+    """
+
+    def __init__(
+        self,
+        server_url: str = "",
+        *,
+        prompt: str | None = None,
+        warm_up: bool = True,
+        timeout: float = COMMAND_TIMEOUT_S,
+        max_chars: int = MAX_CHARS,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.clients = ThreadClients(server_url, **options)
+        self.tools = sandbox_tools(clients=self.clients, timeout=timeout, max_chars=max_chars)
+        self._prompt = sandbox_prompt() if prompt is None else prompt
+        self._warm_up = warm_up
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
+        pair = self.clients.pair()
+        if self._warm_up:
+            threading.Thread(target=_warm, args=(pair,), name="warren warm-up", daemon=True).start()
+
+    async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
+        pair = self.clients.pair()
+        if self._warm_up:
+            task = asyncio.create_task(_awarm(pair))
+            self._tasks.add(task)  # a task that nobody holds may vanish
+            task.add_done_callback(self._tasks.discard)
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        return handler(self._told(request))
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        return await handler(self._told(request))
+
+    def _told(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+        if not self._prompt:
+            return request
+        before = request.system_message.content_blocks if request.system_message is not None else []
+        text = f"\n\n{self._prompt}" if before else self._prompt
+        message = SystemMessage(content_blocks=[*before, {"type": "text", "text": text}])
+        return request.override(system_message=message)
+
+
+# A sandbox that cannot be had is not told here: the first tool that needs it says so, to the model.
+
+
+def _warm(pair: Pair) -> None:
+    with contextlib.suppress(WarrenError):
+        pair.run(call("create_session"))
+
+
+async def _awarm(pair: Pair) -> None:
+    with contextlib.suppress(WarrenError):
+        await pair.arun(call("create_session"))

@@ -1,0 +1,209 @@
+"""Clients for the conversations of LangGraph: one sandbox for each thread, whoever asks first.
+
+`Pair` is a session's two clients, one that blocks and one for asyncio. `ThreadClients` keeps a pair for each thread;
+all pairs share their connections. Nothing is asked of a server before the first use.
+"""
+
+import asyncio
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final, TypeVar
+
+from langgraph.config import get_config
+
+from warren.integrations.steps import Plan, arun, call, run
+from warren.model.errors import InvalidRequest
+from warren.sdk.aio.backend import AsyncBackend
+from warren.sdk.aio.client import AsyncSandboxClient
+from warren.sdk.aio.flavour import open_backend as open_async_backend
+from warren.sdk.blocking.backend import Backend
+from warren.sdk.blocking.client import SandboxClient
+from warren.sdk.blocking.flavour import open_backend
+
+T = TypeVar("T")
+
+_THREADS_KEPT: Final = 4096
+
+
+def current_thread() -> str:
+    """The thread id of the LangGraph run that this is called in, also from its tools and subagents."""
+    try:
+        configurable = get_config().get("configurable", {})
+    except RuntimeError:
+        configurable = {}
+    return thread_of(configurable)
+
+
+def thread_of(configurable: Any) -> str:
+    thread_id = (configurable or {}).get("thread_id")
+    if thread_id in (None, ""):
+        raise InvalidRequest(
+            "there is no thread id, so it is not known whose sandbox to use",
+            remedy='run the agent with config={"configurable": {"thread_id": "…"}}',
+        )
+    return str(thread_id)
+
+
+class Links:
+    """The connections to one server (or this machine), made with the first use, for threads and event loops alike."""
+
+    def __init__(self, mode: str, server_url: str, api_key: str) -> None:
+        self._place = (mode, server_url, api_key)
+        self._blocking: Backend | None = None
+        self._aio: AsyncBackend | None = None
+        self._lock = threading.Lock()
+        self._closers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
+
+    def blocking(self) -> Backend:
+        with self._lock:
+            if self._blocking is None:
+                self._blocking = open_backend(*self._place)
+                weakref.finalize(self, self._blocking.close)
+            return self._blocking
+
+    async def aio(self) -> AsyncBackend:
+        with self._lock:
+            if self._aio is None:
+                self._aio = open_async_backend(*self._place)
+            backend = self._aio
+        await self._close_with_the_loop(backend)
+        return backend
+
+    async def _close_with_the_loop(self, backend: AsyncBackend) -> None:
+        # A loop ends its generators before it ends itself, so nobody has to remember to close.
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop in self._closers or self._place[0] == "local":
+                return
+            self._closers = {known: each for known, each in self._closers.items() if not known.is_closed()}
+            closer = self._closers[loop] = _closing(backend)
+        await anext(closer)
+
+    def close(self) -> None:
+        with self._lock:
+            backend, self._blocking = self._blocking, None
+        if backend is not None:
+            backend.close()
+
+    async def aclose(self) -> None:
+        closer = self._closers.pop(asyncio.get_running_loop(), None)
+        if closer is not None:
+            await closer.aclose()
+        elif self._aio is not None:
+            backend, self._aio = self._aio, None
+            await backend.close()
+
+
+async def _closing(backend: AsyncBackend) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await backend.close()
+
+
+class Pair:
+    """The two clients of one session: one may be given, the others are made like it and join its session."""
+
+    def __init__(
+        self, links: Links, options: dict[str, Any], given: SandboxClient | AsyncSandboxClient | None = None
+    ) -> None:
+        self._links, self._options, self._given = links, options, given
+        self._last_session = ""
+        self._blocking = given if isinstance(given, SandboxClient) else None
+        # A client's lock belongs to an event loop, so each loop has a client of its own.
+        self._aio: dict[asyncio.AbstractEventLoop, AsyncSandboxClient] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, client: SandboxClient | AsyncSandboxClient) -> "Pair":
+        place = (client.options[name] for name in ("mode", "server_url", "api_key"))
+        return cls(Links(*place), client.options, client)
+
+    @property
+    def links(self) -> Links:
+        return self._links
+
+    @property
+    def session_id(self) -> str:
+        """Empty as long as there is none."""
+        return self._given.session_id if self._given is not None else self._last_session
+
+    def run(self, plan: Plan[T]) -> T:
+        with self._lock:
+            if self._blocking is None:
+                self._blocking = SandboxClient(**self._options, backend=self._links.blocking())
+            client = self._blocking
+            self._join(client)
+        try:
+            return run(client, plan)
+        finally:
+            self._note(client)
+
+    async def arun(self, plan: Plan[T]) -> T:
+        client = self._given if isinstance(self._given, AsyncSandboxClient) else await self._of_this_loop()
+        self._join(client)
+        try:
+            return await arun(client, plan)
+        finally:
+            self._note(client)
+
+    async def _of_this_loop(self) -> AsyncSandboxClient:
+        backend, loop = await self._links.aio(), asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._aio:
+                self._aio = {known: each for known, each in self._aio.items() if not known.is_closed()}
+                self._aio[loop] = AsyncSandboxClient(**self._options, backend=backend)
+            return self._aio[loop]
+
+    def _join(self, client: SandboxClient | AsyncSandboxClient) -> None:
+        # A thread's session is found by the thread, and the server says then whether it is a new one.
+        if not client.session_id and not client.thread_id:
+            client.session_id = self.session_id
+
+    def _note(self, client: SandboxClient | AsyncSandboxClient) -> None:
+        self._last_session = client.session_id
+        if self._given is not None and not self._given.thread_id:
+            self._given.session_id = client.session_id
+
+
+class ThreadClients:
+    """A pair for each thread. Which thread: `thread_id`, or the one of the running graph."""
+
+    def __init__(self, server_url: str = "", **options: Any) -> None:
+        for name in ("thread_id", "session_id", "backend"):
+            if name in options:
+                raise InvalidRequest(f"{name} cannot be given here: every thread has a sandbox of its own")
+        self._options: dict[str, Any] = {"replace_lost": True, **options}
+        mode, api_key = options.get("mode", "remote"), options.get("api_key", "")
+        self.links = Links(mode, server_url, api_key)
+        self._make: Callable[[str], Pair] = lambda thread_id: Pair(
+            self.links, {**self._options, "server_url": server_url, "thread_id": thread_id}
+        )
+        self._pairs: OrderedDict[str, Pair] = OrderedDict()
+        self._lock = threading.Lock()
+        SandboxClient(server_url, **self._options, backend=_NO_BACKEND)  # a wrong option is found here, not in a run
+
+    def __repr__(self) -> str:
+        return f"<ThreadClients {len(self._pairs)} threads>"
+
+    def pair(self, thread_id: str = "") -> Pair:
+        thread_id = thread_id or current_thread()
+        with self._lock:
+            if thread_id not in self._pairs:
+                self._pairs[thread_id] = self._make(thread_id)
+            self._pairs.move_to_end(thread_id)
+            while len(self._pairs) > _THREADS_KEPT:
+                self._pairs.popitem(last=False)  # the sandbox stays, and is found again by its thread
+            return self._pairs[thread_id]
+
+    def delete(self, thread_id: str) -> None:
+        """Ends a thread's sandbox; nothing happens if it has none."""
+        self.pair(thread_id).run(call("cleanup"))
+
+    async def adelete(self, thread_id: str) -> None:
+        await self.pair(thread_id).arun(call("cleanup"))
+
+
+_NO_BACKEND: Any = object()

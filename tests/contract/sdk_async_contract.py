@@ -1,0 +1,348 @@
+"""What every AsyncSandboxClient does, whether it talks to a server or works on this machine: sessions and commands.
+
+`new` makes clients with the options of the place that is tested.
+"""
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from warren.model.errors import (
+    FileNotFound,
+    InvalidRequest,
+    KeyReused,
+    ProcessNotFound,
+    SessionEnded,
+    SessionNotFound,
+    UnknownEnvironment,
+    WarrenError,
+)
+from warren.sdk.aio.batch import AsyncBatchSandboxClient
+from warren.sdk.aio.client import AsyncSandboxClient
+from warren.sdk.aio.flavour import all_of
+from warren.sdk.results import ExecuteResult
+
+New = Callable[..., AsyncSandboxClient]
+NewBatch = Callable[..., AsyncBatchSandboxClient]
+
+
+class AsyncSessionContract:
+    pytestmark = pytest.mark.anyio
+
+    async def test_making_a_client_makes_no_session(self, new: New) -> None:
+        client = new()
+        assert client.session_id == ""
+        assert "without a session" in repr(client)
+        await client.cleanup()
+        await client.close()
+
+    async def test_create_session_says_what_it_made(self, new: New) -> None:
+        async with new(metadata={"who": "me"}, idle_timeout_s=100) as client:
+            info = await client.create_session()
+            assert info.session_id == client.session_id
+            assert (info.state, info.user, info.workspace) == ("running", "sandboxuser", "/workspace")
+            assert info["metadata"] == {"who": "me"}
+            assert info.idle_timeout_s == 100
+            assert client.session_id in repr(client)
+
+    async def test_the_first_create_session_says_that_it_is_new(self, new: New) -> None:
+        client = new()
+        try:
+            assert (await client.create_session()).created is True
+        finally:
+            await client.leave()
+
+    async def test_info_tells_the_isolation_in_force(self, new: New) -> None:
+        async with new() as client:
+            info = await client.info()
+            assert info.isolation is not None
+            assert info.env_names == []
+
+    async def test_keep_alive_and_change_answer_with_the_session(self, new: New) -> None:
+        async with new() as client:
+            assert (await client.keep_alive()).session_id == client.session_id
+            changed = await client.change(idle_timeout_s=77, metadata={"a": "b"})
+            assert (changed.idle_timeout_s, changed.metadata) == (77, {"a": "b"})
+
+    async def test_many_first_uses_at_once_make_one_session(self, new: New) -> None:
+        client = new()
+        try:
+            results = await all_of([partial(client.execute, f"echo {number}") for number in range(5)], 5)
+            assert [result.output for result in results] == [f"{number}\n" for number in range(5)]
+            assert len(client.session_id) > 10
+        finally:
+            await client.leave()
+
+    async def test_leaving_ends_a_session_without_a_thread(self, new: New) -> None:
+        async with new() as client:
+            session_id = client.session_id
+        async with new() as watcher:
+            found = await watcher._backend.session(session_id)
+            assert (found["state"], found["reason"]) == ("ended", "deleted")
+
+    async def test_an_error_in_the_block_is_what_the_caller_hears(self, new: New) -> None:
+        with pytest.raises(ZeroDivisionError):
+            async with new():
+                raise ZeroDivisionError
+
+    async def test_a_threads_session_stays_for_the_next_turn(self, new: New) -> None:
+        async with new(thread_id="turns") as client:
+            first = client.session_id
+            await client.write_file("note.txt", "kept")
+        async with new(thread_id="turns") as client:
+            assert client.session_id == first
+            assert await client.read_file("note.txt") == b"kept"
+            await client.cleanup()
+
+    async def test_delete_thread_says_whether_there_was_a_session(self, new: New) -> None:
+        async with new(thread_id="to be deleted") as client:
+            assert await AsyncSandboxClient.delete_thread("to be deleted", backend=client._backend) is True
+            assert await AsyncSandboxClient.delete_thread("to be deleted", backend=client._backend) is False
+
+    async def test_cleanup_of_a_thread_that_this_client_has_not_used_ends_its_session(self, new: New) -> None:
+        async with new(thread_id="cleaned") as client:
+            first = client.session_id
+        other = new(thread_id="cleaned")
+        await other.cleanup()
+        assert (await other._backend.session(first))["state"] == "ended"
+        await other.close()
+
+    async def test_a_thread_whose_session_has_ended_goes_on_in_a_fresh_one_and_says_so_once(self, new: New) -> None:
+        async with new(thread_id="goes on") as client:
+            first = client.session_id
+            await client.write_file("old.txt", "old")
+            await client._backend.delete(first)
+            result = await client.execute("ls old.txt")
+            assert result.exit_code != 0
+            assert "fresh sandbox" in (result.notice or "")
+            assert client.session_id != first
+            assert (await client.execute("true")).notice is None
+            await client.cleanup()
+
+    async def test_every_kind_of_use_goes_on_in_a_fresh_session(self, new: New) -> None:
+        async with new(thread_id="each use goes on") as client:
+            await client._backend.delete(client.session_id)
+            assert await client.list_files() == []
+            await client._backend.delete(client.session_id)
+            assert [chunk.data async for chunk in client.stream("echo on")] == ["on\n"]
+            await client._backend.delete(client.session_id)
+            with pytest.raises(FileNotFound):
+                await client.read_file("nothing")
+            await client.cleanup()
+
+    async def test_a_session_that_has_ended_is_an_error_without_a_thread(self, new: New) -> None:
+        async with new() as client:
+            await client._backend.delete(client.session_id)
+            with pytest.raises(SessionEnded):
+                await client.execute("true")
+
+    async def test_attaching_finds_a_session_and_leaves_it_there(self, new: New) -> None:
+        async with new() as owner:
+            async with new(session_id=owner.session_id) as guest:
+                await guest.write_file("by guest", "1")
+            assert await owner.read_text("by guest") == "1"
+
+    async def test_what_an_attached_client_has_ended_is_not_made_anew(self, new: New) -> None:
+        async with new() as owner, new(session_id=owner.session_id) as guest:
+            await guest.cleanup()
+            with pytest.raises(SessionNotFound, match="ended by this client"):
+                await guest.execute("true")
+
+    async def test_a_session_that_never_was_is_not_found(self, new: New) -> None:
+        async with new(session_id="ses_never") as client:
+            with pytest.raises(SessionNotFound, match="ses_never"):
+                await client.execute("true")
+
+    async def test_an_unknown_environment_is_told_at_once(self, new: New) -> None:
+        with pytest.raises(UnknownEnvironment):
+            async with new(environment="no such"):
+                pass
+
+    async def test_cleaning_up_twice_is_fine(self, new: New) -> None:
+        async with new() as client:
+            await client.cleanup()
+            await client.cleanup()
+
+    async def test_a_client_that_was_closed_can_be_used_again(self, new: New) -> None:
+        async with new(thread_id="again") as client:
+            await client.close()
+            assert (await client.execute("echo back")).output == "back\n"
+            await client.cleanup()
+
+
+class AsyncCommandContract:
+    pytestmark = pytest.mark.anyio
+
+    async def test_a_result_is_read_like_an_object_and_like_a_dictionary(self, new: New) -> None:
+        async with new() as client:
+            result = await client.execute("echo out; echo err >&2; exit 3")
+        assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
+        assert (result["exit_code"], result["stdout"]) == (3, "out\n")
+        assert result.get("reason") == result.reason == "exited"
+        assert type(result.reason) is str
+        assert not result.ok
+        assert "output" in result
+        assert dict(result)["exit_code"] == 3
+        assert result.get("nothing", 7) == 7
+        with pytest.raises(KeyError):
+            result["nothing"]
+
+    async def test_a_line_begins_where_the_last_one_ended(self, new: New) -> None:
+        async with new() as client:
+            await client.execute("cd /tmp && export COLOUR=red")
+            assert (await client.execute("echo $COLOUR in $PWD")).output == "red in /tmp\n"
+
+    async def test_arguments_directory_environment_and_input_are_passed_on(self, new: New) -> None:
+        async with new(env={"A": "1"}) as client:
+            assert (await client.execute(["echo", "two words", "$A"])).output == "two words $A\n"
+            assert (await client.execute("echo $A $B", env={"B": "2"})).output == "1 2\n"
+            assert (await client.execute("pwd", cwd="/tmp", carry_state=False)).output == "/tmp\n"
+            assert (await client.execute("cat", stdin="four")).output == "four"
+
+    async def test_a_time_out_is_a_result(self, new: New) -> None:
+        async with new() as client:
+            result = await client.execute("sleep 60", timeout=0.2)
+            assert (result.reason, result.ok) == ("timeout", False)
+
+    async def test_the_clients_time_out_counts_when_none_is_given(self, new: New) -> None:
+        async with new(timeout=0.2) as client:
+            assert (await client.execute("sleep 60")).reason == "timeout"
+
+    async def test_a_command_with_exactly_once_gives_the_same_result(self, new: New) -> None:
+        async with new(exactly_once=True) as client:
+            assert (await client.execute("echo once")).output == "once\n"
+
+    async def test_the_same_key_does_not_run_twice(self, new: New) -> None:
+        async with new() as client:
+            first = await client._backend.execute(client.session_id, {"command": "echo >> n; wc -l < n"}, "key-1", 9)
+            again = await client._backend.execute(client.session_id, {"command": "echo >> n; wc -l < n"}, "key-1", 9)
+            assert first["output"] == again["output"]
+            with pytest.raises(KeyReused):
+                await client._backend.execute(client.session_id, {"command": "other"}, "key-1", 9)
+
+    async def test_a_command_that_cannot_be_is_refused(self, new: New) -> None:
+        async with new() as client:
+            with pytest.raises(InvalidRequest):
+                await client.execute("")
+            with pytest.raises(InvalidRequest):
+                await client.execute("true", timeout=-1)
+
+    async def test_a_stream_gives_output_as_it_comes_and_the_result(self, new: New) -> None:
+        results: list[ExecuteResult] = []
+        async with new() as client:
+            stream = client.stream("echo a; echo b >&2; exit 4", on_result=results.append)
+            chunks = [chunk async for chunk in stream if chunk.data]
+        assert "".join(str(chunk) for chunk in chunks if chunk.stream == "stdout") == "a\n"
+        assert "".join(chunk["data"] for chunk in chunks if chunk.stream == "stderr") == "b\n"
+        assert [result.exit_code for result in results] == [4]
+
+    async def test_leaving_the_loop_of_a_stream_ends_the_command(self, new: New) -> None:
+        async with new() as client:
+            async for chunk in client.stream("while echo on; do sleep 0.05; done"):
+                assert chunk.data.startswith("on")
+                break
+            for _ in range(100):
+                if not any(process.running for process in await client.processes()):
+                    break
+                await client.execute(["sleep", "0.1"])
+            assert not any(process.running for process in await client.processes())
+
+    async def test_closing_a_stream_ends_the_command_at_once(self, new: New) -> None:
+        async with new() as client:
+            async with contextlib.aclosing(client.stream("while echo on; do sleep 0.05; done")) as chunks:
+                assert str(await anext(chunks)).startswith("on")
+            assert (await client.execute("echo fine")).output == "fine\n"
+
+    async def test_a_stream_of_a_session_that_is_gone_raises(self, new: New) -> None:
+        async with new(session_id="ses_never") as client:
+            with pytest.raises(SessionNotFound):
+                async for _ in client.stream("true"):
+                    pass
+
+    async def test_a_background_command_can_be_followed_fed_and_waited_for(self, new: New) -> None:
+        async with new() as client:
+            process = await client.spawn("cat; echo done; exit 5", name="fed")
+            assert process.id == "fed"
+            assert "fed" in repr(process)
+            await process.write("ping\n")
+            await process.close_stdin()
+            result = await process.wait(30)
+            assert (result.exit_code, result.output) == (5, "ping\ndone\n")
+            assert await process.output() == "ping\ndone\n"
+            assert await process.output(5) == "done\n"
+            assert "".join([str(chunk) async for chunk in process.follow()]) == "ping\ndone\n"
+
+    async def test_a_background_command_is_listed_found_again_and_forgotten(self, new: New) -> None:
+        async with new() as client:
+            await client.spawn("sleep 60", name="sleeper")
+            [info] = await client.processes()
+            assert (info.process_id, info.running, info["command"]) == ("sleeper", True, "sleep 60")
+            found = await client.process("sleeper")
+            assert (await found.info()).running
+            with pytest.raises(TimeoutError):
+                await found.wait(0.1)
+            with pytest.raises(TimeoutError):
+                await found.wait(0)
+            await found.forget()
+            assert await client.processes() == []
+            with pytest.raises(ProcessNotFound):
+                await client.process("sleeper")
+
+    async def test_a_background_command_can_be_signalled_and_killed(self, new: New) -> None:
+        async with new() as client:
+            process = await client.spawn("sleep 60")
+            await process.signal("TERM")
+            assert (await process.wait(30)).reason == "signal"
+            process = await client.spawn("sleep 60 & sleep 60")
+            assert not (await process.kill(0)).ok
+
+    async def test_a_process_id_that_has_odd_characters_is_refused_not_misread(self, new: New) -> None:
+        async with new() as client:
+            with pytest.raises(WarrenError):
+                await client.process("../../x y?#")
+
+
+class AsyncBatchContract:
+    pytestmark = pytest.mark.anyio
+
+    async def test_a_batch_runs_in_order_in_one_sandbox(self, new_batch: NewBatch) -> None:
+        results = await new_batch().execute_batch(["echo 1 > n", "cat n", ["cat", "n"]])
+        assert [result["output"] for result in results] == ["", "1\n", "1\n"]
+
+    async def test_one_failure_does_not_lose_the_others(self, new_batch: NewBatch) -> None:
+        results = await new_batch().execute_batch(["echo 1", "", "exit 7", "echo 2"])
+        assert [result.exit_code for result in results] == [0, 125, 7, 0]
+        assert results[1].reason == "invalid_request"
+        assert (results[0].output, results[3].output) == ("1\n", "2\n")
+
+    async def test_a_batch_may_stop_at_the_first_failure(self, new_batch: NewBatch) -> None:
+        results = await new_batch().execute_batch(["echo 1", "exit 7", "echo 2"], stop_on_error=True)
+        assert [result.exit_code for result in results] == [0, 7]
+
+    async def test_a_parallel_batch_is_spread_over_sandboxes_and_keeps_its_order(self, new_batch: NewBatch) -> None:
+        commands = [f"echo {number} >> n; cat n" for number in range(4)]
+        results = await new_batch().execute_batch(commands, parallel=2)
+        assert [result.output for result in results] == ["0\n", "1\n", "0\n2\n", "1\n3\n"]
+
+    async def test_a_batch_leaves_no_session(self, new: New, new_batch: NewBatch) -> None:
+        async with new() as client:
+            async with new_batch() as batch:
+                await batch.execute_batch(["true"] * 3, parallel=3)
+            listed = await client._backend.sessions()
+            assert [each["session_id"] for each in listed["sessions"]] == [client.session_id]
+
+    async def test_a_batch_in_a_session_leaves_it_there(self, new: New, new_batch: NewBatch) -> None:
+        async with new() as client:
+            await new_batch(session_id=client.session_id).execute_batch(["echo 1 > n"])
+            assert await client.read_text("n") == "1\n"
+
+    async def test_an_empty_batch_has_no_results(self, new_batch: NewBatch) -> None:
+        assert await new_batch().execute_batch([]) == []
+
+    async def test_a_batch_takes_a_list_and_one_lane_or_more(self, new_batch: NewBatch) -> None:
+        with pytest.raises(InvalidRequest, match="must be a list"):
+            await new_batch().execute_batch("echo 1")
+        with pytest.raises(InvalidRequest, match="1 or more"):
+            await new_batch().execute_batch(["echo 1"], parallel=0)

@@ -1,0 +1,191 @@
+"""What every AsyncSandboxClient does with files and terminals, over HTTP and on this machine alike."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from warren.model.errors import FileNotFound, FileProblem, InvalidPath, IsDirectory, NotADirectory
+from warren.sdk.aio.client import AsyncSandboxClient
+
+New = Callable[..., AsyncSandboxClient]
+ODD_NAMES = ["two words", "-dash", "ünï", "100%", "a#b?c&d=e+f", "line\nbreak", "%41", "semi;colon"]
+
+
+class AsyncFilesContract:
+    pytestmark = pytest.mark.anyio
+
+    async def test_a_file_is_written_and_read(self, new: New) -> None:
+        async with new() as client:
+            written = await client.write_file("made/on/the/way.txt", "hällo", mode=0o600)
+            assert (written.path, written.size, written.mode) == ("/workspace/made/on/the/way.txt", 6, "0600")
+            assert await client.read_file("made/on/the/way.txt") == "hällo".encode()
+            assert await client.read_text("/workspace/made/on/the/way.txt") == "hällo"
+
+    @pytest.mark.parametrize("name", ODD_NAMES)
+    async def test_odd_names_are_kept(self, new: New, name: str, tmp_path: Path) -> None:
+        async with new() as client:
+            await client.write_file(name, name)
+            assert await client.read_text(name) == name
+            [entry] = await client.list_files()
+            assert (entry.name, entry["name"]) == (name, name)
+            assert (await client.download_file(name, tmp_path / "got")).read_text() == name
+
+    async def test_a_file_goes_up_and_comes_down_with_its_progress(self, new: New, tmp_path: Path) -> None:
+        data = bytes(range(256)) * 4096 * 5
+        (tmp_path / "big").write_bytes(data)
+        up: list[tuple[int, int | None]] = []
+        down: list[tuple[int, int | None]] = []
+        async with new() as client:
+            entry = await client.upload_file(
+                tmp_path / "big", "copy", progress=lambda done, size: up.append((done, size))
+            )
+            assert entry.size == len(data)
+            target = await client.download_file(
+                "copy", tmp_path / "back", progress=lambda done, size: down.append((done, size))
+            )
+        assert target == tmp_path / "back"
+        assert target.read_bytes() == data
+        assert up[-1] == down[-1] == (len(data), len(data))
+        assert len(up) > 1
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "big"]
+
+    async def test_an_uploaded_file_is_called_as_it_was(self, new: New, tmp_path: Path) -> None:
+        (tmp_path / "script.py").write_text("print(1)")
+        async with new() as client:
+            assert (await client.upload_file(str(tmp_path / "script.py"))).path == "/workspace/script.py"
+            assert await client.download_file("script.py", tmp_path) == tmp_path / "script.py"
+
+    async def test_an_empty_file_is_a_file(self, new: New, tmp_path: Path) -> None:
+        (tmp_path / "empty").touch()
+        async with new() as client:
+            await client.upload_file(tmp_path / "empty")
+            assert await client.read_file("empty") == b""
+
+    async def test_a_tree_goes_up_and_comes_down(self, new: New, tmp_path: Path) -> None:
+        tree = tmp_path / "tree"
+        (tree / "sub").mkdir(parents=True)
+        (tree / "a.txt").write_text("a")
+        (tree / "sub" / "b.txt").write_text("b")
+        (tree / "sub" / "run").write_text("#!/bin/sh\n")
+        (tree / "sub" / "run").chmod(0o755)
+        async with new() as client:
+            assert await client.upload_dir(tree, "/workspace/there") == 4
+            paths = {entry.path for entry in await client.list_files("there", depth=9)}
+            assert "/workspace/there/sub/b.txt" in paths
+            assert (await client.stat("there/sub/run")).mode == "0755"
+            back = await client.download_dir("there", tmp_path / "back")
+        assert (back / "sub" / "b.txt").read_text() == "b"
+        assert (back / "a.txt").read_text() == "a"
+
+    async def test_directories_are_made_moved_and_removed(self, new: New) -> None:
+        async with new() as client:
+            assert (await client.mkdir("one/two")).is_dir
+            await client.write_file("one/two/f", "1")
+            assert (await client.move("one/two/f", "one/g")).path == "/workspace/one/g"
+            assert await client.exists("one/g")
+            assert not await client.exists("one/two/f")
+            await client.remove("one/g")
+            await client.remove("one", recursive=True)
+            assert await client.list_files() == []
+
+    async def test_what_a_command_makes_is_seen_by_the_file_verbs(self, new: New) -> None:
+        async with new() as client:
+            await client.execute("mkdir -p d && echo made > d/f")
+            entry = await client.stat("d/f")
+            assert (entry.kind, entry.size, entry.uid) == ("file", 5, 1000)
+            assert type(entry.kind) is str
+
+    async def test_a_missing_file_is_not_found(self, new: New, tmp_path: Path) -> None:
+        async with new() as client:
+            for verb in (client.read_file, client.stat, client.list_files, client.remove, client.download_file):
+                with pytest.raises(FileNotFound, match="nothing"):
+                    await verb("nothing")
+            with pytest.raises(FileNotFound):
+                await client.download_file("nothing", tmp_path / "target")
+            with pytest.raises(FileNotFound):
+                await client.download_dir("nothing", tmp_path / "target")
+        assert list(tmp_path.iterdir()) == []
+
+    async def test_a_missing_file_of_this_machine_is_told_before_anything_is_sent(
+        self, new: New, tmp_path: Path
+    ) -> None:
+        client = new()
+        with pytest.raises(FileNotFound, match="on this machine"):
+            await client.upload_file(tmp_path / "nothing")
+        with pytest.raises(FileNotFound, match="on this machine"):
+            await client.upload_dir(tmp_path / "nothing")
+        with pytest.raises(IsDirectory, match="upload_dir"):
+            await client.upload_file(tmp_path)
+        assert client.session_id == ""
+        await client.close()
+
+    async def test_a_directory_is_not_read_as_a_file_nor_a_file_as_a_directory(self, new: New, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        async with new() as client:
+            with pytest.raises(IsDirectory):
+                await client.read_file("/workspace")
+            with pytest.raises(NotADirectory, match="upload_file"):
+                await client.upload_dir(tmp_path / "file")
+
+    async def test_a_target_that_cannot_be_written_is_told(self, new: New, tmp_path: Path) -> None:
+        async with new() as client:
+            await client.write_file("f", "1")
+            with pytest.raises(FileProblem, match="cannot be written"):
+                await client.download_file("f", tmp_path / "no" / "such" / "f")
+
+    async def test_a_path_that_cannot_be_is_refused(self, new: New) -> None:
+        async with new() as client:
+            for path in ("", "a\0b"):
+                with pytest.raises(InvalidPath):
+                    await client.write_file(path, "1")
+
+    async def test_changes_are_told_as_they_happen(self, new: New) -> None:
+        async with new() as client, contextlib.aclosing(client.watch("/workspace")) as changes:
+            assert (await anext(changes)).change == "watching"
+            await client.write_file("new.txt", "1")
+            while (change := await anext(changes)).path != "/workspace/new.txt":
+                pass
+            assert change["change"] in ("created", "moved_to")
+
+
+class AsyncTerminalContract:
+    pytestmark = pytest.mark.anyio
+
+    async def test_a_terminal_shows_what_is_typed_and_how_it_ended(self, new: New) -> None:
+        async with new() as client, client.terminal(rows=40, columns=100) as terminal:
+            await terminal.write("stty size; echo $((6*7))\n")
+            assert "40 100" in await terminal.read_until("42\r\n")
+            await terminal.resize(50, 120)
+            await terminal.write("stty size\n")
+            await terminal.read_until("50 120")
+            await terminal.write("exit 3\n")
+            while await terminal.read(30):
+                pass
+            assert terminal.result is not None
+            assert "ended with 3" in repr(terminal)
+
+    async def test_a_terminal_can_be_come_back_to(self, new: New) -> None:
+        async with new() as client:
+            async with client.terminal(process_id="main") as terminal:
+                await terminal.write("X=kept; echo fir''st\n")
+                await terminal.read_until("first\r\n")
+                offset = terminal.offset
+            async with client.terminal(process_id="main", offset=offset) as terminal:
+                await terminal.write("echo $X again\n")
+                shown = await terminal.read_until("kept again")
+                assert "first" not in shown
+
+    async def test_a_terminal_in_which_nothing_happens_times_out(self, new: New) -> None:
+        async with new() as client, client.terminal("sleep 60") as terminal:
+            with pytest.raises(TimeoutError):
+                await terminal.read(0.1)
+            with pytest.raises(TimeoutError, match="did not come"):
+                await terminal.read_until("never", timeout=0.1)
+
+    async def test_a_command_runs_as_the_sandboxs_user_without_network(self, new: New) -> None:
+        async with new() as client:
+            assert (await client.execute("whoami")).output == "sandboxuser\n"
+            assert (await client.execute("python3 -c 'print(2+2)'", timeout=30)).output == "4\n"
+            assert not (await client.execute("exec 3<>/dev/tcp/1.1.1.1/80")).ok

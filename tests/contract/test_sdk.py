@@ -1,0 +1,154 @@
+"""The clients' contract in all ways there are: blocking and asyncio, over HTTP and on this machine, real and fake."""
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from contract.sdk_async_contract import AsyncBatchContract, AsyncCommandContract, AsyncSessionContract
+from contract.sdk_async_files_contract import AsyncFilesContract, AsyncTerminalContract
+from contract.sdk_blocking_contract import BatchContract, CommandContract, SessionContract
+from contract.sdk_blocking_files_contract import FilesContract, TerminalContract
+from server_process import running_server
+
+from warren import AsyncBatchSandboxClient, AsyncSandboxClient, BatchSandboxClient, SandboxClient
+from warren.local import ENGINE, Local
+
+Options = dict[str, str]
+
+
+@pytest.fixture(scope="module", params=["oci", "fake"])
+def provider(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=["remote", "local"])
+def options(request: pytest.FixtureRequest, provider: str, image_cache: Path) -> Iterator[Options]:
+    """How a client finds the place that is tested."""
+    state = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    (state / "images").symlink_to(image_cache / "images")
+    if request.param == "remote":
+        with running_server(state, "--pool-size", "2", provider=provider) as server:
+            yield {"server_url": server.url}
+    else:
+        yield from _local(state, provider)
+    assert list((state / "sandboxes").glob("*")) == []
+    shutil.rmtree(state)
+
+
+def _local(state: Path, provider: str) -> Iterator[Options]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WARREN_STATE_DIR", str(state))
+        patch.setenv("WARREN_CONFIG", "/dev/null")
+        patch.setenv("WARREN_PROVIDER", provider)
+        patch.setenv("WARREN_POOL_SIZE", "2")
+        # Holds the service, which would start anew for each test otherwise.
+        keeper = Local()
+        keeper.stats()
+        yield {"mode": "local"}
+        keeper.close()
+        assert repr(ENGINE) == "<Engine not running, 0 clients>"
+
+
+class Async:
+    @pytest.fixture
+    def new(self, options: Options) -> "partial[AsyncSandboxClient]":
+        return partial(AsyncSandboxClient, **options)  # type: ignore[arg-type]
+
+    @pytest.fixture
+    def new_batch(self, options: Options) -> "partial[AsyncBatchSandboxClient]":
+        return partial(AsyncBatchSandboxClient, **options)
+
+
+class Blocking:
+    @pytest.fixture
+    def new(self, options: Options) -> "partial[SandboxClient]":
+        return partial(SandboxClient, **options)  # type: ignore[arg-type]
+
+    @pytest.fixture
+    def new_batch(self, options: Options) -> "partial[BatchSandboxClient]":
+        return partial(BatchSandboxClient, **options)
+
+
+class TestAsyncSessions(Async, AsyncSessionContract):
+    pass
+
+
+@pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
+class TestAsyncCommands(Async, AsyncCommandContract):
+    pass
+
+
+class TestAsyncBatch(Async, AsyncBatchContract):
+    pass
+
+
+class TestAsyncFiles(Async, AsyncFilesContract):
+    pass
+
+
+@pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
+class TestAsyncTerminals(Async, AsyncTerminalContract):
+    pass
+
+
+class TestSessions(Blocking, SessionContract):
+    pass
+
+
+@pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
+class TestCommands(Blocking, CommandContract):
+    pass
+
+
+class TestBatch(Blocking, BatchContract):
+    pass
+
+
+class TestFiles(Blocking, FilesContract):
+    pass
+
+
+@pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
+class TestTerminals(Blocking, TerminalContract):
+    pass
+
+
+@pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
+class TestAsyncCancellation(Async):
+    pytestmark = pytest.mark.anyio
+
+    async def test_cancelling_a_command_ends_it(self, new: "partial[AsyncSandboxClient]") -> None:
+        async with new() as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await client.execute("sleep 60")
+            for _ in range(50):
+                if (left := (await client.execute("pgrep -x sleep")).output) == "":
+                    break
+                await asyncio.sleep(0.1)
+            assert left == ""
+
+    async def test_cancelling_a_stream_ends_it_and_the_client_goes_on(self, new: "partial[AsyncSandboxClient]") -> None:
+        async def follow(client: AsyncSandboxClient) -> None:
+            async for _ in client.stream("while sleep 0.05; do echo on; done"):
+                pass
+
+        async with new() as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(follow(client), 0.5)
+            assert (await client.execute("echo fine")).output == "fine\n"
+
+    async def test_cancelling_an_upload_leaves_no_file(self, new: "partial[AsyncSandboxClient]") -> None:
+        async def slowly() -> AsyncIterator[bytes]:
+            yield b"first"
+            await asyncio.sleep(60)
+
+        async with new() as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await client._backend.write(client.session_id, "half", slowly(), "")
+            assert not await client.exists("half")

@@ -1,0 +1,200 @@
+"""Local mode as a program has it: its beginning and its end, several loops and threads, and other programs beside it.
+
+Each test runs programs of their own: what is tested is what a process leaves behind.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from server_process import clean_environ
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def state(image_cache: Path) -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    (path / "images").symlink_to(image_cache / "images")
+    yield path
+    left = list((path / "sandboxes").glob("*"))
+    shutil.rmtree(path)
+    assert left == []
+
+
+@pytest.fixture
+def start(state: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str, provider: str = "fake") -> "subprocess.Popen[str]":
+        names = {"WARREN_STATE_DIR": str(state), "WARREN_PROVIDER": provider, "WARREN_POOL_SIZE": "1"}
+        argv = [sys.executable, "-W", "error", "-c", f"from warren import *\n{code}"]
+        process = subprocess.Popen(
+            argv,
+            env={**clean_environ(), **names},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def run(start: Start) -> Run:
+    def run(code: str, provider: str = "fake") -> str:
+        process = start(code, provider)
+        said, complained = process.communicate(timeout=60)
+        assert (process.returncode, complained) == (0, "")
+        return said
+
+    return run
+
+
+def sandboxes(state: Path) -> int:
+    return len(list((state / "sandboxes").glob("*")))
+
+
+def test_a_program_that_closes_nothing_leaves_nothing_but_the_sessions_of_threads(run: Run, state: Path) -> None:
+    code = """
+a, b = SandboxClient(mode="local"), SandboxClient(mode="local", thread_id="kept")
+a.execute("true"); b.write_file("note", "from the first program")
+print("done")
+"""
+    assert run(code, "oci") == "done\n"
+    assert sandboxes(state) == 1
+    code = """
+with SandboxClient(mode="local", thread_id="kept") as sandbox:
+    print(sandbox.read_text("note"))
+print(SandboxClient.delete_thread("kept", mode="local"))
+"""
+    assert run(code, "oci") == "from the first program\nTrue\n"
+
+
+def test_a_program_that_fails_leaves_nothing(start: Start) -> None:
+    process = start('SandboxClient(mode="local").execute("true"); raise SystemExit(3)', "oci")
+    assert process.wait(60) == 3
+
+
+def test_an_asyncio_program_that_closes_nothing_leaves_nothing(run: Run) -> None:
+    code = """
+import asyncio
+async def main():
+    print((await AsyncSandboxClient(mode="local").execute("echo hi")).output, end="")
+asyncio.run(main())
+"""
+    assert run(code, "oci") == "hi\n"
+
+
+def test_a_second_program_is_told_who_has_the_state_directory(start: Start) -> None:
+    first = start('SandboxClient(mode="local").execute("true"); print("ready", flush=True); input()')
+    assert first.stdout is not None
+    assert first.stdout.readline() == "ready\n"
+    code = """
+try:
+    SandboxClient(mode="local").execute("true")
+except WarrenError as exc:
+    print(type(exc).__name__, exc)
+"""
+    said, complained = start(code).communicate(timeout=60)
+    assert f"(process {first.pid})" in said, complained
+    assert said.startswith("Unavailable ")
+    assert 'mode="remote"' in said
+    assert "WARREN_STATE_DIR" in said
+    first.communicate("\n", timeout=60)
+    assert first.returncode == 0
+
+
+def test_loops_and_threads_use_one_service_at_once(run: Run) -> None:
+    code = """
+import asyncio, threading
+from warren.local import ENGINE
+said = []
+def blocking(number):
+    with SandboxClient(mode="local") as sandbox:
+        said.extend(sandbox.execute(f"echo {number}").output for _ in range(5))
+async def native(number):
+    async with AsyncSandboxClient(mode="local") as sandbox:
+        results = await asyncio.gather(*(sandbox.execute(f"echo {number}") for _ in range(5)))
+        said.extend(result.output for result in results)
+work = [threading.Thread(target=blocking, args=(n,)) for n in range(3)]
+work += [threading.Thread(target=lambda n=n: asyncio.run(native(n))) for n in range(3, 6)]
+[each.start() for each in work]; [each.join() for each in work]
+print(sorted(said) == sorted(f"{n}\\n" for n in range(6) for _ in range(5)), ENGINE)
+"""
+    assert run(code) == "True <Engine not running, 0 clients>\n"
+
+
+def test_it_can_end_and_begin_again(run: Run) -> None:
+    code = """
+for number in range(3):
+    with SandboxClient(mode="local") as sandbox:
+        print(sandbox.execute(f"echo {number}").output, end="")
+"""
+    assert run(code) == "0\n1\n2\n"
+
+
+def test_a_forked_process_is_told_that_it_cannot_use_it_and_harms_nothing(run: Run) -> None:
+    code = """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+sandbox = SandboxClient(mode="local")
+sandbox.execute("true")
+child = os.fork()
+if child == 0:
+    try:
+        sandbox.execute("true")
+    except WarrenError as exc:
+        print(exc.message, flush=True)
+    try:
+        SandboxClient(mode="local").execute("true")
+    except WarrenError as exc:
+        print(exc.remedy, flush=True)
+    sys.exit(0)
+print(os.waitpid(child, 0)[1], sandbox.execute("echo still here").output, end="")
+"""
+    said = run(code)
+    assert said.count("forked") == 1
+    assert "spawn" in said
+    assert said.endswith("0 still here\n")
+
+
+def test_control_c_ends_the_command(run: Run) -> None:
+    code = """
+import _thread, threading
+with SandboxClient(mode="local") as sandbox:
+    threading.Timer(0.5, _thread.interrupt_main).start()
+    try:
+        sandbox.execute("sleep 50")
+    except KeyboardInterrupt:
+        print("interrupted")
+    while sandbox.execute("pgrep -x sleep").output:
+        pass
+    print("no sleep")
+"""
+    assert run(code, "oci") == "interrupted\nno sleep\n"
+
+
+def test_settings_that_cannot_be_are_told_with_the_first_use(start: Start) -> None:
+    code = """
+import os
+os.environ["WARREN_PROVIDER"] = "nothing"
+sandbox = SandboxClient(mode="local")
+try:
+    sandbox.execute("true")
+except WarrenError as exc:
+    print(exc)
+"""
+    said, complained = start(code).communicate(timeout=60)
+    assert "WARREN_PROVIDER" in said, complained

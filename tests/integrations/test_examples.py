@@ -1,0 +1,30 @@
+"""Every example runs as a user would run it, with its script in place of a model."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+_SAYS = {
+    "langgraph_agent.py": "/workspace/primes\n10\n",
+    "deep_agent.py": "/workspace/notes/plan.md",
+    "batch_analysis.py": "north: 330 in all, most in month 2\nsouth: 120 in all, most in month 3\nwest: 21",
+    "coding_agent.py": "tests pass",
+}
+
+
+def test_no_example_is_left_out() -> None:
+    assert {path.name for path in _EXAMPLES.glob("*.py")} == {*_SAYS, "model_choice.py"}
+
+
+@pytest.mark.parametrize("name", _SAYS)
+def test_an_example_runs_offline(name: str, url: str) -> None:
+    environ = {**os.environ, "WARREN_URL": url, "WARREN_API_KEY": "", "MODEL": ""}
+    argv = [sys.executable, str(_EXAMPLES / name)]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert _SAYS[name] in done.stdout
+    assert done.stderr == ""
