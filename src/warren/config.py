@@ -24,6 +24,7 @@ __all__ = ["PROVIDERS", "Settings", "check_provider", "read_settings"]
 _SYSTEM_FILE = Path("/etc/warren/warren.toml")
 _SYSTEM_STATE = Path("/var/lib/warren")
 _LONGEST_SHOWN = 100
+_OF_CLIENTS = ("WARREN_URL", "WARREN_MCP_KEY", "WARREN_MCP_THREAD")
 
 # Values that must rise in this order. One that nobody gave moves out of the way of those that were given.
 _RISING = (("pool_min", "pool_size", "pool_max"), ("command_timeout_s", "max_command_timeout_s"))
@@ -253,7 +254,7 @@ def _let_rise(
 
 
 def _unknown_variables(values: Mapping[str, str]) -> Iterable[str]:
-    known = {CONFIG_VARIABLE, *(option.variable for option in OPTIONS.values())}
+    known = {CONFIG_VARIABLE, *_OF_CLIENTS, *(option.variable for option in OPTIONS.values())}
     for name in sorted(values):
         if name.startswith("WARREN_") and name not in known:
             near = _nearest(name, known)

@@ -11,6 +11,7 @@ run there by one task from its beginning to its end, and what it yields is fetch
 """
 
 import asyncio
+import concurrent.futures.thread
 import contextlib
 import os
 import threading
@@ -168,7 +169,9 @@ async def _stopped(service: "Service", verbs: "Verbs") -> None:
 
 
 ENGINE: Final = Engine()
-# Not with atexit: by then executors take no more work, and the service needs them to stop.
+# Not with atexit: by then executors take no more work, and the service needs them to stop. What is registered last is
+# called first, and executors registered theirs when their module, named here, was imported.
+assert concurrent.futures.thread
 threading._register_atexit(ENGINE.end)  # type: ignore[attr-defined]
 
 

@@ -12,7 +12,7 @@ import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from mcp_types import CallToolResult, TextContent
+from mcp.types import CallToolResult, TextContent
 from server_process import clean_environ, free_port
 
 TRANSPORTS = ("stdio", "http", "sse")

@@ -89,24 +89,29 @@ def test_a_command_that_takes_too_long_is_exit_code_124(url: str) -> None:
         assert backend.execute("echo on").output == "on\n"
 
 
+OPERATIONS: list[Callable[[WarrenSandbox], Any]] = [
+    lambda backend: backend.ls("/"),
+    lambda backend: backend.read("/a"),
+    lambda backend: backend.write("/a", ""),
+    lambda backend: backend.edit("/a", "b", "c"),
+    lambda backend: backend.delete("/a"),
+    lambda backend: backend.grep("a"),
+    lambda backend: backend.glob("*"),
+    lambda backend: backend.upload_files([("/a", b"")])[0],
+    lambda backend: backend.download_files(["/a"])[0],
+]
+
+
+def nowhere() -> WarrenSandbox:
+    return WarrenSandbox(client=SandboxClient("http://127.0.0.1:9"))
+
+
 def test_without_a_server_every_operation_has_a_result_that_says_so() -> None:
-    backend = WarrenSandbox(client=SandboxClient("http://127.0.0.1:9"))
-    operations: list[Callable[[], Any]] = [
-        lambda: backend.ls("/"),
-        lambda: backend.read("/a"),
-        lambda: backend.write("/a", ""),
-        lambda: backend.edit("/a", "b", "c"),
-        lambda: backend.delete("/a"),
-        lambda: backend.grep("a"),
-        lambda: backend.glob("*"),
-        lambda: backend.upload_files([("/a", b"")])[0],
-        lambda: backend.download_files(["/a"])[0],
-    ]
-    with ThreadPoolExecutor() as threads:
-        run = threads.submit(backend.execute, "true")
-        errors = [each.error for each in threads.map(lambda operation: operation(), operations)]
-    assert run.result().exit_code == 125
-    assert "warren serve" in run.result().output
+    with ThreadPoolExecutor(len(OPERATIONS) + 1) as threads:
+        answer = threads.submit(nowhere().execute, "true")
+        errors = [each.error for each in threads.map(lambda operation: operation(nowhere()), OPERATIONS)]
+    assert answer.result().exit_code == 125
+    assert "warren serve" in answer.result().output
     assert all(error and "cannot be reached" in error for error in errors)
 
 

@@ -14,7 +14,7 @@ import pytest
 from e2e.hosts import Hosts
 from integrations.mcp_world import TRANSPORTS, HttpServer, Tools, connected, http_server, stdio, text_of
 from mcp import Client, StdioServerParameters
-from mcp_types import ImageContent
+from mcp.types import ImageContent
 from server_process import ServerProcess, running_server
 
 Place = StdioServerParameters | HttpServer

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from warren.cli.serve import is_loopback
 from warren.model.errors import InvalidRequest, Unavailable
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
 _LAST_ANSWERS_S = 3
+
+
+def _from_environment(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Arguments are there for everybody on the machine to read, so this one is not taken as one."""
+    if ctx.get_parameter_source("key") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("give the key by the environment variable WARREN_MCP_KEY: others can read arguments")
+    return value
 
 
 @click.command()
@@ -33,7 +41,7 @@ _LAST_ANSWERS_S = 3
 @click.option("--host", default="127.0.0.1", show_default=True, help="With --http: the address to listen on.")
 @click.option("--port", default=8010, show_default=True, type=click.IntRange(0, 65535), help="With --http: the port.")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="A name clients use for it.")
-@click.option("--key", default="", envvar="WARREN_MCP_KEY", help="With --http: what clients must send as Bearer.")
+@click.option("--key", default="", envvar="WARREN_MCP_KEY", hidden=True, callback=_from_environment)
 def mcp(
     url: str,
     local: bool,

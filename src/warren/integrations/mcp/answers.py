@@ -3,7 +3,7 @@
 import base64
 from typing import Final
 
-from mcp_types import CallToolResult, ImageContent, TextContent
+from mcp.types import CallToolResult, ImageContent, TextContent
 
 from warren.model.errors import FileNotFound, NoCapacity, ProcessNotFound, ServerUnreachable, Unauthorized, WarrenError
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from mcp.server.mcpserver import Context
-from mcp_types import CallToolResult
+from mcp.types import CallToolResult
 from pydantic import Field
 
 from warren.integrations.mcp.answers import noticed, problem, told

@@ -3,7 +3,7 @@
 import secrets
 from typing import Annotated, Final
 
-from mcp_types import CallToolResult
+from mcp.types import CallToolResult
 from pydantic import Field
 
 from warren.integrations.mcp.answers import MAX_CHARACTERS, shortened, told

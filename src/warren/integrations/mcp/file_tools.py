@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Final
 
-from mcp_types import CallToolResult
+from mcp.types import CallToolResult
 from pydantic import Field
 
 from warren.integrations.mcp.answers import MAX_CHARACTERS, shown, told

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from mcp_types import CallToolResult
+from mcp.types import CallToolResult
 
 from warren.integrations.mcp.answers import told
 from warren.integrations.mcp.calls import Call, SandboxName, answer, reset
