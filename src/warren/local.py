@@ -89,8 +89,8 @@ class Engine:
             )
 
     def _start(self) -> None:
-        make = _imported()
-        loop = self._loop = asyncio.new_event_loop()
+        make, new_loop = _imported()
+        loop = self._loop = new_loop()
         self._thread = threading.Thread(target=loop.run_forever, name="warren local", daemon=True)
         self._thread.start()
         try:
@@ -138,8 +138,13 @@ class Engine:
             raise
 
 
-def _imported() -> Callable[[], Coroutine[Any, Any, "tuple[Service, Verbs]"]]:
+def _imported() -> tuple[
+    Callable[[], Coroutine[Any, Any, "tuple[Service, Verbs]"]], Callable[[], asyncio.AbstractEventLoop]
+]:
+    """What makes the service, and the loop it runs on."""
     try:
+        import uvloop
+
         from warren.config import read_settings
         from warren.local_verbs import Verbs
         from warren.service import Service
@@ -155,7 +160,7 @@ def _imported() -> Callable[[], Coroutine[Any, Any, "tuple[Service, Verbs]"]]:
         await service.start()
         return service, Verbs(build_context(settings, service.sessions))
 
-    return make
+    return make, uvloop.new_event_loop
 
 
 async def _stopped(service: "Service", verbs: "Verbs") -> None:
