@@ -291,6 +291,7 @@ async def test_a_sandbox_that_cannot_be_destroyed_now_is_destroyed_later() -> No
             await w.sessions.delete(TENANT, row.id)
         w.worker.no_destroying = None
         await w.reaper.tick()
+        await w.lifecycle.all_done()
         assert (await w.session(row)).state is SessionState.ENDED
         assert await w.provider.list_ids() == []
 

@@ -199,9 +199,8 @@ class Lifecycle:
         for session_id, ended in list(self._unwritten.items()):
             await self.store.swap(ended)
             del self._unwritten[session_id]
-        for session_id in list(self._unfinished):
-            with contextlib.suppress(Exception):  # it is among the unfinished again
-                await self._finish(self._unfinished.pop(session_id))
+        for session_id in self._unfinished.keys() - self._ending.keys():
+            self.finishing(self._unfinished.pop(session_id))  # if it fails it is among them again
 
     # -- losing
 
