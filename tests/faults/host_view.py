@@ -17,11 +17,14 @@ def sandboxes(state_dir: Path) -> set[str]:
 
 def described(state_dir: Path, names: Iterable[str]) -> list[str]:
     """What is in the directories of these sandboxes, for messages."""
-    return [
-        f"{path.name} ({' '.join(sorted(inside.name for inside in path.iterdir())) or 'empty'})"
-        for name in sorted(names)
-        for path in state_dir.glob(f"*/{name}")
-    ]
+    return [f"{path.name} ({_inside(path)})" for name in sorted(names) for path in state_dir.glob(f"*/{name}")]
+
+
+def _inside(path: Path) -> str:
+    try:
+        return " ".join(sorted(inside.name for inside in path.iterdir())) or "empty"
+    except FileNotFoundError:
+        return "gone by now"
 
 
 def strays(state_dir: Path) -> list[str]:
