@@ -3,7 +3,8 @@
 Deadlines are counted on `now`: seconds since the machine was started, suspended time included. Setting
 the machine's clock does not move it, and it goes on when a server is restarted. Its figures mean
 something only together with `epoch`, which changes when the machine is restarted. `wall` is the time
-of day, for people.
+of day, for people; `wall_at` the time of day that belongs to a moment of `now`, the same each time it is asked for
+unless the machine's clock was set in between.
 """
 
 import asyncio
@@ -11,7 +12,9 @@ import heapq
 import itertools
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+CLOCK_WAS_SET_S: Final = 0.5  # less than that is the two clocks being read one after the other, or being slewed
 
 
 class Clock(Protocol):
@@ -19,12 +22,14 @@ class Clock(Protocol):
     def epoch(self) -> str: ...
     def now(self) -> float: ...
     def wall(self) -> float: ...
+    def wall_at(self, moment: float) -> float: ...
     async def sleep(self, seconds: float) -> None: ...
 
 
 class SystemClock:
     def __init__(self) -> None:
         self._epoch = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        self._offset = self.wall() - self.now()
 
     @property
     def epoch(self) -> str:
@@ -35,6 +40,12 @@ class SystemClock:
 
     def wall(self) -> float:
         return time.time()
+
+    def wall_at(self, moment: float) -> float:
+        offset = self.wall() - self.now()
+        if abs(offset - self._offset) > CLOCK_WAS_SET_S:
+            self._offset = offset
+        return moment + self._offset
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -62,6 +73,9 @@ class ManualClock:
 
     def wall(self) -> float:
         return self._wall
+
+    def wall_at(self, moment: float) -> float:
+        return self._wall + moment - self._now
 
     def set_wall(self, wall: float) -> None:
         self._wall = wall

@@ -315,7 +315,7 @@ def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any
 def _expires(session: Session, clock: Clock) -> str | None:
     if session.state not in (SessionState.RUNNING, SessionState.LOST):
         return None
-    return timestamp(clock.wall() + session.deadline - clock.now())
+    return timestamp(clock.wall_at(session.deadline))
 
 
 def isolation_view(isolation: Isolation) -> dict[str, Any]:
