@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from contract.records_contract import RecordsContract
+from contract.store_caps_contract import StoreCapsContract
 from contract.store_keys_contract import StoreKeysContract
 from contract.store_values import (
     ACTIVE,
@@ -30,7 +32,7 @@ from warren.model.session import Session, SessionState
 
 
 @pytest.mark.anyio
-class StoreContract(StoreKeysContract):
+class StoreContract(StoreKeysContract, StoreCapsContract, RecordsContract):
     @pytest.fixture
     async def store(self) -> AsyncIterator[SessionStore]:
         raise NotImplementedError

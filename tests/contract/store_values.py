@@ -43,6 +43,8 @@ def a_full_session() -> Session:
         provider="oci",
         sandbox_id="sb_1",
         pooled=True,
+        key_id="key_1",
+        disk_mb=77,
         previous=Previous("ses_before", EndReason.IDLE, "30 min"),
         reason=EndReason.LOST,
         detail="it died",

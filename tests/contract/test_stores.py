@@ -106,7 +106,8 @@ class TestSqliteFile:
             await added(store)
         await store.close()
         content = path.read_bytes()
-        path.write_bytes(content[:2048] + b"\xff" * (len(content) - 2048))
+        schema = 4 * 2048  # pages that are read on opening
+        path.write_bytes(content[:schema] + b"\xff" * (len(content) - schema))
         store = await SqliteStore.open(path)
         with pytest.raises(Unavailable, match=str(path)):
             await store.active()

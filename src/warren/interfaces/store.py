@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from warren.interfaces.records import RecordStore
 from warren.model.session import Session, SessionState
 
 
@@ -38,6 +39,19 @@ class KeyRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Caps:
+    """How much a tenant, and one key of it, may hold at once; None is no bound."""
+
+    sessions: int | None = None
+    disk_mb: int | None = None
+    key_sessions: int | None = None
+    key_disk_mb: int | None = None
+
+
+NO_CAPS = Caps()
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """Which sessions of a tenant are wanted: newest first, after the session id `after`."""
 
@@ -60,7 +74,9 @@ class SessionStore(Protocol):
     `add` stores a new session, if there is nothing in its way: a key that is known gives the session it
     stands for (also an ended one), then an active session of the same thread gives that one and, if it is
     CREATING or RUNNING, remembers the key for it. A key that came with another fingerprint raises KeyReused;
-    a key whose session came to nothing counts as unknown; so does one whose session was purged.
+    a key whose session came to nothing counts as unknown; so does one whose session was purged. A new session that would
+    take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many come at once, what is held
+    (see HOLDING; disk as the sum of `disk_mb`) never exceeds them.
     `get` finds a session of the tenant, also an ended one; `of_thread` the thread's active one, else the
     newest ended one.
     `swap` stores a change (`session.version` is one more than what it was made from) if nobody else was
@@ -73,9 +89,13 @@ class SessionStore(Protocol):
     `claim_key` remembers a key, unless it is known: then it gives what is known of it (None: it is new).
     A known key with another fingerprint raises KeyReused. `answer_key` adds the answer, `release_key`
     forgets it; both do nothing for a key that is unknown.
+    `records` keeps everything else, in the same place.
     """
 
-    async def add(self, session: Session, key: Key | None = None) -> tuple[Session, Added]: ...
+    @property
+    def records(self) -> RecordStore: ...
+
+    async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]: ...
     async def get(self, tenant: str, session_id: str) -> Session | None: ...
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None: ...
     async def swap(self, session: Session) -> bool: ...

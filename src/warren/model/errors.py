@@ -19,6 +19,9 @@ WarrenError
 │   ├── ImageNotFound
 │   └── FileNotFound
 ├── Unauthorized                   no key, or not the right one
+├── Forbidden                      the key may not do this
+├── QuotaExceeded                  the tenant, or the key, has had what it may have
+│   └── RateLimited                too many requests in too short a time
 ├── Conflict
 │   └── FileExists
 ├── FileProblem                    the sandbox's file system said no
@@ -138,6 +141,18 @@ class FileNotFound(NotFound):
 
 class Unauthorized(WarrenError):
     code, http_status = "unauthorized", 401
+
+
+class Forbidden(WarrenError):
+    code, http_status = "forbidden", 403
+
+
+class QuotaExceeded(WarrenError):
+    code, http_status, retryable = "quota_exceeded", 429, True
+
+
+class RateLimited(QuotaExceeded):
+    code = "rate_limited"
 
 
 class Conflict(WarrenError):

@@ -56,6 +56,9 @@ class EndReason(StrEnum):
     SHUTDOWN = "shutdown"
 
 
+# In these it has a sandbox, or will have, and counts for quotas.
+HOLDING: Final = frozenset({_S.CREATING, _S.RUNNING, _S.STOPPING})
+
 # A create that came to nothing: its Idempotency-Key may be used again.
 CAME_TO_NOTHING: Final = frozenset({EndReason.FAILED, EndReason.UNDONE})
 
@@ -74,7 +77,8 @@ class Session:
     """`version` counts the changes; a store takes a change only over the version it was made from.
 
     `image`, `limits` and `require` are what the caller asked for beyond the environment (empty: nothing).
-    `reason` and `detail` say why it was lost or ended.
+    `reason` and `detail` say why it was lost or ended. `key_id` names the key it was created with; `disk_mb` is the
+    disk it may use up. The values of `env` may be secrets: only their names are ever shown.
     """
 
     id: str
@@ -98,6 +102,8 @@ class Session:
     provider: str = ""
     sandbox_id: str = ""
     pooled: bool = False
+    key_id: str = ""
+    disk_mb: int = 0
     previous: Previous | None = None
     reason: EndReason = EndReason.NONE
     detail: str = ""

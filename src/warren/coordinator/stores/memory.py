@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from warren.coordinator.stores.rules import (
     EXPIRING,
     USABLE,
+    Held,
+    check_caps,
     check_same_request,
     counts_as_unknown,
     ended_at,
     is_on,
     place,
 )
-from warren.interfaces.store import Added, Key, KeyRecord, Page
+from warren.coordinator.stores.memory_records import MemoryRecords
+from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
 from warren.model.errors import Conflict
-from warren.model.session import Session, SessionState
+from warren.model.session import HOLDING, Session, SessionState
 
 _Name = tuple[str, str, str]
 
@@ -37,15 +40,18 @@ class MemoryStore:
         self._sessions: dict[str, Session] = {}
         self._threads: dict[tuple[str, str], str] = {}  # the active session of each
         self._keys: dict[_Name, _Kept] = {}
+        self.records = MemoryRecords()
 
     def __repr__(self) -> str:
         return f"<MemoryStore: {len(self._sessions)} sessions, {len(self._keys)} keys>"
 
-    async def add(self, session: Session, key: Key | None = None) -> tuple[Session, Added]:
+    async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
         if key is not None and (known := self._standing_for(key)) is not None:
             return known, Added.KEY
         held = self._active_of(session.tenant, session.thread_id)
         if held is None:
+            if caps != NO_CAPS:
+                check_caps(caps, session, self._held(session.tenant), self._held(session.tenant, session.key_id))
             self._insert(session)
         stored = held or session
         if key is not None and (held is None or held.state in USABLE):
@@ -118,6 +124,10 @@ class MemoryStore:
 
     async def close(self) -> None:
         pass
+
+    def _held(self, tenant: str, key_id: str | None = None) -> Held:
+        mine = [one for one in self._of(tenant) if one.state in HOLDING and (key_id is None or one.key_id == key_id)]
+        return Held(len(mine), sum(one.disk_mb for one in mine))
 
     def _insert(self, session: Session) -> None:
         if session.id in self._sessions:

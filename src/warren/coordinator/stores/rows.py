@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, fields
 from operator import attrgetter
 from typing import Any, Final
 
+from warren.coordinator.stores.sealing import Sealer, opened
 from warren.model.session import EndReason, Previous, Session, SessionState
 from warren.model.spec import Layer, Limits
 
@@ -21,7 +22,8 @@ _DEFAULTS: Final = tuple(
 _ENCODER: Final = json.JSONEncoder(ensure_ascii=False, check_circular=False, separators=(",", ":"))
 
 
-def encoded(session: Session) -> str:
+def encoded(session: Session, sealer: Sealer | None = None) -> str:
+    """With a sealer the values of its variables are in it only sealed, for this session."""
     values: dict[str, Any] = {
         name: value
         for name, value, default in zip(_NAMES, _VALUES(session), _DEFAULTS, strict=True)
@@ -31,12 +33,14 @@ def encoded(session: Session) -> str:
         values["limits"] = asdict(session.limits)
     if session.require:
         values["require"] = sorted(session.require)
+    if session.env and sealer is not None:
+        values["env"] = sealer.seal(_ENCODER.encode(session.env), session.id)
     if session.previous is not None:
         values["previous"] = asdict(session.previous)
     return _ENCODER.encode(values)
 
 
-def decoded(text: str | bytes) -> Session:
+def decoded(text: str | bytes, sealer: Sealer | None = None) -> Session:
     values = json.loads(text)
     if "state" in values:
         values["state"] = SessionState(values["state"])
@@ -46,6 +50,8 @@ def decoded(text: str | bytes) -> Session:
         values["limits"] = Limits(**values["limits"])
     if "require" in values:
         values["require"] = frozenset(map(Layer, values["require"]))
+    if isinstance(values.get("env"), str):
+        values["env"] = json.loads(opened(sealer, values["env"], values["id"]))
     if "previous" in values:
         previous = values["previous"]
         values["previous"] = Previous(**{**previous, "reason": EndReason(previous["reason"])})

@@ -1,13 +1,18 @@
 """What every store decides alike: pure, over values that were already found."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from warren.interfaces.store import Key, Page
-from warren.model.errors import KeyReused
+from warren.interfaces.store import Caps, Key, Page
+from warren.model.errors import KeyReused, QuotaExceeded
 from warren.model.session import CAME_TO_NOTHING, Session, SessionState
 
 USABLE: Final = frozenset({SessionState.CREATING, SessionState.RUNNING})
 EXPIRING: Final = frozenset({SessionState.CREATING, SessionState.RUNNING, SessionState.LOST})
+
+
+class Held(NamedTuple):
+    sessions: int
+    disk_mb: int
 
 
 def check_same_request(same: bool, key: Key) -> None:
@@ -16,6 +21,22 @@ def check_same_request(same: bool, key: Key) -> None:
             f"the Idempotency-Key {key.key!r} was used before, for another request",
             remedy="use a new key for every new request",
         )
+
+
+def check_caps(caps: Caps, session: Session, held: Held, held_by_key: Held) -> None:
+    """What is held already, by the tenant and by the key, and one session more."""
+    for most, value, whose, what in (
+        (caps.sessions, held.sessions + 1, "tenant", "sessions"),
+        (caps.disk_mb, held.disk_mb + session.disk_mb, "tenant", "MB of disk"),
+        (caps.key_sessions, held_by_key.sessions + 1, "key", "sessions"),
+        (caps.key_disk_mb, held_by_key.disk_mb + session.disk_mb, "key", "MB of disk"),
+    ):
+        if most is not None and value > most:
+            raise QuotaExceeded(
+                f"this {whose} may hold {most} {what} at once, and this would make {value}",
+                remedy="end a session that is not needed any more, or ask the operator for more",
+                retry_after_s=5,
+            )
 
 
 def counts_as_unknown(session: Session | None) -> bool:

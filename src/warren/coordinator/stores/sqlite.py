@@ -16,19 +16,29 @@ from typing import Any, Final
 
 from warren.clock import Clock, SystemClock
 from warren.coordinator.stores.rows import decoded, encoded, pair, text_of
-from warren.coordinator.stores.rules import USABLE, check_same_request, counts_as_unknown, ended_at, is_on
+from warren.coordinator.stores.rules import (
+    USABLE,
+    Held,
+    check_caps,
+    check_same_request,
+    counts_as_unknown,
+    ended_at,
+    is_on,
+)
+from warren.coordinator.stores.sealing import Sealer
 from warren.coordinator.stores.sqlite_file import SqliteFile
+from warren.coordinator.stores.sqlite_records import SqliteRecords
 from warren.finishing import to_its_end
-from warren.interfaces.store import Added, Key, KeyRecord, Page
+from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
 from warren.model.errors import Unavailable, WarrenError
-from warren.model.session import Session, SessionState
+from warren.model.session import HOLDING, Session, SessionState
 
 CHECKPOINT_S: Final = 2.0
 _PATIENCE_S: Final = 10.0
 
 _INSERT: Final = """INSERT INTO sessions
-    (id, tenant, thread_id, state, environment, version, created_at, deadline, epoch, ended, data)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+    (id, tenant, thread_id, state, environment, version, created_at, deadline, epoch, ended, key_id, disk_mb, data)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_IF_FREE: Final = f"""{_INSERT}
     ON CONFLICT (tenant, thread_id) WHERE state != 'ended' AND thread_id != '' DO NOTHING"""
 _GET: Final = "SELECT data FROM sessions WHERE id = ? AND tenant = ?"
@@ -49,6 +59,9 @@ _DUE: Final = """SELECT data FROM sessions
 _COUNTED: Final = tuple(state for state in SessionState if state is not SessionState.ENDED)
 _COUNT: Final = f"""SELECT {", ".join(f"count(*) FILTER (WHERE state = '{state}')" for state in _COUNTED)},
     (SELECT count(*) FROM sessions WHERE state = 'ended') FROM sessions WHERE state != 'ended'"""
+_HELD: Final = f"""SELECT count(*), total(disk_mb), count(*) FILTER (WHERE key_id = ?),
+    total(disk_mb) FILTER (WHERE key_id = ?) FROM sessions
+    WHERE tenant = ? AND state != 'ended' AND state IN ({", ".join(f"'{state}'" for state in sorted(HOLDING))})"""
 _PURGE_SESSIONS: Final = "DELETE FROM sessions WHERE state = 'ended' AND (epoch != ? OR ended < ?)"
 _PURGE_KEYS: Final = "DELETE FROM keys WHERE session_id IS NULL AND (epoch != ? OR made < ?)"
 _REMEMBER_KEY: Final = """INSERT OR REPLACE INTO keys
@@ -63,14 +76,17 @@ _log = logging.getLogger(__name__)
 
 
 class SqliteStore:
-    """Use `open`. The file is made if there is none; its directory must exist."""
+    """Use `open`. The file is made if there is none; its directory must exist. With a `sealer` the values of
+    sessions' variables are written sealed."""
 
     @classmethod
-    async def open(cls, path: Path, clock: Clock | None = None) -> "SqliteStore":
-        return cls(await asyncio.to_thread(SqliteFile, path), clock or SystemClock())
+    async def open(cls, path: Path, clock: Clock | None = None, sealer: Sealer | None = None) -> "SqliteStore":
+        return cls(await asyncio.to_thread(SqliteFile, path), clock or SystemClock(), sealer)
 
-    def __init__(self, file: SqliteFile, clock: Clock) -> None:
+    def __init__(self, file: SqliteFile, clock: Clock, sealer: Sealer | None = None) -> None:
         self._file = file
+        self._sealer = sealer
+        self.records = SqliteRecords(file, self._writable)
         self._run = file.run
         self._clock = clock
         self._wrote = False
@@ -84,16 +100,18 @@ class SqliteStore:
     def __repr__(self) -> str:
         return f"<SqliteStore {self._file.path}{' closed' if self._closed else ''}>"
 
-    async def add(self, session: Session, key: Key | None = None) -> tuple[Session, Added]:
+    async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
         await self._writable()
-        if key is None and self._run(_INSERT_IF_FREE, *_row(session)).rowcount == 1:
+        row = self._row(session)
+        if key is None and caps == NO_CAPS and self._run(_INSERT_IF_FREE, *row).rowcount == 1:
             return session, Added.NEW
         with self._file.transaction():
             if key is not None and (known := self._standing_for(key)) is not None:
                 return known, Added.KEY
             held = self._one(_ACTIVE_OF_THREAD, session.tenant, session.thread_id) if session.thread_id else None
             if held is None:
-                self._run(_INSERT, *_row(session))
+                self._check_caps(caps, session)
+                self._run(_INSERT, *row)
             stored = held or session
             if key is not None and (held is None or held.state in USABLE):
                 self._run(_REMEMBER_KEY, *_name(key), key.fingerprint, stored.id, session.epoch, session.started)
@@ -108,7 +126,7 @@ class SqliteStore:
 
     async def swap(self, session: Session) -> bool:
         await self._writable()
-        times = session.version, session.deadline, encoded(session)
+        times = session.version, session.deadline, encoded(session, self._sealer)
         which = session.id, session.tenant, session.version - 1
         state = session.state, session.epoch, ended_at(session)
         if self._run(_SWAP_SAME_STATE, *times, *which, *state).rowcount == 1:
@@ -118,14 +136,14 @@ class SqliteStore:
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         sql, values = _query(tenant, page)
         with contextlib.closing(self._run(sql, *values)) as rows:
-            found = (session for (data,) in rows if is_on(page, session := decoded(data)))
+            found = (session for (data,) in rows if is_on(page, session := self._decoded(data)))
             return tuple(islice(found, max(0, page.limit)))
 
     async def active(self) -> Sequence[Session]:
-        return [decoded(data) for (data,) in self._run(_ACTIVE).fetchall()]
+        return [self._decoded(data) for (data,) in self._run(_ACTIVE).fetchall()]
 
     async def due(self, now: float, limit: int) -> Sequence[Session]:
-        return [decoded(data) for (data,) in self._run(_DUE, now, max(0, limit)).fetchall()]
+        return [self._decoded(data) for (data,) in self._run(_DUE, now, max(0, limit)).fetchall()]
 
     async def count(self) -> Mapping[SessionState, int]:
         return dict(zip((*_COUNTED, SessionState.ENDED), self._run(_COUNT).fetchone(), strict=True))
@@ -211,33 +229,42 @@ class SqliteStore:
                 remedy="look at the kernel's log for errors of the disk",
             ) from None
 
+    def _row(self, session: Session) -> tuple[Any, ...]:
+        return (
+            session.id,
+            session.tenant,
+            session.thread_id,
+            session.state,
+            session.environment,
+            session.version,
+            session.created_at,
+            session.deadline,
+            session.epoch,
+            ended_at(session),
+            session.key_id,
+            session.disk_mb,
+            encoded(session, self._sealer),
+        )
+
+    def _decoded(self, data: str | bytes) -> Session:
+        return decoded(data, self._sealer)
+
+    def _check_caps(self, caps: Caps, session: Session) -> None:
+        if caps != NO_CAPS:
+            held = self._run(_HELD, session.key_id, session.key_id, session.tenant).fetchone()
+            check_caps(caps, session, Held(*map(int, held[:2])), Held(*map(int, held[2:])))
+
     def _one(self, sql: str, *values: Any) -> Session | None:
         row = self._run(sql, *values).fetchone()
-        return None if row is None else decoded(row[0])
+        return None if row is None else self._decoded(row[0])
 
     def _standing_for(self, key: Key) -> Session | None:
         """The session a key gives, if it is known."""
         row = self._run(_SESSION_OF_KEY, key.fingerprint, *_name(key)).fetchone()
-        if row is None or counts_as_unknown(session := decoded(row[1]) if row[1] is not None else None):
+        if row is None or counts_as_unknown(session := self._decoded(row[1]) if row[1] is not None else None):
             return None
         check_same_request(row[0], key)
         return session
-
-
-def _row(session: Session) -> tuple[Any, ...]:
-    return (
-        session.id,
-        session.tenant,
-        session.thread_id,
-        session.state,
-        session.environment,
-        session.version,
-        session.created_at,
-        session.deadline,
-        session.epoch,
-        ended_at(session),
-        encoded(session),
-    )
 
 
 def _name(key: Key) -> tuple[str, str, str]:

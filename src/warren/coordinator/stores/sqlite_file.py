@@ -31,13 +31,14 @@ _SCHEMA: Final = (
     """CREATE TABLE sessions (
         id TEXT PRIMARY KEY, tenant TEXT NOT NULL, thread_id TEXT NOT NULL, state TEXT NOT NULL,
         environment TEXT NOT NULL, version INTEGER NOT NULL, created_at REAL NOT NULL, deadline REAL NOT NULL,
-        epoch TEXT NOT NULL, ended REAL, data TEXT NOT NULL)""",
+        epoch TEXT NOT NULL, ended REAL, key_id TEXT NOT NULL, disk_mb INTEGER NOT NULL, data TEXT NOT NULL)""",
     """CREATE UNIQUE INDEX active_threads ON sessions (tenant, thread_id)
         WHERE state != 'ended' AND thread_id != ''""",
     """CREATE INDEX ended_threads ON sessions (tenant, thread_id, created_at, id)
         WHERE state = 'ended' AND thread_id != ''""",
     "CREATE INDEX listed ON sessions (tenant, created_at, id, state)",
     "CREATE INDEX active ON sessions (deadline, id, state) WHERE state != 'ended'",
+    "CREATE INDEX held ON sessions (tenant, state, key_id, disk_mb) WHERE state != 'ended'",
     "CREATE INDEX over ON sessions (epoch, ended) WHERE state = 'ended'",
     """CREATE TABLE keys (
         tenant TEXT NOT NULL, scope TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL,
@@ -45,6 +46,11 @@ _SCHEMA: Final = (
         epoch TEXT NOT NULL, made REAL NOT NULL, answer TEXT NOT NULL, UNIQUE (tenant, scope, key))""",
     "CREATE INDEX keys_of_sessions ON keys (session_id) WHERE session_id IS NOT NULL",
     "CREATE INDEX claimed_keys ON keys (epoch, made) WHERE session_id IS NULL",
+    """CREATE TABLE records (
+        kind TEXT NOT NULL, id TEXT NOT NULL, value TEXT NOT NULL, version INTEGER NOT NULL,
+        "group" TEXT NOT NULL, due REAL, PRIMARY KEY (kind, id)) WITHOUT ROWID""",
+    'CREATE INDEX grouped_records ON records (kind, "group", id)',
+    "CREATE INDEX due_records ON records (kind, due, id) WHERE due IS NOT NULL",
     f"PRAGMA application_id = {_OURS}",
     f"PRAGMA user_version = {VERSION}",
 )

@@ -1,0 +1,72 @@
+"""Secrets that are kept: sealed with a key that is kept elsewhere.
+
+AES-256-GCM, a new nonce each time. What was sealed for one purpose (a session's id) opens only for that one.
+"""
+
+import base64
+import os
+import secrets
+from pathlib import Path
+from typing import Final
+
+from warren.model.errors import InvalidRequest, Unavailable
+
+KEY_BYTES: Final = 32
+_NONCE_BYTES: Final = 12
+_REMEDY: Final = "start it with the key they were sealed with (WARREN_SECRETS_KEY, or the file in the state directory)"
+
+
+class Sealer:
+    def __init__(self, key: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        self._cipher = AESGCM(key)
+
+    def __repr__(self) -> str:
+        return "<Sealer>"
+
+    def seal(self, text: str, purpose: str) -> str:
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed = self._cipher.encrypt(nonce, text.encode(errors="surrogatepass"), purpose.encode())
+        return base64.b64encode(nonce + sealed).decode()
+
+    def open(self, sealed: str, purpose: str) -> str:
+        """Raises Unavailable for what was sealed with another key, or for another purpose."""
+        from cryptography.exceptions import InvalidTag
+
+        raw = base64.b64decode(sealed)
+        try:
+            text = self._cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], purpose.encode())
+        except InvalidTag:
+            raise Unavailable("stored secrets cannot be read with this server's key", remedy=_REMEDY) from None
+        return text.decode(errors="surrogatepass")
+
+
+def opened(sealer: Sealer | None, sealed: str, purpose: str) -> str:
+    if sealer is None:
+        raise Unavailable("stored secrets are sealed, and this server has no key for them", remedy=_REMEDY)
+    return sealer.open(sealed, purpose)
+
+
+def read_key(text: str) -> bytes:
+    """A key as it is configured: 64 hexadecimal digits."""
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise InvalidRequest("the secrets key is not right", remedy="make one: openssl rand -hex 32")
+    return key
+
+
+def key_in(path: Path) -> bytes:
+    """The key in a file of this user's alone; made if there is none."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return read_key(path.read_text().strip())
+    with os.fdopen(fd, "w") as file:
+        file.write(secrets.token_hex(KEY_BYTES) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return read_key(path.read_text().strip())

@@ -1,0 +1,143 @@
+"""Who is asking, what they may do, and how much of it.
+
+A tenant is whom keys belong to; its sessions, processes and files are its own. A caller is one request's
+proven identity: a tenant, the key (or token) it came with, and the scopes of that key. Quotas bound a tenant, or one
+key of it; None is no bound.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from warren.model.errors import InvalidRequest
+from warren.model.session import DEFAULT_TENANT, LONGEST_S
+from warren.model.spec import Limits
+
+ANY_TENANT: Final = "*"  # what its record says holds for every tenant that has none
+_TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_LIMITS: Final = frozenset(each.name for each in fields(Limits))
+
+
+class Scope(StrEnum):
+    """READ: look at sessions, processes and figures. EXEC: run commands, terminals. FILES: read and write files.
+    SESSIONS: create, change and end sessions, and the webhooks that tell of them. ADMIN: the keys, tenants, audit and
+    usage of all; it contains the others."""
+
+    READ = "read"
+    EXEC = "exec"
+    FILES = "files"
+    SESSIONS = "sessions"
+    ADMIN = "admin"
+
+
+ALL_SCOPES: Final = frozenset(Scope)
+USUAL_SCOPES: Final = ALL_SCOPES - {Scope.ADMIN}
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """What a tenant, or one key, may have at once or in a time. `environments` empty: all; `limits`: the most that a
+    session may ask for, by the names of Limits."""
+
+    sessions: int | None = None
+    disk_mb: int | None = None
+    creates_per_minute: int | None = None
+    requests_per_minute: int | None = None
+    exec_seconds_per_day: int | None = None
+    bytes_out_per_day: int | None = None
+    max_lifetime_s: float | None = None
+    environments: tuple[str, ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53
+            ):
+                raise InvalidRequest(f"the quota {name} is {value!r}, it must be a whole number, 0 or more")
+        if self.max_lifetime_s is not None and not 1 <= self.max_lifetime_s <= LONGEST_S:
+            raise InvalidRequest(f"the quota max_lifetime_s must be between 1 and {LONGEST_S:.0f}")
+        for name, most in self.limits.items():
+            if name not in _LIMITS or isinstance(most, bool) or not isinstance(most, int | float) or most <= 0:
+                raise InvalidRequest(
+                    f"the quota limits.{name} is {most!r}", remedy=f"numbers above 0 for: {', '.join(sorted(_LIMITS))}"
+                )
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "Quota":
+        unknown = set(values) - {each.name for each in fields(cls)}
+        if unknown:
+            raise InvalidRequest(
+                f"there is no quota {min(unknown)!r}", remedy=f"there are: {', '.join(e.name for e in fields(cls))}"
+            )
+        return cls(**{**values, "environments": tuple(values.get("environments", ()))})
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Only what it bounds."""
+        return {name: value for name, value in asdict(self).items() if value not in (None, (), {})}
+
+
+_COUNTS: Final = (
+    "sessions",
+    "disk_mb",
+    "creates_per_minute",
+    "requests_per_minute",
+    "exec_seconds_per_day",
+    "bytes_out_per_day",
+)
+NO_QUOTA: Final = Quota()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Proven, not claimed. `key_id` names the key, token or way in; `quota` is the tenant's, `key_quota` the key's."""
+
+    tenant: str = DEFAULT_TENANT
+    key_id: str = ""
+    scopes: frozenset[Scope] = ALL_SCOPES
+    quota: Quota = NO_QUOTA
+    key_quota: Quota = NO_QUOTA
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes or Scope.ADMIN in self.scopes
+
+    def with_quota(self, quota: Quota) -> "Caller":
+        return replace(self, quota=quota)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key as it is kept: its secret is not in here, only a salted hash of it. Times are times of day."""
+
+    id: str
+    name: str
+    tenant: str
+    scopes: frozenset[Scope]
+    salt: str
+    hashed: str
+    created_at: float
+    expires_at: float | None = None
+    used_at: float | None = None
+    quota: Quota = NO_QUOTA
+
+
+def check_tenant(name: str) -> str:
+    if not _TENANT.fullmatch(name):
+        raise InvalidRequest(
+            f"{name[:80]!r} cannot be a tenant's name", remedy="1 to 64 letters, digits, dots, dashes or underscores"
+        )
+    return name
+
+
+def read_scopes(names: Any) -> frozenset[Scope]:
+    """Scopes by their names: a list, or text with spaces or commas between them."""
+    given = re.split(r"[\s,]+", names.strip()) if isinstance(names, str) else list(names)
+    try:
+        return frozenset(Scope(name) for name in given if name)
+    except ValueError:
+        raise InvalidRequest(
+            f"unknown scope in {', '.join(map(str, given))[:200]!r}", remedy=f"there are: {', '.join(Scope)}"
+        ) from None

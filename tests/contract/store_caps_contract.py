@@ -1,0 +1,76 @@
+"""What every session store promises about quotas: they hold, however many come at once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from contract.store_values import S, a_key, a_session, added, ended, swapped
+
+from warren.interfaces.store import Added, Caps, SessionStore
+from warren.model.errors import QuotaExceeded
+from warren.model.session import Session
+
+
+async def tried(store: SessionStore, caps: Caps, **values: Any) -> Session | None:
+    """The session, if there was room for it."""
+    try:
+        return (await store.add(a_session(**values), None, caps))[0]
+    except QuotaExceeded:
+        return None
+
+
+@pytest.mark.anyio
+class StoreCapsContract:
+    @pytest.fixture
+    async def store(self) -> AsyncIterator[SessionStore]:
+        raise NotImplementedError
+        yield
+
+    async def test_a_hundred_at_once_do_not_exceed_a_cap(self, store: SessionStore) -> None:
+        made = await asyncio.gather(*(tried(store, Caps(sessions=7)) for _ in range(100)))
+        assert sum(one is not None for one in made) == 7
+        assert len(await store.active()) == 7
+
+    async def test_what_is_refused_leaves_nothing(self, store: SessionStore) -> None:
+        with pytest.raises(QuotaExceeded, match="may hold 0 sessions at once"):
+            await store.add(a_session(thread_id="t"), a_key(), Caps(sessions=0))
+        assert not await store.active()
+        assert await store.of_thread("acme", "t") is None
+        session = a_session(thread_id="t")
+        assert await store.add(session, a_key()) == (session, Added.NEW)
+
+    async def test_a_cap_is_for_one_tenant(self, store: SessionStore) -> None:
+        await added(store, tenant="other")
+        assert await tried(store, Caps(sessions=1)) is not None
+        assert await tried(store, Caps(sessions=1)) is None
+
+    async def test_only_sessions_with_a_sandbox_count(self, store: SessionStore) -> None:
+        one, two = await added(store), await added(store)
+        assert await tried(store, Caps(sessions=2)) is None
+        await swapped(store, one, S.RUNNING, S.LOST)
+        assert await tried(store, Caps(sessions=2)) is not None
+        assert await tried(store, Caps(sessions=2)) is None
+        await ended(store, two)
+        assert await tried(store, Caps(sessions=2)) is not None
+
+    async def test_disk_is_added_up(self, store: SessionStore) -> None:
+        caps = Caps(disk_mb=100)
+        assert await tried(store, caps, disk_mb=60) is not None
+        assert await tried(store, caps, disk_mb=41) is None
+        assert await tried(store, caps, disk_mb=40) is not None
+
+    async def test_a_key_has_caps_of_its_own(self, store: SessionStore) -> None:
+        caps = Caps(sessions=3, key_sessions=1, key_disk_mb=10)
+        assert await tried(store, caps, key_id="key_1", disk_mb=10) is not None
+        assert await tried(store, caps, key_id="key_1", disk_mb=0) is None
+        assert await tried(store, caps, key_id="key_2", disk_mb=11) is None
+        assert await tried(store, caps, key_id="key_2", disk_mb=10) is not None
+
+    async def test_a_thread_that_has_its_session_gets_it_whatever_the_caps(self, store: SessionStore) -> None:
+        held = await added(store, thread_id="t")
+        assert await store.add(a_session(thread_id="t"), None, Caps(sessions=0)) == (held, Added.THREAD)
+
+    async def test_a_known_key_gives_its_session_whatever_the_caps(self, store: SessionStore) -> None:
+        held = await added(store, a_key())
+        assert await store.add(a_session(), a_key(), Caps(sessions=0)) == (held, Added.KEY)

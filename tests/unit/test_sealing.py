@@ -1,0 +1,48 @@
+"""Secrets that are kept are sealed."""
+
+from pathlib import Path
+
+import pytest
+from contract.store_values import a_session
+from hypothesis import given
+from hypothesis import strategies as st
+
+from warren.coordinator.stores.rows import decoded, encoded
+from warren.coordinator.stores.sealing import KEY_BYTES, Sealer, key_in, read_key
+from warren.model.errors import InvalidRequest, Unavailable
+
+SEALER = Sealer(b"k" * KEY_BYTES)
+
+
+@given(st.text(), st.text(st.characters(codec="utf-8")))
+def test_what_was_sealed_opens_again(text: str, purpose: str) -> None:
+    assert SEALER.open(SEALER.seal(text, purpose), purpose) == text
+
+
+def test_it_does_not_open_with_another_key_or_for_another_purpose() -> None:
+    sealed = SEALER.seal("hunter2", "ses_1")
+    for sealer, purpose in ((Sealer(b"x" * KEY_BYTES), "ses_1"), (SEALER, "ses_2")):
+        with pytest.raises(Unavailable, match="cannot be read"):
+            sealer.open(sealed, purpose)
+
+
+def test_a_row_does_not_show_the_values_of_variables() -> None:
+    session = a_session(env={"TOKEN": "hunter2-\ud800"})
+    row = encoded(session, SEALER)
+    assert "hunter2" not in row
+    assert decoded(row, SEALER) == session
+    with pytest.raises(Unavailable, match="has no key for them"):
+        decoded(row)
+
+
+def test_a_key_file_is_private_and_stays_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "secrets.key"
+    key = key_in(path)
+    assert key_in(path) == key
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "abc", "zz" * 32, "00" * 31])
+def test_a_key_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="openssl rand"):
+        read_key(text)
