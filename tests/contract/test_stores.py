@@ -1,6 +1,7 @@
 """The stores keep the contract, and what is special about each."""
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -105,9 +106,13 @@ class TestSqliteFile:
         for _ in range(50):
             await added(store)
         await store.close()
-        content = path.read_bytes()
-        schema = 4 * 2048  # pages that are read on opening
-        path.write_bytes(content[:schema] + b"\xff" * (len(content) - schema))
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            page_bytes = connection.execute("PRAGMA page_size").fetchone()[0]
+            roots = connection.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = 'sessions'").fetchall()
+        content = bytearray(path.read_bytes())
+        for (root,) in roots:
+            content[(root - 1) * page_bytes : root * page_bytes] = b"\xff" * page_bytes
+        path.write_bytes(content)
         store = await SqliteStore.open(path)
         with pytest.raises(Unavailable, match=str(path)):
             await store.active()
