@@ -67,6 +67,13 @@ void supervise(struct launch *l, int ctl) __attribute__((noreturn));
 /* Closes every descriptor above 2 but these: a forked process must not hold the pipes of others open. */
 void keep_only(int *fds, size_t n);
 void kill_children(pid_t parent);
+/* What /proc says of a process. */
+struct process { pid_t pid, parent; char state; bool ours, stopped, forked_only; };
+bool read_stat(const char *pid, struct process *m);
+
+/* hold.c: the moment at which no process of a shell's can lose a signal. */
+/* Stops the shell at such a moment; true if it is to be continued once the signal is sent. */
+bool hold_shell(pid_t shell, int number);
 
 /* shell.c: `cd` and `export` last from one shell command to the next. */
 struct shell_line {

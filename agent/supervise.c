@@ -36,12 +36,13 @@
 
 #define MAX_TREE 40000
 #define GIVE_UP_US (10 * 1000 * 1000)
+#define SAME_SIGNAL_US (20 * 1000)
 
 extern char **environ;
 
 static int control;
 static pid_t leader;
-static bool leader_gone, no_child;
+static bool leader_gone, leader_carries, no_child;
 static struct news result;
 static uint32_t killed;
 
@@ -125,11 +126,12 @@ static void become_command(const struct launch *l) {
 
 /* ---- the tree below us ---- */
 
-struct member { pid_t pid, parent; bool ours, stopped; };
-static struct member *tree;
+#define FORKED_ONLY 0x40 /* the kernel's PF_FORKNOEXEC */
+
+static struct process *tree;
 static size_t tree_size;
 
-static bool read_stat(const char *pid, struct member *m) {
+bool read_stat(const char *pid, struct process *m) {
     char path[64], text[512];
     snprintf(path, sizeof path, "/proc/%s/stat", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -138,13 +140,13 @@ static bool read_stat(const char *pid, struct member *m) {
     close(fd);
     if (n <= 0) return false;
     text[n] = 0;
-    char *after = strrchr(text, ')'), state;
-    int parent;
-    if (!after || sscanf(after + 1, " %c %d", &state, &parent) != 2) return false;
+    char *after = strrchr(text, ')');
+    unsigned flags;
+    if (!after || sscanf(after + 1, " %c %d %*d %*d %*d %*d %u", &m->state, &m->parent, &flags) != 3) return false;
     m->pid = atoi(pid);
-    m->parent = parent;
     m->ours = false;
-    m->stopped = state == 'T' || state == 't' || state == 'Z' || state == 'X';
+    m->stopped = strchr("TtZX", m->state);
+    m->forked_only = flags & FORKED_ONLY;
     return true;
 }
 
@@ -217,11 +219,12 @@ static void end_tree(int signals, uint32_t grace_ms) {
     reap();
     killed = 0;
     size_t alive = look();
-    uint64_t deadline = now_us() + (uint64_t)grace_ms * 1000;
     if (grace_ms && !no_child) {
+        if (leader_carries && !leader_gone) hold_shell(leader, SIGTERM);
         signal_tree(SIGTERM);
         signal_tree(SIGCONT);
     }
+    uint64_t deadline = now_us() + (uint64_t)grace_ms * 1000;
     for (uint64_t now; !no_child && (now = now_us()) < deadline;) wait_for_children(signals, (int)((deadline - now) / 1000) + 1);
     uint64_t give_up = now_us() + GIVE_UP_US;
     while (!no_child && now_us() < give_up) {
@@ -237,7 +240,7 @@ static void end_tree(int signals, uint32_t grace_ms) {
 /* For the agent: a child that user code has stopped before it became the command holds its supervisor up. */
 void kill_children(pid_t parent) {
     DIR *proc = opendir("/proc");
-    struct member m;
+    struct process m;
     for (struct dirent *d; proc && (d = readdir(proc));)
         if (d->d_name[0] >= '1' && d->d_name[0] <= '9' && read_stat(d->d_name, &m) && m.parent == parent) kill(m.pid, SIGKILL);
     if (proc) closedir(proc);
@@ -263,13 +266,19 @@ void keep_only(int *fds, size_t n) {
     close_between(from, ~0u);
 }
 
+static void signal_group(int number) {
+    bool held = leader_carries && hold_shell(leader, number);
+    if (kill(-leader, number) != 0) kill(leader, number);
+    if (held) kill(leader, SIGCONT);
+}
+
 static void take_order(int signals) {
     struct order o;
     ssize_t n = recv(control, &o, sizeof o, MSG_DONTWAIT);
     if (n == 0) _exit(0);
     if (n != sizeof o) return;
     if (o.signal) {
-        if (!leader_gone && kill(-leader, (int)o.signal) != 0) kill(leader, (int)o.signal);
+        if (!leader_gone) signal_group((int)o.signal);
         return;
     }
     bool was_gone = leader_gone;
@@ -280,7 +289,10 @@ static void take_order(int signals) {
     _exit(0);
 }
 
-static void report_exit(void) {
+/* The signal that ended the leader may just be ending the others: those are not left in the background. */
+static void report_exit(int signals) {
+    uint64_t until = now_us() + SAME_SIGNAL_US;
+    while (WIFSIGNALED(result.status) && !no_child && now_us() < until) wait_for_children(signals, 5);
     result.kind = NEWS_EXITED;
     result.background = no_child ? 0 : (uint32_t)look();
     tell(&result);
@@ -306,6 +318,7 @@ static pid_t start(struct launch *l) {
 
 void supervise(struct launch *l, int ctl) {
     control = ctl;
+    leader_carries = l->state_fd >= 0;
     keep_only((int[]){ctl, l->in, l->out, l->err, l->state_fd, l->text_fd}, 6);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
     sigset_t set;
@@ -323,7 +336,7 @@ void supervise(struct launch *l, int ctl) {
     for (;;) {
         reap();
         if (leader_gone && !reported) {
-            report_exit();
+            report_exit(signals);
             if (no_child) _exit(0);
             reported = true;
         }

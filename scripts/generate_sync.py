@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 SDK = ROOT / "src" / "warren" / "sdk"
 CONTRACTS = ROOT / "tests" / "contract"
 BY_HAND = {"__init__.py", "transport.py", "flavour.py"}
+_RULES = "C416,F401,I,SIM117,UP028"
 NOTE = "# Made from {source} by scripts/generate_sync.py: edit that one.\n"
 WORDS = [
     (r"\basync (def|with|for)\b", r"\1"),
@@ -71,7 +72,7 @@ def made(source: Path) -> str:
 
 def formatted(text: str, target: Path) -> str:
     ruff = Path(sys.executable).parent / "ruff"
-    for arguments in (["check", "--quiet", "--fix", "--select", "I,F401,SIM117"], ["format", "--quiet"]):
+    for arguments in (["check", "--quiet", "--fix", "--unsafe-fixes", "--select", _RULES], ["format", "--quiet"]):
         argv = [str(ruff), *arguments, "--stdin-filename", str(target), "-"]
         text = subprocess.run(argv, input=text, capture_output=True, text=True, check=False).stdout
     return text

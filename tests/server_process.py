@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -20,23 +21,33 @@ class ServerProcess:
     """`start` returns when the server is ready; `kill` is kill -9; `stop` is SIGTERM and gives the exit code.
 
     It may be started again, on the same port and state. `argv` replaces `warren serve` by another program that
-    takes the same flags.
+    takes the same flags. `tls` is what a client needs if the flags make it speak HTTPS.
     """
 
     def __init__(
-        self, state_dir: Path, *flags: str, provider: str = "oci", argv: Sequence[str] = (), **environ: str
+        self,
+        state_dir: Path,
+        *flags: str,
+        provider: str = "oci",
+        argv: Sequence[str] = (),
+        tls: ssl.SSLContext | None = None,
+        **environ: str,
     ) -> None:
         self.state_dir = state_dir
+        self._tls = tls
         self.port = free_port()
         self._argv = [*(argv or (sys.executable, "-m", "warren.cli.main", "serve")), "--state-dir", str(state_dir)]
         self._argv += ["--port", str(self.port), "--provider", provider, *flags]
-        self._environ = {**clean_environ(), **environ}
+        # Servers of tests ask for no key, unless one is given or the test wants it so.
+        auth = {} if "WARREN_API_KEY" in environ else {"WARREN_AUTH": "false"}
+        self.credentials = state_dir / "credentials.json"
+        self._environ = {**clean_environ(), **auth, "WARREN_CREDENTIALS": str(self.credentials), **environ}
         self._process: subprocess.Popen[bytes] | None = None
         self.log_path = state_dir / "server.log"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
@@ -60,7 +71,8 @@ class ServerProcess:
         while time.monotonic() < deadline:
             if not self.alive:
                 raise AssertionError(f"the server ended by itself:\n{self.log[-4000:]}")
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/ready", timeout=5):
+            ready = f"{self.url}/ready"
+            with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=5, context=self._tls):
                 return
             time.sleep(0.02)
         raise AssertionError(f"the server was not ready in {_START_S} s:\n{self.log[-4000:]}")
@@ -104,9 +116,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running_server(state_dir: Path, *flags: str, provider: str = "oci", **environ: str) -> Iterator[ServerProcess]:
+def running_server(
+    state_dir: Path, *flags: str, provider: str = "oci", tls: ssl.SSLContext | None = None, **environ: str
+) -> Iterator[ServerProcess]:
     """A server for a while; at the end it is stopped and its sessions are destroyed."""
-    server = ServerProcess(state_dir, "--on-stop", "destroy", *flags, provider=provider, **environ)
+    server = ServerProcess(state_dir, "--on-stop", "destroy", *flags, provider=provider, tls=tls, **environ)
     try:
         server.start()
         yield server

@@ -24,7 +24,7 @@ __all__ = ["PROVIDERS", "Settings", "check_provider", "read_settings"]
 _SYSTEM_FILE = Path("/etc/warren/warren.toml")
 _SYSTEM_STATE = Path("/var/lib/warren")
 _LONGEST_SHOWN = 100
-_OF_CLIENTS = ("WARREN_URL", "WARREN_MCP_KEY", "WARREN_MCP_THREAD")
+_OF_CLIENTS = ("WARREN_URL", "WARREN_CREDENTIALS", "WARREN_MCP_KEY", "WARREN_MCP_THREAD")
 
 # Values that must rise in this order. One that nobody gave moves out of the way of those that were given.
 _RISING = (("pool_min", "pool_size", "pool_max"), ("command_timeout_s", "max_command_timeout_s"))
@@ -72,7 +72,21 @@ class Settings:
     on_stop: str
     key_retention_s: float
     allowed_hosts: tuple[str, ...]
+    auth: bool
     api_key: str = field(repr=False)
+    jwt_jwks: str
+    jwt_issuer: str
+    jwt_audience: str
+    jwt_tenant_claim: str
+    jwt_scopes_claim: str
+    secrets_key: str = field(repr=False)
+    audit: bool
+    audit_commands: str
+    audit_mb: int
+    webhook_networks: tuple[str, ...]
+    tls_cert: Path | None
+    tls_key: Path | None
+    trusted_proxies: tuple[str, ...]
     log_level: str
     log_format: str
     sources: Mapping[str, str] = field(repr=False)

@@ -1,183 +1,30 @@
 """The SDK's local mode: sandboxes of this machine, in this process, without a server.
 
-One service serves the whole process. It runs on an event loop in a thread of its own, begins with the first use and
-ends with the last client that is closed, or with the process; so programs with several event loops, with
-threads, or with none can use it at once. The sessions of threads are kept in the state directory, as a server would,
-for the next program that uses it; other sessions end with the service at the latest. A state directory has one user
-at a time, a server or a program. A process that was forked cannot use the service of its parent.
-
-Calls run on the service's loop, each as a task of its own. What lasts (a stream, a file that is read, a terminal) is
-run there by one task from its beginning to its end, and what it yields is fetched (`Pump`).
+Calls run on the loop of the engine (local_engine.py), each as a task of its own. What lasts (a stream, a file that is
+read, a terminal) is run there by one task from its beginning to its end, and what it yields is fetched (`Pump`).
 """
 
 import asyncio
-import concurrent.futures.thread
 import contextlib
-import os
 import threading
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Callable,
-    Coroutine,
     Generator,
     Iterable,
     Iterator,
 )
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final
 
-from warren.model.errors import InvalidRequest, Unavailable, WarrenError
-
-if TYPE_CHECKING:
-    from warren.local_verbs import Verbs
-    from warren.service import Service
-
-T = TypeVar("T")
+from warren.local_engine import ENGINE
 
 _STREAMS: Final = frozenset({"stream", "follow", "watch"})
 _CONTEXTS: Final = frozenset({"read", "pack", "terminal"})
 _AHEAD: Final = 4  # what a pump fetches before it is asked for
 _END: Final = object()
-
-
-class Engine:
-    """The service of this process. `use` and `leave` count its clients."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._process = os.getpid()
-        self._clients = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._service: Service | None = None
-        self.verbs: Verbs | None = None
-
-    def __repr__(self) -> str:
-        return f"<Engine {'running' if self._loop else 'not running'}, {self._clients} clients>"
-
-    def use(self) -> None:
-        self._check_process()
-        with self._lock:
-            if self._clients == 0:
-                self._start()
-            self._clients += 1
-
-    def leave(self) -> None:
-        if self._process != os.getpid():
-            return
-        with self._lock:
-            self._clients -= 1
-            if self._clients == 0:
-                self._stop()
-
-    def end(self) -> None:
-        """With the process: whoever forgot to close."""
-        if self._process != os.getpid():
-            return
-        with self._lock:
-            if self._clients:
-                self._clients = 0
-                self._stop()
-
-    def _check_process(self) -> None:
-        if self._process != os.getpid():
-            raise InvalidRequest(
-                "local mode does not work in a process that was forked from one that has used it",
-                remedy="start processes with multiprocessing's spawn, or use a server",
-            )
-
-    def _start(self) -> None:
-        make, new_loop = _imported()
-        loop = self._loop = new_loop()
-        self._thread = threading.Thread(target=loop.run_forever, name="warren local", daemon=True)
-        self._thread.start()
-        try:
-            self._service, self.verbs = self.wait(make())
-        except BaseException as exc:
-            self._end_loop()
-            if type(exc) is Unavailable and "state directory" in exc.message:
-                remedy = 'use that server (mode="remote"), or another state directory: set WARREN_STATE_DIR'
-                raise Unavailable(exc.message, remedy=remedy) from None
-            raise
-
-    def _stop(self) -> None:
-        service, verbs = self._service, self.verbs
-        self._service = self.verbs = None
-        assert service is not None
-        assert verbs is not None
-        try:
-            self.wait(_stopped(service, verbs))
-        finally:
-            self._end_loop()
-
-    def _end_loop(self) -> None:
-        loop, thread = self._loop, self._thread
-        self._loop = self._thread = None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.run_until_complete(loop.shutdown_default_executor())
-            loop.close()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        loop = self._loop
-        if loop is None or self._process != os.getpid():
-            work.close()
-            self._check_process()
-            raise InvalidRequest("this client was closed while it was in use")
-        return asyncio.run_coroutine_threadsafe(work, loop)
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        future = self.submit(work)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-
-def _imported() -> tuple[
-    Callable[[], Coroutine[Any, Any, "tuple[Service, Verbs]"]], Callable[[], asyncio.AbstractEventLoop]
-]:
-    """What makes the service, and the loop it runs on."""
-    try:
-        import uvloop
-
-        from warren.config import read_settings
-        from warren.local_verbs import Verbs
-        from warren.service import Service
-        from warren.wiring import build_context
-    except ImportError as exc:
-        raise InvalidRequest(
-            f"local mode needs the packages of the server: {exc}", remedy="install them: pip install 'warren[server]'"
-        ) from exc
-    settings = read_settings()
-
-    async def make() -> "tuple[Service, Verbs]":
-        service = Service(settings)
-        await service.start()
-        return service, Verbs(build_context(settings, service.sessions))
-
-    return make, uvloop.new_event_loop
-
-
-async def _stopped(service: "Service", verbs: "Verbs") -> None:
-    """Sessions that nobody could come back to are ended."""
-    try:
-        for session_id in list(verbs.threadless):
-            with contextlib.suppress(WarrenError):
-                await verbs.delete(session_id)
-    finally:
-        await service.stop()
-
-
-ENGINE: Final = Engine()
-# Not with atexit: by then executors take no more work, and the service needs them to stop. What is registered last is
-# called first, and executors registered theirs when their module, named here, was imported.
-assert concurrent.futures.thread
-threading._register_atexit(ENGINE.end)  # type: ignore[attr-defined]
+_PLAIN: Final = (str, bytes, dict, list, tuple, float)
 
 
 class Pump:
@@ -273,7 +120,7 @@ class Local(_Client):
         try:
             yield from _taken(pump)
         finally:
-            ENGINE.wait(pump.stop())
+            ENGINE.finished(pump.stop())
 
     @contextlib.contextmanager
     def _entered(self, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -282,7 +129,7 @@ class Local(_Client):
             first = ENGINE.wait(pump.take())
             yield _Socket(first) if name == "terminal" else (first, _taken(pump)) if name == "read" else _taken(pump)
         finally:
-            ENGINE.wait(pump.stop())
+            ENGINE.finished(pump.stop())
 
     def close(self) -> None:
         self._leave()
@@ -320,41 +167,35 @@ class AsyncLocal(_Client):
             await asyncio.to_thread(self._join)
 
     async def _called(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        await self._begin()
-        loop = asyncio.get_running_loop()
-        taken = [_fed(arg, loop) if isinstance(arg, AsyncIterable) else arg for arg in args]
-        return await _there(self._verb(name)(*taken, **kwargs))
+        if not self._joined:
+            await self._begin()
+        return await ENGINE.there(getattr(ENGINE.verbs, name)(*[_taken_over(arg) for arg in args], **kwargs))
 
     async def _iterated(self, name: str, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         await self._begin()
-        pump = await _there(_pump(self._source(name, *args, **kwargs)))
+        pump = await ENGINE.there(_pump(self._source(name, *args, **kwargs)))
         try:
             async for item in _taken_there(pump):
                 yield item
         finally:
-            await _there(pump.stop())
+            await ENGINE.finished_there(pump.stop())
 
     @contextlib.asynccontextmanager
     async def _entered(self, name: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         await self._begin()
-        pump = await _there(_pump(self._source(name, *args, **kwargs)))
+        pump = await ENGINE.there(_pump(self._source(name, *args, **kwargs)))
         try:
-            first, rest = await _there(pump.take()), _taken_there(pump)
+            first, rest = await ENGINE.there(pump.take()), _taken_there(pump)
             yield _AsyncSocket(first) if name == "terminal" else (first, rest) if name == "read" else rest
         finally:
-            await _there(pump.stop())
+            await ENGINE.finished_there(pump.stop())
 
     async def close(self) -> None:
         await asyncio.to_thread(self._leave)
 
 
-async def _there(work: Coroutine[Any, Any, T]) -> T:
-    """On the engine's loop; cancelled here, it is cancelled there."""
-    return await asyncio.wrap_future(ENGINE.submit(work))
-
-
 async def _taken_there(pump: Pump) -> AsyncGenerator[Any, None]:
-    while (item := await _there(pump.take())) is not _END:
+    while (item := await ENGINE.there(pump.take())) is not _END:
         yield item
 
 
@@ -363,11 +204,17 @@ class _AsyncSocket:
         self._socket = socket
 
     async def send(self, message: str | bytes) -> None:
-        await _there(self._socket.send(message))
+        await ENGINE.there(self._socket.send(message))
 
     async def receive(self, timeout_s: float | None = None) -> str | bytes | None:
-        message: str | bytes | None = await _there(self._socket.receive(timeout_s))
+        message: str | bytes | None = await ENGINE.there(self._socket.receive(timeout_s))
         return message
+
+
+def _taken_over(arg: Any) -> Any:
+    if isinstance(arg, _PLAIN) or not isinstance(arg, AsyncIterable):
+        return arg
+    return _fed(arg, asyncio.get_running_loop())
 
 
 async def _next(source: AsyncIterator[Any]) -> Any:
@@ -386,8 +233,7 @@ async def _fed(source: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) ->
 
 def _bodies(args: tuple[Any, ...]) -> list[Any]:
     """Iterables of bytes are taken in threads: reading them may block."""
-    plain = (str, bytes, dict, list, tuple)
-    return [_pulled(arg) if isinstance(arg, Iterable) and not isinstance(arg, plain) else arg for arg in args]
+    return [arg if isinstance(arg, _PLAIN) or not isinstance(arg, Iterable) else _pulled(arg) for arg in args]
 
 
 async def _pulled(source: Iterable[bytes]) -> AsyncIterator[bytes]:

@@ -6,16 +6,17 @@ Everything here runs on the event loop of the service.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from warren.coordinator import processes
 from warren.coordinator.api import exec as commands
-from warren.coordinator.api import processes
 from warren.coordinator.api.context import Context, data_of, limited_timeout
 from warren.coordinator.api.events import outputs, with_signs_of_life
 from warren.coordinator.api.problems import plain_error
+from warren.coordinator.api.processes import read_some
 from warren.coordinator.api.schemas import (
     ExecBody,
     PatchBody,
@@ -31,15 +32,19 @@ from warren.coordinator.api.schemas import (
 )
 from warren.coordinator.api.sessions import check_provider
 from warren.coordinator.api.sockets import obey, parsed
+from warren.coordinator.files import file_to_read
 from warren.coordinator.once import exec_once
+from warren.coordinator.overview import figures, listed, read_pairs
+from warren.coordinator.terminals import open_terminal
 from warren.interfaces.sandbox import Process
 from warren.interfaces.store import Page
-from warren.model.errors import IsDirectory
-from warren.model.operations import Change, Command, FileKind, TerminalSize
+from warren.model.errors import InvalidRequest
+from warren.model.operations import Change, TerminalSize
 from warren.model.session import DEFAULT_TENANT, Session, SessionState
 
 Values = dict[str, Any]
 B = TypeVar("B", bound=BaseModel)
+_LARGEST_PAGE: Final = 1000
 
 
 def _read(kind: type[B], values: Values) -> B:
@@ -47,6 +52,16 @@ def _read(kind: type[B], values: Values) -> B:
         return kind.model_validate(values)
     except ValidationError as exc:
         raise plain_error(exc.errors()) from None
+
+
+def _page(state: Sequence[str] = (), metadata: Sequence[str] = (), limit: int = 100, **filters: Any) -> Page:
+    if not 1 <= limit <= _LARGEST_PAGE:
+        raise InvalidRequest(f"limit is {limit}, it must be between 1 and {_LARGEST_PAGE}")
+    unknown = [name for name in state if name not in set(SessionState)]
+    if unknown:
+        raise InvalidRequest(f"there is no state {unknown[0]!r}", remedy=f"there are: {', '.join(SessionState)}")
+    chosen: Values = {"states": frozenset(map(SessionState, state))} if state else {}
+    return Page(metadata=read_pairs(metadata), limit=limit, **chosen, **filters)
 
 
 class Verbs:
@@ -74,12 +89,8 @@ class Verbs:
         return {**self._shown(session), "isolation": isolation_view(sandbox.isolation) if sandbox else None}
 
     async def sessions(self, **filters: Any) -> Values:
-        states = filters.pop("state", None)
-        chosen: Values = {"states": frozenset(map(SessionState, states))} if states else {}
-        limit = int(filters.pop("limit", 100))
-        found = list(await self._sessions.list(DEFAULT_TENANT, Page(limit=limit + 1, **chosen, **filters)))
-        more = found[limit - 1].id if len(found) > limit else None
-        return {"sessions": [self._shown(session) for session in found[:limit]], "next": more}
+        found, more = await listed(self._sessions, DEFAULT_TENANT, _page(**filters))
+        return {"sessions": [self._shown(session) for session in found], "next": more}
 
     async def of_thread(self, thread_id: str) -> Values | None:
         found = await self.sessions(thread_id=thread_id, limit=1)
@@ -99,9 +110,7 @@ class Verbs:
         return self._shown(await self._sessions.patch(DEFAULT_TENANT, session_id, **given, metadata=body.metadata))
 
     async def stats(self) -> Values:
-        counts = await self._sessions.store.count()
-        workers = {worker.name: worker.stats() for worker in self._sessions.lifecycle.workers.values()}
-        return {"sessions": {str(state): count for state, count in counts.items()}, "workers": workers}
+        return dict(await figures(self._sessions))
 
     # -- commands
 
@@ -128,7 +137,7 @@ class Verbs:
 
     async def _told(self, process: Process, offset: int) -> AsyncGenerator[tuple[str, Values], None]:
         yield "started", {"process_id": process.id}
-        async for shown in outputs(process, offset, "text", self._context.keepalive_s):
+        async for shown in outputs(process, offset, "base64", self._context.keepalive_s):
             if shown is not None:
                 yield "output", shown
         yield "result", end_view(await process.wait())
@@ -136,8 +145,7 @@ class Verbs:
     async def start(self, session_id: str, command: Values) -> Values:
         body = _read(ProcessBody, command)
         async with self._sessions.using(DEFAULT_TENANT, session_id) as (session, sandbox):
-            process = await sandbox.start(body.wanted(session), process_id=body.process_id)
-            return process_view(await processes.find(sandbox, process.id))
+            return process_view(await processes.start(sandbox, body.wanted(session), body.process_id))
 
     async def processes(self, session_id: str) -> list[Values]:
         async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (_, sandbox):
@@ -150,7 +158,7 @@ class Verbs:
     async def output(self, session_id: str, process_id: str, **how: Any) -> Values:
         wanted = {"offset": 0, "limit": 1024 * 1024, "wait_s": 0.0, "encoding": "text", **how}
         async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (_, sandbox):
-            return await processes.read_some(sandbox, process_id, **wanted)
+            return await read_some(sandbox, process_id, **wanted)
 
     async def follow(self, session_id: str, process_id: str, offset: int) -> AsyncGenerator[tuple[str, Values], None]:
         async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (_, sandbox):
@@ -159,21 +167,14 @@ class Verbs:
 
     async def wait(self, session_id: str, process_id: str, timeout_s: float) -> Values | None:
         async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (_, sandbox):
-            process = await sandbox.process(process_id)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    return exec_view(await process.wait())
-        return None
+            result = await processes.ended_within(sandbox, process_id, timeout_s)
+            return None if result is None else exec_view(result)
 
     async def stdin(self, session_id: str, process_id: str, values: Values) -> None:
         body = _read(StdinBody, values)
         data = data_of(body.data, body.data_base64)
         async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
-            process = await sandbox.process(process_id)
-            if data:
-                await process.write(data)
-            if body.close:
-                await process.close_stdin()
+            await processes.feed(sandbox, process_id, data, close=body.close)
 
     async def signal(self, session_id: str, process_id: str, signal: str | int) -> None:
         number = processes.signal_number(signal)
@@ -182,32 +183,23 @@ class Verbs:
 
     async def kill(self, session_id: str, process_id: str, grace_s: float) -> Values:
         async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
-            process = await sandbox.process(process_id)
-            await process.kill(grace_s)
-            return exec_view(await process.wait())
+            return exec_view(await processes.kill(sandbox, process_id, grace_s))
 
     async def forget(self, session_id: str, process_id: str) -> None:
         async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
-            info = await processes.find(sandbox, process_id)
-            if info.running or info.background:
-                process = await sandbox.process(process_id)
-                await process.kill()
-                await process.wait()
-            await sandbox.forget(process_id)
+            await processes.forget(sandbox, process_id)
 
     @contextlib.asynccontextmanager
-    async def terminal(self, session_id: str, **how: Any) -> AsyncIterator["LocalSocket"]:
-        size = TerminalSize(how.get("rows", 24), how.get("columns", 80))
-        name = how.get("process_id", "")
+    async def terminal(
+        self, session_id: str, rows: int = 24, columns: int = 80, offset: int = 0, **how: Any
+    ) -> AsyncIterator["LocalSocket"]:
+        size = TerminalSize(rows, columns)
+        if offset < 0:
+            raise InvalidRequest(f"an offset of {offset} cannot be")
         async with self._sessions.using(DEFAULT_TENANT, session_id, counts=False) as (session, sandbox):
-            if name and any(info.id == name for info in await sandbox.processes()):
-                process = await sandbox.process(name)
-                await process.resize(size)
-            else:
-                line = how.get("command") or "exec bash -l"
-                wanted = Command(shell=line, base_env=session.env, terminal=size)
-                process = await sandbox.start(wanted, process_id=name)
-            socket = LocalSocket(self._context, session_id, process, how.get("offset", 0))
+            process = await open_terminal(session, sandbox, size, **how)
+            await self._sessions.note_use(DEFAULT_TENANT, session_id)
+            socket = LocalSocket(self._context, session_id, process, offset)
             try:
                 yield socket
             finally:
@@ -224,14 +216,12 @@ class Verbs:
             return file_view(await sandbox.stat(path))
 
     @contextlib.asynccontextmanager
-    async def read(self, session_id: str, path: str) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
+    async def read(
+        self, session_id: str, path: str, offset: int, length: int | None
+    ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
         async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
-            info = await sandbox.stat(path)
-            if info.kind is FileKind.DIRECTORY:
-                raise IsDirectory(f"{path!r} is a directory", remedy="download_dir gives all of it")
-            async for _part in sandbox.read(path, length=1):
-                break
-            yield info.size, sandbox.read(path)
+            info = await file_to_read(sandbox, path)
+            yield info.size, sandbox.read(path, offset=offset, length=length)
 
     async def write(self, session_id: str, path: str, data: bytes | AsyncIterable[bytes], mode: str) -> Values:
         async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):

@@ -198,6 +198,15 @@ def _parse_hosts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_parse_host(part.strip().removesuffix(".")) for part in text.split(",")))
 
 
+def _parse_networks(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_parse_network(part.strip()) for part in text.split(",")))
+
+
+def _parse_network(text: str) -> str:
+    network = ipaddress.ip_network(text)
+    return str(network.network_address if network.num_addresses == 1 else network)
+
+
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 SWITCH = Kind("one of 1, 0, true, false, yes, no, on, off", "BOOL", _parse_switch)
 MEMORY = Kind("an amount of memory from 64m to 1t (like 512m, 1g or 536870912)", "SIZE", _parse_memory)
@@ -207,6 +216,9 @@ _PATH = Kind("a path", "PATH", _parse_path)
 _IMAGE = Kind("the name of an image", "IMAGE", _parse_image)
 _HOST = Kind("a name or an address, without a port", "HOST", _parse_host)
 _HOSTS = Kind("a list of names or addresses without ports, with commas between them", "LIST", _parse_hosts)
+_NETWORKS = Kind(
+    "a list of addresses and networks such as 10.0.0.0/8, with commas between them", "LIST", _parse_networks
+)
 _PROVIDER = Kind(f"one of {', '.join(PROVIDERS)}", "|".join(PROVIDERS[:2]), check_provider)
 _TEXT = _matching(r"[!-~]{1,4096}", "a text without spaces")
 _ENVIRONMENT = _matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "the name of an environment")
@@ -277,8 +289,27 @@ _ROWS = (
            "How long Idempotency-Keys and ended sessions are remembered."),
     Option("allowed_hosts", _HOSTS, (), "The names the server may be addressed by, beside those of loopback.",
            flag="--allowed-hosts"),
-    Option("api_key", _SECRET, "", "The key that every request has to bring; without it, none is asked for.",
-           secret=True),
+    Option("auth", SWITCH, True, "Whether requests need a key or a token; without, only loopback is served.",
+           flag="--auth/--no-auth"),
+    Option("api_key", _SECRET, "", "A key that may do everything, beside those made with `warren keys`.", secret=True),
+    Option("jwt_jwks", _TEXT, "", "Tokens signed by keys of this JWKS (a file or an address) are accepted.",
+           flag="--jwt-jwks"),
+    Option("jwt_issuer", _TEXT, "", "Who must have issued a token.", flag="--jwt-issuer"),
+    Option("jwt_audience", _TEXT, "", "Whom a token must be for.", flag="--jwt-audience"),
+    Option("jwt_tenant_claim", _TEXT, "tenant", "The claim that names the tenant."),
+    Option("jwt_scopes_claim", _TEXT, "scope", "The claim that lists the scopes."),
+    Option("secrets_key", _SECRET, "", "What stored secrets are sealed with: 64 hexadecimal digits.", secret=True,
+           default_text="made at the first start, in the state directory"),
+    Option("audit", SWITCH, True, "Whether it is written down who did what.", flag="--audit/--no-audit"),
+    Option("audit_commands", _one_of("redacted", "none"), "redacted",
+           "Whether the record has the text of commands, without what looks like a secret."),
+    Option("audit_mb", _whole(1, 1_000_000), 256, "How much of the record is kept; the oldest goes first."),
+    Option("webhook_networks", _NETWORKS, (), "Networks that webhooks may call although they are not public."),
+    Option("tls_cert", _PATH, None, "The server's certificate, in PEM; with it and its key the server speaks HTTPS.",
+           flag="--tls-cert"),
+    Option("tls_key", _PATH, None, "The key of the certificate, in PEM and without a password.", flag="--tls-key"),
+    Option("trusted_proxies", _NETWORKS, (), "The proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.",
+           flag="--trusted-proxies"),
     Option("log_level", _one_of("debug", "info", "warning", "error"), "info", "How much is logged.",
            flag="--log-level"),
     Option("log_format", _one_of("text", "json"), "text", "How log lines look.", flag="--log-format"),
@@ -309,9 +340,15 @@ def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     words = option.help if option.default_shown == _NOTHING else f"{option.help}  [{option.default_shown}]"
+    if option.kind is SWITCH and "/" in option.flag:
+        return click.option(option.flag, option.name, default=None, callback=_as_text, help=words)
     if option.kind is SWITCH:
         return click.option(option.flag, option.name, is_flag=True, flag_value="true", type=str, help=words)
     return click.option(option.flag, option.name, metavar=option.kind.metavar, help=words)
+
+
+def _as_text(context: click.Context, parameter: click.Parameter, value: bool | None) -> str | None:
+    return None if value is None else str(value).lower()
 
 
 def markdown_rows() -> list[str]:

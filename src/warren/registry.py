@@ -13,6 +13,7 @@ import yaml
 
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, UnknownEnvironment
+from warren.model.policy import Policy
 from warren.model.spec import Limits
 
 _PACKAGED = Path(__file__).parent / "registry_data"
@@ -28,6 +29,7 @@ _KEYS = {
     "limits": _MAPPING,
     "env": _MAPPING,
     "pool": _MAPPING,
+    "policy": _MAPPING,
     "idle_timeout_s": _NUMBER,
     "max_lifetime_s": _NUMBER,
 }
@@ -80,12 +82,14 @@ def read_environment(path: Path) -> Environment:
         raise InvalidRequest(f"{path}: name is {values['name']!r}, the file's name says {path.stem!r}")
     limits = _read_limits(path, values.pop("limits", {}))
     pool = _read_pool(path, values.pop("pool")) if "pool" in values else None
+    policy = values.pop("policy", None)
     env = values.pop("env", {})
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidRequest(f"{path}: env.{name} must be a text; put it in quotes")
     try:
-        return Environment(limits=limits, env=env, pool=pool, **values)
+        rules = Policy() if policy is None else Policy.from_mapping(policy)
+        return Environment(limits=limits, env=env, pool=pool, policy=rules, **values)
     except InvalidRequest as exc:
         raise InvalidRequest(f"{path}: {exc.message}", remedy=exc.remedy) from exc
 

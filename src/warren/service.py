@@ -17,13 +17,22 @@ from typing import Any, Final
 
 from warren.config import Settings
 from warren.coordinator.lifecycle import Lifecycle
+from warren.coordinator.office import Office
 from warren.coordinator.reaper import Reaper
 from warren.coordinator.sessions import Sessions
 from warren.finishing import to_its_end
 from warren.interfaces.provider import Provider
 from warren.interfaces.store import SessionStore
 from warren.model.errors import Unavailable
-from warren.wiring import build_lifecycle, build_provider, build_reaper, build_sessions, build_store, build_worker
+from warren.wiring import (
+    build_lifecycle,
+    build_office,
+    build_provider,
+    build_reaper,
+    build_sessions,
+    build_store,
+    build_worker,
+)
 from warren.worker.worker import LocalWorker
 
 LOCK: Final = "server.lock"
@@ -35,12 +44,14 @@ class Service:
     """`fault` is called with each step in the life of sessions and sandboxes ("worker destroyed"), for crash tests."""
 
     sessions: Sessions
+    office: Office
 
     def __init__(self, settings: Settings, *, fault: Callable[[str], None] = lambda _: None) -> None:
         self._settings = settings
         self._fault = fault
         self._lock = -1
         self._store: SessionStore | None = None
+        self._office: Office | None = None
         self._provider: Provider | None = None
         self._worker: LocalWorker | None = None
         self._tasks: list[asyncio.Task[Any]] = []
@@ -61,11 +72,14 @@ class Service:
         self._store = await build_store(settings)
         self._provider = build_provider(settings, fault=partial(self._reached, "provider"))
         self._worker = build_worker(settings, self._provider, partial(self._reached, "worker"))
-        lifecycle: Lifecycle = build_lifecycle(settings, self._store, self._worker, partial(self._reached, "lifecycle"))
-        self.sessions = build_sessions(settings, lifecycle)
+        self.office = self._office = await build_office(settings, self._store)
+        fault = partial(self._reached, "lifecycle")
+        lifecycle: Lifecycle = build_lifecycle(settings, self._store, self._worker, self.office, fault)
+        self.sessions = build_sessions(settings, lifecycle, self.office)
         reaper: Reaper = build_reaper(settings, self.sessions)
         await reaper.recover()
         await self._worker.start()
+        self.office.start()
         self._run(reaper.run(), "reaper")
         self._run(reaper.note_losses(self._worker), "losses")
 
@@ -91,6 +105,8 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._office is not None:
+            await self._office.close()
         if self._worker is not None:
             await self._worker.close()
         if self._provider is not None:

@@ -16,16 +16,26 @@ from warren.registry import Registry, packaged_registry
 from warren.worker.images import ImageStore
 
 if TYPE_CHECKING:
+    import ssl
+
     from starlette.types import ASGIApp
 
+    from warren.coordinator.access.identity import Identity
+    from warren.coordinator.access.tokens import Tokens
     from warren.coordinator.api.context import Context
     from warren.coordinator.lifecycle import Lifecycle
+    from warren.coordinator.office import Office
     from warren.coordinator.reaper import Reaper
     from warren.coordinator.sessions import Sessions
+    from warren.coordinator.stores.sealing import Sealer
+    from warren.interfaces.audit import AuditLog
     from warren.interfaces.store import SessionStore
     from warren.worker.worker import LocalWorker
 
 DATABASE: Final = "sessions.db"
+SECRETS_KEY: Final = "secrets.key"
+AUDIT: Final = "audit"
+AUDIT_FILES: Final = 16
 
 Fault = Callable[[str], None]
 
@@ -90,7 +100,16 @@ async def build_store(settings: Settings) -> "SessionStore":
     from warren.coordinator.stores.memory import MemoryStore
     from warren.coordinator.stores.sqlite import SqliteStore
 
-    return MemoryStore() if settings.store == "memory" else await SqliteStore.open(settings.state_dir / DATABASE)
+    if settings.store == "memory":
+        return MemoryStore()
+    return await SqliteStore.open(settings.state_dir / DATABASE, sealer=build_sealer(settings))
+
+
+def build_sealer(settings: Settings) -> "Sealer":
+    from warren.coordinator.stores.sealing import Sealer, key_in, read_key
+
+    key = read_key(settings.secrets_key) if settings.secrets_key else key_in(settings.state_dir / SECRETS_KEY)
+    return Sealer(key)
 
 
 def build_worker(settings: Settings, provider: Provider, fault: Fault = lambda _: None) -> "LocalWorker":
@@ -118,20 +137,73 @@ def build_clock() -> Clock:
     return SystemClock()
 
 
+async def build_office(settings: Settings, store: "SessionStore") -> "Office":
+    from warren.coordinator.office import Office
+
+    return Office(store.records, build_clock(), build_environments(settings), audit=await build_audit(settings))
+
+
+async def build_audit(settings: Settings) -> "AuditLog | None":
+    if not settings.audit:
+        return None
+    from warren.coordinator.audit.files import FileAudit
+    from warren.model.audit import CommandText
+
+    commands = CommandText(settings.audit_commands)
+    size = settings.audit_mb * 1024 * 1024 // AUDIT_FILES
+    return await FileAudit.open(settings.state_dir / AUDIT, commands=commands, max_bytes=size, keep_files=AUDIT_FILES)
+
+
 def build_lifecycle(
-    settings: Settings, store: "SessionStore", worker: "LocalWorker", fault: Fault = lambda _: None
+    settings: Settings,
+    store: "SessionStore",
+    worker: "LocalWorker",
+    office: "Office",
+    fault: Fault = lambda _: None,
 ) -> "Lifecycle":
     from warren.coordinator.lifecycle import Lifecycle
 
-    workers = {worker.name: worker}
-    return Lifecycle(store, workers, build_clock(), claim_timeout_s=settings.claim_timeout_s, fault=fault)
+    return Lifecycle(
+        store,
+        {worker.name: worker},
+        build_clock(),
+        claim_timeout_s=settings.claim_timeout_s,
+        events=office.events,
+        fault=fault,
+    )
 
 
-def build_sessions(settings: Settings, lifecycle: "Lifecycle") -> "Sessions":
+def build_sessions(settings: Settings, lifecycle: "Lifecycle", office: "Office") -> "Sessions":
     from warren.coordinator.sessions import Defaults, Sessions
 
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
-    return Sessions(lifecycle, build_environments(settings), defaults)
+    return Sessions(lifecycle, build_environments(settings), defaults, office.overseer)
+
+
+async def build_identity(settings: Settings, office: "Office") -> "Identity":
+    """Who may come in, as the settings say."""
+    from warren.coordinator.access.identity import Anybody, Proven
+
+    if not settings.auth:
+        return Anybody(office.tenants)
+    return Proven(office.keys, office.tenants, await _build_tokens(settings), settings.api_key)
+
+
+async def _build_tokens(settings: Settings) -> "Tokens | None":
+    if not settings.jwt_jwks:
+        return None
+    from warren.coordinator.access.tokens import TokenRules, Tokens
+
+    rules = TokenRules(
+        settings.jwt_jwks,
+        settings.jwt_issuer,
+        settings.jwt_audience,
+        settings.jwt_tenant_claim,
+        settings.jwt_scopes_claim,
+    )
+    tokens = Tokens(rules, build_clock())
+    await tokens.start()
+    return tokens
 
 
 def build_reaper(settings: Settings, sessions: "Sessions") -> "Reaper":
@@ -140,30 +212,41 @@ def build_reaper(settings: Settings, sessions: "Sessions") -> "Reaper":
     return Reaper(sessions, retention_s=settings.key_retention_s)
 
 
-def build_context(settings: Settings, sessions: "Sessions") -> "Context":
+def build_context(settings: Settings, sessions: "Sessions", office: "Office", identity: "Identity") -> "Context":
+    from warren.coordinator.access.identity import Identity
+    from warren.coordinator.access.tokens import Tokens
     from warren.coordinator.api.app import package_version
     from warren.coordinator.api.context import Context
 
     return Context(
         sessions,
+        office,
+        identity,
         provider=settings.provider,
         worker_id=settings.worker_id,
         version=package_version(),
         command_timeout_s=settings.command_timeout_s,
         max_command_timeout_s=settings.max_command_timeout_s,
         keepalive_s=settings.stream_keepalive_s,
-        api_key=settings.api_key,
+        with_key=settings.auth,
     )
 
 
-def build_app(settings: Settings, sessions: "Sessions") -> "ASGIApp":
+def build_tls(settings: Settings) -> "ssl.SSLContext | None":
+    from warren.coordinator.api.tls import new_tls_context
+
+    return new_tls_context(settings.tls_cert, settings.tls_key)
+
+
+def build_app(settings: Settings, sessions: "Sessions", office: "Office", identity: "Identity") -> "ASGIApp":
     from warren.coordinator.api.app import create_app, is_upload
     from warren.coordinator.api.edge import Edge
 
     return Edge(
-        create_app(build_context(settings, sessions)),
+        create_app(build_context(settings, sessions, office, identity)),
         listen_host=settings.host,
         allowed_hosts=settings.allowed_hosts,
+        trusted_proxies=settings.trusted_proxies,
         max_body=settings.max_body_mb * 1024 * 1024,
         is_upload=is_upload,
     )

@@ -101,6 +101,22 @@ class AsyncSessionContract:
             assert await AsyncSandboxClient.delete_thread("to be deleted", backend=client._backend) is True
             assert await AsyncSandboxClient.delete_thread("to be deleted", backend=client._backend) is False
 
+    async def test_sessions_are_listed_by_state_thread_environment_and_metadata(self, new: New) -> None:
+        async with new(metadata={"kind": "a", "odd": "x=y&z"}) as one, new(thread_id="listed") as two:
+            there = partial(AsyncSandboxClient.list_sessions, backend=one._backend)
+            assert {one.session_id, two.session_id} <= {info.session_id for info in await there()}
+            assert [info.session_id for info in await there(metadata={"kind": "a", "odd": "x=y&z"})] == [one.session_id]
+            assert [info.session_id for info in await there(thread_id="listed")] == [two.session_id]
+            assert await there(environment="another") == []
+            assert one.session_id in {info.session_id for info in await there(states=["running", "lost"])}
+            await two.cleanup()
+            assert await there(thread_id="listed") == []
+            ended = (await there(states=["ended"], thread_id="listed"))[0]
+            assert ended.thread_id == "listed"
+            assert (ended.state, type(ended.state)) == ("ended", str)
+            with pytest.raises(InvalidRequest, match="running"):
+                await there(states=["asleep"])
+
     async def test_cleanup_of_a_thread_that_this_client_has_not_used_ends_its_session(self, new: New) -> None:
         async with new(thread_id="cleaned") as client:
             first = client.session_id
@@ -126,7 +142,7 @@ class AsyncSessionContract:
             await client._backend.delete(client.session_id)
             assert await client.list_files() == []
             await client._backend.delete(client.session_id)
-            assert [chunk.data async for chunk in client.stream("echo on")] == ["on\n"]
+            assert [chunk.text async for chunk in client.stream("echo on")] == ["on\n"]
             await client._backend.delete(client.session_id)
             with pytest.raises(FileNotFound):
                 await client.read_file("nothing")
@@ -235,13 +251,36 @@ class AsyncCommandContract:
             stream = client.stream("echo a; echo b >&2; exit 4", on_result=results.append)
             chunks = [chunk async for chunk in stream if chunk.data]
         assert "".join(str(chunk) for chunk in chunks if chunk.stream == "stdout") == "a\n"
-        assert "".join(chunk["data"] for chunk in chunks if chunk.stream == "stderr") == "b\n"
+        assert b"".join(chunk["data"] for chunk in chunks if chunk.stream == "stderr") == b"b\n"
         assert [result.exit_code for result in results] == [4]
+
+    async def test_a_stream_gives_every_byte_and_text_that_is_whole(self, new: New) -> None:
+        line = r"printf 'a\303'; sleep 0.3; printf '\244\377b'; sleep 0.3; printf '\303'"
+        async with new() as client:
+            chunks = [chunk async for chunk in client.stream(line)]
+            process = await client.spawn(line)
+            await process.wait(30)
+            followed = [chunk async for chunk in process.follow()]
+            assert await process.output_bytes() == b"a\xc3\xa4\xffb\xc3"
+            assert await process.output() == "aä\ufffdb\ufffd"
+        for found in (chunks, followed):
+            assert b"".join(chunk.data for chunk in found) == b"a\xc3\xa4\xffb\xc3"
+            assert "".join(chunk.text for chunk in found) == "aä\ufffdb\ufffd"
+        assert chunks[-1].next_offset == 6
+
+    async def test_standard_input_is_passed_on_byte_by_byte(self, new: New) -> None:
+        data = bytes(range(256)) * 300
+        async with new() as client:
+            result = await client.execute("cat > in", stdin=data)
+            assert result.ok
+            assert await client.read_file("in") == data
+            chunks = [chunk async for chunk in client.stream("cat", stdin=data)]
+            assert b"".join(chunk.data for chunk in chunks) == data
 
     async def test_leaving_the_loop_of_a_stream_ends_the_command(self, new: New) -> None:
         async with new() as client:
             async for chunk in client.stream("while echo on; do sleep 0.05; done"):
-                assert chunk.data.startswith("on")
+                assert chunk.data.startswith(b"on")
                 break
             for _ in range(100):
                 if not any(process.running for process in await client.processes()):

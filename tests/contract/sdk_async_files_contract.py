@@ -1,12 +1,22 @@
 """What every AsyncSandboxClient does with files and terminals, over HTTP and on this machine alike."""
 
 import contextlib
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from warren.model.errors import FileNotFound, FileProblem, InvalidPath, IsDirectory, NotADirectory
+from warren.model.errors import (
+    FileNotFound,
+    FileProblem,
+    InvalidPath,
+    InvalidRequest,
+    IsDirectory,
+    NotADirectory,
+    UnknownUser,
+)
 from warren.sdk.aio.client import AsyncSandboxClient
 
 New = Callable[..., AsyncSandboxClient]
@@ -62,6 +72,62 @@ class AsyncFilesContract:
         async with new() as client:
             await client.upload_file(tmp_path / "empty")
             assert await client.read_file("empty") == b""
+
+    async def test_a_part_of_a_file_is_read(self, new: New) -> None:
+        async with new() as client:
+            await client.write_file("f", "0123456789")
+            assert await client.read_file("f", offset=3, length=4) == b"3456"
+            assert await client.read_file("f", offset=8) == b"89"
+            assert await client.read_file("f", length=2) == b"01"
+            assert await client.read_file("f", offset=8, length=100) == b"89"
+            assert await client.read_file("f", offset=10) == b""
+            assert await client.read_file("f", offset=99, length=1) == b""
+            assert await client.read_file("f", length=0) == b""
+            await client.write_file("empty", "")
+            assert await client.read_file("empty", length=5) == b""
+            with pytest.raises(FileNotFound):
+                await client.read_file("nothing", offset=1)
+            with pytest.raises(InvalidRequest, match="cannot be read"):
+                await client.read_file("f", offset=-1)
+
+    async def test_a_file_is_written_from_what_gives_bytes_piece_by_piece(self, new: New, tmp_path: Path) -> None:
+        (tmp_path / "here").write_bytes(bytes(range(256)) * 4000)
+        async with new() as client:
+            with (tmp_path / "here").open("rb") as file:
+                assert (await client.write_file("from a file", file, mode=0o640)).mode == "0640"
+            assert await client.read_file("from a file") == (tmp_path / "here").read_bytes()
+            written = await client.write_file("counted", (b"%d\n" % number for number in range(1000)))
+            assert written.size == sum(len(str(number)) + 1 for number in range(1000))
+            assert (await client.write_file("nothing", [])).size == 0
+            await client.write_file("listed", [b"a", b"", b"b"])
+            assert await client.read_file("listed") == b"ab"
+
+    async def test_pieces_that_fail_leave_the_old_file_and_the_caller_hears_why(self, new: New) -> None:
+        def failing() -> Iterator[bytes]:
+            yield b"half"
+            raise ZeroDivisionError
+
+        async with new() as client:
+            await client.write_file("f", "old")
+            with pytest.raises(ZeroDivisionError):
+                await client.write_file("f", failing())
+            with pytest.raises(InvalidRequest, match="not bytes"):
+                await client.write_file("f", io.StringIO("text"))  # type: ignore[arg-type]
+            assert await client.read_text("f") == "old"
+
+    async def test_pieces_go_into_the_fresh_session_of_a_thread_whole(self, new: New) -> None:
+        async with new(thread_id="pieces") as client:
+            await client._backend.delete(client.session_id)
+            await client.write_file("f", iter([b"first", b"second"]))
+            assert await client.read_file("f") == b"firstsecond"
+            await client.cleanup()
+
+    async def test_a_link_comes_down_with_the_size_of_what_it_leads_to(self, new: New, tmp_path: Path) -> None:
+        seen: list[tuple[int, int | None]] = []
+        async with new() as client:
+            await client.execute("printf 12345678901234567890 > target; ln -s target link")
+            await client.download_file("link", tmp_path / "got", progress=lambda *done: seen.append(done))
+        assert seen[-1] == (20, 20)
 
     async def test_a_tree_goes_up_and_comes_down(self, new: New, tmp_path: Path) -> None:
         tree = tmp_path / "tree"
@@ -176,6 +242,39 @@ class AsyncTerminalContract:
                 await terminal.write("echo $X again\n")
                 shown = await terminal.read_until("kept again")
                 assert "first" not in shown
+
+    async def test_a_terminal_has_the_directory_the_variables_and_the_user_it_was_given(self, new: New) -> None:
+        async with new() as client:
+            opened = partial(client.terminal, env={"COLOUR": "red"}, user="sandboxuser", cwd="/tmp", process_id="main")
+            async with opened(rows=33, columns=99) as terminal:
+                await terminal.write("echo $COLOUR $(whoami) $PWD $(stty size)\n")
+                await terminal.read_until("red sandboxuser /tmp 33 99\r\n")
+                offset = terminal.offset
+            async with opened(offset=offset) as again:
+                assert again.process_id == terminal.process_id
+                await again.write("echo $((40 + 2))\n")
+                await again.read_until("42\r\n")
+            async with client.terminal("pwd; sleep 60", cwd="/usr") as other:
+                await other.read_until("/usr\r\n")
+
+    async def test_a_terminal_that_cannot_be_is_refused_in_words(self, new: New) -> None:
+        async with new() as client:
+            with pytest.raises(UnknownUser):
+                async with client.terminal(user="nobody-knows"):
+                    pass
+            with pytest.raises(InvalidRequest):
+                async with client.terminal(offset=-1):
+                    pass
+            with pytest.raises(InvalidRequest):
+                async with client.terminal(rows=0, columns=-5):
+                    pass
+            await client.spawn("sleep 60", name="plain")
+            for env in ({}, {"A": "1"}):
+                plain = client.terminal(process_id="plain", env=env)
+                with pytest.raises(InvalidRequest, match="has no terminal"):
+                    async with plain:
+                        pass
+            assert [info.process_id for info in await client.processes()] == ["plain"]
 
     async def test_a_terminal_in_which_nothing_happens_times_out(self, new: New) -> None:
         async with new() as client, client.terminal("sleep 60") as terminal:

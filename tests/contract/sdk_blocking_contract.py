@@ -100,6 +100,22 @@ class SessionContract:
             assert SandboxClient.delete_thread("to be deleted", backend=client._backend) is True
             assert SandboxClient.delete_thread("to be deleted", backend=client._backend) is False
 
+    def test_sessions_are_listed_by_state_thread_environment_and_metadata(self, new: New) -> None:
+        with new(metadata={"kind": "a", "odd": "x=y&z"}) as one, new(thread_id="listed") as two:
+            there = partial(SandboxClient.list_sessions, backend=one._backend)
+            assert {one.session_id, two.session_id} <= {info.session_id for info in there()}
+            assert [info.session_id for info in there(metadata={"kind": "a", "odd": "x=y&z"})] == [one.session_id]
+            assert [info.session_id for info in there(thread_id="listed")] == [two.session_id]
+            assert there(environment="another") == []
+            assert one.session_id in {info.session_id for info in there(states=["running", "lost"])}
+            two.cleanup()
+            assert there(thread_id="listed") == []
+            ended = (there(states=["ended"], thread_id="listed"))[0]
+            assert ended.thread_id == "listed"
+            assert (ended.state, type(ended.state)) == ("ended", str)
+            with pytest.raises(InvalidRequest, match="running"):
+                there(states=["asleep"])
+
     def test_cleanup_of_a_thread_that_this_client_has_not_used_ends_its_session(self, new: New) -> None:
         with new(thread_id="cleaned") as client:
             first = client.session_id
@@ -125,7 +141,7 @@ class SessionContract:
             client._backend.delete(client.session_id)
             assert client.list_files() == []
             client._backend.delete(client.session_id)
-            assert [chunk.data for chunk in client.stream("echo on")] == ["on\n"]
+            assert [chunk.text for chunk in client.stream("echo on")] == ["on\n"]
             client._backend.delete(client.session_id)
             with pytest.raises(FileNotFound):
                 client.read_file("nothing")
@@ -230,13 +246,36 @@ class CommandContract:
             stream = client.stream("echo a; echo b >&2; exit 4", on_result=results.append)
             chunks = [chunk for chunk in stream if chunk.data]
         assert "".join(str(chunk) for chunk in chunks if chunk.stream == "stdout") == "a\n"
-        assert "".join(chunk["data"] for chunk in chunks if chunk.stream == "stderr") == "b\n"
+        assert b"".join(chunk["data"] for chunk in chunks if chunk.stream == "stderr") == b"b\n"
         assert [result.exit_code for result in results] == [4]
+
+    def test_a_stream_gives_every_byte_and_text_that_is_whole(self, new: New) -> None:
+        line = r"printf 'a\303'; sleep 0.3; printf '\244\377b'; sleep 0.3; printf '\303'"
+        with new() as client:
+            chunks = list(client.stream(line))
+            process = client.spawn(line)
+            process.wait(30)
+            followed = list(process.follow())
+            assert process.output_bytes() == b"a\xc3\xa4\xffb\xc3"
+            assert process.output() == "aä\ufffdb\ufffd"
+        for found in (chunks, followed):
+            assert b"".join(chunk.data for chunk in found) == b"a\xc3\xa4\xffb\xc3"
+            assert "".join(chunk.text for chunk in found) == "aä\ufffdb\ufffd"
+        assert chunks[-1].next_offset == 6
+
+    def test_standard_input_is_passed_on_byte_by_byte(self, new: New) -> None:
+        data = bytes(range(256)) * 300
+        with new() as client:
+            result = client.execute("cat > in", stdin=data)
+            assert result.ok
+            assert client.read_file("in") == data
+            chunks = list(client.stream("cat", stdin=data))
+            assert b"".join(chunk.data for chunk in chunks) == data
 
     def test_leaving_the_loop_of_a_stream_ends_the_command(self, new: New) -> None:
         with new() as client:
             for chunk in client.stream("while echo on; do sleep 0.05; done"):
-                assert chunk.data.startswith("on")
+                assert chunk.data.startswith(b"on")
                 break
             for _ in range(100):
                 if not any(process.running for process in client.processes()):

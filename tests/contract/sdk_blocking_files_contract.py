@@ -3,12 +3,22 @@
 # Made from tests/contract/sdk_async_files_contract.py by scripts/generate_sync.py: edit that one.
 
 import contextlib
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from warren.model.errors import FileNotFound, FileProblem, InvalidPath, IsDirectory, NotADirectory
+from warren.model.errors import (
+    FileNotFound,
+    FileProblem,
+    InvalidPath,
+    InvalidRequest,
+    IsDirectory,
+    NotADirectory,
+    UnknownUser,
+)
 from warren.sdk.blocking.client import SandboxClient
 
 New = Callable[..., SandboxClient]
@@ -60,6 +70,62 @@ class FilesContract:
         with new() as client:
             client.upload_file(tmp_path / "empty")
             assert client.read_file("empty") == b""
+
+    def test_a_part_of_a_file_is_read(self, new: New) -> None:
+        with new() as client:
+            client.write_file("f", "0123456789")
+            assert client.read_file("f", offset=3, length=4) == b"3456"
+            assert client.read_file("f", offset=8) == b"89"
+            assert client.read_file("f", length=2) == b"01"
+            assert client.read_file("f", offset=8, length=100) == b"89"
+            assert client.read_file("f", offset=10) == b""
+            assert client.read_file("f", offset=99, length=1) == b""
+            assert client.read_file("f", length=0) == b""
+            client.write_file("empty", "")
+            assert client.read_file("empty", length=5) == b""
+            with pytest.raises(FileNotFound):
+                client.read_file("nothing", offset=1)
+            with pytest.raises(InvalidRequest, match="cannot be read"):
+                client.read_file("f", offset=-1)
+
+    def test_a_file_is_written_from_what_gives_bytes_piece_by_piece(self, new: New, tmp_path: Path) -> None:
+        (tmp_path / "here").write_bytes(bytes(range(256)) * 4000)
+        with new() as client:
+            with (tmp_path / "here").open("rb") as file:
+                assert (client.write_file("from a file", file, mode=0o640)).mode == "0640"
+            assert client.read_file("from a file") == (tmp_path / "here").read_bytes()
+            written = client.write_file("counted", (b"%d\n" % number for number in range(1000)))
+            assert written.size == sum(len(str(number)) + 1 for number in range(1000))
+            assert (client.write_file("nothing", [])).size == 0
+            client.write_file("listed", [b"a", b"", b"b"])
+            assert client.read_file("listed") == b"ab"
+
+    def test_pieces_that_fail_leave_the_old_file_and_the_caller_hears_why(self, new: New) -> None:
+        def failing() -> Iterator[bytes]:
+            yield b"half"
+            raise ZeroDivisionError
+
+        with new() as client:
+            client.write_file("f", "old")
+            with pytest.raises(ZeroDivisionError):
+                client.write_file("f", failing())
+            with pytest.raises(InvalidRequest, match="not bytes"):
+                client.write_file("f", io.StringIO("text"))  # type: ignore[arg-type]
+            assert client.read_text("f") == "old"
+
+    def test_pieces_go_into_the_fresh_session_of_a_thread_whole(self, new: New) -> None:
+        with new(thread_id="pieces") as client:
+            client._backend.delete(client.session_id)
+            client.write_file("f", iter([b"first", b"second"]))
+            assert client.read_file("f") == b"firstsecond"
+            client.cleanup()
+
+    def test_a_link_comes_down_with_the_size_of_what_it_leads_to(self, new: New, tmp_path: Path) -> None:
+        seen: list[tuple[int, int | None]] = []
+        with new() as client:
+            client.execute("printf 12345678901234567890 > target; ln -s target link")
+            client.download_file("link", tmp_path / "got", progress=lambda *done: seen.append(done))
+        assert seen[-1] == (20, 20)
 
     def test_a_tree_goes_up_and_comes_down(self, new: New, tmp_path: Path) -> None:
         tree = tmp_path / "tree"
@@ -170,6 +236,35 @@ class TerminalContract:
                 terminal.write("echo $X again\n")
                 shown = terminal.read_until("kept again")
                 assert "first" not in shown
+
+    def test_a_terminal_has_the_directory_the_variables_and_the_user_it_was_given(self, new: New) -> None:
+        with new() as client:
+            opened = partial(client.terminal, env={"COLOUR": "red"}, user="sandboxuser", cwd="/tmp", process_id="main")
+            with opened(rows=33, columns=99) as terminal:
+                terminal.write("echo $COLOUR $(whoami) $PWD $(stty size)\n")
+                terminal.read_until("red sandboxuser /tmp 33 99\r\n")
+                offset = terminal.offset
+            with opened(offset=offset) as again:
+                assert again.process_id == terminal.process_id
+                again.write("echo $((40 + 2))\n")
+                again.read_until("42\r\n")
+            with client.terminal("pwd; sleep 60", cwd="/usr") as other:
+                other.read_until("/usr\r\n")
+
+    def test_a_terminal_that_cannot_be_is_refused_in_words(self, new: New) -> None:
+        with new() as client:
+            with pytest.raises(UnknownUser), client.terminal(user="nobody-knows"):
+                pass
+            with pytest.raises(InvalidRequest), client.terminal(offset=-1):
+                pass
+            with pytest.raises(InvalidRequest), client.terminal(rows=0, columns=-5):
+                pass
+            client.spawn("sleep 60", name="plain")
+            for env in ({}, {"A": "1"}):
+                plain = client.terminal(process_id="plain", env=env)
+                with pytest.raises(InvalidRequest, match="has no terminal"), plain:
+                    pass
+            assert [info.process_id for info in client.processes()] == ["plain"]
 
     def test_a_terminal_in_which_nothing_happens_times_out(self, new: New) -> None:
         with new() as client, client.terminal("sleep 60") as terminal:

@@ -45,6 +45,7 @@ def a_full_session() -> Session:
         pooled=True,
         key_id="key_1",
         disk_mb=77,
+        memory_mb=66,
         previous=Previous("ses_before", EndReason.IDLE, "30 min"),
         reason=EndReason.LOST,
         detail="it died",

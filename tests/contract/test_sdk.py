@@ -15,7 +15,8 @@ from contract.sdk_blocking_files_contract import FilesContract, TerminalContract
 from server_process import running_server
 
 from warren import AsyncBatchSandboxClient, AsyncSandboxClient, BatchSandboxClient, SandboxClient
-from warren.local import ENGINE, Local
+from warren.local import Local
+from warren.local_engine import ENGINE
 
 Options = dict[str, str]
 

@@ -119,7 +119,7 @@ except WarrenError as exc:
 def test_loops_and_threads_use_one_service_at_once(run: Run) -> None:
     code = """
 import asyncio, threading
-from warren.local import ENGINE
+from warren.local_engine import ENGINE
 said = []
 def blocking(number):
     with SandboxClient(mode="local") as sandbox:

@@ -86,15 +86,18 @@ class Socket:
 class Api:
     """A server, or with `under` a part of it. Parameters of the query are given by name; bytes need not be UTF-8."""
 
-    def __init__(self, url: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, url: str, headers: Mapping[str, str] | None = None, connector: aiohttp.BaseConnector | None = None
+    ) -> None:
         self.url = url
         self._headers = dict(headers or {})
+        self._connector = connector
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
             headers=self._headers,
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=self._connector or aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(total=_LONGEST_S),
             read_bufsize=_LONGEST_LINE,
         )

@@ -72,12 +72,16 @@ class FileSuite:
             ("bytes=3-5", 206, b"345", "bytes 3-5/10"),
             ("bytes=3-500", 206, b"3456789", "bytes 3-9/10"),
             ("bytes=0-0", 206, b"0", "bytes 0-0/10"),
+            ("bytes=-3", 206, b"789", "bytes 7-9/10"),
+            ("bytes=-10", 206, b"0123456789", "bytes 0-9/10"),
+            ("bytes=-500", 206, b"0123456789", "bytes 0-9/10"),
         ):
             async with session.ask("GET", "/files/content", path="f", headers={"Range": wanted}) as answer:
                 assert (answer.status, await answer.read()) == (status, content)
                 assert answer.headers["Content-Range"] == shown
-        async with session.ask("GET", "/files/content", path="f", headers={"Range": "bytes=10-"}) as answer:
-            assert (answer.status, answer.headers["Content-Range"]) == (416, "bytes */10")
+        for beyond in ("bytes=10-", "bytes=-0"):
+            async with session.ask("GET", "/files/content", path="f", headers={"Range": beyond}) as answer:
+                assert (answer.status, answer.headers["Content-Range"]) == (416, "bytes */10")
         for bad in ("bytes=5-3", "lines=1-2", "bytes=-"):
             await session.refused(
                 "GET", "/files/content", path="f", headers={"Range": bad}, status=422, code="invalid_request"

@@ -279,7 +279,7 @@ def test_every_command_has_a_help_text_with_an_example(cli: RemoteCli) -> None:
     for title in ("Sessions of a server", "Sandboxes of this machine", "The server and the machine"):
         assert title in said
     here = {"run", "shell", "image", "doctor", "config", "completion"}
-    for name in here | {"ps", "create", "exec", "cp", "logs", "kill", "stats", "self-test"}:
+    for name in here | {"ps", "create", "exec", "cp", "logs", "kill", "stats", "self-test", "mcp"}:
         assert f"\n  {name} " in said
         assert "Example: " in cli.say(name, "--help")
 

@@ -1,5 +1,6 @@
 """`warren run` and `warren shell` as a user sees them, in real sandboxes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -67,6 +68,29 @@ def test_stdin_is_passed_on(warren: Warren) -> None:
     done = warren("run", "--", "cat", stdin=sent)
     assert done.returncode == 0
     assert done.stdout == sent
+
+
+def test_for_programs_there_is_one_document_with_everything_that_was_said(warren: Warren) -> None:
+    line = r"cat; echo err >&2; printf '\377'; head -c 3000000 /dev/zero | tr '\0' x; exit 4"
+    done = warren("run", "--json", "--", "sh", "-c", line, stdin=b"in\n")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["exit_code"], document["reason"]) == (4, 4, "exited")
+    assert document["stdout"] == "in\n\ufffd" + "x" * 3_000_000
+    assert document["stderr"] == "err\n"
+    assert len(document["output"]) == len(document["stdout"]) + len(document["stderr"])
+
+
+def test_for_programs_a_time_out_is_in_the_document_and_in_the_exit_code(warren: Warren) -> None:
+    done = warren("run", "--json", "--timeout", "0.5", "--", "sleep", "60")
+    assert done.returncode == 124
+    assert json.loads(done.stdout)["reason"] == "timeout"
+
+
+def test_a_shell_for_a_program_is_refused(warren: Warren) -> None:
+    for extra, instead in (((), b"warren run --json"), (("--thread", "t"), b"warren exec --json")):
+        done = warren("shell", "--json", *extra)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert instead in done.stderr
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

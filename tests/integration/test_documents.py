@@ -57,7 +57,7 @@ def commands(page: Path) -> list[str]:
     """Lines of code blocks, fenced or indented, without their comments; but for blocks that have tests of their own."""
 
     def as_indented(match: re.Match[str]) -> str:
-        apart = match[1] == "toml" or asks_a_server((match[1], match[2]))
+        apart = match[1] in ("toml", "python") or asks_a_server((match[1], match[2]))
         return "" if apart else re.sub("^", "    ", match[2], flags=re.M)
 
     lines = re.findall(r"^(?: {4}|\t)(\S.*)$", _FENCED.sub(as_indented, page.read_text()), flags=re.M)
@@ -67,6 +67,7 @@ def commands(page: Path) -> list[str]:
 
 SHOWN = [(page, line) for page in PAGES for line in commands(page)]
 TALKING = [page for page in PAGES if any(asks_a_server(block) for block in fenced(page))]
+ALONE = [(page, text) for page in PAGES for kind, text in fenced(page) if kind == "python" and SHOWN_SERVER not in text]
 
 
 def new_state(image_cache: Path) -> Iterator[Path]:
@@ -144,6 +145,15 @@ def test_a_shown_file_of_options_is_taken(page: Path, tmp_path: Path, environmen
         argv = [sys.executable, "-m", "warren.cli.main", "config", "--config", str(tmp_path / f"{number}.toml")]
         outcome = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60)
         assert outcome.returncode == 0, outcome.stderr
+
+
+# -- programs
+
+
+@pytest.mark.parametrize(("page", "text"), ALONE, ids=[page.name for page, _ in ALONE])
+def test_a_shown_program_that_asks_no_server_needs_only_the_standard_library(page: Path, text: str) -> None:
+    outcome = subprocess.run([sys.executable, "-ISc", text], capture_output=True, text=True, timeout=60)
+    assert outcome.returncode == 0, outcome.stderr
 
 
 # -- requests

@@ -673,7 +673,7 @@ class TestErrorBodies:
         problem_of(await ask(served.port, GET.replace(b"/hello", b"/sessions/a")), 404, "session_not_found")
         wrong = await ask(served.port, GET.replace(b"GET", b"DELETE"))
         problem_of(wrong, 405, "method_not_allowed")
-        assert wrong.headers["allow"] == "GET"
+        assert wrong.headers["allow"] == "GET, HEAD"
 
     async def test_an_unforeseen_error_tells_its_id_and_nothing_else(
         self, serve: Any, caplog: pytest.LogCaptureFixture

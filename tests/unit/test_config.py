@@ -396,3 +396,21 @@ def test_the_environment_of_this_process_is_what_counts_by_default(monkeypatch: 
     monkeypatch.setenv("WARREN_CONFIG", "/dev/null")
     monkeypatch.setenv("WARREN_PORT", "4321")
     assert read_settings().port == 4321
+
+
+@pytest.mark.parametrize(
+    ("text", "proxies"),
+    [
+        ("127.0.0.1", ("127.0.0.1",)),
+        ("10.0.0.0/8, 127.0.0.1/32,::1", ("10.0.0.0/8", "127.0.0.1", "::1")),
+        ("2001:DB8::/32,2001:db8::/32", ("2001:db8::/32",)),
+        ("", ()),
+    ],
+)
+def test_proxies_are_addresses_and_networks(text: str, proxies: tuple[str, ...]) -> None:
+    assert read(trusted_proxies=text).trusted_proxies == proxies
+
+
+@pytest.mark.parametrize("text", ["proxy.example", "10.0.0.1/8", "127.0.0.1:80", "10.0.0.0/33", "*", "127.0.0.1,,"])
+def test_a_proxy_that_is_no_address_is_refused(text: str) -> None:
+    assert "addresses and networks" in refusal(trusted_proxies=text).message

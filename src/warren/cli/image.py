@@ -1,6 +1,5 @@
 """`warren image`: the root filesystems sandboxes stand on."""
 
-import json
 import re
 import sys
 import time
@@ -11,11 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from warren.cli.progress import ProgressLine
+from warren.cli.tables import print_json
 from warren.config import read_settings
 from warren.model.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from warren.worker.images import ImageInfo, ImageStore
+
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 
 
 def _images() -> "ImageStore":
@@ -35,21 +38,26 @@ def image() -> None:
 @image.command()
 @click.argument("name", default="base")
 @click.option("--if-missing", is_flag=True, help="Do nothing if the image is there.")
-def build(name: str, if_missing: bool) -> None:
+@_json_option
+def build(name: str, if_missing: bool, as_json: bool) -> None:
     """Build NAME: base (a small Debian, about a minute) or host (this machine's /usr, at once)."""
     images = _images()
-    if if_missing and any(info.name == name for info in images.list()):
+    there = next((info for info in images.list() if info.name == name), None) if if_missing else None
+    if there is not None:
+        if as_json:
+            print_json(asdict(there))
         return
     with ProgressLine(f"image {name}") as progress:
         info = images.build(name, progress)
-    _say_made(info)
+    _say_made(info, as_json)
 
 
 @image.command("import")
 @click.argument("source")
 @click.option("--name", default="", help="The image's name here; without it, made from SOURCE.")
 @click.option("--no-shell", is_flag=True, help="Take an image without /bin/sh.")
-def import_image(source: str, name: str, no_shell: bool) -> None:
+@_json_option
+def import_image(source: str, name: str, no_shell: bool, as_json: bool) -> None:
     """Import SOURCE: a directory, a tar (compressed or not, - for stdin) or a Docker image (docker:REF)."""
     images, needed = _images(), not no_shell
     name = name or name_of(source)
@@ -64,7 +72,7 @@ def import_image(source: str, name: str, no_shell: bool) -> None:
             info = images.import_directory(name, Path(source), progress, shell_needed=needed)
         else:
             info = _import_file(images, name, Path(source), progress, needed)
-    _say_made(info)
+    _say_made(info, as_json)
 
 
 def _import_file(
@@ -93,12 +101,12 @@ def name_of(source: str) -> str:
 
 
 @image.command("list")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_json_option
 def list_images(as_json: bool) -> None:
     """List the images of this machine."""
     found = _images().list()
     if as_json:
-        click.echo(json.dumps([asdict(info) for info in found], indent=2))
+        print_json([asdict(info) for info in found])
         return
     if not found:
         click.echo("no images; `warren image build base` makes one", err=True)
@@ -109,10 +117,16 @@ def list_images(as_json: bool) -> None:
 
 @image.command()
 @click.argument("name")
-def remove(name: str) -> None:
+@_json_option
+def remove(name: str, as_json: bool) -> None:
     """Remove the image NAME."""
     _images().remove(name)
+    if as_json:
+        print_json({"removed": name})
 
 
-def _say_made(info: "ImageInfo") -> None:
+def _say_made(info: "ImageInfo", as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(info))
+        return
     click.echo(f"image {info.name}: {info.files} files, {info.size_bytes / 2**20:.0f} MiB", err=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from warren.cli.serve import is_loopback
+from warren.model.addresses import is_loopback
 from warren.model.errors import InvalidRequest, Unavailable
 from warren.model.session import check_thread_id
 
@@ -58,6 +58,8 @@ def mcp(
     HTTP clients find it at /mcp (streamable HTTP) and at /sse (SSE). A sandbox is chosen by the tools' argument
     sandbox, else by the header X-Warren-Thread, else by --thread; it outlives the connection. Give keys by the
     environment (WARREN_MCP_KEY, and WARREN_API_KEY for the Warren server), where other users cannot see them.
+
+    Example: warren mcp --url http://localhost:8000 --thread my-project
     """
     if local and url:
         raise click.UsageError("give either --local or --url")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import logging
 import signal
 from collections.abc import Callable
@@ -12,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from warren.config import Settings, read_settings
+from warren.model.addresses import is_loopback
 from warren.model.errors import InvalidRequest
 from warren.options import serve_options
 
 if TYPE_CHECKING:
+    import ssl
+
     from warren.service import Service
 
 _log = logging.getLogger("warren.serve")
@@ -38,38 +40,31 @@ def run_server(settings: Settings, make_service: "Callable[[Settings], Service] 
     from warren.coordinator.api.serving import new_event_loop
     from warren.service import Service
     from warren.telemetry import set_up_logs
+    from warren.wiring import build_tls
 
     check_open_to(settings)
+    tls = build_tls(settings)
     set_up_logs(settings.log_level, settings.log_format, request_id.get)
     for warning in settings.warnings:
         _log.warning("%s", warning)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_serve(settings, (make_service or Service)(settings)))
+        return runner.run(_serve(settings, (make_service or Service)(settings), tls))
 
 
 def check_open_to(settings: Settings) -> None:
-    """Without a key nobody but this machine may reach the server."""
-    if settings.api_key or is_loopback(settings.host):
+    """Without authentication nobody but this machine may reach the server."""
+    if settings.auth or is_loopback(settings.host):
         return
     raise InvalidRequest(
-        f"without an API key the server listens on loopback only, not on {settings.host}",
-        remedy="set WARREN_API_KEY to a long random text, or leave --host out",
+        f"without authentication the server listens on loopback only, not on {settings.host}",
+        remedy="leave out --no-auth (the server makes a key at its first start), or --host",
     )
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-async def _serve(settings: Settings, service: "Service") -> int:
+async def _serve(settings: Settings, service: "Service", tls: "ssl.SSLContext | None") -> int:
     from warren.coordinator.api.edge import EdgeLimits
     from warren.coordinator.api.serving import HttpServer
-    from warren.wiring import build_app
+    from warren.wiring import build_app, build_identity
 
     caught = _Signals()
     if not await caught.none_during(service.start()):
@@ -81,12 +76,13 @@ async def _serve(settings: Settings, service: "Service") -> int:
         keep_alive_s=settings.keep_alive_s,
         max_connections=settings.max_connections,
     )
-    server = HttpServer(build_app(settings, service.sessions), host=settings.host, port=settings.port, limits=limits)
+    app = build_app(settings, service.sessions, service.office, await build_identity(settings, service.office))
+    server = HttpServer(app, host=settings.host, port=settings.port, limits=limits, tls=tls)
     grace_s = settings.stop_grace_s
     try:
         await server.start()
         _spare_the_collector()
-        _greet(settings, server.port)
+        _greet(settings, server.port, await _first_key(settings, service, server.port))
         await caught.first.wait()
         _log.info("stopping: running commands have %g s to finish", grace_s)
         service.sessions.stopping = True
@@ -145,9 +141,36 @@ class _Signals:
             task.result()
 
 
-def _greet(settings: Settings, port: int) -> None:
+async def _first_key(settings: Settings, service: "Service", port: int) -> str:
+    """A server that nobody has a key for makes one, and leaves it where clients of the same user find it."""
+    from warren.model.access import ALL_SCOPES
+    from warren.model.session import DEFAULT_TENANT
+    from warren.sdk.credentials import write_key
+    from warren.sdk.places import credentials_path
+
+    keys = service.office.keys
+    if not settings.auth or settings.api_key or settings.jwt_jwks or await keys.any():
+        return ""
+    _, text = await keys.create("first", DEFAULT_TENANT, ALL_SCOPES)
+    click.echo(f"Made a key: {text}")
+    path = credentials_path()
+    try:
+        if path is not None:
+            await asyncio.to_thread(write_key, path, _url(settings, port), text)
+            click.echo(f"  It is shown this once. Your own clients find it in {path}.")
+    except OSError as exc:
+        click.echo(f"  It is shown this once. It could not be left for your clients: {exc}")
+    return text
+
+
+def _url(settings: Settings, port: int) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    key = " -H 'X-API-Key: …'" if settings.api_key else ""
-    click.echo(f"Warren serves http://{host}:{port} (provider {settings.provider}, state in {settings.state_dir})")
-    click.echo(f'  try:  curl{key} http://{host}:{port}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')
-    click.echo(f"  docs: http://{host}:{port}/docs    stop: Ctrl-C")
+    return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
+
+
+def _greet(settings: Settings, port: int, first_key: str) -> None:
+    url = _url(settings, port)
+    key = f' -H "X-API-Key: {first_key or "$WARREN_API_KEY"}"' if settings.auth else ""
+    click.echo(f"Warren serves {url} (provider {settings.provider}, state in {settings.state_dir})")
+    click.echo(f'  try:  curl{key} {url}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')
+    click.echo(f"  docs: {url}/docs    stop: Ctrl-C")

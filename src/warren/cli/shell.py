@@ -21,14 +21,18 @@ _SHELL = "command -v bash >/dev/null && exec bash; exec sh"
 @click.option("--session", default="", metavar="S", help="Open it in this session of a server.")
 @click.option("--thread", default="", metavar="T", help="Open it in this thread's session of a server.")
 @click.option("--url", default="", metavar="URL", help="With --session or --thread: the server.  [WARREN_URL]")
-def shell(user: str, cwd: str, session: str, thread: str, url: str, **options: object) -> int:
+@click.option("--json", "as_json", is_flag=True, hidden=True)
+def shell(user: str, cwd: str, session: str, thread: str, url: str, as_json: bool, **options: object) -> int:
     """Open an interactive terminal in a sandbox.
 
     In a fresh one of this machine; with --session or --thread, in a session of a server.
 
     Example: warren shell --thread conv-42
     """
-    check_terminal("warren shell", "warren exec" if session or thread else "warren run")
+    instead = "warren exec" if session or thread else "warren run"
+    if as_json:
+        raise click.UsageError(f"a terminal is for a person, not for a program: use `{instead} --json`")
+    check_terminal("warren shell", instead)
     settings = read_settings()
     env = {"TERM": settings.terminal}
     if session or thread:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from warren.clock import Clock
+from warren.coordinator.events import Events
 from warren.finishing import to_its_end
 from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Claim, Worker
@@ -23,6 +24,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.model.events import Event, EventKind
 from warren.model.session import EndReason, Session, SessionState
 
 T = TypeVar("T")
@@ -53,12 +55,14 @@ class Lifecycle:
         clock: Clock,
         *,
         claim_timeout_s: float = 30.0,
+        events: Events | None = None,
         fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.store = store
         self.workers = workers
         self.clock = clock
         self._claim_timeout_s = claim_timeout_s
+        self._events = events or Events()
         self._fault = fault
         self._making: dict[str, asyncio.Task[Session]] = {}
         self._ending: dict[str, asyncio.Task[Session]] = {}
@@ -125,6 +129,7 @@ class Lifecycle:
         if not written:
             await self._let_go(running)
             raise SessionEnded(f"session {session.id} was deleted while it was being made")
+        self._tell(EventKind.SESSION_CREATED, running, environment=running.environment, pooled=running.pooled)
         self._fault("running")
         return running
 
@@ -189,10 +194,19 @@ class Lifecycle:
         names = dict.fromkeys(session.env, "")
         ended = session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), env=names)
         try:
-            await self.store.swap(ended)
+            told = await self.store.swap(ended)
         except WarrenError:
             self._unwritten[ended.id] = ended
+            told = True
+        if told and session.sandbox_id:
+            expired = reason in (EndReason.IDLE, EndReason.LIFETIME)
+            kind = EventKind.SESSION_EXPIRED if expired else EventKind.SESSION_ENDED
+            self._tell(kind, ended, reason=str(reason), lived_s=round(self.clock.now() - session.started, 3))
         return ended
+
+    def _tell(self, kind: EventKind, session: Session, **data: Any) -> None:
+        about = {"thread_id": session.thread_id or None, "memory_mb": session.memory_mb, **data}
+        self._events.publish(Event(kind, session.tenant, self.clock.wall(), session.id, about))
 
     async def retry(self) -> None:
         """What could not be finished before is tried again."""
@@ -209,6 +223,7 @@ class Lifecycle:
         while session.state is SessionState.RUNNING:
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=why.removeprefix(_LOST_PREFIX))
             if await self.store.swap(lost):
+                self._tell(EventKind.SESSION_LOST, lost, detail=lost.detail)
                 self._own(self._let_go(session), f"clearing {session.sandbox_id}")
                 return lost
             session = await self.get(session.tenant, session.id)

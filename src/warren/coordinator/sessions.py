@@ -14,13 +14,18 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from warren.coordinator.access.quotas import caps_of, check_allowed, check_lifetime
+from warren.coordinator.asking import current_caller
 from warren.coordinator.lifecycle import Lifecycle, gone
+from warren.coordinator.overseer import Overseer
 from warren.finishing import to_its_end
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
+from warren.model.access import Caller
 from warren.model.environment import Environment
 from warren.model.errors import (
     NoSpace,
+    QuotaExceeded,
     SandboxLost,
     SandboxNotFound,
     SessionEnded,
@@ -80,8 +85,16 @@ class Opened:
 
 
 class Sessions:
-    def __init__(self, lifecycle: Lifecycle, environments: Callable[[str], Environment], defaults: Defaults) -> None:
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        environments: Callable[[str], Environment],
+        defaults: Defaults,
+        overseer: Overseer | None = None,
+    ) -> None:
         self.lifecycle = lifecycle
+        self.overseer = overseer or Overseer(lifecycle.clock)
+        self._quotas = self.overseer.quotas
         self.store = lifecycle.store
         self.clock = lifecycle.clock
         self._environments = environments
@@ -101,18 +114,30 @@ class Sessions:
     async def create(self, tenant: str, wanted: NewSession, key: str = "") -> Opened:
         """A new session; or the one its thread or its key already has."""
         self.check_open()
-        row = self._row(tenant, wanted)
+        caller = current_caller()
+        row = self._row(tenant, wanted, caller)
         idempotency = Key(tenant, "create", check_key(key), fingerprint(wanted)) if key else None
+        counted = False
         while True:
-            if wanted.thread_id:
-                row = replace(row, previous=await self._previous(tenant, wanted.thread_id))
-            session, added = await self.store.add(row, idempotency)
+            earlier = await self.store.of_thread(tenant, wanted.thread_id) if wanted.thread_id else None
+            row = replace(row, previous=_previous(earlier))
+            if not counted and (earlier is None or not earlier.active):
+                await self._quotas.create(caller)
+                counted = True
+            session, added = await self._added(row, idempotency, caller)
             if added is Added.NEW:
                 made = await self.lifecycle.made(session, orphan=not key and not wanted.thread_id)
                 return Opened(made, created=True)
             opened = await self._existing(session, added, wanted)
             if opened is not None:
                 return opened
+
+    async def _added(self, row: Session, key: Key | None, caller: Caller) -> tuple[Session, Added]:
+        try:
+            return await self.store.add(row, key, caps_of(caller))
+        except QuotaExceeded:
+            self._quotas.tell(caller, "sessions")
+            raise
 
     async def _existing(self, session: Session, added: Added, wanted: NewSession) -> Opened | None:
         """What to do with the session that was there; None: it is out of the way now, try again."""
@@ -134,7 +159,7 @@ class Sessions:
             await self.lifecycle.settled(session)
         return None
 
-    def _row(self, tenant: str, wanted: NewSession) -> Session:
+    def _row(self, tenant: str, wanted: NewSession, caller: Caller) -> Session:
         environment = self._environments(wanted.environment or self._defaults.environment)
         if wanted.thread_id:
             check_thread_id(wanted.thread_id)
@@ -143,6 +168,10 @@ class Sessions:
         for name, value in wanted.env.items():
             check_env(name, value)
         check_env_size(wanted.env)
+        limits = _limits(environment.limits, wanted.limits)
+        in_force = limits or environment.limits
+        lifetime_s = self._seconds("max_lifetime_s", wanted, environment)
+        check_allowed(caller, environment.name, in_force, lifetime_s)
         now = self.clock.now()
         return Session(
             id=new_session_id(),
@@ -154,9 +183,12 @@ class Sessions:
             used=now,
             thread_id=wanted.thread_id,
             idle_timeout_s=self._seconds("idle_timeout_s", wanted, environment),
-            max_lifetime_s=self._seconds("max_lifetime_s", wanted, environment),
+            max_lifetime_s=lifetime_s,
             image=wanted.image,
-            limits=_limits(environment.limits, wanted.limits),
+            limits=limits,
+            key_id=caller.key_id,
+            disk_mb=in_force.disk_mb,
+            memory_mb=in_force.memory_mb,
             require=wanted.require,
             env=dict(wanted.env),
             metadata=check_metadata(dict(wanted.metadata)),
@@ -166,14 +198,6 @@ class Sessions:
         """The first that says something: the caller, the environment, the server."""
         given = (getattr(source, name) for source in (*sources, self._defaults))
         return check_seconds(name, next(value for value in given if value is not None))
-
-    async def _previous(self, tenant: str, thread_id: str) -> Previous | None:
-        earlier = await self.store.of_thread(tenant, thread_id)
-        if earlier is None:
-            return None
-        if earlier.reason in CAME_TO_NOTHING:
-            return earlier.previous
-        return Previous(earlier.id, earlier.reason or EndReason.DELETED, earlier.detail)
 
     # -- looking
 
@@ -208,7 +232,7 @@ class Sessions:
         session = await self._usable(await self.get(tenant, session_id))
         if counts:
             session = await self._noted(session)
-        sandbox = await self._sandbox(session)
+        sandbox = self.overseer.sandbox(session, await self._sandbox(session))
         begun = self.clock.now()
         self._begin(session, counts)
         try:
@@ -318,6 +342,7 @@ class Sessions:
             merged = {**session.metadata, **(metadata or {})}
             idle = session.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
             lifetime = session.max_lifetime_s if max_lifetime_s is None else max_lifetime_s
+            check_lifetime(current_caller(), lifetime)
             new = session.changed(
                 idle_timeout_s=check_seconds("idle_timeout_s", idle),
                 max_lifetime_s=check_seconds("max_lifetime_s", lifetime),
@@ -374,6 +399,14 @@ def _plain(value: object) -> object:
     if isinstance(value, bytes):
         return value.hex()
     raise TypeError(f"no fingerprint for {type(value).__name__}")
+
+
+def _previous(earlier: Session | None) -> Previous | None:
+    if earlier is None:
+        return None
+    if earlier.reason in CAME_TO_NOTHING:
+        return earlier.previous
+    return Previous(earlier.id, earlier.reason or EndReason.DELETED, earlier.detail)
 
 
 def _limits(limits: Limits, wanted: Mapping[str, float]) -> Limits | None:

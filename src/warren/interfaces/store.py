@@ -74,9 +74,9 @@ class SessionStore(Protocol):
     `add` stores a new session, if there is nothing in its way: a key that is known gives the session it
     stands for (also an ended one), then an active session of the same thread gives that one and, if it is
     CREATING or RUNNING, remembers the key for it. A key that came with another fingerprint raises KeyReused;
-    a key whose session came to nothing counts as unknown; so does one whose session was purged. A new session that would
-    take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many come at once, what is held
-    (see HOLDING; disk as the sum of `disk_mb`) never exceeds them.
+    a key whose session came to nothing counts as unknown; so does one whose session was purged. A new session that
+    would take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many come at once, what is
+    held (see HOLDING; disk as the sum of `disk_mb`) never exceeds them.
     `get` finds a session of the tenant, also an ended one; `of_thread` the thread's active one, else the
     newest ended one.
     `swap` stores a change (`session.version` is one more than what it was made from) if nobody else was

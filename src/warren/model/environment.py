@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from warren.model.errors import InvalidRequest
+from warren.model.policy import Policy
 from warren.model.session import check_seconds
 from warren.model.spec import Limits, check_env, check_image_name
 
@@ -34,7 +35,8 @@ class PoolSize:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """`pool`, `idle_timeout_s` and `max_lifetime_s` of an environment win over the server's settings."""
+    """`pool`, `idle_timeout_s` and `max_lifetime_s` of an environment win over the server's settings. `policy` says
+    which commands its sessions may run."""
 
     name: str
     image: str
@@ -44,6 +46,7 @@ class Environment:
     pool: PoolSize | None = None
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
+    policy: Policy = Policy()
 
     def __post_init__(self) -> None:
         check_image_name(self.image)

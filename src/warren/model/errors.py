@@ -5,6 +5,7 @@ WarrenError
 │   ├── UnknownEnvironment
 │   ├── UnknownUser
 │   ├── InvalidPath
+│   ├── RangeNotSatisfiable        a part of a file that it does not have
 │   ├── KeyReused                  an Idempotency-Key came again with another request
 │   ├── InvalidJson
 │   ├── InvalidHttp
@@ -20,6 +21,7 @@ WarrenError
 │   └── FileNotFound
 ├── Unauthorized                   no key, or not the right one
 ├── Forbidden                      the key may not do this
+│   └── CommandRefused             a command policy does not allow it
 ├── QuotaExceeded                  the tenant, or the key, has had what it may have
 │   └── RateLimited                too many requests in too short a time
 ├── Conflict
@@ -87,6 +89,10 @@ class InvalidPath(InvalidRequest):
     code = "invalid_path"
 
 
+class RangeNotSatisfiable(InvalidRequest):
+    code, http_status = "range_not_satisfiable", 416
+
+
 class KeyReused(InvalidRequest):
     code = "idempotency_key_reused"
 
@@ -145,6 +151,10 @@ class Unauthorized(WarrenError):
 
 class Forbidden(WarrenError):
     code, http_status = "forbidden", 403
+
+
+class CommandRefused(Forbidden):
+    code = "command_refused"
 
 
 class QuotaExceeded(WarrenError):

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     OOM = "oom"
     CANCELLED = "cancelled"
     SANDBOX_LOST = "sandbox_lost"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,8 @@ class Session:
     """`version` counts the changes; a store takes a change only over the version it was made from.
 
     `image`, `limits` and `require` are what the caller asked for beyond the environment (empty: nothing).
-    `reason` and `detail` say why it was lost or ended. `key_id` names the key it was created with; `disk_mb` is the
-    disk it may use up. The values of `env` may be secrets: only their names are ever shown.
+    `reason` and `detail` say why it was lost or ended. `key_id` names the key it was created with; `disk_mb` and
+    `memory_mb` are what it may use up. The values of `env` may be secrets: only their names are ever shown.
     """
 
     id: str
@@ -104,6 +104,7 @@ class Session:
     pooled: bool = False
     key_id: str = ""
     disk_mb: int = 0
+    memory_mb: int = 0
     previous: Previous | None = None
     reason: EndReason = EndReason.NONE
     detail: str = ""

@@ -32,7 +32,16 @@ class Readable:
     def of(cls, values: Mapping[str, Any]) -> Self:
         """From an answer of the server; what it does not know of is left out."""
         known = _names(cls)
-        return cls(**{name: _plain(value) for name, value in values.items() if name in known})
+        return cls(
+            **{
+                name: value if type(value) in _PLAIN else _plain(value)
+                for name, value in values.items()
+                if name in known
+            }
+        )
+
+
+_PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def _plain(value: Any) -> Any:
@@ -78,15 +87,16 @@ class ExecuteResult(Readable):
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk(Readable):
-    """A piece of output as it came. `offset` counts bytes."""
+    """A piece of output as it came: `data` is every byte of it, `text` what is to be read. `offset` counts bytes."""
 
     stream: str
-    data: str
+    data: bytes
+    text: str
     offset: int
     next_offset: int
 
     def __str__(self) -> str:
-        return self.data
+        return self.text
 
 
 @dataclass(frozen=True, slots=True)

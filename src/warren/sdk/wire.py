@@ -69,7 +69,7 @@ def check_key(api_key: str) -> str:
 class Ask:
     """A request. `path` is quoted. A `key` makes it safe to repeat, or it is `repeatable` anyway.
 
-    `takes_s`: for so long the server may be at it.
+    `takes_s`: for so long the server may be at it. `part`: of a file, as a Range.
     """
 
     method: str
@@ -80,6 +80,7 @@ class Ask:
     accept: str = ""
     takes_s: float = 0.0
     repeatable: bool = False
+    part: str = ""
 
     @property
     def safe(self) -> bool:
@@ -87,7 +88,12 @@ class Ask:
 
     @property
     def target(self) -> str:
-        given = {name: _text(value) for name, value in (self.query or {}).items() if value is not None}
+        given = [
+            (name, _text(each))
+            for name, value in (self.query or {}).items()
+            if value is not None
+            for each in (value if isinstance(value, list | tuple) else [value])
+        ]
         asked = urlencode(given, errors="surrogateescape")
         return f"{self.path}?{asked}" if asked else self.path
 
@@ -99,6 +105,8 @@ class Ask:
             headers["Idempotency-Key"] = self.key
         if self.accept:
             headers["Accept"] = self.accept
+        if self.part:
+            headers["Range"] = self.part
         return headers
 
     @property
@@ -150,9 +158,10 @@ def from_event(values: Mapping[str, Any]) -> WarrenError:
 
 def unreachable(address: Address, exc: BaseException) -> ServerUnreachable:
     why = str(exc) or type(exc).__name__
-    return ServerUnreachable(
-        f"the server at {address.url} cannot be reached: {why}", remedy="is it running? Start one with `warren serve`"
-    )
+    remedy = "is it running? Start one with `warren serve`"
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        remedy = "if its certificate is of an authority of your own, name that one's file in SSL_CERT_FILE"
+    return ServerUnreachable(f"the server at {address.url} cannot be reached: {why}", remedy=remedy)
 
 
 def cut_off(address: Address, ask: Ask, exc: BaseException) -> ServerUnreachable:

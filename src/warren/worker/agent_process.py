@@ -186,6 +186,13 @@ class Commands:
             return lost_result(exc.message, process_id)
         return self._result(channel, end, outputs, process_id)
 
+    async def ended(self, process_id: str) -> ExecResult:
+        try:
+            channel, end, _ = await self._attached(process_id, NO_REPLAY)
+        except SandboxLost as exc:
+            return lost_result(exc.message, process_id)
+        return self._result(channel, end, [], process_id)
+
     async def _attached(self, process_id: str, offset: int) -> tuple[Channel, Fields, list[Output]]:
         channel = await self._link.open(Ask.ATTACH, _attach(process_id, offset, Flag.FOLLOW))
         try:
@@ -262,6 +269,9 @@ class AgentProcess:
 
     async def wait(self) -> ExecResult:
         return await self._commands.wait(self._id)
+
+    async def ended(self) -> ExecResult:
+        return await self._commands.ended(self._id)
 
     async def write(self, data: bytes) -> None:
         await (await self._commands.stdin(self._id)).write(data)

@@ -5,15 +5,15 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warren.coordinator.api import e2b, exec, files, flat, health, processes, sessions, sockets
+from warren.coordinator.api import admin, e2b, exec, files, flat, health, processes, sessions, sockets
 from warren.coordinator.api.context import Context
 from warren.coordinator.api.document import DESCRIPTION, PROBLEMS, TAGS, completed, operation_id
-from warren.coordinator.api.door import Door
+from warren.coordinator.api.door import Books, Door
 from warren.coordinator.api.fast import Fast
 from warren.coordinator.api.problems import register
 from warren.coordinator.api.reference import add_reference
 
-ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, health)
+ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, admin, health)
 
 
 def create_app(context: Context) -> ASGIApp:
@@ -31,9 +31,12 @@ def create_app(context: Context) -> ASGIApp:
     app.state.context = context
     for module in ROUTERS:
         app.include_router(module.router)
-    app.openapi = completed(app, with_key=bool(context.api_key))  # type: ignore[method-assign]
+    app.openapi = completed(app, with_key=context.with_key)  # type: ignore[method-assign]
     add_reference(app)
-    return Door(Fast(LenientType(app), context), context.api_key)
+    office = context.office
+    books = Books(office.audit, office.usage.add)
+    inner = Fast(LenientType(app), context)
+    return Door(inner, context.identity, office.overseer.quotas, context.sessions.clock, books)
 
 
 def is_upload(scope: Scope) -> bool:

@@ -27,7 +27,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
-from warren.coordinator.api.edge import EdgeLimits
+from warren.coordinator.api.edge import CAUTION, UNLESS_SAID, EdgeLimits
 from warren.coordinator.api.problems import problem
 from warren.model.errors import (
     HeadTooLarge,
@@ -305,7 +305,8 @@ class WatchedHttp(HttpToolsProtocol):
         self.pipeline.clear()
         if not self.transport.is_closing():
             self.flow.resume_reading()
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # TLS cannot; there the client closes, or its time is over
+                self.transport.write_eof()
 
     def _disconnect(self) -> None:
         """uvicorn tells only the newest request; with requests sent ahead that is not the one being served."""
@@ -370,6 +371,6 @@ class WatchedWebSocket(WebSocketsSansIOProtocol):
 def raw_answer(exc: WarrenError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
     """The whole answer as bytes, for when there is no request to answer."""
     response = problem(exc)
-    headers = [*default_headers, *response.raw_headers, (b"cache-control", b"no-store"), (b"connection", b"close")]
+    headers = [*default_headers, *response.raw_headers, *CAUTION, *UNLESS_SAID, (b"connection", b"close")]
     lines = b"".join(b"%s: %s\r\n" % header for header in headers)
     return STATUS_LINE[exc.http_status] + lines + b"\r\n" + bytes(response.body)

@@ -8,14 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from fastapi import APIRouter, Depends, Header, Path, Query
+from fastapi import APIRouter, Depends, Header, Path, Query, Security
+from fastapi.security import SecurityScopes
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
+from warren.coordinator.access.identity import Identity
 from warren.coordinator.api.problems import StrictRoute
+from warren.coordinator.office import Office
 from warren.coordinator.sessions import Sessions
-from warren.model.errors import InvalidRequest
-from warren.model.session import DEFAULT_TENANT, SessionState
+from warren.model.access import Caller, Scope
+from warren.model.errors import Forbidden, InvalidRequest
+from warren.model.session import SessionState
 
 JSON: Final = "application/json"
 
@@ -26,16 +30,18 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`api_key`, if there is one, opens the door; without one the server must be on loopback."""
+    """`identity` says who may come in; `with_key` that something must be shown for it."""
 
     sessions: Sessions
+    office: Office
+    identity: Identity
     provider: str
     worker_id: str
     version: str
     command_timeout_s: float = 120.0
     max_command_timeout_s: float = 86400.0
     keepalive_s: float = 15.0
-    api_key: str = ""
+    with_key: bool = True
 
 
 async def _context(connection: HTTPConnection) -> Context:
@@ -43,12 +49,26 @@ async def _context(connection: HTTPConnection) -> Context:
     return context
 
 
-async def _tenant(connection: HTTPConnection) -> str:
-    return str(connection.scope.get("tenant", DEFAULT_TENANT))
+def check_scope(caller: Caller, scope: Scope) -> None:
+    if not caller.may(scope):
+        raise Forbidden(f"this key may not do that: it lacks the scope {scope}", remedy="use a key that has it")
+
+
+async def _tenant(connection: HTTPConnection, needed: SecurityScopes) -> str:
+    """Whose request it is. Every route takes one of the kinds below; that is its decision about who may use it."""
+    caller: Caller = connection.scope["caller"]
+    for name in needed.scopes:
+        check_scope(caller, Scope(name))
+    return caller.tenant
 
 
 Ctx = Annotated[Context, Depends(_context)]
-Tenant = Annotated[str, Depends(_tenant)]
+Anyone = Annotated[str, Security(_tenant, scopes=[])]
+Reader = Annotated[str, Security(_tenant, scopes=[Scope.READ])]
+Runner = Annotated[str, Security(_tenant, scopes=[Scope.EXEC])]
+FileUser = Annotated[str, Security(_tenant, scopes=[Scope.FILES])]
+SessionUser = Annotated[str, Security(_tenant, scopes=[Scope.SESSIONS])]
+Admin = Annotated[str, Security(_tenant, scopes=[Scope.ADMIN])]
 SessionId = Annotated[str, Path(description="The session's id, as creating it gave it")]
 ProcessId = Annotated[str, Path(description="The process's id, as starting it gave it")]
 Encoding = Annotated[

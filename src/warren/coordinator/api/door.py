@@ -1,40 +1,193 @@
-"""Who may come in: with an API key set, only who shows it.
+"""Who may come in, how often, and what is written down about it.
 
-The key travels as `Authorization: Bearer KEY` or `X-API-Key: KEY`. What only says that the server is alive
-is open to all.
+Every request but those for OPEN paths must be somebody's: the door finds out whose, counts it, and hands it on
+with the caller in `scope["caller"]`; whether the caller may use a route is the route's own decision (context.py). When
+the request is over, what was done is recorded, however it ended.
 """
 
-import hmac
-from typing import Final
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warren.model.errors import Unauthorized
-from warren.model.session import DEFAULT_TENANT
+from warren.clock import Clock
+from warren.coordinator.access.identity import Identity
+from warren.coordinator.access.quotas import Quotas, Standing, standing_of
+from warren.coordinator.api.edge import request_id
+from warren.coordinator.api.problems import is_disconnect, problem
+from warren.coordinator.asking import Asking, set_asking
+from warren.interfaces.audit import AuditLog
+from warren.model.access import Caller
+from warren.model.audit import Deed
+from warren.model.errors import RateLimited, Unauthorized, WarrenError
+from warren.model.usage import Usage
 
-_OPEN: Final = frozenset({"/health", "/ready", "/version"})
+OPEN: Final = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
+NOBODY: Final = Caller(scopes=frozenset())
+BYTES_OUT: Final = "bytes_out"
+_SWITCHED: Final = 101
+_BY_CALLER: Final = 499  # no status was sent: the caller went away first
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """Where it is written down: the audit record, and the usage of tenants."""
+
+    audit: AuditLog | None = None
+    usage: Callable[[str, Usage], None] = lambda tenant, usage: None
 
 
 class Door:
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, identity: Identity, quotas: Quotas, clock: Clock, books: Books) -> None:
         self._app = app
-        self._key = api_key.encode()
+        self._identity = identity
+        self._quotas = quotas
+        self._clock = clock
+        self._books = books
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket"):
-            if self._key and scope["path"] not in _OPEN and not self._shown(scope):
-                raise Unauthorized(
-                    "this server wants an API key", remedy="send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`"
-                )
-            scope["tenant"] = DEFAULT_TENANT
-        await self._app(scope, receive, send)
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+        elif scope["path"] in OPEN and scope["type"] == "http":
+            scope["caller"], scope["tenant"] = NOBODY, NOBODY.tenant
+            await self._app(scope, receive, send)
+        else:
+            await self._admit(scope, receive, send)
 
-    def _shown(self, scope: Scope) -> bool:
-        for name, value in scope["headers"]:
-            if name == b"x-api-key" and hmac.compare_digest(value, self._key):
-                return True
-            if name == b"authorization":
-                scheme, _, key = value.partition(b" ")
-                if scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key):
-                    return True
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visit = _Visit(send, receive)
+        try:
+            caller = await self._identity.caller(scope["headers"])
+        except Unauthorized as exc:
+            self._record(scope, visit, Asking(NOBODY), exc)
+            raise
+        asking = Asking(caller)
+        set_asking(asking)
+        scope["caller"], scope["tenant"] = caller, caller.tenant
+        failed: BaseException | None = None
+        try:
+            visit.standing = await self._quotas.request(caller)
+            if self._quotas.bounds(caller, BYTES_OUT):
+                await self._quotas.check_left(caller, BYTES_OUT)
+                visit.pay = self._paying(caller)
+            await self._app(scope, visit.receive, visit.send)
+        except BaseException as exc:
+            failed = exc
+            if not await _told_limit(exc, scope, receive, visit):
+                raise
+        finally:
+            self._record(scope, visit, asking, failed)
+
+    def _paying(self, caller: Caller) -> Any:
+        async def pay(amount: int) -> None:
+            if not await self._quotas.spend(caller, BYTES_OUT, amount):
+                raise self._quotas.spent(caller, BYTES_OUT)
+
+        return pay
+
+    def _record(self, scope: Scope, visit: "_Visit", asking: Asking, failed: BaseException | None) -> None:
+        caller = asking.caller
+        self._books.usage(caller.tenant, Usage(bytes_in=visit.bytes_in, bytes_out=visit.bytes_out))
+        if self._books.audit is None:
+            return
+        status = _status(visit, failed)
+        deed = Deed(
+            self._clock.wall(),
+            _action(scope),
+            caller.tenant if caller is not NOBODY else "",
+            caller.key_id,
+            scope["client"][0] if scope.get("client") else "",
+            request_id.get(),
+            str(scope.get("path_params", {}).get("session_id", "")) or str(asking.notes.pop("session_id", "")),
+            status,
+            _result(status, failed),
+            (time.perf_counter() - visit.began) * 1000,
+            asking.notes,
+        )
+        self._books.audit.record(deed, asking.secrets)
+
+
+class _Visit:
+    """One request on its way through: what was sent, how much of it."""
+
+    __slots__ = ("_held", "_receive", "_send", "began", "bytes_in", "bytes_out", "pay", "standing", "status")
+
+    def __init__(self, send: Send, receive: Receive) -> None:
+        self._send, self._receive = send, receive
+        self._held: Message | None = None
+        self.began = time.perf_counter()
+        self.bytes_in = self.bytes_out = self.status = 0
+        self.standing: Standing | None = None
+        self.pay: Any = None
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.bytes_in += len(message.get("body") or message.get("bytes") or message.get("text") or b"")
+        return message
+
+    async def send(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.response.start":
+            self.status = message["status"]
+            if self.standing is not None:
+                message["headers"] = [*message.get("headers", ()), *self.standing.headers()]
+            if self.pay is not None:
+                self._held = message  # an answer that cannot be paid for should not have begun
+                return
+        elif kind == "websocket.accept":
+            self.status = _SWITCHED
+        await self._send_paid(message)
+
+    async def _send_paid(self, message: Message) -> None:
+        size = len(message.get("body") or message.get("bytes") or message.get("text") or b"")
+        if size and self.pay is not None:
+            await self.pay(size)
+        if self._held is not None:
+            held, self._held = self._held, None
+            await self._send(held)
+        self.bytes_out += size
+        await self._send(message)
+
+    async def send_anyway(self, message: Message) -> None:
+        """What says that there is nothing left costs nothing."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+    @property
+    def begun(self) -> bool:
+        return self.status != 0 and self._held is None
+
+
+async def _told_limit(exc: BaseException, scope: Scope, receive: Receive, visit: _Visit) -> bool:
+    """Answers a request that was one too many, with how the caller stands; others are answered further out."""
+    standing = standing_of(exc) if isinstance(exc, Exception) else None
+    if standing is None or not isinstance(exc, RateLimited) or scope["type"] != "http" or visit.begun:
         return False
+    response = problem(exc)
+    response.raw_headers.extend(standing.headers())
+    await response(scope, receive, visit.send_anyway)
+    return True
+
+
+def _status(visit: _Visit, failed: BaseException | None) -> int:
+    if isinstance(failed, WarrenError) and not visit.begun:
+        return failed.http_status
+    if visit.status:
+        return visit.status
+    return _BY_CALLER if failed is None or is_disconnect(failed) else 500
+
+
+def _result(status: int, failed: BaseException | None) -> str:
+    if isinstance(failed, WarrenError):
+        return failed.code
+    return "ok" if status < 400 else "refused" if status < 500 else "failed"
+
+
+def _action(scope: Scope) -> str:
+    """The name of the operation; what never came to a route is called after its method."""
+    route = scope.get("route")
+    name = getattr(route, "operation_id", None) or getattr(route, "name", None)
+    return str(scope.get("action") or name or scope.get("method", "websocket").lower())

@@ -14,7 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warren.coordinator.api import files
-from warren.coordinator.api.context import Ctx, SessionId, Tenant, answer, data_of, limited_timeout, new_router, query
+from warren.coordinator.api.context import (
+    Ctx,
+    FileUser,
+    Runner,
+    SessionId,
+    answer,
+    data_of,
+    limited_timeout,
+    new_router,
+    query,
+)
 from warren.coordinator.api.exec import unless_gone
 from warren.coordinator.api.schemas import Body, FileList, FileView, Seconds, file_view
 from warren.interfaces.sandbox import Sandbox
@@ -71,7 +81,7 @@ class FileBody(Body):
 
 
 @router.post("/execute", response_model=CodeView, summary="Run code")
-async def execute(body: CodeBody, request: Request, context: Ctx, tenant: Tenant) -> Response:
+async def execute(body: CodeBody, request: Request, context: Ctx, tenant: Runner) -> Response:
     """In a fresh interpreter each time: files last from one call to the next, variables do not."""
     timeout_s = limited_timeout(context, body.timeout)
     async with context.sessions.using(tenant, body.session_id) as (session, sandbox):
@@ -132,7 +142,7 @@ async def read_files(
     session_id: SessionId,
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: FileUser,
     path: Annotated[str, Query(description="A file to read; without it the workspace is listed")] = "",
 ) -> Response:
     if wanted := query(request, "path"):
@@ -143,7 +153,7 @@ async def read_files(
 
 
 @router.post("/files", status_code=201, response_model=FileView, summary="Write a file")
-async def write_file(body: FileBody, context: Ctx, tenant: Tenant) -> Response:
+async def write_file(body: FileBody, context: Ctx, tenant: FileUser) -> Response:
     data = data_of(body.content, body.content_base64)
     async with context.sessions.using(tenant, body.session_id) as (_, sandbox):
         return answer(file_view(await sandbox.write(body.path, data)), 201)

@@ -1,10 +1,13 @@
 """What every request passes before the app sees it, and every answer before it leaves.
 
 `Edge` is one ASGI middleware rather than five, because each layer costs every request time. It wraps the whole
-app, from outside. For a request it checks the Host (a web page that had its own name resolve to this machine must
-not reach the server), the Origin (a web page from elsewhere must not use the browser's reach), and the size of
-the body; it gives the request an id; and it sees to it that an exception becomes an answer. It never raises,
-except when cancelled: an answer that broke off is returned incomplete, and the server then closes the connection.
+app, from outside. For a request it finds out who asks (a proxy may stand in between), checks the Host (a web page
+that had its own name resolve to this machine must not reach the server), the Origin (a web page from elsewhere must
+not use the browser's reach), and the size of the body; it gives the request an id; and it sees to it that an
+exception becomes an answer. It never raises, except when cancelled: an answer that broke off is returned incomplete,
+and the server then closes the connection.
+
+HEAD is GET whose answer ends before its body. There is no CORS: no page from elsewhere is ever told that it may.
 
 The time-outs and the limits on connections are not here: the server keeps them, see `serving`.
 """
@@ -16,24 +19,34 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import anyio
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
 
+from warren.coordinator.api.origins import HostRule, OriginRule, read_authority
 from warren.coordinator.api.problems import internal_problem, is_disconnect, let_go, problem, was_logged
-from warren.model.errors import HostNotAllowed, InvalidRequest, OriginNotAllowed, TooLarge, WarrenError
+from warren.coordinator.api.proxies import TrustedProxies
+from warren.model.addresses import is_loopback
+from warren.model.errors import HostNotAllowed, InvalidRequest, NotFound, OriginNotAllowed, TooLarge, WarrenError
 
 MAX_BODY = 4 * 1024 * 1024
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-_DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _REMEMBERED = 256
-_ALWAYS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
-_NO_STORE = (b"cache-control", b"no-store")
+CAUTION = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+"""On every answer: what a browser must not do with it."""
+UNLESS_SAID = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+"""On every answer that does not say it otherwise."""
+_ONLY_TLS = (b"strict-transport-security", b"max-age=31536000")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the request being served, for logs."""
@@ -47,118 +60,6 @@ class EdgeLimits:
     keep_alive_s: float = 75
     max_connections: int = 10_000
     max_header_bytes: int = 64 * 1024
-
-
-class Authority(NamedTuple):
-    """A host and perhaps a port, in the one spelling that can be compared."""
-
-    host: str | IPv4Address | IPv6Address
-    port: int | None
-
-
-def read_authority(text: str) -> Authority | None:
-    """`Example.COM.:80`, `[::1]:8000`, `127.0.0.1`; nothing if it is not written properly."""
-    host, colon, port = text.strip().lower().rpartition(":")
-    if not colon or port.endswith("]"):
-        host, port = text.strip().lower(), ""
-    elif not (port.isascii() and port.isdigit() and int(port[:6]) < 65536):
-        return None
-    canonical = _canonical(host)
-    return None if canonical is None else Authority(canonical, int(port) if port else None)
-
-
-def _canonical(host: str) -> str | IPv4Address | IPv6Address | None:
-    try:
-        if host.startswith("["):
-            address = IPv6Address(host[1:-1]) if host.endswith("]") and "%" not in host else None
-            return address.ipv4_mapped or address if address is not None else None
-        return ip_address(host)
-    except ValueError:
-        name = host.removesuffix(".")
-        return name if _NAME.fullmatch(name) else None
-
-
-def _is_loopback(host: str | IPv4Address | IPv6Address) -> bool:
-    if isinstance(host, str):
-        return host == "localhost" or host.endswith(".localhost")
-    return host.is_loopback
-
-
-class HostRule:
-    """Which hosts a request may name: this machine's loopback, what we listen on, and what was allowed.
-
-    An allowed entry is `example.com`, `example.com:8443`, `*.example.com` or `*`. A server that listens on all
-    addresses is also reached by address: a name can be made to point here by anybody, an address cannot.
-    """
-
-    def __init__(self, listen_host: str, allowed: Sequence[str]) -> None:
-        entries = [entry.strip().lower() for entry in allowed if entry.strip()]
-        self.all = "*" in entries
-        self._suffixes = tuple(entry[1:] for entry in entries if entry.startswith("*."))
-        self._allowed = {_must_read(entry) for entry in entries if not entry.startswith("*")}
-        bracketed = f"[{listen_host}]" if ":" in listen_host and not listen_host.startswith("[") else listen_host
-        listen = read_authority(bracketed)
-        self._all_addresses = listen is None or (not isinstance(listen.host, str) and listen.host.is_unspecified)
-        if listen is not None and not self._all_addresses:
-            self._allowed.add(Authority(listen.host, None))
-
-    def allows(self, asked: Authority) -> bool:
-        if (
-            self.all
-            or _is_loopback(asked.host)
-            or asked in self._allowed
-            or Authority(asked.host, None) in self._allowed
-        ):
-            return True
-        if isinstance(asked.host, str):
-            return asked.host.endswith(self._suffixes) if self._suffixes else False
-        return self._all_addresses and not asked.host.is_unspecified
-
-
-def _must_read(entry: str) -> Authority:
-    found = read_authority(entry) or read_authority(f"[{entry}]")
-    if found is None:
-        raise InvalidRequest(f"{entry!r} is not a host", remedy="write it as example.com, example.com:8443 or [::1]")
-    return found
-
-
-class OriginRule:
-    """Which web pages may send requests: those this server itself serves, and the allowed ones (`https://a.example`)."""
-
-    def __init__(self, allowed: Sequence[str]) -> None:
-        entries = [entry.strip() for entry in allowed if entry.strip()]
-        self._all = "*" in entries
-        self._allowed = {_must_read_origin(entry) for entry in entries if entry != "*"}
-
-    def allows(self, origin: str, host: Authority | None) -> bool:
-        if self._all:
-            return True
-        asking = _read_origin(origin)
-        if asking is None:
-            return False
-        scheme, page = asking
-        if asking in self._allowed:
-            return True
-        # The scheme of the Host is unknown behind a proxy that ends TLS, so a Host without a port is of the page's.
-        return host is not None and page == Authority(host.host, host.port or _DEFAULT_PORTS[scheme])
-
-
-def _read_origin(text: str) -> tuple[str, Authority] | None:
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        return None
-    if parts.scheme not in _DEFAULT_PORTS or parts.path not in ("", "/") or parts.query or parts.fragment:
-        return None
-    found = read_authority(parts.netloc)
-    return None if found is None else (parts.scheme, Authority(found.host, found.port or _DEFAULT_PORTS[parts.scheme]))
-
-
-def _must_read_origin(entry: str) -> tuple[str, Authority]:
-    found = _read_origin(entry)
-    if found is None:
-        raise InvalidRequest(f"{entry!r} is not an origin", remedy="write it as https://example.com")
-    return found
 
 
 class StreamedAnswer(StreamingResponse):
@@ -191,10 +92,12 @@ class Edge:
         listen_host: str = "127.0.0.1",
         allowed_hosts: Sequence[str] = (),
         allowed_origins: Sequence[str] = (),
+        trusted_proxies: Sequence[str] = (),
         max_body: int = MAX_BODY,
         is_upload: Callable[[Scope], bool] = _never,
     ) -> None:
         self._app = app
+        self._proxies = TrustedProxies(trusted_proxies)
         self._hosts = HostRule(listen_host, allowed_hosts)
         self._origins = OriginRule(allowed_origins)
         self._max_body = max_body
@@ -212,10 +115,16 @@ class Edge:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        answer = _Answer(send, _choose_id(headers.get(b"x-request-id")))
+        answer = _Answer(send, _choose_id(headers.get(b"x-request-id")), self._only_tls(scope, headers))
+        if self._proxies:
+            self._proxies.apply(scope)
         try:
             self._check(scope, headers)
-            await self._app(scope, self._body(scope, headers, receive), answer.send)
+            body = self._body(scope, headers, receive)
+            if scope["method"] == "HEAD":
+                await self._app({**scope, "method": "GET"}, body, answer.send_head)
+            else:
+                await self._app(scope, body, answer.send)
         except WarrenError as exc:
             await answer.fail(scope, receive, exc, problem(exc))
         except Exception as exc:
@@ -223,19 +132,36 @@ class Edge:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        request_id.set(_choose_id(headers.get(b"x-request-id")).decode())
+        answer = _Answer(send, _choose_id(headers.get(b"x-request-id")), self._only_tls(scope, headers))
+        if self._proxies:
+            self._proxies.apply(scope)
         try:
             self._check(scope, headers)
         except WarrenError as exc:
-            await _refuse_websocket(scope, receive, send, problem(exc))
+            await _refuse_websocket(scope, receive, answer.send, problem(exc))
             return
+
+        async def send_or_refuse(message: Message) -> None:
+            if message["type"] == "websocket.close" and not answer.started:  # as the app does where it has no socket
+                unknown = NotFound(f"there is no WebSocket at {scope['path'][:80]!r}")
+                await _refuse_websocket(scope, receive, answer.send, problem(unknown))
+            else:
+                await answer.send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, send_or_refuse)
         except WarrenError as exc:
-            await _break_off(scope, receive, send, problem(exc))
+            await _break_off(scope, receive, answer.send, problem(exc))
         except Exception as exc:
             if not is_disconnect(exc):
-                await _break_off(scope, receive, send, internal_problem(exc))
+                await _break_off(scope, receive, answer.send, internal_problem(exc))
+
+    def _only_tls(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        """Whether a browser is told to come by TLS from now on: if the TLS is ours, and so is the name."""
+        if scope["scheme"] not in ("https", "wss"):
+            return False
+        asked = read_authority(headers.get(b"host", b"").decode("latin-1"))
+        return asked is not None and not is_loopback(asked.host)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         host = headers.get(b"host")
@@ -291,6 +217,9 @@ class Edge:
         )
 
 
+_STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
+
+
 def _choose_id(given: bytes | None) -> bytes:
     chosen = given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
     return chosen
@@ -299,24 +228,38 @@ def _choose_id(given: bytes | None) -> bytes:
 class _Answer:
     """Sends the app's answer with our headers on it, and remembers how far it came."""
 
-    __slots__ = ("_request_id", "_send", "started")
+    __slots__ = ("_only_tls", "_request_id", "_send", "started")
 
-    def __init__(self, send: Send, chosen_id: bytes) -> None:
+    def __init__(self, send: Send, chosen_id: bytes, only_tls: bool) -> None:
         self._send = send
         self._request_id = chosen_id
+        self._only_tls = only_tls
         self.started = False
         request_id.set(chosen_id.decode())
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] in _STARTS:
             self.started = True
             message["headers"] = self._dressed(message.get("headers", ()))
+        elif message["type"] == "websocket.accept":
+            self.started = True
         await self._send(message)
 
+    async def send_head(self, message: Message) -> None:
+        """Without a body, and without waiting for the end of one that is a stream: for the app, the client goes."""
+        if message["type"] in _STARTS:
+            await self.send(message)
+            return
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        if message.get("more_body"):
+            raise ClientDisconnected
+
     def _dressed(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        dressed = [*headers, (b"x-request-id", self._request_id), *_ALWAYS]
-        if all(name != b"cache-control" for name, _ in headers):
-            dressed.append(_NO_STORE)
+        said = {name for name, _ in headers}
+        dressed = [*headers, (b"x-request-id", self._request_id), *CAUTION]
+        dressed += [header for header in UNLESS_SAID if header[0] not in said]
+        if self._only_tls:
+            dressed.append(_ONLY_TLS)
         return dressed
 
     async def fail(self, scope: Scope, receive: Receive, exc: Exception, response: Response | None) -> None:

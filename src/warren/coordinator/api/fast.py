@@ -11,10 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warren.coordinator.api.context import Context, answer, data_of, limited_timeout
+from warren.coordinator.api.context import Context, answer, check_scope, data_of, limited_timeout
 from warren.coordinator.api.exec import run
 from warren.coordinator.api.problems import StrictRequest, problem, read_json
 from warren.coordinator.api.schemas import ExecBody, exec_view
+from warren.model.access import Scope as KeyScope
 from warren.model.errors import InvalidJson, WarrenError
 from warren.model.session import MAX_KEY
 
@@ -32,6 +33,7 @@ class Fast:
         if not _is_plain(scope):
             await self._app(scope, receive, send)
             return
+        scope["action"] = "run_command"
         request = StrictRequest(scope, receive)
         data = await request.body()
         try:
@@ -47,6 +49,7 @@ class Fast:
         try:
             stdin = data_of(body.stdin, body.stdin_base64)
             body.timeout_s = limited_timeout(self._context, body.timeout_s)
+            check_scope(request.scope["caller"], KeyScope.EXEC)
             tenant = request.scope["tenant"]
             key = request.headers.get("idempotency-key", "")
             return answer(exec_view(await run(request, self._context, tenant, session_id, body, stdin, key)))

@@ -1,24 +1,22 @@
 """/api/sessions/{id}/files: done inside the sandbox with the rights of its user, streamed, any size."""
 
-import contextlib
-import posixpath
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import anyio
 from fastapi import Header, Query
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from warren.coordinator.api.context import Context, Ctx, SessionId, Tenant, answer, new_router, query
+from warren.coordinator.api.context import Context, Ctx, FileUser, SessionId, answer, new_router, query
 from warren.coordinator.api.edge import StreamedAnswer
 from warren.coordinator.api.events import EVENT_STREAM, event, stream_events, with_signs_of_life
 from warren.coordinator.api.problems import problem
 from warren.coordinator.api.schemas import ArchiveView, FileList, FileView, MoveBody, PathBody, file_view
-from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import FileNotFound, InvalidRequest, IsDirectory
-from warren.model.operations import Change, FileInfo, FileKind, check_path
+from warren.coordinator.files import file_to_read
+from warren.model.errors import InvalidRequest, RangeNotSatisfiable
+from warren.model.operations import Change, FileInfo, check_path
 from warren.model.spec import WORKSPACE
 
 router = new_router(prefix="/api/sessions/{session_id}/files", tags=["files"])
@@ -29,13 +27,7 @@ BYTES: dict[str, Any] = {BINARY: {"schema": {"type": "string", "format": "binary
 Path = Annotated[str, Query(description="Relative paths start in /workspace", examples=["notes.txt"])]
 User = Annotated[str, Query(description="User inside the sandbox whose rights are used; by default sandboxuser")]
 
-
-class RangeNotSatisfiable(InvalidRequest):
-    code, http_status = "range_not_satisfiable", 416
-
-
-_MOST_LINKS = 40  # as the kernel follows
-_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})?")
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
 @router.get("", response_model=FileList, summary="List a directory")
@@ -43,7 +35,7 @@ async def list_files(
     session_id: SessionId,
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: FileUser,
     path: Path = WORKSPACE,
     depth: Annotated[int, Query(ge=1, le=100, description="More than 1: also what its directories hold")] = 1,
     user: User = "",
@@ -57,7 +49,7 @@ async def list_files(
 
 @router.get("/stat", response_model=FileView, summary="Show a file or directory")
 async def stat_file(
-    session_id: SessionId, request: Request, context: Ctx, tenant: Tenant, path: Path, user: User = ""
+    session_id: SessionId, request: Request, context: Ctx, tenant: FileUser, path: Path, user: User = ""
 ) -> Response:
     """A link is shown as a link, with its target."""
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
@@ -77,10 +69,10 @@ async def read_file(
     session_id: SessionId,
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: FileUser,
     path: Path,
     user: User = "",
-    range: Annotated[str, Header(description="`bytes=FROM-` or `bytes=FROM-TO`")] = "",
+    range: Annotated[str, Header(description="`bytes=FROM-`, `bytes=FROM-TO` or `bytes=-LAST`")] = "",
 ) -> Response:
     """The bytes, as they are read; `X-File-Size` says how many there were when it began."""
     return await download(context, tenant, session_id, query(request, "path"), user, range)
@@ -89,36 +81,38 @@ async def read_file(
 async def download(
     context: Context, tenant: str, session_id: str, path: str, user: str = "", wanted: str = ""
 ) -> Response:
-    source = _reading(context, tenant, session_id, path, user, *_range(wanted))
+    part = read_range(wanted) if wanted else None
+    source = _reading(context, tenant, session_id, path, user, part)
     info = await anext(source)
     assert isinstance(info, FileInfo)
     headers = {"X-File-Size": str(info.size), "Accept-Ranges": "bytes"}
     status = 200
-    if wanted:
-        start, length = _range(wanted)
-        end = min(info.size, start + length if length is not None else info.size)
-        if start >= info.size:
+    if part is not None:
+        start, end = part.of(info.size)
+        if start >= end:
             await source.aclose()
-            return _beyond(start, info.size)
+            return _beyond(wanted, info.size)
         headers["Content-Range"], status = f"bytes {start}-{end - 1}/{info.size}", 206
     return StreamedAnswer(_bytes(source), status, headers, BINARY)
 
 
-def _beyond(start: int, size: int) -> Response:
-    response = problem(
-        RangeNotSatisfiable(f"the file has {size} bytes, the range begins at {start}", remedy="ask for a part it has")
-    )
+def _beyond(wanted: str, size: int) -> Response:
+    message = f"the file has {size} bytes, and none in the range {wanted}"
+    response = problem(RangeNotSatisfiable(message, remedy="ask for a part it has"))
     response.headers["Content-Range"] = f"bytes */{size}"
     return response
 
 
 async def _reading(
-    context: Context, tenant: str, session_id: str, path: str, user: str, offset: int, length: int | None
+    context: Context, tenant: str, session_id: str, path: str, user: str, wanted: "Part | None"
 ) -> AsyncGenerator[FileInfo | bytes, None]:
     """First what the file is, then its bytes."""
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
-        yield await _file(sandbox, path, user)
-        source = sandbox.read(path, offset=offset, length=length, user=user)
+        info = await file_to_read(sandbox, path, user)
+        yield info
+        # Of a part no more than its head has said, though the file may have grown meanwhile.
+        offset, end = wanted.of(info.size) if wanted is not None else (0, None)
+        source = sandbox.read(path, offset=offset, length=None if end is None else end - offset, user=user)
         try:
             async for part in source:
                 yield part
@@ -126,26 +120,6 @@ async def _reading(
             if isinstance(source, AsyncGenerator):
                 with anyio.CancelScope(shield=True):
                     await source.aclose()
-
-
-async def _file(sandbox: Sandbox, path: str, user: str) -> FileInfo:
-    """What can be read, links followed: opening it tells what is wrong with it, before an answer has begun."""
-    info = await sandbox.stat(path, user=user)
-    if info.kind is FileKind.DIRECTORY:
-        raise IsDirectory(f"{path!r} is a directory", remedy="GET …/files/archive gives it as a tar")
-    async for _ in sandbox.read(path, length=1, user=user):
-        break
-    return await _target(sandbox, info, user)
-
-
-async def _target(sandbox: Sandbox, info: FileInfo, user: str) -> FileInfo:
-    """What a link leads to: reading follows it, so the size is that of its target."""
-    with contextlib.suppress(FileNotFound):  # the kernel has links that can be read and lead nowhere
-        for _ in range(_MOST_LINKS):
-            if info.kind is not FileKind.SYMLINK:
-                break
-            info = await sandbox.stat(posixpath.join(posixpath.dirname(info.path), info.target), user=user)
-    return info
 
 
 async def _bytes(source: AsyncGenerator[FileInfo | bytes, None]) -> AsyncIterator[bytes]:
@@ -158,16 +132,29 @@ async def _bytes(source: AsyncGenerator[FileInfo | bytes, None]) -> AsyncIterato
             await source.aclose()
 
 
-def _range(text: str) -> tuple[int, int | None]:
-    if not text:
-        return 0, None
+class Part(NamedTuple):
+    """From byte `first` to byte `last`; without a first one, the last so many bytes."""
+
+    first: int | None
+    last: int | None
+
+    def of(self, size: int) -> tuple[int, int]:
+        """Where it begins and ends in a file of this size; it has nothing of it if it does not end after it begins."""
+        if self.first is None:
+            return max(0, size - (self.last or 0)), size
+        return self.first, size if self.last is None else min(size, self.last + 1)
+
+
+def read_range(text: str) -> Part:
     match = _RANGE.fullmatch(text)
-    if match is None:
-        raise InvalidRequest(f"the range {text[:80]!r} is not understood", remedy="bytes=FROM- or bytes=FROM-TO")
-    start = int(match[1])
-    if match[2] is not None and int(match[2]) < start:
+    if match is None or not (match[1] or match[2]):
+        raise InvalidRequest(
+            f"the range {text[:80]!r} is not understood", remedy="bytes=FROM-, bytes=FROM-TO or bytes=-LAST"
+        )
+    part = Part(int(match[1]) if match[1] else None, int(match[2]) if match[2] else None)
+    if part.first is not None and part.last is not None and part.last < part.first:
         raise InvalidRequest(f"the range {text!r} ends before it begins")
-    return start, None if match[2] is None else int(match[2]) - start + 1
+    return part
 
 
 @router.put(
@@ -183,7 +170,7 @@ async def write_file(
     session_id: SessionId,
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: FileUser,
     path: Path,
     mode: Annotated[str, Query(description="Octal, such as 0755", pattern="^[0-7]{3,4}$")] = "",
     user: User = "",
@@ -209,7 +196,7 @@ async def body_of(request: Request) -> AsyncIterator[bytes]:
 
 
 @router.post("/mkdir", status_code=201, response_model=FileView, summary="Make a directory")
-async def make_directory(session_id: SessionId, body: PathBody, context: Ctx, tenant: Tenant) -> Response:
+async def make_directory(session_id: SessionId, body: PathBody, context: Ctx, tenant: FileUser) -> Response:
     """Directories on the way are made too."""
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
         await sandbox.mkdir(body.path, mode=body.mode, user=body.user)
@@ -217,7 +204,7 @@ async def make_directory(session_id: SessionId, body: PathBody, context: Ctx, te
 
 
 @router.post("/move", response_model=FileView, summary="Move or rename")
-async def move_file(session_id: SessionId, body: MoveBody, context: Ctx, tenant: Tenant) -> Response:
+async def move_file(session_id: SessionId, body: MoveBody, context: Ctx, tenant: FileUser) -> Response:
     """A file that is at the target is replaced; a directory only if it is empty."""
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
         await sandbox.rename(body.source, body.target, user=body.user)
@@ -229,7 +216,7 @@ async def remove_file(
     session_id: SessionId,
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: FileUser,
     path: Path,
     recursive: Annotated[bool, Query(description="A directory with everything in it")] = False,
     user: User = "",
@@ -246,7 +233,7 @@ async def remove_file(
     responses={200: {"description": "The tar", "content": {TAR: {"schema": {"type": "string", "format": "binary"}}}}},
 )
 async def read_archive(
-    session_id: SessionId, request: Request, context: Ctx, tenant: Tenant, path: Path = WORKSPACE, user: User = ""
+    session_id: SessionId, request: Request, context: Ctx, tenant: FileUser, path: Path = WORKSPACE, user: User = ""
 ) -> Response:
     """Names in it are relative to the directory."""
     source = _packing(context, tenant, session_id, query(request, "path", WORKSPACE), user)
@@ -289,7 +276,7 @@ async def _rest(first: bytes, source: AsyncGenerator[bytes, None]) -> AsyncItera
     },
 )
 async def write_archive(
-    session_id: SessionId, request: Request, context: Ctx, tenant: Tenant, path: Path = WORKSPACE, user: User = ""
+    session_id: SessionId, request: Request, context: Ctx, tenant: FileUser, path: Path = WORKSPACE, user: User = ""
 ) -> dict[str, Any]:
     """Refuses paths and links that lead out of the directory, and devices."""
     path = query(request, "path", WORKSPACE)
@@ -308,7 +295,7 @@ async def watch_files(
     session_id: SessionId,
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: FileUser,
     path: Path = WORKSPACE,
     recursive: Annotated[bool, Query(description="Also in the directories below")] = False,
     user: User = "",

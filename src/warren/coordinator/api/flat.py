@@ -16,8 +16,11 @@ from warren.coordinator.api import files
 from warren.coordinator.api.context import (
     Context,
     Ctx,
+    FileUser,
     IdempotencyKey,
-    Tenant,
+    Reader,
+    Runner,
+    SessionUser,
     active_sessions,
     answer,
     limited_timeout,
@@ -40,8 +43,10 @@ from warren.coordinator.api.schemas import (
     session_view,
 )
 from warren.coordinator.api.sessions import check_provider
+from warren.coordinator.asking import current_caller
 from warren.coordinator.sessions import NewSession
 from warren.interfaces.store import Page
+from warren.model.access import Scope
 from warren.model.errors import InvalidRequest, SessionNotFound, TooLarge
 from warren.model.operations import check_path
 from warren.model.session import EndReason, Session
@@ -113,7 +118,7 @@ class HealthView(BaseModel):
 async def create_session(
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: SessionUser,
     body: Annotated[SessionBody | None, Body()] = None,
     idempotency_key: IdempotencyKey = "",
 ) -> Response:
@@ -136,7 +141,7 @@ async def create_session(
 
 @router.post("/execute", response_model=ExecuteView, summary="Run a command in bash")
 async def execute(
-    body: ExecuteBody, request: Request, context: Ctx, tenant: Tenant, idempotency_key: IdempotencyKey = ""
+    body: ExecuteBody, request: Request, context: Ctx, tenant: Runner, idempotency_key: IdempotencyKey = ""
 ) -> Response:
     """To its end. A thread that has no session gets one; `notice` says if an earlier one and its files are gone."""
     wanted = ExecBody(command=body.command, timeout_s=limited_timeout(context, body.timeout))
@@ -170,7 +175,7 @@ async def execute(
         }
     },
 )
-async def upload_file(request: Request, context: Ctx, tenant: Tenant) -> dict[str, Any]:
+async def upload_file(request: Request, context: Ctx, tenant: FileUser) -> dict[str, Any]:
     """Streamed into the workspace. Give the fields before the file: a file that comes first may have 8 MiB."""
     fields: dict[str, str] = dict(request.query_params)
     early: tuple[str, bytes] | None = None
@@ -226,7 +231,7 @@ async def _upload(
 async def download_file(
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: FileUser,
     path: Annotated[str, Query(description="Relative paths start in /workspace")] = "",
     filename: Annotated[str, Query(description="The same as path")] = "",
     session_id: SessionId = "",
@@ -241,7 +246,7 @@ async def download_file(
 async def list_files(
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: FileUser,
     path: Annotated[str, Query(description="Relative paths start in /workspace")] = WORKSPACE,
     session_id: SessionId = "",
     thread_id: ThreadId = "",
@@ -254,7 +259,7 @@ async def list_files(
 
 
 @router.post("/cleanup", response_model=CleanedView, summary="End a session and destroy its sandbox")
-async def cleanup(body: WhichBody, context: Ctx, tenant: Tenant) -> dict[str, str]:
+async def cleanup(body: WhichBody, context: Ctx, tenant: SessionUser) -> dict[str, str]:
     """Repeating it, or cleaning up what never was, succeeds."""
     try:
         session = await _existing(context, tenant, body.session_id, body.thread_id)
@@ -265,7 +270,7 @@ async def cleanup(body: WhichBody, context: Ctx, tenant: Tenant) -> dict[str, st
 
 
 @router.get("/sessions", response_model=SessionsView, summary="List your sessions")
-async def list_sessions(request: Request, context: Ctx, tenant: Tenant) -> Response:
+async def list_sessions(request: Request, context: Ctx, tenant: Reader) -> Response:
     """The newest thousand; /api/sessions has filters and pages."""
     found = await context.sessions.list(tenant, Page(limit=1000))
     shown = [session_view(session, context.sessions.clock, str(request.base_url)) for session in found]
@@ -296,6 +301,8 @@ async def _session(
 ) -> tuple[Session, str | None]:
     """The session named, made if a thread has none; and what the caller should be told about it."""
     if session_id or not thread_id:
+        return await _existing(context, tenant, session_id, thread_id), None
+    if not current_caller().may(Scope.SESSIONS):
         return await _existing(context, tenant, session_id, thread_id), None
     opened = await context.sessions.create(tenant, NewSession(thread_id=thread_id, replace_lost=replace_lost))
     return opened.session, _notice(opened.session) if opened.created else None

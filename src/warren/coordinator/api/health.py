@@ -5,7 +5,8 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from warren.coordinator.api.context import Ctx, active_sessions, answer, new_router, pool_size
+from warren.coordinator.api.context import Admin, Ctx, active_sessions, answer, new_router, pool_size
+from warren.coordinator.overview import figures
 
 router = new_router(tags=["server"])
 
@@ -43,8 +44,6 @@ async def version(context: Ctx) -> dict[str, str]:
 
 
 @router.get("/api/stats", response_model=StatsView, summary="Figures of the pools, the machine and the sessions")
-async def stats(context: Ctx) -> dict[str, Any]:
+async def stats(context: Ctx, tenant: Admin) -> dict[str, Any]:
     """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
-    counts = await context.sessions.store.count()
-    workers = {worker.name: worker.stats() for worker in context.sessions.lifecycle.workers.values()}
-    return {"sessions": {str(state): count for state, count in counts.items()}, "workers": workers}
+    return dict(await figures(context.sessions))

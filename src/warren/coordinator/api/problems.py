@@ -173,9 +173,10 @@ def _allowed(request: Request) -> str:
     """Every method of this path; the router names only those of the first route that has it."""
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
     routes = request.app.routes
-    return ", ".join(
+    found = [
         method for method, scope in scopes.items() if any(route.matches(scope)[0] is Match.FULL for route in routes)
-    )
+    ]
+    return ", ".join(["GET", "HEAD", *found[1:]] if found[:1] == ["GET"] else found)
 
 
 def _http_detail(request: Request, exc: HTTPException) -> str:

@@ -1,7 +1,6 @@
 """/api/sessions/{id}/processes: commands and terminals that run on their own."""
 
 import asyncio
-import signal as signals
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Final
 
@@ -9,14 +8,16 @@ from fastapi import Body, Header, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
+from warren.coordinator import processes
 from warren.coordinator.api.context import (
     Accept,
     Context,
     Ctx,
     Encoding,
     ProcessId,
+    Reader,
+    Runner,
     SessionId,
-    Tenant,
     answer,
     data_of,
     new_router,
@@ -37,9 +38,10 @@ from warren.coordinator.api.schemas import (
     exec_view,
     process_view,
 )
+from warren.coordinator.processes import find
 from warren.interfaces.sandbox import Process, Sandbox
-from warren.model.errors import InvalidRequest, ProcessNotFound
-from warren.model.operations import Chunk, ProcessInfo, TerminalSize
+from warren.model.errors import InvalidRequest
+from warren.model.operations import Chunk, TerminalSize
 
 router = new_router(prefix="/api/sessions/{session_id}/processes", tags=["processes"])
 
@@ -49,22 +51,21 @@ _KEPT_S: Final = 10.0  # what was written is there; if none of it was kept, wait
 
 
 @router.post("", status_code=201, response_model=ProcessView, summary="Start a command in the background")
-async def start_process(session_id: SessionId, body: ProcessBody, context: Ctx, tenant: Tenant) -> Response:
+async def start_process(session_id: SessionId, body: ProcessBody, context: Ctx, tenant: Runner) -> Response:
     """It runs until it ends, is killed, or its `timeout_s` is over, whoever is connected; also over a restart."""
     async with context.sessions.using(tenant, session_id) as (session, sandbox):
-        process = await sandbox.start(body.wanted(session), process_id=body.process_id)
-        return answer(process_view(await find(sandbox, process.id)), 201)
+        return answer(process_view(await processes.start(sandbox, body.wanted(session), body.process_id)), 201)
 
 
 @router.get("", response_model=ProcessList, summary="List commands and terminals")
-async def list_processes(session_id: SessionId, context: Ctx, tenant: Tenant) -> Response:
+async def list_processes(session_id: SessionId, context: Ctx, tenant: Reader) -> Response:
     """Those that run, and those that ended and were not forgotten. Looking does not count as use."""
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
         return answer({"processes": [process_view(info) for info in await sandbox.processes()]})
 
 
 @router.get("/{process_id}", response_model=ProcessView, summary="Show a command or terminal")
-async def get_process(session_id: SessionId, process_id: ProcessId, context: Ctx, tenant: Tenant) -> Response:
+async def get_process(session_id: SessionId, process_id: ProcessId, context: Ctx, tenant: Reader) -> Response:
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
         return answer(process_view(await find(sandbox, process_id)))
 
@@ -80,7 +81,7 @@ async def read_output(
     process_id: ProcessId,
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: Reader,
     offset: Annotated[int, Query(ge=0, lt=1 << 62, description="`next_offset` of the answer before")] = 0,
     limit: Annotated[int, Query(ge=1, le=_MOST, description="Bytes")] = 1024 * 1024,
     wait_s: Annotated[float, Query(ge=0, le=_LONGEST_WAIT_S, description="If there is nothing: wait so long")] = 0,
@@ -173,40 +174,34 @@ async def wait_for_process(
     process_id: ProcessId,
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: Reader,
     timeout_s: Annotated[float, Query(gt=0, le=_LONGEST_WAIT_S, description="Wait so long at most")] = 60,
 ) -> Response:
     """The result, as for exec. 202 with the process as it is when it still runs after `timeout_s`."""
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
-        process = await sandbox.process(process_id)
-        try:
-            async with asyncio.timeout(timeout_s):
-                return answer(exec_view(await unless_gone(request, process.wait())))
-        except TimeoutError:
+        result = await unless_gone(request, processes.ended_within(sandbox, process_id, timeout_s))
+        if result is None:
             return answer(process_view(await find(sandbox, process_id)), 202)
+        return answer(exec_view(result))
 
 
 @router.post("/{process_id}/stdin", status_code=204, summary="Write to its standard input")
 async def write_stdin(
-    session_id: SessionId, process_id: ProcessId, body: StdinBody, context: Ctx, tenant: Tenant
+    session_id: SessionId, process_id: ProcessId, body: StdinBody, context: Ctx, tenant: Runner
 ) -> Response:
     """`data` or `data_base64`; with `close` that was all. What comes after its end is ignored."""
     data = data_of(body.data, body.data_base64)
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
-        process = await sandbox.process(process_id)
-        if data:
-            await process.write(data)
-        if body.close:
-            await process.close_stdin()
+        await processes.feed(sandbox, process_id, data, close=body.close)
     return Response(status_code=204)
 
 
 @router.post("/{process_id}/signal", status_code=204, summary="Send it a signal")
 async def send_signal(
-    session_id: SessionId, process_id: ProcessId, body: SignalBody, context: Ctx, tenant: Tenant
+    session_id: SessionId, process_id: ProcessId, body: SignalBody, context: Ctx, tenant: Runner
 ) -> Response:
     """To it and its process group; `kill` is what ends everything it started."""
-    number = signal_number(body.signal)
+    number = processes.signal_number(body.signal)
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
         await (await sandbox.process(process_id)).signal(number)
     return Response(status_code=204)
@@ -214,7 +209,7 @@ async def send_signal(
 
 @router.post("/{process_id}/resize", status_code=204, summary="Change the size of its terminal")
 async def resize_terminal(
-    session_id: SessionId, process_id: ProcessId, body: TerminalBody, context: Ctx, tenant: Tenant
+    session_id: SessionId, process_id: ProcessId, body: TerminalBody, context: Ctx, tenant: Runner
 ) -> Response:
     async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
         await (await sandbox.process(process_id)).resize(TerminalSize(body.rows, body.columns))
@@ -226,43 +221,16 @@ async def kill_process(
     session_id: SessionId,
     process_id: ProcessId,
     context: Ctx,
-    tenant: Tenant,
+    tenant: Runner,
     body: Annotated[KillBody | None, Body()] = None,
 ) -> Response:
     """Answers when the whole tree of processes is gone, with how many had to be killed."""
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
-        process = await sandbox.process(process_id)
-        await process.kill((body or KillBody()).grace_s)
-        return answer(exec_view(await process.wait()))
+        return answer(exec_view(await processes.kill(sandbox, process_id, (body or KillBody()).grace_s)))
 
 
 @router.delete("/{process_id}", status_code=204, summary="End it and forget its output")
-async def forget_process(session_id: SessionId, process_id: ProcessId, context: Ctx, tenant: Tenant) -> Response:
+async def forget_process(session_id: SessionId, process_id: ProcessId, context: Ctx, tenant: Runner) -> Response:
     async with context.sessions.using(tenant, session_id) as (_, sandbox):
-        info = await find(sandbox, process_id)
-        if info.running or info.background:
-            process = await sandbox.process(process_id)
-            await process.kill()
-            await process.wait()
-        await sandbox.forget(process_id)
+        await processes.forget(sandbox, process_id)
     return Response(status_code=204)
-
-
-async def find(sandbox: Sandbox, process_id: str) -> ProcessInfo:
-    for info in await sandbox.processes():
-        if info.id == process_id:
-            return info
-    raise ProcessNotFound(f"there is no process {process_id!r}")
-
-
-def signal_number(name: str | int) -> int:
-    if isinstance(name, int):
-        if not 0 < name <= 64:
-            raise InvalidRequest(f"there is no signal {name}")
-        return name
-    try:
-        return int(signals.Signals[f"SIG{name.upper().removeprefix('SIG')}"])
-    except KeyError:
-        raise InvalidRequest(
-            f"there is no signal {name!r}", remedy="TERM, INT, KILL, HUP, USR1 … or a number"
-        ) from None

@@ -17,7 +17,9 @@ td,th{border:1px solid #d8dce2;padding:.2rem .6rem;text-align:left;vertical-alig
 @media(prefers-color-scheme:dark){body{background:#14171b;color:#dfe3e8}code{background:#23272e}
 details,td,th{border-color:#363c45}}
 """
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 
 
 def add_reference(app: FastAPI) -> None:

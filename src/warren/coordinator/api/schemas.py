@@ -303,7 +303,7 @@ def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any
         "idle_timeout_s": session.idle_timeout_s,
         "max_lifetime_s": session.max_lifetime_s,
         "pooled": session.pooled,
-        "metadata": session.metadata,
+        "metadata": dict(session.metadata),
         "env_names": sorted(session.env),
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
         "reason": session.reason or None,

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import resource
 import socket
+import ssl
 import sys
 from dataclasses import replace
 from email.utils import formatdate
@@ -28,6 +29,7 @@ from warren.model.errors import Unavailable
 _BACKLOG = 2048
 _WS_MAX_SIZE = 1024 * 1024
 _UNWIND_S = 5.0
+_GOODBYE_S = 2.0  # a client that leaves the end of TLS unanswered for so long is not waited for
 
 
 class HttpServer:
@@ -38,9 +40,16 @@ class HttpServer:
     """
 
     def __init__(
-        self, app: ASGIApp, *, host: str = "127.0.0.1", port: int = 8000, limits: EdgeLimits | None = None
+        self,
+        app: ASGIApp,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        limits: EdgeLimits | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._host, self._asked_port = host, port
+        self._tls = tls
         self._limits = limits or EdgeLimits()
         self._state = ServerState()
         self._app = app
@@ -63,7 +72,7 @@ class HttpServer:
         try:
             await self._start_app()
             self._server = await asyncio.get_running_loop().create_server(
-                self._new_connection, sock=listener, backlog=_BACKLOG
+                self._new_connection, sock=listener, backlog=_BACKLOG, **self._over_tls()
             )
         except BaseException:
             listener.close()
@@ -83,6 +92,13 @@ class HttpServer:
             await self._settle(grace_s)
         finally:
             await self._end_all()
+
+    def _over_tls(self) -> dict[str, Any]:
+        """The handshake has the time that the head of a request has."""
+        if self._tls is None:
+            return {}
+        shake_s = self._limits.header_timeout_s
+        return {"ssl": self._tls, "ssl_handshake_timeout": shake_s, "ssl_shutdown_timeout": _GOODBYE_S}
 
     async def _start_app(self) -> None:
         lifespan = self._config.lifespan_class(self._config)

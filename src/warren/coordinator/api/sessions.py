@@ -6,7 +6,16 @@ from fastapi import Body, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warren.coordinator.api.context import Context, Ctx, IdempotencyKey, SessionId, Tenant, answer, new_router
+from warren.coordinator.api.context import (
+    Context,
+    Ctx,
+    IdempotencyKey,
+    Reader,
+    SessionId,
+    SessionUser,
+    answer,
+    new_router,
+)
 from warren.coordinator.api.exec import unless_gone
 from warren.coordinator.api.schemas import (
     PatchBody,
@@ -16,9 +25,10 @@ from warren.coordinator.api.schemas import (
     isolation_view,
     session_view,
 )
+from warren.coordinator.overview import listed, read_pairs
 from warren.interfaces.store import Page
 from warren.model.errors import InvalidRequest
-from warren.model.session import MAX_METADATA, Session, SessionState
+from warren.model.session import Session, SessionState
 
 router = new_router(prefix="/api/sessions", tags=["sessions"])
 
@@ -33,7 +43,7 @@ NewBody = Annotated[SessionBody | None, Body(openapi_examples={"thread": {"value
     responses={200: {"model": SessionView, "description": "The thread had one: this is it"}},
 )
 async def create_session(
-    request: Request, context: Ctx, tenant: Tenant, body: NewBody = None, idempotency_key: IdempotencyKey = ""
+    request: Request, context: Ctx, tenant: SessionUser, body: NewBody = None, idempotency_key: IdempotencyKey = ""
 ) -> Response:
     """A sandbox of your own, from the warm pool when one is ready.
 
@@ -53,7 +63,7 @@ async def create_session(
 async def list_sessions(
     request: Request,
     context: Ctx,
-    tenant: Tenant,
+    tenant: Reader,
     state: Annotated[
         list[SessionState] | None, Query(description="Only those; by default all that have not ended")
     ] = None,
@@ -68,43 +78,31 @@ async def list_sessions(
     page = Page(
         thread_id=thread_id,
         environment=environment,
-        metadata=_pairs(metadata or []),
+        metadata=read_pairs(metadata or []),
         after=after,
-        limit=limit + 1,
+        limit=limit,
         **chosen,
     )
-    found = list(await context.sessions.list(tenant, page))
-    shown = [session_view(session, context.sessions.clock, str(request.base_url)) for session in found[:limit]]
-    return answer({"sessions": shown, "next": found[limit - 1].id if len(found) > limit else None})
-
-
-def _pairs(metadata: list[str]) -> dict[str, str]:
-    if len(metadata) > MAX_METADATA:
-        raise InvalidRequest(f"{len(metadata)} metadata were asked for, no session has more than {MAX_METADATA}")
-    pairs = {}
-    for text in metadata:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise InvalidRequest(f"metadata is {text!r}", remedy="write name=value")
-        pairs[name] = value
-    return pairs
+    found, more = await listed(context.sessions, tenant, page)
+    shown = [session_view(session, context.sessions.clock, str(request.base_url)) for session in found]
+    return answer({"sessions": shown, "next": more})
 
 
 @router.get("/{session_id}", response_model=SessionView, summary="Show a session")
-async def get_session(session_id: SessionId, request: Request, context: Ctx, tenant: Tenant) -> Response:
+async def get_session(session_id: SessionId, request: Request, context: Ctx, tenant: Reader) -> Response:
     """With the isolation that is really in force, as the kernel reports it. Looking does not count as use."""
     return answer(await described(context, request, await context.sessions.get(tenant, session_id)))
 
 
 @router.delete("/{session_id}", response_model=SessionView, summary="End a session and destroy its sandbox")
-async def delete_session(session_id: SessionId, request: Request, context: Ctx, tenant: Tenant) -> Response:
+async def delete_session(session_id: SessionId, request: Request, context: Ctx, tenant: SessionUser) -> Response:
     """When this answers, the sandbox is gone: its processes, its files, everything. Repeating it changes nothing."""
     session = await context.sessions.delete(tenant, session_id)
     return answer(session_view(session, context.sessions.clock, str(request.base_url)))
 
 
 @router.post("/{session_id}/keep-alive", response_model=SessionView, summary="Start the idle clock anew")
-async def keep_session_alive(session_id: SessionId, request: Request, context: Ctx, tenant: Tenant) -> Response:
+async def keep_session_alive(session_id: SessionId, request: Request, context: Ctx, tenant: SessionUser) -> Response:
     """The maximum lifetime stays as it is; PATCH changes it."""
     session = await context.sessions.keep_alive(tenant, session_id)
     return answer(session_view(session, context.sessions.clock, str(request.base_url)))
@@ -112,7 +110,7 @@ async def keep_session_alive(session_id: SessionId, request: Request, context: C
 
 @router.patch("/{session_id}", response_model=SessionView, summary="Change time-outs and metadata")
 async def change_session(
-    session_id: SessionId, body: PatchBody, request: Request, context: Ctx, tenant: Tenant
+    session_id: SessionId, body: PatchBody, request: Request, context: Ctx, tenant: SessionUser
 ) -> Response:
     """What is left out stays as it is. Time-outs are counted from the same beginnings as before."""
     session = await context.sessions.patch(

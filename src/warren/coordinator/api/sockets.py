@@ -20,15 +20,16 @@ from fastapi import Query
 from pydantic import ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from warren.coordinator.api.context import Context, Ctx, Tenant, data_of, limited_timeout, new_router
+from warren.coordinator.api.context import Context, Ctx, Runner, data_of, limited_timeout, new_router
 from warren.coordinator.api.events import Encoder, failure, with_signs_of_life
 from warren.coordinator.api.exec import foreground
 from warren.coordinator.api.problems import plain_error, read_json
-from warren.coordinator.api.processes import find, signal_number
 from warren.coordinator.api.schemas import ExecBody, end_view
+from warren.coordinator.processes import signal_number
+from warren.coordinator.terminals import open_terminal
 from warren.interfaces.sandbox import Process
 from warren.model.errors import InvalidJson, InvalidRequest, WarrenError
-from warren.model.operations import Command, Stream, TerminalSize
+from warren.model.operations import Stream, TerminalSize
 
 router = new_router(prefix="/api/sessions/{session_id}")
 
@@ -37,7 +38,7 @@ _CLOSE_BASE: Final = 4000  # a close code is this plus the HTTP status
 
 
 @router.websocket("/exec")
-async def exec_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: Tenant, encoding: str = "text") -> None:
+async def exec_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: Runner, encoding: str = "text") -> None:
     """The first message says what to run, as the body of POST /exec does."""
     async with _told_errors(socket):
         Encoder(encoding)
@@ -58,7 +59,7 @@ async def attach_socket(
     session_id: str,
     process_id: str,
     context: Ctx,
-    tenant: Tenant,
+    tenant: Runner,
     offset: Annotated[int, Query(ge=0, lt=1 << 62)] = 0,
     encoding: str = "text",
 ) -> None:
@@ -75,7 +76,7 @@ async def terminal_socket(
     socket: WebSocket,
     session_id: str,
     context: Ctx,
-    tenant: Tenant,
+    tenant: Runner,
     process_id: Annotated[str, Query(description="Of a terminal to come back to")] = "",
     offset: Annotated[int, Query(ge=0, lt=1 << 62)] = 0,
     rows: int = 24,
@@ -87,15 +88,7 @@ async def terminal_socket(
     async with _told_errors(socket):
         size = TerminalSize(rows, columns)
         async with context.sessions.using(tenant, session_id, counts=False) as (session, sandbox):
-            if process_id and any(info.id == process_id for info in await sandbox.processes()):
-                process = await sandbox.process(process_id)
-                if not (await find(sandbox, process_id)).terminal:
-                    raise InvalidRequest(f"{process_id!r} has no terminal", remedy="attach to it instead")
-                await process.resize(size)
-            else:
-                shell = command or "exec bash -l"
-                wanted = Command(shell=shell, cwd=cwd, base_env=session.env, terminal=size)
-                process = await sandbox.start(wanted, process_id=process_id)
+            process = await open_terminal(session, sandbox, size, process_id=process_id, command=command, cwd=cwd)
             noted = _noting(context, tenant, session_id)
             await noted()
             await _bridge(socket, process, context, "", offset, noted)

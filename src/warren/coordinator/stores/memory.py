@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from warren.coordinator.stores.memory_records import MemoryRecords
 from warren.coordinator.stores.rules import (
     EXPIRING,
     USABLE,
@@ -16,7 +17,6 @@ from warren.coordinator.stores.rules import (
     is_on,
     place,
 )
-from warren.coordinator.stores.memory_records import MemoryRecords
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
 from warren.model.errors import Conflict
 from warren.model.session import HOLDING, Session, SessionState

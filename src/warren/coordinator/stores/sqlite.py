@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,7 @@ from warren.model.session import HOLDING, Session, SessionState
 
 CHECKPOINT_S: Final = 2.0
 _PATIENCE_S: Final = 10.0
+_READ_AGAIN: Final = 256  # rows that are not decoded anew as long as they stay as they are
 
 _INSERT: Final = """INSERT INTO sessions
     (id, tenant, thread_id, state, environment, version, created_at, deadline, epoch, ended, key_id, disk_mb, data)
@@ -91,6 +93,7 @@ class SqliteStore:
         self._clock = clock
         self._wrote = False
         self._closed = False
+        self._decoded = lru_cache(_READ_AGAIN)(partial(decoded, sealer=sealer))
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._checkpointing = asyncio.Lock()
@@ -118,7 +121,8 @@ class SqliteStore:
             return stored, Added.NEW if held is None else Added.THREAD
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
-        return self._one(_GET, session_id, tenant)
+        row = self._run(_GET, session_id, tenant).fetchone()
+        return None if row is None else self._decoded(row[0])
 
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
         active = self._one(_ACTIVE_OF_THREAD, tenant, thread_id)
@@ -245,9 +249,6 @@ class SqliteStore:
             session.disk_mb,
             encoded(session, self._sealer),
         )
-
-    def _decoded(self, data: str | bytes) -> Session:
-        return decoded(data, self._sealer)
 
     def _check_caps(self, caps: Caps, session: Session) -> None:
         if caps != NO_CAPS:

@@ -5,20 +5,25 @@ Making one does nothing yet; the session is made with the first use, or with `cr
 turn, until `cleanup` or its time-outs end it. A client may be used by any number of tasks and threads at once.
 """
 
+import base64
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Self
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.files import AsyncFiles
 from warren.sdk.aio.flavour import open_backend
-from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal
+from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
+from warren.sdk.chunks import Chunks
 from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo, SessionInfo
 from warren.sdk.wire import new_key
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
+_SHELL: Final = "exec bash -l"
+_PAGE: Final = 1000
 
 
 class AsyncSandboxClient(AsyncFiles):
@@ -104,6 +109,32 @@ class AsyncSandboxClient(AsyncFiles):
         finally:
             await client.close()
 
+    @classmethod
+    async def list_sessions(
+        cls,
+        server_url: str = "",
+        *,
+        states: Sequence[str] = (),
+        thread_id: str = "",
+        environment: str = "",
+        metadata: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> list[SessionInfo]:
+        """The sessions there are, newest first: by default all that have not ended."""
+        pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
+        wanted = {"state": list(states), "thread_id": thread_id, "environment": environment, "metadata": pairs}
+        client = cls(server_url, **options)
+        found: list[SessionInfo] = []
+        after: str | None = ""
+        try:
+            while after is not None:
+                page = await client._backend.sessions(limit=_PAGE, after=after, **wanted)
+                found += [SessionInfo.of(each) for each in page["sessions"]]
+                after = page["next"]
+        finally:
+            await client.close()
+        return found
+
     async def __aenter__(self) -> Self:
         try:
             await self._session()
@@ -170,7 +201,7 @@ class AsyncSandboxClient(AsyncFiles):
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         user: str = "",
-        stdin: str = "",
+        stdin: str | bytes = b"",
         carry_state: bool = True,
         keep_bytes: int | None = None,
     ) -> ExecuteResult:
@@ -180,8 +211,7 @@ class AsyncSandboxClient(AsyncFiles):
         """
         limit_s = self.timeout if timeout is None else timeout
         values = _command(command, limit_s, cwd, env, user, carry_state, keep_bytes)
-        if stdin:
-            values["stdin"] = stdin
+        values.update(_input(stdin))
         key = new_key() if self.exactly_once else ""
         takes_s = limit_s + _ANSWER_SLACK_S
         found = await self._call(lambda session_id: self._backend.execute(session_id, values, key, takes_s))
@@ -194,19 +224,22 @@ class AsyncSandboxClient(AsyncFiles):
         timeout: float | None = None,
         *,
         on_result: Callable[[ExecuteResult], None] | None = None,
+        stdin: str | bytes = b"",
         **options: Any,
     ) -> AsyncGenerator[OutputChunk, None]:
         """The output of a command as it comes; leaving the loop ends the command. `on_result` hears how it ended."""
         limit_s = self.timeout if timeout is None else timeout
-        values = _command(command, limit_s, **options)
-        ended = False
+        values = {**_command(command, limit_s, **options), **_input(stdin)}
+        chunks, ended = Chunks(), False
         events = self._events(lambda session_id: self._backend.stream(session_id, values))
         async with contextlib.aclosing(events):
             async for name, event in events:
                 if name == "output":
-                    yield OutputChunk.of(event)
+                    yield chunks.chunk(event)
                 elif name == "result":
                     ended = True
+                    for rest in chunks.rest():
+                        yield rest
                     if on_result is not None:
                         on_result(ExecuteResult.of(event))
         if not ended:
@@ -240,12 +273,34 @@ class AsyncSandboxClient(AsyncFiles):
 
     @contextlib.asynccontextmanager
     async def terminal(
-        self, command: str = "", *, rows: int = 24, columns: int = 80, process_id: str = "", offset: int = 0
+        self,
+        command: str = "",
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        process_id: str = "",
+        offset: int = 0,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        user: str = "",
     ) -> AsyncIterator[AsyncTerminal]:
         """A terminal with a shell, or one to come back to: it goes on when the block is left."""
-        how = {"command": command, "rows": rows, "columns": columns, "process_id": process_id, "offset": offset}
-        async with self._opened(lambda session_id: open_terminal(self._backend, session_id, **how)) as terminal:
+        how: dict[str, Any] = {"rows": rows, "columns": columns, "process_id": process_id, "offset": offset}
+
+        def opened(session_id: str) -> AbstractAsyncContextManager[AsyncTerminal]:
+            if not env and not user:
+                return open_terminal(self._backend, session_id, **how, command=command, cwd=cwd)
+            values = {**_command(command or _SHELL, None, cwd, env, user), "process_id": process_id}
+            return start_terminal(self._backend, session_id, values, **how)
+
+        async with self._opened(opened) as terminal:
             yield terminal
+
+
+def _input(stdin: str | bytes) -> dict[str, str]:
+    if isinstance(stdin, bytes):
+        return {"stdin_base64": base64.b64encode(stdin).decode()} if stdin else {}
+    return {"stdin": stdin} if stdin else {}
 
 
 def _command(

@@ -1,23 +1,37 @@
 """What differs between the two clients beyond `await`: here, the one for asyncio."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Sequence
+from itertools import islice
+from typing import IO, Any, ParamSpec, TypeVar
 
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.remote import AsyncRemote
 from warren.sdk.aio.transport import AsyncTransport
+from warren.sdk.pieces import checked, read_in_pieces
 from warren.sdk.places import find_key, find_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 AsyncLock = asyncio.Lock
+AsyncPieces = AsyncIterable[bytes] | Iterable[bytes] | IO[bytes]
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """For what blocks: files of this machine."""
     return await asyncio.to_thread(call, *args, **kwargs)
+
+
+async def pieces_of(source: AsyncPieces) -> AsyncGenerator[bytes, None]:
+    """What a file or an iterable gives; what blocks, in threads."""
+    if isinstance(source, AsyncIterable):
+        async for piece in source:
+            yield checked(piece)
+        return
+    iterator = read_in_pieces(source)
+    while taken := await asyncio.to_thread(lambda: list(islice(iterator, 1))):
+        yield taken[0]
 
 
 async def all_of(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> list[T]:

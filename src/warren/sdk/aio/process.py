@@ -7,8 +7,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
 
-from warren.model.errors import SandboxLost
+from warren.model.errors import Conflict, SandboxLost, WarrenError
 from warren.sdk.aio.backend import AsyncBackend, AsyncSocketLike
+from warren.sdk.chunks import Chunks
 from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo
 from warren.sdk.wire import from_event
 
@@ -30,21 +31,29 @@ class AsyncProcess:
         return ProcessInfo.of(await self._backend.process(self._session_id, self.id))
 
     async def output(self, offset: int = 0) -> str:
-        """What is kept of its output so far, from a byte offset on."""
+        """What is kept of its output so far, from a byte offset on; what is no UTF-8 is replaced."""
+        return (await self.output_bytes(offset)).decode(errors="replace")
+
+    async def output_bytes(self, offset: int = 0) -> bytes:
+        """The same, every byte of it."""
         parts, running = [], True
         while running:
-            found = await self._backend.output(self._session_id, self.id, offset=offset, limit=_PIECE)
-            parts += [chunk["data"] for chunk in found["chunks"]]
+            how = {"offset": offset, "limit": _PIECE, "encoding": "base64"}
+            found = await self._backend.output(self._session_id, self.id, **how)
+            parts += [base64.b64decode(chunk["data"]) for chunk in found["chunks"]]
             running = bool(found["chunks"]) and found["next_offset"] > offset
             offset = found["next_offset"]
-        return "".join(parts)
+        return b"".join(parts)
 
     async def follow(self, offset: int = 0) -> AsyncGenerator[OutputChunk, None]:
         """Its output as it comes, until it ends. Leaving the loop does not end it."""
+        chunks = Chunks()
         async with contextlib.aclosing(self._backend.follow(self._session_id, self.id, offset)) as events:
             async for name, values in events:
                 if name == "output":
-                    yield OutputChunk.of(values)
+                    yield chunks.chunk(values)
+        for chunk in chunks.rest():
+            yield chunk
 
     async def wait(self, timeout: float | None = None) -> ExecuteResult:
         """Its result. TimeoutError if it still runs after `timeout` seconds."""
@@ -158,3 +167,22 @@ async def open_terminal(backend: AsyncBackend, session_id: str, **how: Any) -> A
         terminal = AsyncTerminal(socket)
         await terminal.begin()
         yield terminal
+
+
+@contextlib.asynccontextmanager
+async def start_terminal(
+    backend: AsyncBackend, session_id: str, command: dict[str, Any], **how: Any
+) -> AsyncIterator[AsyncTerminal]:
+    """As `open_terminal`, with what only a command can have: a user, variables. One that is there is come back to."""
+    made = ""
+    with contextlib.suppress(Conflict):
+        started = await backend.start(session_id, {**command, "terminal": {k: how[k] for k in ("rows", "columns")}})
+        made = how["process_id"] = started["process_id"]
+    try:
+        async with open_terminal(backend, session_id, **how) as terminal:
+            made = ""
+            yield terminal
+    finally:
+        if made:  # nobody knows of it
+            with contextlib.suppress(WarrenError):
+                await backend.forget(session_id, made)

@@ -34,6 +34,7 @@ from warren.sdk.wire import (
 )
 
 _CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_SWITCHED = 101
 _BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 
@@ -63,7 +64,15 @@ class AsyncTransport:
 
     async def send(self, ask: Ask, data: bytes | AsyncIterable[bytes]) -> Any:
         """A request whose body is bytes, of any length. What comes in pieces is sent once."""
-        return await self._repeated(ask, data) if isinstance(data, bytes) else await self._once(ask, data)
+        if isinstance(data, bytes):
+            return await self._repeated(ask, data)
+        failed: list[Exception] = []
+        try:
+            return await self._once(ask, _noted(data, failed))
+        except WarrenError:
+            if failed:  # it broke because there was nothing more to send
+                raise failed[0] from None
+            raise
 
     async def _repeated(self, ask: Ask, data: bytes | None) -> Any:
         attempt = 0
@@ -141,18 +150,22 @@ class AsyncTransport:
 
     @contextlib.asynccontextmanager
     async def socket(self, ask: Ask) -> AsyncIterator["AsyncSocket"]:
-        try:
-            connection = await self._session().ws_connect(
-                self._url(ask), headers=ask.headers(self._api_key), max_msg_size=0, heartbeat=30
-            )
-        except aiohttp.WSServerHandshakeError as exc:
-            raise raised(exc.status, b"") from exc
-        except _BROKEN as exc:
-            raise unreachable(self.address, exc) from exc
-        try:
-            yield AsyncSocket(self.address, ask, connection)
-        finally:
-            await connection.close()
+        said = bytearray()
+        no_limit = aiohttp.ClientTimeout()
+        async with aiohttp.ClientSession(timeout=no_limit, trace_configs=[_refusals_into(said)]) as session:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    connection = await session.ws_connect(
+                        self._url(ask), headers=ask.headers(self._api_key), max_msg_size=0, heartbeat=30
+                    )
+            except aiohttp.WSServerHandshakeError as exc:
+                raise raised(exc.status, bytes(said)) from exc
+            except _BROKEN as exc:
+                raise unreachable(self.address, exc) from exc
+            try:
+                yield AsyncSocket(self.address, ask, connection)
+            finally:
+                await connection.close()
 
     async def close(self) -> None:
         sessions, self._sessions = self._sessions, {}
@@ -161,6 +174,29 @@ class AsyncTransport:
                 await session.close()
             elif loop.is_running():
                 asyncio.run_coroutine_threadsafe(session.close(), loop)
+
+
+async def _noted(data: AsyncIterable[bytes], failed: list[Exception]) -> AsyncIterator[bytes]:
+    try:
+        async for part in data:
+            yield part
+    except Exception as exc:
+        failed.append(exc)
+        raise
+
+
+def _refusals_into(said: bytearray) -> aiohttp.TraceConfig:
+    """What a server says when it does not open a socket: aiohttp tells the status only, and drops the rest."""
+
+    async def read(_: aiohttp.ClientSession, context: Any, answer: aiohttp.TraceRequestEndParams) -> None:
+        if answer.response.status != _SWITCHED:
+            with contextlib.suppress(*_BROKEN):
+                async with asyncio.timeout(CONNECT_S):
+                    said.extend(await answer.response.read())
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_end.append(read)
+    return tracing
 
 
 class AsyncSocket:

@@ -9,10 +9,17 @@ import contextlib
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
-from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, IsDirectory, NotADirectory
-from warren.sdk.blocking.flavour import in_thread
+from warren.model.errors import (
+    FileNotFound,
+    FileProblem,
+    InvalidRequest,
+    IsDirectory,
+    NotADirectory,
+    RangeNotSatisfiable,
+)
+from warren.sdk.blocking.flavour import Pieces, in_thread, pieces_of
 from warren.sdk.blocking.holding import Holding
 from warren.sdk.results import FileChange, FileEntry
 from warren.sdk.wire import CHUNK
@@ -53,7 +60,7 @@ class Files(Holding):
         target = Path(local_path).expanduser() if local_path else Path(Path(remote_path).name)
         if target.is_dir():
             target = target / Path(remote_path).name
-        opened = self._opened(lambda session_id: self._backend.read(session_id, remote_path))
+        opened = self._opened(lambda session_id: self._backend.read(session_id, remote_path, 0, None))
         with opened as (size, parts), contextlib.closing(parts):
             temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
             try:
@@ -101,22 +108,44 @@ class Files(Holding):
             in_thread(_unpack, file, target)
         return target
 
-    def read_file(self, path: str) -> bytes:
-        opened = self._opened(lambda session_id: self._backend.read(session_id, path))
-        with opened as (_, parts), contextlib.closing(parts):
-            data = bytearray()
-            for part in parts:
-                data += part
-            return bytes(data)
+    def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """All of it, or `length` bytes from `offset` on; fewer, or none, where it ends before."""
+        if offset < 0 or (length is not None and length < 0):
+            raise InvalidRequest(f"{length} bytes from {offset} on cannot be read", remedy="count both from 0")
+        # Of no byte there is no range: one is read, to hear what is wrong with the file, and not given.
+        wanted = None if length is None else max(1, length)
+        opened = self._opened(lambda session_id: self._backend.read(session_id, path, offset, wanted))
+        data = bytearray()
+        try:
+            with opened as (_, parts), contextlib.closing(parts):
+                for part in parts:
+                    data += part
+        except RangeNotSatisfiable:
+            return b""
+        return bytes(data[:length])
 
     def read_text(self, path: str, encoding: str = "utf-8", errors: str = "strict") -> str:
         return (self.read_file(path)).decode(encoding, errors)
 
-    def write_file(self, path: str, data: str | bytes, *, mode: int | None = None) -> FileEntry:
-        """All of it or nothing: a reader sees the old file or the new one. Directories on the way are made."""
-        raw = data.encode() if isinstance(data, str) else data
+    def write_file(self, path: str, data: str | bytes | Pieces, *, mode: int | None = None) -> FileEntry:
+        """All of it or nothing: a reader sees the old file or the new one. Directories on the way are made.
+
+        `data` may also be a file that is open for reading, or anything that gives bytes piece by piece, however much
+        that will be. It is taken once, so it is sent once: what breaks is not repeated.
+        """
         octal = _octal(mode)
+        if not isinstance(data, (str, bytes, bytearray, memoryview)):
+            return FileEntry.of(self._write_pieces(path, data, octal))
+        raw = data.encode() if isinstance(data, str) else bytes(data)
         return FileEntry.of(self._call(lambda session_id: self._backend.write(session_id, path, raw, octal)))
+
+    def _write_pieces(self, path: str, data: Pieces, octal: str) -> dict[str, Any]:
+        pieces = pieces_of(data)
+        with contextlib.closing(pieces):
+            if self.thread_id:
+                # It may have ended: the fresh one must be there before the first piece is taken.
+                self._call(self._backend.keep_alive)
+            return self._backend.write(self._session(), path, pieces, octal)
 
     def list_files(self, path: str = _WORKSPACE, *, depth: int = 1) -> list[FileEntry]:
         found = self._call(lambda session_id: self._backend.list_files(session_id, path, depth))

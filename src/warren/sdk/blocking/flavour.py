@@ -1,22 +1,28 @@
 """What differs between the two clients beyond `await`: here, the one that blocks."""
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import IO, ParamSpec, TypeVar
 
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.remote import Remote
 from warren.sdk.blocking.transport import Transport
+from warren.sdk.pieces import read_in_pieces
 from warren.sdk.places import find_key, find_url
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Lock = threading.Lock
+Pieces = Iterable[bytes] | IO[bytes]
 
 
 def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return call(*args, **kwargs)
+
+
+def pieces_of(source: Pieces) -> Generator[bytes, None, None]:
+    yield from read_in_pieces(source)
 
 
 def all_of(calls: Sequence[Callable[[], T]], at_once: int) -> list[T]:

@@ -9,8 +9,9 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any, Final
 
-from warren.model.errors import SandboxLost
+from warren.model.errors import Conflict, SandboxLost, WarrenError
 from warren.sdk.blocking.backend import Backend, SocketLike
+from warren.sdk.chunks import Chunks
 from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo
 from warren.sdk.wire import from_event
 
@@ -32,21 +33,28 @@ class Process:
         return ProcessInfo.of(self._backend.process(self._session_id, self.id))
 
     def output(self, offset: int = 0) -> str:
-        """What is kept of its output so far, from a byte offset on."""
+        """What is kept of its output so far, from a byte offset on; what is no UTF-8 is replaced."""
+        return (self.output_bytes(offset)).decode(errors="replace")
+
+    def output_bytes(self, offset: int = 0) -> bytes:
+        """The same, every byte of it."""
         parts, running = [], True
         while running:
-            found = self._backend.output(self._session_id, self.id, offset=offset, limit=_PIECE)
-            parts += [chunk["data"] for chunk in found["chunks"]]
+            how = {"offset": offset, "limit": _PIECE, "encoding": "base64"}
+            found = self._backend.output(self._session_id, self.id, **how)
+            parts += [base64.b64decode(chunk["data"]) for chunk in found["chunks"]]
             running = bool(found["chunks"]) and found["next_offset"] > offset
             offset = found["next_offset"]
-        return "".join(parts)
+        return b"".join(parts)
 
     def follow(self, offset: int = 0) -> Generator[OutputChunk, None, None]:
         """Its output as it comes, until it ends. Leaving the loop does not end it."""
+        chunks = Chunks()
         with contextlib.closing(self._backend.follow(self._session_id, self.id, offset)) as events:
             for name, values in events:
                 if name == "output":
-                    yield OutputChunk.of(values)
+                    yield chunks.chunk(values)
+        yield from chunks.rest()
 
     def wait(self, timeout: float | None = None) -> ExecuteResult:
         """Its result. TimeoutError if it still runs after `timeout` seconds."""
@@ -160,3 +168,20 @@ def open_terminal(backend: Backend, session_id: str, **how: Any) -> Iterator[Ter
         terminal = Terminal(socket)
         terminal.begin()
         yield terminal
+
+
+@contextlib.contextmanager
+def start_terminal(backend: Backend, session_id: str, command: dict[str, Any], **how: Any) -> Iterator[Terminal]:
+    """As `open_terminal`, with what only a command can have: a user, variables. One that is there is come back to."""
+    made = ""
+    with contextlib.suppress(Conflict):
+        started = backend.start(session_id, {**command, "terminal": {k: how[k] for k in ("rows", "columns")}})
+        made = how["process_id"] = started["process_id"]
+    try:
+        with open_terminal(backend, session_id, **how) as terminal:
+            made = ""
+            yield terminal
+    finally:
+        if made:  # nobody knows of it
+            with contextlib.suppress(WarrenError):
+                backend.forget(session_id, made)

@@ -12,6 +12,7 @@ from warren.sdk.wire import Ask
 
 Values = dict[str, Any]
 _EVENTS = "text/event-stream"
+_EVERY_BYTE = {"encoding": "base64"}
 
 
 class Remote:
@@ -56,7 +57,7 @@ class Remote:
 
     def stream(self, session_id: str, command: Values) -> Generator[tuple[str, Values], None, None]:
         path = f"{_session(session_id)}/exec"
-        return self._transport.events(Ask("POST", path, values=command, accept=_EVENTS))
+        return self._transport.events(Ask("POST", path, _EVERY_BYTE, values=command, accept=_EVENTS))
 
     def start(self, session_id: str, command: Values) -> Values:
         return self._ask(Ask("POST", f"{_session(session_id)}/processes", values=command))
@@ -74,8 +75,8 @@ class Remote:
         return self._ask(Ask("GET", f"{_process(session_id, process_id)}/output", how, takes_s=takes_s))
 
     def follow(self, session_id: str, process_id: str, offset: int) -> Generator[tuple[str, Values], None, None]:
-        ask = Ask("GET", f"{_process(session_id, process_id)}/output", {"offset": offset}, accept=_EVENTS)
-        return self._transport.events(ask)
+        query = {"offset": offset, **_EVERY_BYTE}
+        return self._transport.events(Ask("GET", f"{_process(session_id, process_id)}/output", query, accept=_EVENTS))
 
     def wait(self, session_id: str, process_id: str, timeout_s: float) -> Values | None:
         """None: it still runs."""
@@ -113,9 +114,11 @@ class Remote:
         return self._ask(Ask("GET", f"{_files(session_id)}/stat", {"path": path}))
 
     @contextlib.contextmanager
-    def read(self, session_id: str, path: str) -> Iterator[tuple[int, Generator[bytes, None, None]]]:
-        """How long the file is, and its bytes."""
-        ask = Ask("GET", f"{_files(session_id)}/content", {"path": path})
+    def read(
+        self, session_id: str, path: str, offset: int, length: int | None
+    ) -> Iterator[tuple[int, Generator[bytes, None, None]]]:
+        """How long the file is, and its bytes, or those of them that were asked for."""
+        ask = Ask("GET", f"{_files(session_id)}/content", {"path": path}, part=_part(offset, length))
         with self._transport.receive(ask) as (headers, parts):
             yield int(headers.get("x-file-size", 0)), parts
 
@@ -153,6 +156,12 @@ class Remote:
     def _ask(self, ask: Ask) -> Values:
         found: Values = self._transport.ask(ask)
         return found
+
+
+def _part(offset: int, length: int | None) -> str:
+    if not offset and length is None:
+        return ""
+    return f"bytes={offset}-{'' if length is None else offset + length - 1}"
 
 
 def _session(session_id: str) -> str:

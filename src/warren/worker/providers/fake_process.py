@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 from warren.model.errors import InvalidRequest, SandboxLost, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream, TerminalSize
@@ -202,6 +203,12 @@ class FakeProcess:
     async def wait(self) -> ExecResult:
         self._readers.pop(self, None)
         self.change()
+        return await self._over()
+
+    async def ended(self) -> ExecResult:
+        return replace(await self._over(), stdout="", stderr="", output="")
+
+    async def _over(self) -> ExecResult:
         while (lost := self._lost()) is None:
             if self._result is not None:
                 return self._result

@@ -1,0 +1,97 @@
+/* The moment at which no process of a shell's can lose a signal.
+ *
+ * A shell that hands its state on (shell.c) has a trap on EXIT, and then bash catches every signal that
+ * would end it: it notes the signal, runs the trap and ends when it next looks. Between two looks it may
+ * begin one more program, and that one never gets the signal. Its child has the same handler until it
+ * becomes another program: what it noted before is forgotten then. Both would go on as if nothing was sent.
+ *
+ * So a signal is sent while the shell is stopped in a wait and none of its children is on the way to
+ * being another program. That it was still in the wait when the stop came is seen by its children: they
+ * are the same ones, and none has ended. It is sent once, to all at the same time.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+#define TRIES 200 /* a shell may be busy for ever, and a child may have a handler of its own */
+#define PAUSE_US 500
+
+struct text { char s[4096]; };
+
+static struct text read_text(const char *path) {
+    struct text t;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, t.s, sizeof t.s - 1);
+    if (fd >= 0) close(fd);
+    t.s[n > 0 ? n : 0] = 0;
+    return t;
+}
+
+static struct text children_of(pid_t pid) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", pid, pid);
+    return read_text(path);
+}
+
+static bool catches(const char *pid, int number) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%s/status", pid);
+    struct text status = read_text(path);
+    const char *caught = strstr(status.s, "\nSigCgt:");
+    return caught && strtoull(caught + 8, NULL, 16) >> (number - 1) & 1;
+}
+
+static char state_of(pid_t pid) {
+    char name[16];
+    struct process m;
+    snprintf(name, sizeof name, "%d", pid);
+    return read_stat(name, &m) ? m.state : 'X';
+}
+
+static bool at_rest(pid_t pid) { return strchr("TtZX", state_of(pid)); }
+
+/* Whether each of them lives, and is a program of its own or one that the signal has its ordinary effect on. */
+static bool settled(struct text children, int number) {
+    struct process m;
+    for (char *rest = children.s, *pid; (pid = strtok_r(rest, " ", &rest));) {
+        if (!read_stat(pid, &m) || m.state == 'Z' || m.state == 'X') return false;
+        if (m.forked_only && !m.stopped && catches(pid, number)) return false;
+    }
+    return true;
+}
+
+static bool stop_in_wait(pid_t shell, int number) {
+    struct text before = children_of(shell);
+    if (!settled(before, number) || state_of(shell) != 'S') return false;
+    kill(shell, SIGSTOP);
+    for (int i = 0; i < TRIES && !at_rest(shell); i++) usleep(PAUSE_US / 10);
+    struct text after = children_of(shell);
+    if (at_rest(shell) && strcmp(before.s, after.s) == 0 && settled(after, number)) return true;
+    kill(shell, SIGCONT);
+    return false;
+}
+
+/* Those that stop and continue are not to be mixed with ours, and the one that kills is caught by nobody. */
+static bool can_be_noted(int number) {
+    static const int others[] = {SIGKILL, SIGSTOP, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (number == others[i]) return false;
+    return true;
+}
+
+bool hold_shell(pid_t shell, int number) {
+    char name[16];
+    snprintf(name, sizeof name, "%d", shell);
+    if (!can_be_noted(number) || catches(name, SIGCONT)) return false;
+    for (int i = 0; i < TRIES && !at_rest(shell); i++) {
+        if (stop_in_wait(shell, number)) return true;
+        usleep(PAUSE_US);
+    }
+    return false;
+}

@@ -1,0 +1,1 @@
+"""At the door: who is asking (keys, tokens), what their tenant may have (tenants, quotas)."""

@@ -1,0 +1,213 @@
+"""API keys: made, listed, revoked, rotated, recognised.
+
+A key is `wk_ID_SECRET`. The id finds its record; of the secret only a salted SHA-256 is kept. The secret is 256 random
+bits, so a slow hash would add nothing: there is nothing to guess. A key that was recognised is remembered for
+REMEMBERED_S; so long after another process has revoked it, it may still be taken.
+"""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from warren.clock import Clock
+from warren.interfaces.records import Record, RecordStore
+from warren.model.access import (
+    NO_QUOTA,
+    USUAL_SCOPES,
+    ApiKey,
+    Caller,
+    Quota,
+    Scope,
+    check_tenant,
+    read_scopes,
+)
+from warren.model.errors import InvalidRequest, NotFound, Unauthorized, WarrenError
+
+KIND: Final = "key"
+PREFIX: Final = "wk_"
+REMEMBERED_S: Final = 2.0
+MOST_KEYS: Final = 10_000
+_NOTED_S: Final = 60.0  # how exact `used_at` is
+_MOST_REMEMBERED: Final = 4096
+_NO_SALT: Final = "00" * 16
+_WRONG: Final = "this API key is not known here"
+_REMEDY: Final = "send a valid one as `Authorization: Bearer KEY` or `X-API-Key: KEY`; `warren keys create` makes one"
+
+
+class Keys:
+    def __init__(self, records: RecordStore, clock: Clock) -> None:
+        self._records = records
+        self._clock = clock
+        self._remembered: OrderedDict[bytes, tuple[ApiKey, float]] = OrderedDict()
+        self._noting: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Keys: {len(self._remembered)} remembered>"
+
+    async def create(
+        self,
+        name: str,
+        tenant: str,
+        scopes: frozenset[Scope] = USUAL_SCOPES,
+        expires_at: float | None = None,
+        quota: Quota = NO_QUOTA,
+    ) -> tuple[ApiKey, str]:
+        """The key's record, and the key itself, which nobody can show again."""
+        _check_name(name)
+        check_tenant(tenant)
+        if not scopes:
+            raise InvalidRequest("a key without scopes can do nothing", remedy=f"give some of: {', '.join(Scope)}")
+        if expires_at is not None and expires_at <= self._clock.wall():
+            raise InvalidRequest("the key would have expired before it is made")
+        if await self._records.count(KIND) >= MOST_KEYS:
+            raise InvalidRequest(f"there are {MOST_KEYS} keys already", remedy="revoke those that are not used")
+        key, text = _new(name, tenant, scopes, self._clock.wall(), expires_at, quota)
+        await self._records.put(_record(key, 1))
+        return key, text
+
+    async def list(self, tenant: str = "") -> Sequence[ApiKey]:
+        found = await self._records.list(KIND, group=tenant, limit=MOST_KEYS)
+        return sorted((_read(record) for record in found), key=lambda key: (key.created_at, key.id))
+
+    async def any(self) -> bool:
+        return bool(await self._records.count(KIND))
+
+    async def get(self, key_id: str) -> ApiKey:
+        record = await self._records.get(KIND, key_id)
+        if record is None:
+            raise NotFound(f"there is no key {key_id[:80]!r}", remedy="`warren keys list` shows those there are")
+        return _read(record)
+
+    async def revoke(self, key_id: str) -> None:
+        """From now on nobody is let in with it."""
+        await self.get(key_id)
+        await self._records.delete(KIND, key_id)
+        self._remembered.clear()
+
+    async def rotate(self, key_id: str) -> tuple[ApiKey, str]:
+        """The same key with a new secret; the old one is worth nothing any more."""
+        while True:
+            record = await self._records.get(KIND, key_id)
+            if record is None:
+                await self.get(key_id)
+                continue
+            old = _read(record)
+            fresh, text = _new(old.name, old.tenant, old.scopes, self._clock.wall(), old.expires_at, old.quota, key_id)
+            if await self._records.put(_record(fresh, record.version + 1)):
+                self._remembered.clear()
+                return fresh, text
+
+    async def recognise(self, text: str) -> Caller:
+        """Raises Unauthorized, in the same words and the same time for every key that is not right."""
+        digest = hashlib.sha256(text.encode(errors="surrogateescape")).digest()
+        key = self._recall(digest) or await self._find(text, digest)
+        now = self._clock.wall()
+        if key.expires_at is not None and key.expires_at <= now:
+            raise Unauthorized("this API key has expired", remedy="`warren keys create` makes a new one")
+        if key.used_at is None or now - key.used_at >= _NOTED_S:
+            self._note_use(key, digest, now)
+        return Caller(key.tenant, key.id, key.scopes, key_quota=key.quota)
+
+    def _recall(self, digest: bytes) -> ApiKey | None:
+        known = self._remembered.get(digest)
+        if known is None or known[1] <= self._clock.now():
+            return None
+        return known[0]
+
+    async def _find(self, text: str, digest: bytes) -> ApiKey:
+        key_id, secret = _parted(text)
+        record = await self._records.get(KIND, key_id) if key_id else None
+        key = None if record is None else _read(record)
+        right = hmac.compare_digest(_hashed(key.salt if key else _NO_SALT, secret), key.hashed if key else _NO_SALT)
+        if key is None or not right:
+            raise Unauthorized(_WRONG, remedy=_REMEDY)
+        self._remember(digest, key)
+        return key
+
+    def _remember(self, digest: bytes, key: ApiKey) -> None:
+        self._remembered[digest] = key, self._clock.now() + REMEMBERED_S
+        self._remembered.move_to_end(digest)
+        if len(self._remembered) > _MOST_REMEMBERED:
+            self._remembered.popitem(last=False)
+
+    def _note_use(self, key: ApiKey, digest: bytes, now: float) -> None:
+        self._remember(digest, replace(key, used_at=now))
+        task = asyncio.create_task(self._write_use(key.id, now), name=f"noting the use of {key.id}")
+        self._noting.add(task)
+        task.add_done_callback(self._noting.discard)
+
+    async def _write_use(self, key_id: str, now: float) -> None:
+        """If somebody else changes the record at this moment, that matters more."""
+        try:
+            record = await self._records.get(KIND, key_id)
+            if record is not None:
+                await self._records.put(_record(replace(_read(record), used_at=now), record.version + 1))
+        except WarrenError:
+            return
+
+
+def looks_like_key(text: str) -> bool:
+    return text.startswith(PREFIX)
+
+
+def key_view(key: ApiKey) -> dict[str, Any]:
+    """What may be shown of it: everything but the hash."""
+    return {
+        "id": key.id,
+        "name": key.name,
+        "tenant": key.tenant,
+        "scopes": sorted(key.scopes),
+        "created_at": key.created_at,
+        "expires_at": key.expires_at,
+        "used_at": key.used_at,
+        "quota": key.quota.as_mapping(),
+    }
+
+
+def _new(
+    name: str,
+    tenant: str,
+    scopes: frozenset[Scope],
+    now: float,
+    expires_at: float | None,
+    quota: Quota,
+    key_id: str = "",
+) -> tuple[ApiKey, str]:
+    key_id = key_id or f"key_{secrets.token_hex(8)}"
+    secret, salt = secrets.token_hex(32), secrets.token_hex(16)
+    key = ApiKey(key_id, name, tenant, scopes, salt, _hashed(salt, secret), now, expires_at, quota=quota)
+    return key, f"{PREFIX}{key_id.removeprefix('key_')}_{secret}"
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """The id and the secret; nothing for both if it is no key of ours."""
+    parts = text.split("_") if text.isascii() and len(text) < 256 else []
+    if len(parts) != 3 or f"{parts[0]}_" != PREFIX:
+        return "", ""
+    return f"key_{parts[1]}", parts[2]
+
+
+def _hashed(salt: str, secret: str) -> str:
+    return hashlib.sha256(bytes.fromhex(salt) + secret.encode()).hexdigest()
+
+
+def _check_name(name: str) -> None:
+    if not 1 <= len(name) <= 128 or not name.isprintable():
+        raise InvalidRequest("a key's name has 1 to 128 printable characters")
+
+
+def _record(key: ApiKey, version: int) -> Record:
+    values = {**asdict(key), "scopes": sorted(key.scopes), "quota": key.quota.as_mapping()}
+    return Record(KIND, key.id, json.dumps(values), version, group=key.tenant)
+
+
+def _read(record: Record) -> ApiKey:
+    values = json.loads(record.value)
+    quota = Quota.from_mapping(values.pop("quota"))
+    return ApiKey(**{**values, "scopes": read_scopes(values["scopes"]), "quota": quota})

@@ -1,0 +1,238 @@
+"""Quotas that are counted over time: requests and creates a minute, exec seconds and bytes out a day (UTC).
+
+What a tenant holds at one moment (sessions, disk) is not counted here: the store keeps that, see Caps. A tenant and
+each of its keys are counted apart, and both must have something left. Counters live in memory or in Redis (package
+`limits`, imported when there is something to count); the figures of the day that were spent before a restart are taken
+from the usage book.
+"""
+
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from warren.clock import Clock
+from warren.interfaces.store import NO_CAPS, Caps
+from warren.model.access import NO_QUOTA, Caller, Quota
+from warren.model.errors import Forbidden, QuotaExceeded, RateLimited
+from warren.model.spec import Limits
+
+if TYPE_CHECKING:
+    from limits import RateLimitItem
+    from limits.aio.storage import Storage
+    from limits.aio.strategies import FixedWindowRateLimiter, SlidingWindowCounterRateLimiter
+
+DAY_S: Final = 86400
+_TOLD_AGAIN_S: Final = 60.0
+_MOST_TOLD: Final = 10_000
+
+Reached = Callable[[Caller, str], None]
+SpentBefore = Callable[[str, str], Awaitable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a caller stands with its requests a minute."""
+
+    limit: int
+    remaining: int
+    reset_s: int
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"ratelimit-limit", b"%d" % self.limit),
+            (b"ratelimit-remaining", b"%d" % self.remaining),
+            (b"ratelimit-reset", b"%d" % self.reset_s),
+            (b"ratelimit-policy", b"%d;w=60" % self.limit),
+        ]
+
+
+async def _nothing(tenant: str, what: str) -> float:
+    return 0.0
+
+
+class Quotas:
+    """`reached` is called when somebody has come to the end of a quota, at most once a minute for each.
+
+    `spent_before` says what a tenant has spent of a day's quota before this process counted.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        storage: "Callable[[], Storage] | None" = None,
+        *,
+        reached: Reached = lambda caller, quota: None,
+        spent_before: SpentBefore = _nothing,
+    ) -> None:
+        self._new_storage = storage
+        self._clock = clock
+        self._reached = reached
+        self._spent_before = spent_before
+        self._told: dict[tuple[str, str], float] = {}
+        self._begun: set[tuple[str, str, str]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Quotas: {len(self._begun)} of today>"
+
+    @cached_property
+    def _storage(self) -> "Storage":
+        from limits.aio.storage import MemoryStorage
+
+        return self._new_storage() if self._new_storage else MemoryStorage()
+
+    @cached_property
+    def _minutes(self) -> "SlidingWindowCounterRateLimiter":
+        from limits.aio.strategies import SlidingWindowCounterRateLimiter
+
+        return SlidingWindowCounterRateLimiter(self._storage)
+
+    @cached_property
+    def _days(self) -> "FixedWindowRateLimiter":
+        from limits.aio.strategies import FixedWindowRateLimiter
+
+        return FixedWindowRateLimiter(self._storage)
+
+    async def request(self, caller: Caller) -> Standing | None:
+        """One request more; RateLimited if that is one too many. None: nothing bounds it."""
+        if caller.quota is NO_QUOTA and caller.key_quota is NO_QUOTA:
+            return None
+        standings = []
+        for whose, quota in _levels(caller):
+            most = quota.requests_per_minute
+            if most is not None:
+                standings.append(await self._hit(caller, "requests_per_minute", whose, most))
+        return min(standings, key=lambda standing: standing.remaining, default=None)
+
+    async def create(self, caller: Caller) -> None:
+        """One session more that is asked for; RateLimited if that is one too many."""
+        for whose, quota in _levels(caller):
+            if quota.creates_per_minute is not None:
+                await self._hit(caller, "creates_per_minute", whose, quota.creates_per_minute)
+
+    async def _hit(self, caller: Caller, what: str, whose: str, most: int) -> Standing:
+        from limits import RateLimitItemPerMinute
+
+        item = RateLimitItemPerMinute(max(most, 1))
+        allowed = most > 0 and await self._minutes.hit(item, what, whose)
+        if most > 0:
+            window = await self._minutes.get_window_stats(item, what, whose)
+            standing = Standing(most, window.remaining, max(1, math.ceil(window.reset_time - time.time())))
+        else:
+            standing = Standing(0, 0, 60)
+        if not allowed:
+            self.tell(caller, what)
+            raise _Limited(
+                f"more than {most} {what.split('_')[0]} a minute",
+                remedy="wait as long as Retry-After says, or ask the operator for more",
+                retry_after_s=float(standing.reset_s),
+                standing=standing,
+            )
+        return standing
+
+    def bounds(self, caller: Caller, what: str) -> bool:
+        """Whether a quota of the day bounds this caller."""
+        return any(getattr(quota, f"{what}_per_day") is not None for _, quota in _levels(caller))
+
+    async def spend(self, caller: Caller, what: str, amount: int) -> bool:
+        """Whether so much of a day's quota was left; if not, nothing of it was spent on the level that refused."""
+        for whose, quota in _levels(caller):
+            most = getattr(quota, f"{what}_per_day")
+            if most is not None and not await self._spend(caller, what, whose, most, amount):
+                self.tell(caller, f"{what}_per_day")
+                return False
+        return True
+
+    async def check_left(self, caller: Caller, what: str) -> None:
+        """QuotaExceeded if nothing is left of a day's quota."""
+        if self.bounds(caller, what) and not await self.spend(caller, what, 1):
+            raise self.spent(caller, what)
+
+    def spent(self, caller: Caller, what: str) -> QuotaExceeded:
+        words = what.replace("_", " ")
+        return QuotaExceeded(
+            f"the {words} of this day are used up",
+            remedy="they start anew at midnight UTC; or ask the operator for more",
+            retry_after_s=float(self._left_of_day()),
+        )
+
+    async def _spend(self, caller: Caller, what: str, whose: str, most: int, amount: int) -> bool:
+        from limits import RateLimitItemPerDay
+
+        if most <= 0:
+            return False
+        item, day = RateLimitItemPerDay(most), str(int(self._clock.wall() // DAY_S))
+        await self._begin_day(item, what, whose, day, caller)
+        return await self._days.hit(item, what, whose, day, cost=amount)
+
+    async def _begin_day(self, item: "RateLimitItem", what: str, whose: str, day: str, caller: Caller) -> None:
+        begun = (what, whose, day)
+        if begun in self._begun:
+            return
+        if len(self._begun) > _MOST_TOLD:
+            self._begun.clear()
+        self._begun.add(begun)
+        before = int(await self._spent_before(caller.tenant, what)) if whose.startswith("tenant:") else 0
+        if before > 0:
+            await self._days.hit(item, what, whose, day, cost=min(before, item.amount))
+
+    def _left_of_day(self) -> int:
+        return DAY_S - int(self._clock.wall()) % DAY_S
+
+    def tell(self, caller: Caller, quota: str) -> None:
+        name, now = (caller.tenant, quota), self._clock.now()
+        if now - self._told.get(name, -math.inf) < _TOLD_AGAIN_S:
+            return
+        if len(self._told) > _MOST_TOLD:
+            self._told.clear()
+        self._told[name] = now
+        self._reached(caller, quota)
+
+
+class _Limited(RateLimited):
+    """With the standing, for the headers of the answer."""
+
+    def __init__(self, message: str, *, standing: Standing, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.standing = standing
+
+
+def standing_of(error: Exception) -> Standing | None:
+    return error.standing if isinstance(error, _Limited) else None
+
+
+def caps_of(caller: Caller) -> Caps:
+    """What the store keeps for us."""
+    mine, keys = caller.quota, caller.key_quota
+    if mine is NO_QUOTA and keys is NO_QUOTA:
+        return NO_CAPS
+    return Caps(mine.sessions, mine.disk_mb, keys.sessions, keys.disk_mb)
+
+
+def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: float) -> None:
+    """Whether this caller may have a session of this kind at all."""
+    for _, quota in _levels(caller):
+        if quota.environments and environment not in quota.environments:
+            raise Forbidden(
+                f"the environment {environment!r} is not for this key",
+                remedy=f"use one of: {', '.join(quota.environments)}",
+            )
+        for name, most in quota.limits.items():
+            if getattr(limits, name) > most:
+                raise Forbidden(f"{name} may be at most {most:g} for this key, {getattr(limits, name):g} was asked for")
+    check_lifetime(caller, lifetime_s)
+
+
+def check_lifetime(caller: Caller, lifetime_s: float) -> None:
+    for _, quota in _levels(caller):
+        if quota.max_lifetime_s is not None and lifetime_s > quota.max_lifetime_s:
+            raise Forbidden(
+                f"a session may live for {quota.max_lifetime_s:g} s with this key, {lifetime_s:g} s was asked for",
+                remedy=f"ask for a max_lifetime_s of at most {quota.max_lifetime_s:g}",
+            )
+
+
+def _levels(caller: Caller) -> tuple[tuple[str, Quota], ...]:
+    return (f"tenant:{caller.tenant}", caller.quota), (f"key:{caller.key_id}", caller.key_quota)

@@ -1,0 +1,95 @@
+"""What each tenant may have: its quota and its command policy, as the operator has set them.
+
+A tenant need not be set up: one without a record has what the record `*` says, and without that no bounds. What
+was read is remembered for REMEMBERED_S.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from warren.clock import Clock
+from warren.interfaces.records import Record, RecordStore
+from warren.model.access import ANY_TENANT, NO_QUOTA, Quota, check_tenant
+from warren.model.errors import InvalidRequest, NotFound
+from warren.model.policy import Policy
+
+KIND: Final = "tenant"
+NO_POLICY: Final = Policy()
+REMEMBERED_S: Final = 2.0
+MOST_TENANTS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    name: str
+    quota: Quota = NO_QUOTA
+    policy: Policy = NO_POLICY
+
+
+class Tenants:
+    def __init__(self, records: RecordStore, clock: Clock) -> None:
+        self._records = records
+        self._clock = clock
+        self._remembered: dict[str, tuple[Tenant, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Tenants: {len(self._remembered)} remembered>"
+
+    async def of(self, name: str) -> Tenant:
+        """What holds for this tenant."""
+        known = self._remembered.get(name)
+        if known is not None and self._clock.now() < known[1]:
+            return known[0]
+        record = await self._records.get(KIND, name) or await self._records.get(KIND, ANY_TENANT)
+        tenant = Tenant(name) if record is None else _read(record, name)
+        if len(self._remembered) >= MOST_TENANTS:
+            self._remembered.clear()
+        self._remembered[name] = tenant, self._clock.now() + REMEMBERED_S
+        return tenant
+
+    async def get(self, name: str) -> Tenant:
+        record = await self._records.get(KIND, name)
+        if record is None:
+            raise NotFound(f"nothing is set for the tenant {name[:80]!r}", remedy="PUT /api/admin/tenants/NAME sets it")
+        return _read(record, name)
+
+    async def list(self) -> list[Tenant]:
+        return [_read(record, record.id) for record in await self._records.list(KIND, limit=MOST_TENANTS)]
+
+    async def put(self, tenant: Tenant) -> Tenant:
+        if tenant.name != ANY_TENANT:
+            check_tenant(tenant.name)
+        if await self._records.count(KIND) >= MOST_TENANTS:
+            raise InvalidRequest(f"there are {MOST_TENANTS} tenants already")
+        value = json.dumps({"quota": tenant.quota.as_mapping(), "policy": _policy_view(tenant.policy)})
+        while True:
+            known = await self._records.get(KIND, tenant.name)
+            if await self._records.put(Record(KIND, tenant.name, value, known.version + 1 if known else 1)):
+                self._remembered.clear()
+                return tenant
+
+    async def delete(self, name: str) -> None:
+        """Takes what was set away; its keys and sessions stay."""
+        await self.get(name)
+        await self._records.delete(KIND, name)
+        self._remembered.clear()
+
+
+def tenant_view(tenant: Tenant) -> dict[str, Any]:
+    return {"name": tenant.name, "quota": tenant.quota.as_mapping(), "policy": _policy_view(tenant.policy)}
+
+
+def _policy_view(policy: Policy) -> dict[str, Any]:
+    return {} if policy == NO_POLICY else policy.as_mapping()
+
+
+def read_tenant(name: str, quota: Mapping[str, Any], policy: Mapping[str, Any]) -> Tenant:
+    """As JSON describes it."""
+    return Tenant(name, Quota.from_mapping(quota), Policy.from_mapping(policy) if policy else NO_POLICY)
+
+
+def _read(record: Record, name: str) -> Tenant:
+    values = json.loads(record.value)
+    return read_tenant(name, values["quota"], values["policy"])

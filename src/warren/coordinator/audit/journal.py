@@ -1,0 +1,188 @@
+"""Files of lines in a directory of ours: one is added to, the oldest are removed. Blocking.
+
+The files are numbered, the highest is the one in use; a number is never used again. A name that holds something
+else (a link, a pipe, a file of another user) is passed over and the next number taken: nothing is followed. Several
+processes may add to the same directory.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from warren.model.errors import Unavailable
+
+MAX_BYTES: Final = 16 * 1024 * 1024
+KEEP_FILES: Final = 16
+_NAME: Final = re.compile(r"audit-([0-9]{10,18})\.jsonl")
+_SAFE: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_AT_ONCE: Final = 64 * 1024
+_TRIES: Final = 100
+_SOMETHING_ELSE: Final = {errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.EPERM}
+_REMEDY: Final = "the audit record needs a directory of this user's own, not a link to one"
+
+
+class Appended(NamedTuple):
+    """How many lines were written, and why not all of them."""
+
+    lines: int
+    trouble: str = ""
+
+
+class Journal:
+    """Used by one thread. `append` raises nothing."""
+
+    def __init__(self, directory: Path, max_bytes: int = MAX_BYTES, keep_files: int = KEEP_FILES) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._keep_files = max(1, keep_files)
+        self._fd = -1
+
+    def append(self, lines: Sequence[bytes]) -> Appended:
+        count = 0
+        try:
+            for group in _groups(lines, min(_AT_ONCE, self._max_bytes)):
+                written = self._write(group)
+                count += written
+                if written < len(group):
+                    self.close()
+                    return Appended(count, "the file system took only a part")
+        except OSError as exc:
+            self.close()
+            return Appended(count, f"{self._directory}: {exc.strerror or exc}")
+        return Appended(count)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, lines: Sequence[bytes]) -> int:
+        data = b"".join(lines)
+        self._make_room(len(data))
+        written = os.write(self._fd, data)
+        return data.count(b"\n", 0, written)
+
+    def _make_room(self, size: int) -> None:
+        """Leaves a file open that can take so much, and is still in its directory."""
+        if self._fd >= 0:
+            state = os.fstat(self._fd)
+            if state.st_nlink and self._has_room(state, size):
+                return
+            self.close()
+        with opened_directory(self._directory) as directory:
+            self._fd = self._opened(directory, size)
+            self._prune(directory)
+
+    def _opened(self, directory: int, size: int) -> int:
+        for _ in range(_TRIES):
+            last = max(numbers_in(directory), default=0)
+            for number, flags in ((last, 0), (last + 1, os.O_CREAT | os.O_EXCL)):
+                with contextlib.suppress(FileExistsError, FileNotFoundError, _NotOurs):
+                    return self._opened_file(directory, number, flags, size)
+        raise OSError(errno.EAGAIN, "others keep making files in it")
+
+    def _opened_file(self, directory: int, number: int, flags: int, size: int) -> int:
+        with _closed_on_error(_open(directory, number, os.O_RDWR | os.O_APPEND | flags)) as fd:
+            state = os.fstat(fd)
+            if not self._has_room(state, size):
+                raise _NotOurs
+            if state.st_mode & 0o077:
+                os.fchmod(fd, 0o600)
+            if state.st_size and os.pread(fd, 1, state.st_size - 1) != b"\n":
+                os.write(fd, b"\n")  # whoever wrote last was killed within a line
+            return fd
+
+    def _has_room(self, state: os.stat_result, size: int) -> bool:
+        return state.st_size == 0 or state.st_size + size <= self._max_bytes
+
+    def _prune(self, directory: int) -> None:
+        for number in sorted(numbers_in(directory))[: -self._keep_files]:
+            with contextlib.suppress(OSError):
+                os.unlink(_name(number), dir_fd=directory)
+
+
+class _NotOurs(Exception):
+    """Not a file to write to."""
+
+
+def make_directory(path: Path) -> None:
+    """Makes it, if it is not there, and makes it private. Raises Unavailable if that cannot be."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        with opened_directory(path) as fd:
+            if os.fstat(fd).st_mode & 0o077:
+                os.fchmod(fd, 0o700)
+    except OSError as exc:
+        raise Unavailable(f"the audit record cannot be kept in {path}: {exc.strerror}", remedy=_REMEDY) from exc
+
+
+@contextlib.contextmanager
+def opened_directory(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened_to_read(directory: int, number: int) -> Iterator[int | None]:
+    """None if it is not, or no longer, a file of ours."""
+    try:
+        fd = _open(directory, number, os.O_RDONLY)
+    except (FileNotFoundError, _NotOurs):
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def numbers_in(directory: int) -> list[int]:
+    return [int(match[1]) for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
+
+
+def _name(number: int) -> str:
+    return f"audit-{number:010}.jsonl"
+
+
+def _open(directory: int, number: int, flags: int) -> int:
+    try:
+        opened = os.open(_name(number), flags | _SAFE, 0o600, dir_fd=directory)
+    except OSError as exc:
+        if exc.errno in _SOMETHING_ELSE and not flags & os.O_CREAT:
+            raise _NotOurs from exc
+        raise
+    with _closed_on_error(opened) as fd:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_nlink > 1:
+            raise _NotOurs
+        return fd
+
+
+@contextlib.contextmanager
+def _closed_on_error(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _groups(lines: Sequence[bytes], most: int) -> Iterator[list[bytes]]:
+    group: list[bytes] = []
+    size = 0
+    for line in lines:
+        if group and size + len(line) > most:
+            yield group
+            group, size = [], 0
+        group.append(line)
+        size += len(line)
+    if group:
+        yield group

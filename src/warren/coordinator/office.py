@@ -1,0 +1,115 @@
+"""Everything that has to do with tenants rather than with sandboxes, in one hand.
+
+Who they are (keys, tenants), what they may have (quotas, policies, turns), what they had (usage, audit), and whom they
+want told (webhooks). `overseer` is what sessions see of it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final
+
+from warren.clock import Clock
+from warren.coordinator.access.keys import Keys
+from warren.coordinator.access.quotas import Quotas
+from warren.coordinator.access.tenants import Tenants
+from warren.coordinator.events import Events
+from warren.coordinator.overseer import Overseer
+from warren.coordinator.policies import Policies
+from warren.coordinator.usage import UsageBook, day_of
+from warren.interfaces.audit import AuditLog
+from warren.interfaces.records import RecordStore
+from warren.model.access import Caller
+from warren.model.audit import Deed
+from warren.model.environment import Environment
+from warren.model.events import Event, EventKind
+from warren.model.policy import Policy
+from warren.model.usage import Usage
+
+if TYPE_CHECKING:
+    from warren.coordinator.webhooks.outbox import Webhooks
+
+_COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out"}
+_COMMANDS: Final = frozenset({EventKind.COMMAND_FINISHED, EventKind.COMMAND_REFUSED})
+
+
+class Office:
+    def __init__(
+        self,
+        records: RecordStore,
+        clock: Clock,
+        environments: Callable[[str], Environment],
+        *,
+        audit: AuditLog | None = None,
+        webhooks: "Webhooks | None" = None,
+    ) -> None:
+        self._clock = clock
+        self.keys = Keys(records, clock)
+        self.tenants = Tenants(records, clock)
+        self.usage = UsageBook(records, clock)
+        self.audit = audit
+        self.webhooks = webhooks
+        self.events = Events(self._count, self._write_down)
+        if webhooks is not None:
+            self.events.add(webhooks.publish)
+        quotas = Quotas(clock, reached=self._reached, spent_before=self._spent_today)
+        policies = Policies(environments, self._policy_of)
+        self.overseer = Overseer(clock, quotas, events=self.events, refused=policies.refused)
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def __repr__(self) -> str:
+        return f"<Office {self.overseer!r}>"
+
+    def start(self) -> None:
+        self._run(self.usage.run(), "usage")
+        if self.webhooks is not None:
+            self._run(self.webhooks.run(), "webhooks")
+
+    async def close(self) -> None:
+        """Writes down what is still to be written."""
+        await self.overseer.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.usage.close()
+        if self.webhooks is not None:
+            await self.webhooks.close()
+        if self.audit is not None:
+            await self.audit.close()
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    # -- what happened
+
+    def _count(self, event: Event) -> None:
+        """Of a session the whole life is counted when it ends, on that day."""
+        data = event.data
+        if event.kind is EventKind.COMMAND_FINISHED:
+            seconds = data["duration_ms"] / 1000
+            self.usage.add(event.tenant, Usage(commands=1, cpu_s=data["cpu_ms"] / 1000, exec_s=seconds))
+        elif event.kind is EventKind.SESSION_CREATED:
+            self.usage.add(event.tenant, Usage(sessions=1))
+        elif "lived_s" in data:
+            lived_s = data["lived_s"]
+            self.usage.add(event.tenant, Usage(session_s=lived_s, memory_mb_s=lived_s * data["memory_mb"]))
+
+    def _write_down(self, event: Event) -> None:
+        """What no request's own record tells."""
+        by_request = event.kind in _COMMANDS and not event.data.get("background")
+        if self.audit is not None and not by_request and event.kind is not EventKind.SESSION_CREATED:
+            deed = Deed(event.at, str(event.kind), event.tenant, session_id=event.session_id, detail=event.data)
+            self.audit.record(deed)
+
+    # -- what tenants may have
+
+    def _reached(self, caller: Caller, quota: str) -> None:
+        data = {"quota": quota, "key_id": caller.key_id}
+        self.events.publish(Event(EventKind.QUOTA_REACHED, caller.tenant, self._clock.wall(), data=data))
+
+    async def _spent_today(self, tenant: str, what: str) -> float:
+        today = day_of(self._clock.wall())
+        rows = await self.usage.between(tenant, today, today)
+        return sum(float(getattr(row.usage, _COUNTED_AS[what])) for row in rows)
+
+    async def _policy_of(self, tenant: str) -> Policy:
+        return (await self.tenants.of(tenant)).policy

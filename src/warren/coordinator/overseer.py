@@ -1,0 +1,276 @@
+"""Every command passes here before it reaches a sandbox, from whatever route, and so does word of its end.
+
+`OverseenSandbox` is a sandbox whose `exec` and `start` ask first: the command policies of the environment and the
+tenant, the tenant's exec seconds, and the gate that gives tenants their turns. When a command has ended it is
+counted and told. File operations are only noted, for the audit record of the request.
+
+Exec seconds are paid in advance, one at a time, so however many commands run at once, no more are used than there
+are; a command whose next second cannot be paid is ended, with what it has said so far.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from warren.clock import Clock
+from warren.coordinator.access.quotas import Quotas
+from warren.coordinator.asking import current_caller, keep_secret, note
+from warren.coordinator.events import Events
+from warren.coordinator.fairness import Gate
+from warren.coordinator.refused_process import RefusedProcess
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.access import Caller
+from warren.model.errors import CommandRefused, ProcessNotFound, SandboxLost, WarrenError
+from warren.model.events import Event, EventKind
+from warren.model.operations import Command, ExecResult, FileEvent, FileInfo, ProcessInfo, Reason
+from warren.model.session import Session
+from warren.model.spec import Isolation
+
+Verdict = Callable[[Session, Command], Awaitable["ExecResult | None"]]
+
+EXEC_SECONDS: Final = "exec_seconds"
+_SLICE_S: Final = 1.0
+_OVER: Final = "\nwarren: ended: the exec seconds of this day are used up\n"
+_log = logging.getLogger(__name__)
+
+
+async def _allowed(session: Session, command: Command) -> ExecResult | None:
+    return None
+
+
+class Overseer:
+    """`refused` gives the result of a command that a policy does not allow, else None."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        quotas: Quotas | None = None,
+        gate: Gate | None = None,
+        events: Events | None = None,
+        refused: Verdict = _allowed,
+    ) -> None:
+        self.clock = clock
+        self.quotas = quotas or Quotas(clock)
+        self.gate = gate or Gate()
+        self.refused = refused
+        self._events = events or Events()
+        self._followed: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Overseer: {len(self._followed)} followed, {self.gate!r}>"
+
+    def sandbox(self, session: Session, sandbox: Sandbox) -> "OverseenSandbox":
+        return OverseenSandbox(self, session, sandbox)
+
+    def finished(self, session: Session, command: Command, result: ExecResult, *, background: bool = False) -> None:
+        kind = EventKind.COMMAND_REFUSED if result.reason is Reason.REFUSED else EventKind.COMMAND_FINISHED
+        data = {
+            "process_id": result.process_id,
+            "exit_code": result.exit_code,
+            "reason": str(result.reason),
+            "duration_ms": round(result.duration_ms, 3),
+            "cpu_ms": round(result.cpu_ms, 3),
+            "bytes_total": result.bytes_total,
+            "background": background,
+        }
+        if not background:
+            note(exit_code=result.exit_code, reason=str(result.reason))
+        self._events.publish(Event(kind, session.tenant, self.clock.wall(), session.id, data))
+
+    def follow(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._followed.add(task)
+        task.add_done_callback(self._followed.discard)
+
+    async def close(self) -> None:
+        for task in list(self._followed):
+            task.cancel()
+        if self._followed:
+            await asyncio.wait(self._followed)
+
+
+class OverseenSandbox:
+    def __init__(self, overseer: Overseer, session: Session, sandbox: Sandbox) -> None:
+        self._overseer = overseer
+        self._session = session
+        self._sandbox = sandbox
+
+    def __repr__(self) -> str:
+        return f"<OverseenSandbox {self._sandbox!r}>"
+
+    @property
+    def id(self) -> str:
+        return self._sandbox.id
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._sandbox.isolation
+
+    # -- commands
+
+    async def exec(
+        self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
+    ) -> ExecResult:
+        overseer, caller = self._overseer, current_caller()
+        self._note(command)
+        if (refusal := await overseer.refused(self._session, command)) is not None:
+            overseer.finished(self._session, command, refusal)
+            return refusal
+        place = await overseer.gate.enter(self._session.tenant)
+        try:
+            if overseer.quotas.bounds(caller, EXEC_SECONDS):
+                result = await self._exec_on_account(caller, command, stdin, process_id)
+            else:
+                result = await self._sandbox.exec(command, stdin, process_id=process_id)
+        finally:
+            place.leave()
+        overseer.finished(self._session, command, result)
+        return result
+
+    async def _exec_on_account(
+        self, caller: Caller, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str
+    ) -> ExecResult:
+        quotas = self._overseer.quotas
+        if not await quotas.spend(caller, EXEC_SECONDS, 1):
+            raise quotas.spent(caller, EXEC_SECONDS)
+        name = process_id or f"p_{secrets.token_hex(6)}"
+        running = asyncio.ensure_future(self._sandbox.exec(command, stdin, process_id=name))
+        try:
+            ended_by_us = await self._pay_while(caller, running, name)
+            result = await running
+        except BaseException:
+            running.cancel()
+            await asyncio.wait([running])
+            raise
+        finally:
+            if not process_id:
+                await self._forget(name)
+        if ended_by_us:
+            return replace(result, stderr=result.stderr + _OVER, output=result.output + _OVER, process_id=process_id)
+        return result if process_id else replace(result, process_id="")
+
+    async def _pay_while(self, caller: Caller, running: asyncio.Future[ExecResult], process_id: str) -> bool:
+        """Whether the money ran out before the command did."""
+        while not (await asyncio.wait([running], timeout=_SLICE_S))[0]:
+            if not await self._overseer.quotas.spend(caller, EXEC_SECONDS, 1):
+                await self._kill(process_id)
+                return True
+        return False
+
+    async def _kill(self, process_id: str) -> None:
+        try:
+            await (await self._sandbox.process(process_id)).kill()
+        except (ProcessNotFound, SandboxLost):
+            return
+
+    async def _forget(self, process_id: str) -> None:
+        try:
+            await self._sandbox.forget(process_id)
+        except WarrenError:
+            return
+
+    async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
+        overseer, caller = self._overseer, current_caller()
+        self._note(command)
+        if (refusal := await overseer.refused(self._session, command)) is not None:
+            overseer.finished(self._session, command, refusal)
+            return self._refused(refusal, follow=follow)
+        on_account = overseer.quotas.bounds(caller, EXEC_SECONDS)
+        if on_account and not await overseer.quotas.spend(caller, EXEC_SECONDS, 1):
+            raise overseer.quotas.spent(caller, EXEC_SECONDS)
+        place = await overseer.gate.enter(self._session.tenant)
+        try:
+            process = await self._sandbox.start(command, process_id=process_id, follow=follow)
+        finally:
+            place.leave()
+        payer = caller if on_account else None
+        overseer.follow(self._until_ended(process, command, payer, background=not follow), f"following {process.id}")
+        return process
+
+    def _note(self, command: Command) -> None:
+        note(command=command.shell or list(command.argv), session_id=self._session.id)
+        keep_secret((*command.env.values(), *command.base_env.values()))
+
+    def _refused(self, refusal: ExecResult, *, follow: bool) -> Process:
+        if follow:  # somebody reads it as a stream: the refusal is what it says
+            return RefusedProcess(refusal)
+        raise CommandRefused(refusal.stderr.strip(), remedy="ask for another command, or another policy")
+
+    async def _until_ended(self, process: Process, command: Command, payer: Caller | None, *, background: bool) -> None:
+        ended = asyncio.ensure_future(process.ended())
+        try:
+            if payer is not None:
+                await self._pay_while(payer, ended, process.id)
+            self._overseer.finished(self._session, command, await ended, background=background)
+        except WarrenError:
+            return  # it was forgotten before it ended, or cannot be asked any more
+        finally:
+            ended.cancel()
+
+    async def process(self, process_id: str) -> Process:
+        return await self._sandbox.process(process_id)
+
+    async def processes(self) -> Sequence[ProcessInfo]:
+        return await self._sandbox.processes()
+
+    async def forget(self, process_id: str) -> None:
+        note(process_id=process_id)
+        await self._sandbox.forget(process_id)
+
+    # -- files
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, user: str = "") -> AsyncIterator[bytes]:
+        note(path=path)
+        return self._sandbox.read(path, offset=offset, length=length, user=user)
+
+    async def write(
+        self, path: str, data: bytes | AsyncIterable[bytes], *, mode: int | None = None, user: str = ""
+    ) -> FileInfo:
+        note(path=path)
+        return await self._sandbox.write(path, data, mode=mode, user=user)
+
+    async def list(self, path: str, *, depth: int = 1, user: str = "") -> Sequence[FileInfo]:
+        note(path=path)
+        return await self._sandbox.list(path, depth=depth, user=user)
+
+    async def stat(self, path: str, *, user: str = "") -> FileInfo:
+        note(path=path)
+        return await self._sandbox.stat(path, user=user)
+
+    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "") -> None:
+        note(path=path)
+        await self._sandbox.mkdir(path, mode=mode, user=user)
+
+    async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
+        note(path=path)
+        await self._sandbox.remove(path, recursive=recursive, user=user)
+
+    async def rename(self, source: str, target: str, *, user: str = "") -> None:
+        note(path=source, target=target)
+        await self._sandbox.rename(source, target, user=user)
+
+    def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]:
+        note(path=path)
+        return self._sandbox.pack(path, user=user)
+
+    async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int:
+        note(path=path)
+        return await self._sandbox.unpack(path, tar, user=user)
+
+    def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
+        note(path=path)
+        return self._sandbox.watch(path, recursive=recursive, user=user)
+
+    # -- the rest
+
+    async def ping(self) -> None:
+        await self._sandbox.ping()
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        self._sandbox.when_lost(call)
+
+    async def close(self) -> None:
+        await self._sandbox.close()

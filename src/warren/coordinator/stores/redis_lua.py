@@ -1,0 +1,93 @@
+"""What Redis does for the store, as Lua: one script is one operation, and nothing comes between its parts.
+
+Every key begins with the name in braces that KEYS[1] is, so in a cluster all of them are in the same place and a script
+may reach any of them; the rest of a key tells lengths, so that no two texts can be mixed up. These are kept:
+
+    session:ID      hash: the session as text, and what the scripts must know of it
+    listed:TENANT, live:TENANT, thread:TENANT:THREAD, active
+                    sorted sets of ids by creation: a tenant's, its active ones, a thread's, all active ones
+    holder:TENANT:THREAD        the id of the thread's active session
+    due             sorted set: ids by deadline
+    counts, held:TENANT, held:TENANT:KEY    hashes of sums: sessions by state; what counts for quotas
+    key:TENANT:SCOPE:KEY        hash: an Idempotency-Key; keys:ID are those that stand for a session
+    ended:EPOCH, claimed:EPOCH, epochs      what `purge` looks through: ids by end, keys by age
+    record:KIND:ID, ids:KIND, grouped:KIND:GROUP, later:KIND      records, by id, by group, by time
+    did:TOKEN       that something was deleted; forgotten after a minute
+
+The first argument of all is a time by Redis' clock: after it the caller waits no longer, and nothing is done. A
+script that changes something has a token, the same when it is tried again: it says what it said the first time.
+
+Strings are never compared by order in Lua, where it depends on the server's language; sorted sets order by bytes,
+which for UTF-8 is the order of code points. When Redis is out of memory it refuses a script at its first command that
+takes memory: scripts that make something begin with such a command, those that end or forget something do not.
+"""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+TOKEN_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """`sha` is what Redis knows it by, once it has seen it."""
+
+    text: str
+    sha: str
+
+
+def lua_list(names: Iterable[str]) -> str:
+    return "{" + ", ".join(f"'{name}'" for name in names) + "}"
+
+
+def lua_set(names: Iterable[str]) -> str:
+    return "{" + ", ".join(f"{name} = true" for name in sorted(names)) + "}"
+
+
+_START: Final = f"""
+local call = redis.call
+local TOKEN_BYTES, TOKENS_KEPT, DID_MS = {TOKEN_BYTES}, 8, 60000
+local token = ARGV[2]
+
+local function key(kind, ...)
+  local name = KEYS[1] .. ':' .. kind
+  for _, part in ipairs({{...}}) do name = name .. ':' .. #part .. ':' .. part end
+  return name
+end
+
+-- The tokens of the last changes, newest first: whether the one that made this version is ours.
+local function is_ours(by, stored, wanted)
+  local behind = tonumber(stored) - tonumber(wanted)
+  return behind >= 0 and by:sub(behind * TOKEN_BYTES + 1, (behind + 1) * TOKEN_BYTES) == token
+end
+
+local function with_ours(by)
+  return (token .. by):sub(1, TOKENS_KEPT * TOKEN_BYTES)
+end
+
+local function flat(values)
+  local all = {{}}
+  for name, value in pairs(values) do all[#all + 1] = name; all[#all + 1] = value end
+  return all
+end
+
+local function from(first, names)
+  local one = {{}}
+  for at, name in ipairs(names) do one[name] = ARGV[first + at - 1] end
+  return one
+end
+"""
+
+_END: Final = """
+local time = call('TIME')
+local now = time[1] .. '.' .. string.format('%06d', time[2])
+if ARGV[1] ~= '' and tonumber(now) > tonumber(ARGV[1]) then return {now} end
+return {now, work() or false}
+"""
+
+
+def script(*parts: str, body: str) -> Script:
+    text = "".join((_START, *parts, "\nlocal function work()\n", body, "\nend\n", _END))
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

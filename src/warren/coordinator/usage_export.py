@@ -1,0 +1,35 @@
+"""Usage as a table for other programs. Pure."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Final
+
+from warren.model.usage import DayUsage, Usage
+
+_COLUMNS: Final = ("day", "tenant", *(each.name for each in fields(Usage)))
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def as_csv(rows: Iterable[DayUsage]) -> str:
+    """With a line of names. A text that a spreadsheet would take for a formula gets a ' before it."""
+    out = io.StringIO()
+    table = csv.writer(out)
+    table.writerow(_COLUMNS)
+    for row in rows:
+        table.writerow(_harmless(value) for value in _values(row).values())
+    return out.getvalue()
+
+
+def as_json(rows: Iterable[DayUsage]) -> str:
+    return json.dumps([_values(row) for row in rows])
+
+
+def _values(row: DayUsage) -> dict[str, Any]:
+    return {"day": row.day.isoformat(), "tenant": row.tenant, **row.usage.as_mapping()}
+
+
+def _harmless(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

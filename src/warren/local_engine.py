@@ -1,0 +1,273 @@
+"""The service behind the SDK's local mode: one for the whole process, on an event loop in a thread of its own.
+
+It begins with the first use and ends with the last client that is closed, or with the process; so programs with several
+event loops, with threads, or with none can use it at once. The sessions of threads are kept in the state directory, as
+a server would, for the next program that uses it; other sessions end with the service at the latest. A state directory
+has one user at a time, a server or a program. A process that was forked cannot use the service of its parent.
+
+Work is handed to the loop as a `_Call`, which tells whoever waits for it when it is done: a thread by a lock, another
+loop by a callback. That is what futures do, with a third of what they cost.
+"""
+
+import asyncio
+import concurrent.futures.thread
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from warren.model.errors import InvalidRequest, Unavailable, WarrenError
+
+if TYPE_CHECKING:
+    from warren.local_verbs import Verbs
+    from warren.service import Service
+
+T = TypeVar("T")
+Work = Coroutine[Any, Any, T]
+
+
+class _Call(Generic[T]):
+    """Work on the engine's loop. `tell` is called there when it is done."""
+
+    __slots__ = ("_cancelled", "_error", "_task", "_tell", "_value", "_work")
+
+    def __init__(self, work: Work[T], tell: Callable[[], None]) -> None:
+        self._work, self._tell = work, tell
+        self._task: asyncio.Task[None] | None = None
+        self._cancelled = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def begin(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            self._value = await self._work
+        except BaseException as exc:
+            self._error = exc
+        self._tell()
+
+    def cancel(self) -> None:
+        """On the loop, after `begin`: its caller does not want it any more."""
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    def result(self) -> T:
+        error, self._error = self._error, None
+        if error is None:
+            return self._value  # type: ignore[return-value]
+        try:
+            if isinstance(error, asyncio.CancelledError) and not self._cancelled:
+                raise _closed() from error
+            raise error
+        finally:
+            del error  # it holds this frame, and would wait for the collector
+
+
+def _closed() -> InvalidRequest:
+    return InvalidRequest("this client was closed while it was in use", remedy="close it when all its calls are done")
+
+
+class Engine:
+    """The service of this process. `use` and `leave` count its clients."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # held while it starts and stops
+        self._gate = threading.Lock()  # held while work is handed over: none is when the loop has ended
+        self._process = os.getpid()
+        self._clients = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._service: Service | None = None
+        self.verbs: Verbs | None = None
+
+    def __repr__(self) -> str:
+        return f"<Engine {'running' if self._loop else 'not running'}, {self._clients} clients>"
+
+    def use(self) -> None:
+        self._check_process()
+        with self._lock:
+            if self._clients == 0:
+                self._start()
+            self._clients += 1
+
+    def leave(self) -> None:
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            if self._clients == 0:
+                return  # ended with the process before
+            self._clients -= 1
+            if self._clients == 0:
+                self._stop()
+
+    def end(self) -> None:
+        """With the process: whoever forgot to close."""
+        if self._process != os.getpid():
+            return
+        with self._lock:
+            if self._clients:
+                self._clients = 0
+                self._stop()
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise InvalidRequest(
+                "local mode does not work in a process that was forked from one that has used it",
+                remedy="start processes with multiprocessing's spawn, or use a server",
+            )
+
+    def _start(self) -> None:
+        make, new_loop = _imported()
+        loop = self._loop = new_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="warren local", daemon=True)
+        self._thread.start()
+        try:
+            self._service, self.verbs = self.wait(make())
+        except BaseException as exc:
+            self._end_loop()
+            if type(exc) is Unavailable and "state directory" in exc.message:
+                remedy = 'use that server (mode="remote"), or another state directory: set WARREN_STATE_DIR'
+                raise Unavailable(exc.message, remedy=remedy) from None
+            raise
+
+    def _stop(self) -> None:
+        service, verbs = self._service, self.verbs
+        self._service = self.verbs = None
+        assert service is not None
+        assert verbs is not None
+        try:
+            self.wait(_stopped(service, verbs))
+        finally:
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        with self._gate:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.run_until_complete(_rest_cancelled())
+            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.close()
+
+    # -- work on its loop
+
+    def wait(self, work: Work[T]) -> T:
+        """Its result, for a thread; interrupted here, it is cancelled there."""
+        done = threading.Lock()
+        done.acquire()
+        call = self._handed_over(work, done.release)
+        try:
+            done.acquire()
+        except BaseException:
+            self._cancel(call)
+            raise
+        return call.result()
+
+    async def there(self, work: Work[T]) -> T:
+        """Its result, for a task of another loop; cancelled here, it is cancelled there."""
+        loop = asyncio.get_running_loop()
+        done = loop.create_future()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(_set, done)
+
+        call = self._handed_over(work, tell)
+        try:
+            await done
+        except BaseException:
+            self._cancel(call)
+            raise
+        return call.result()
+
+    def finished(self, work: Work[Any]) -> None:
+        """Waits for what only lets go of something. Where it cannot be waited for, it is begun, or the end did it.
+
+        An iterator that was left is closed by whoever drops it last, which may be the collector, in any thread.
+        """
+        if threading.current_thread() is self._thread:
+            _Call(work, lambda: None).begin()
+            return
+        with contextlib.suppress(InvalidRequest):
+            self.wait(work)
+
+    async def finished_there(self, work: Work[Any]) -> None:
+        with contextlib.suppress(InvalidRequest):
+            await self.there(work)
+
+    def _handed_over(self, work: Work[T], tell: Callable[[], None]) -> _Call[T]:
+        call = _Call(work, tell)
+        with self._gate:
+            if self._loop is not None and self._process == os.getpid():
+                self._loop.call_soon_threadsafe(call.begin)
+                return call
+        work.close()
+        self._check_process()
+        raise _closed()
+
+    def _cancel(self, call: _Call[Any]) -> None:
+        with self._gate:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(call.cancel)
+
+
+def _set(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+async def _rest_cancelled() -> None:
+    """Whoever waits for something that is not done hears that it never will be."""
+    mine = asyncio.current_task()
+    while rest := [task for task in asyncio.all_tasks() if task is not mine]:
+        for task in rest:
+            task.cancel()
+        await asyncio.wait(rest)
+
+
+def _imported() -> tuple[Callable[[], Work["tuple[Service, Verbs]"]], Callable[[], asyncio.AbstractEventLoop]]:
+    """What makes the service, and the loop it runs on."""
+    try:
+        import uvloop
+
+        from warren.config import read_settings
+        from warren.local_verbs import Verbs
+        from warren.service import Service
+        from warren.wiring import build_context, build_identity
+    except ImportError as exc:
+        raise InvalidRequest(
+            f"local mode needs the packages of the server: {exc}", remedy="install them: pip install 'warren[server]'"
+        ) from exc
+    settings = replace(read_settings(), audit=False, auth=False)  # there is one caller, and it is this process
+
+    async def make() -> "tuple[Service, Verbs]":
+        service = Service(settings)
+        await service.start()
+        identity = await build_identity(settings, service.office)
+        return service, Verbs(build_context(settings, service.sessions, service.office, identity))
+
+    return make, uvloop.new_event_loop
+
+
+async def _stopped(service: "Service", verbs: "Verbs") -> None:
+    """Sessions that nobody could come back to are ended."""
+    try:
+        for session_id in list(verbs.threadless):
+            with contextlib.suppress(WarrenError):
+                await verbs.delete(session_id)
+    finally:
+        await service.stop()
+
+
+ENGINE: Final = Engine()
+# Not with atexit: by then executors take no more work, and the service needs them to stop. What is registered last is
+# called first, and executors registered theirs when their module, named here, was imported.
+assert concurrent.futures.thread
+threading._register_atexit(ENGINE.end)  # type: ignore[attr-defined]

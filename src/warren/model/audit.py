@@ -1,0 +1,35 @@
+"""Who did what, when, and with which result: one deed per line of the audit record."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+COMMAND: Final = "command"  # under this name `detail` holds what was run: a text, or the list of its arguments
+DROPPED: Final = "audit.dropped"  # the action of the line that stands for deeds which could not be written
+
+
+class CommandText(StrEnum):
+    """What the record keeps of commands. NONE: nothing. REDACTED: the text, without the secrets found in it."""
+
+    NONE = "none"
+    REDACTED = "redacted"
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """`at` is the time of day. `action` is the operation's id ("run_command") or an event's kind ("session.expired");
+    `status` the HTTP status, 0 where there was none; `result` one short word; `client` the address it came from.
+    `detail` is JSON (exit_code, reason, path, bytes, command …) and is not changed after the deed was recorded."""
+
+    at: float
+    action: str
+    tenant: str = ""
+    key_id: str = ""
+    client: str = ""
+    request_id: str = ""
+    session_id: str = ""
+    status: int = 0
+    result: str = ""
+    duration_ms: float = 0.0
+    detail: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,53 @@
+"""What a tenant has used: figures that can be added up."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import date
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """`memory_mb_s` is what was set aside, not what was touched: a sandbox's memory limit in MB times the seconds it
+    lived. `cpu_s` is processor time, `session_s` the time sessions lived, `exec_s` the time commands ran; `bytes_in`
+    went to the sandboxes, `bytes_out` came from them. Nothing is ever negative."""
+
+    sessions: int = 0
+    commands: int = 0
+    cpu_s: float = 0.0
+    memory_mb_s: float = 0.0
+    session_s: float = 0.0
+    exec_s: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"the usage {each.name} is {value!r}, it must be a number, 0 or more")
+
+    def plus(self, other: "Usage") -> "Usage":
+        return Usage(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "Usage":
+        """What is not there counts as 0, what is unknown is passed over: the figures outlive the version that
+        wrote them."""
+        return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
+
+    def as_mapping(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+NO_USAGE = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class DayUsage:
+    """What a tenant used on one day (UTC)."""
+
+    day: date
+    tenant: str
+    usage: Usage

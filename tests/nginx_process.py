@@ -1,0 +1,106 @@
+"""A real nginx with deploy/nginx/warren.conf, in a directory and on ports of its own. Nothing in /etc is used."""
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from certificates import NAME, Certificates
+from server_process import free_port
+
+CONF = Path(__file__).parents[1] / "deploy" / "nginx" / "warren.conf"
+
+_PATIENCE_S = 30.0
+_MAIN = """
+worker_processes 1;
+pid {prefix}/nginx.pid;
+error_log {prefix}/error.log info;
+{user}
+events {{ worker_connections 1024; }}
+http {{
+    client_body_temp_path {prefix}/body;
+    proxy_temp_path {prefix}/proxy;
+    fastcgi_temp_path {prefix}/fastcgi;
+    uwsgi_temp_path {prefix}/uwsgi;
+    scgi_temp_path {prefix}/scgi;
+    include {prefix}/warren.conf;
+}}
+"""
+
+
+class NginxProcess:
+    """In front of the server at `upstream_port`. `http` and `https` are its ports, `name` what it answers to."""
+
+    def __init__(self, prefix: Path, certificates: Certificates, upstream_port: int, name: str = NAME) -> None:
+        self.prefix, self.name = prefix, name
+        self.http, self.https = free_port(), free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+        user = "user root;" if os.geteuid() == 0 else ""
+        (prefix / "nginx.conf").write_text(_MAIN.format(prefix=prefix, user=user))
+        (prefix / "warren.conf").write_text(self._adapted(CONF.read_text(), certificates, upstream_port))
+
+    @property
+    def url(self) -> str:
+        return f"https://{self.name}:{self.https}"
+
+    @property
+    def log(self) -> str:
+        return (self.prefix / "error.log").read_text() + (self.prefix / "output").read_text()
+
+    @property
+    def access_log(self) -> str:
+        return (self.prefix / "warren.log").read_text()
+
+    def start(self) -> None:
+        program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        assert program is not None, "nginx is not installed: scripts/system-packages test"
+        argv = [program, "-p", str(self.prefix), "-c", "nginx.conf", "-e", "error.log", "-g", "daemon off;"]
+        with (self.prefix / "output").open("wb") as output:
+            self._process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self._listens():
+            assert self._process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(_PATIENCE_S)
+
+    def _listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.https), 1):
+            return True
+        return False
+
+    def _adapted(self, text: str, certificates: Certificates, upstream_port: int) -> str:
+        """The file as it is delivered, but for ports, paths and the name; each must be there to be changed."""
+        changes = {
+            r"^ *listen \[::\]:.*\n": "",
+            r"listen 80\b": f"listen 127.0.0.1:{self.http}",
+            r"listen 443\b": f"listen 127.0.0.1:{self.https}",
+            r"server 127\.0\.0\.1:8000;": f"server 127.0.0.1:{upstream_port};",
+            r"/etc/letsencrypt/\S+/fullchain\.pem": str(certificates.cert),
+            r"/etc/letsencrypt/\S+/privkey\.pem": str(certificates.key),
+            r"/var/log/nginx/": f"{self.prefix}/",
+            r"server_name sandboxes\.example": f"server_name {self.name}",
+        }
+        for pattern, replacement in changes.items():
+            text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
+            assert count, pattern
+        return text
+
+
+@contextlib.contextmanager
+def running_nginx(prefix: Path, certificates: Certificates, upstream_port: int) -> Iterator[NginxProcess]:
+    nginx = NginxProcess(prefix, certificates, upstream_port)
+    try:
+        nginx.start()
+        yield nginx
+    finally:
+        nginx.stop()

@@ -1,0 +1,242 @@
+"""Real Redis processes of the test's own: a server, a Sentinel, a node of a cluster, and a wire that loses answers.
+
+They listen on loopback, keep everything in the directory they are given and are ended by their process id.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+from server_process import free_port
+
+PATIENCE_S = 60.0
+_TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # it does not outlive the tests, whatever becomes of them
+
+
+class RedisServer:
+    """`start` returns when it answers; `kill` is kill -9. It may be started again, with the same port and files."""
+
+    def __init__(self, directory: Path, *flags: str, password: str | None = None, tls_files: str = "") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.port = free_port()
+        self.password = secrets.token_hex(16) if password is None else password
+        self.socket = directory / "redis.sock"
+        self._tls_port = free_port() if tls_files else 0
+        self._flags = [*flags, "--unixsocket", str(self.socket), "--unixsocketperm", "700"]
+        if self.password:
+            self._flags += ["--requirepass", self.password, "--masterauth", self.password]
+        if tls_files:
+            self._flags += ["--tls-port", str(self._tls_port), "--tls-auth-clients", "no"]
+            self._flags += ["--tls-cert-file", f"{tls_files}.crt", "--tls-key-file", f"{tls_files}.key"]
+            self._flags += ["--tls-ca-cert-file", f"{tls_files}.crt"]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+
+    @property
+    def tls_url(self) -> str:
+        return f"rediss://:{self.password}@127.0.0.1:{self._tls_port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        # The configuration goes in a file: a command line is there for everybody to read.
+        config = self.directory / "redis.conf"
+        pairs = zip(self._flags[::2], self._flags[1::2], strict=True)
+        config.write_text("".join(f'{name.removeprefix("--")} "{value}"\n' for name, value in pairs))
+        fixed = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.directory), "--save", ""]
+        with (self.directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*_TOGETHER, "redis-server", str(config), *fixed, "--daemonize", "no"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        wait_until(self._answers, f"redis-server did not start, see {self.directory}/log")
+
+    def ask(self, *command: Any) -> Any:
+        with redis.Redis(port=self.port, password=self.password or None, protocol=2, socket_timeout=PATIENCE_S) as one:
+            return one.execute_command(*command)
+
+    def calls(self, command: str) -> int:
+        """How often it has done this command."""
+        return int(self.ask("INFO", "commandstats").get(f"cmdstat_{command}", {}).get("calls", 0))
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.send(signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait()
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.directory / "log").read_text(errors="replace")[-2000:]
+        with contextlib.suppress(redis.ConnectionError):
+            return bool(self.ask("PING"))
+        return False
+
+
+class RedisSentinel:
+    """Watches one server, alone, under the name `mymaster`."""
+
+    def __init__(self, directory: Path, server: RedisServer) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self._directory = directory
+        self._server = server
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://:{self._server.password}@127.0.0.1:{self.port}/mymaster/0"
+
+    def start(self) -> None:
+        config = self._directory / "sentinel.conf"
+        config.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {self._directory}\nprotected-mode no\n"
+            f"sentinel monitor mymaster 127.0.0.1 {self._server.port} 1\n"
+            f"sentinel auth-pass mymaster {self._server.password}\n"
+            "sentinel down-after-milliseconds mymaster 60000\n"
+        )
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*_TOGETHER, "redis-server", str(config), "--sentinel"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        wait_until(self._answers, f"the Sentinel did not start, see {self._directory}/log")
+
+    def ask(self, *command: Any) -> Any:
+        with redis.Redis(port=self.port, protocol=2, socket_timeout=PATIENCE_S) as one:
+            return one.execute_command(*command)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(redis.ConnectionError):
+            return bool(self.ask("PING"))
+        return False
+
+
+class LossyWire:
+    """Between a client and a server: it can lose answers, together with the connection they came over."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._to_lose = 0
+        self._conversations: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> "LossyWire":
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._conversations:
+            task.cancel()
+        await asyncio.gather(*self._conversations, return_exceptions=True)
+
+    @property
+    def port(self) -> int:
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def lose(self, answers: int = 1) -> None:
+        self._to_lose = answers
+
+    @property
+    def lost_all(self) -> bool:
+        return self._to_lose == 0
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._conversations.add(task)
+        try:
+            theirs, to_them = await asyncio.open_connection("127.0.0.1", self._to)
+            asking = asyncio.create_task(_copied(reader, to_them))
+            try:
+                await self._answer(theirs, writer)
+            finally:
+                asking.cancel()
+                to_them.close()
+        finally:
+            writer.close()
+            self._conversations.discard(task)
+
+    async def _answer(self, theirs: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await theirs.read(65536):
+            if self._to_lose:
+                self._to_lose -= 1
+                return
+            writer.write(data)
+            await writer.drain()
+
+
+async def _copied(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+def wait_until(is_so: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def running_redis(directory: Path, *flags: str, **options: str) -> Iterator[RedisServer]:
+    server = RedisServer(directory, *flags, **options)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@contextlib.contextmanager
+def running_cluster(directory: Path) -> Iterator[RedisServer]:
+    """One node that has all the slots."""
+    with running_redis(directory, "--cluster-enabled", "yes") as server:
+        server.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_until(lambda: b"cluster_state:ok" in _text(server.ask("CLUSTER", "INFO")), "the cluster did not form")
+        yield server
+
+
+def _text(answer: Any) -> bytes:
+    return answer if isinstance(answer, bytes) else repr(answer).encode()
+
+
+@contextlib.asynccontextmanager
+async def lossy_wire(server: RedisServer) -> AsyncIterator[tuple[LossyWire, str]]:
+    """The wire, and the URL of the server at its end."""
+    async with LossyWire(server.port) as wire:
+        yield wire, f"redis://:{server.password}@127.0.0.1:{wire.port}/0"
