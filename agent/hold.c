@@ -19,8 +19,10 @@
 
 #include "agent.h"
 
-#define TRIES 200 /* a shell may be busy for ever, and a child may have a handler of its own */
+#define LOOKS 200 /* then it is sent all the same: a shell may be busy for ever, a child may have a handler of its own */
 #define PAUSE_US 500
+
+static int looks;
 
 struct text { char s[4096]; };
 
@@ -66,11 +68,13 @@ static bool settled(struct text children, int number) {
     return true;
 }
 
+static bool look_again(void) { return looks-- > 0 && usleep(PAUSE_US) == 0; }
+
 static bool stop_in_wait(pid_t shell, int number) {
     struct text before = children_of(shell);
     if (!settled(before, number) || state_of(shell) != 'S') return false;
     kill(shell, SIGSTOP);
-    for (int i = 0; i < TRIES && !at_rest(shell); i++) usleep(PAUSE_US / 10);
+    while (!at_rest(shell) && look_again()) {}
     struct text after = children_of(shell);
     if (at_rest(shell) && strcmp(before.s, after.s) == 0 && settled(after, number)) return true;
     kill(shell, SIGCONT);
@@ -82,16 +86,17 @@ static bool can_be_noted(int number) {
     static const int others[] = {SIGKILL, SIGSTOP, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (number == others[i]) return false;
-    return true;
+    return number >= 1 && number <= 64;
 }
 
 bool hold_shell(pid_t shell, int number) {
     char name[16];
     snprintf(name, sizeof name, "%d", shell);
     if (!can_be_noted(number) || catches(name, SIGCONT)) return false;
-    for (int i = 0; i < TRIES && !at_rest(shell); i++) {
+    looks = LOOKS;
+    while (!at_rest(shell)) {
         if (stop_in_wait(shell, number)) return true;
-        usleep(PAUSE_US);
+        if (!look_again()) return false;
     }
     return false;
 }

@@ -130,6 +130,12 @@ class RedisSentinel:
         with redis.Redis(port=self.port, protocol=2, socket_timeout=PATIENCE_S) as one:
             return one.execute_command(*command)
 
+    def changes_the_primary(self) -> bool:
+        """Whether it has begun to: it must know the replica well enough."""
+        with contextlib.suppress(redis.ResponseError):
+            return bool(self.ask("SENTINEL", "FAILOVER", "mymaster"))
+        return False
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
@@ -225,14 +231,14 @@ def running_redis(directory: Path, *flags: str, **options: str) -> Iterator[Redi
 @contextlib.contextmanager
 def running_cluster(directory: Path) -> Iterator[RedisServer]:
     """One node that has all the slots."""
-    with running_redis(directory, "--cluster-enabled", "yes") as server:
+    with running_redis(directory, "--cluster-enabled", "yes", "--cluster-port", str(free_port())) as server:
         server.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        wait_until(lambda: b"cluster_state:ok" in _text(server.ask("CLUSTER", "INFO")), "the cluster did not form")
+        wait_for_cluster(server)
         yield server
 
 
-def _text(answer: Any) -> bytes:
-    return answer if isinstance(answer, bytes) else repr(answer).encode()
+def wait_for_cluster(server: RedisServer) -> None:
+    wait_until(lambda: b"cluster_state:ok" in server.ask("CLUSTER", "INFO"), "the cluster did not form")
 
 
 @contextlib.asynccontextmanager

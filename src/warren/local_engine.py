@@ -14,7 +14,7 @@ import concurrent.futures.thread
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -77,7 +77,9 @@ class Engine:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held while it starts and stops
-        self._gate = threading.Lock()  # held while work is handed over: none is when the loop has ended
+        self._holder = 0  # the thread that holds it
+        # Held while work is handed over: none is when the loop has ended. The collector may come in between.
+        self._gate = threading.RLock()
         self._process = os.getpid()
         self._clients = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -90,7 +92,7 @@ class Engine:
 
     def use(self) -> None:
         self._check_process()
-        with self._lock:
+        with self._held():
             if self._clients == 0:
                 self._start()
             self._clients += 1
@@ -98,7 +100,12 @@ class Engine:
     def leave(self) -> None:
         if self._process != os.getpid():
             return
-        with self._lock:
+        if threading.current_thread() is self._thread or threading.get_ident() == self._holder:
+            # The collector closes a client that nobody has any more, in whatever thread it runs. Here nobody may wait.
+            with contextlib.suppress(RuntimeError):  # too late for threads: the end of the process does it
+                threading.Thread(target=self.leave, name="warren local is left").start()
+            return
+        with self._held():
             if self._clients == 0:
                 return  # ended with the process before
             self._clients -= 1
@@ -109,10 +116,19 @@ class Engine:
         """With the process: whoever forgot to close."""
         if self._process != os.getpid():
             return
-        with self._lock:
+        with self._held():
             if self._clients:
                 self._clients = 0
                 self._stop()
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        with self._lock:
+            self._holder = threading.get_ident()
+            try:
+                yield
+            finally:
+                self._holder = 0
 
     def _check_process(self) -> None:
         if self._process != os.getpid():

@@ -174,7 +174,8 @@ def build_lifecycle(
 
 
 def build_sessions(settings: Settings, lifecycle: "Lifecycle", office: "Office") -> "Sessions":
-    from warren.coordinator.sessions import Defaults, Sessions
+    from warren.coordinator.sessions import Sessions
+    from warren.coordinator.wanted import Defaults
 
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
     return Sessions(lifecycle, build_environments(settings), defaults, office.overseer)

@@ -204,8 +204,6 @@ class ProviderContract(ProviderHooks):
             await provider.destroy(box.id)
 
     async def test_an_unknown_image_is_one_clear_sentence(self, provider: Provider) -> None:
-        if provider.name == "fake":
-            pytest.skip("the fake has no images")
         before = set(await provider.list_ids())
         with pytest.raises(WarrenError, match="no-such-image"):
             await provider.create(SandboxSpec(image="no-such-image"))

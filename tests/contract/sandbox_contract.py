@@ -420,6 +420,35 @@ class SandboxContract(ProviderHooks):
             result = await process.wait()
         assert (result.exit_code, result.signal, result.reason) == (143, 15, Reason.SIGNAL)
 
+    @pytest.mark.parametrize("number", [10, 15])
+    async def test_a_signal_ends_a_shell_and_its_program_however_early_it_comes(
+        self, sandbox: Sandbox, number: int
+    ) -> None:
+        for moment in range(60):
+            process = await self.begun(sandbox, "sleep 60", moment % 12)
+            await process.signal(number)
+            with anyio.fail_after(10):
+                result = await process.wait()
+                while (await sandbox.processes())[0].background:
+                    await asyncio.sleep(0.005)
+            assert (result.exit_code, result.signal, result.reason) == (128 + number, number, Reason.SIGNAL)
+            await sandbox.forget(process.id)
+
+    async def test_a_kill_is_not_held_up_to_its_grace_time_however_early_it_comes(self, sandbox: Sandbox) -> None:
+        for moment in range(60):
+            process = await self.begun(sandbox, "sleep 60", moment % 12)
+            with anyio.fail_after(10):
+                await process.kill(50)
+                assert (await process.wait()).reason is Reason.CANCELLED
+            await sandbox.forget(process.id)
+
+    async def begun(self, sandbox: Sandbox, line: str, pings: int) -> Process:
+        """A shell somewhere on its way to the line's program: each ping gives it a little more time."""
+        process = await sandbox.start(Command(shell=line))
+        for _ in range(pings):
+            await sandbox.ping()
+        return process
+
     async def test_a_signal_that_is_none_is_refused(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(Command(argv=("cat",)))
         for number in (0, -1, 65, 1000):

@@ -20,10 +20,17 @@ from warren.model.errors import (
     Unauthorized,
     WarrenError,
 )
+from warren.sdk.aio.remote import AsyncRemote
+from warren.sdk.aio.transport import AsyncTransport
+from warren.sdk.blocking.remote import Remote
+from warren.sdk.blocking.transport import Transport
+from warren.sdk.places import find_key, find_url
+from warren.sdk.wire import Patience
 
 pytestmark = pytest.mark.anyio
 
 Ask = Callable[..., Awaitable[Any]]
+QUICK = Patience(first_pause_s=0.001)
 KEY = "the-right-key-0123456789"
 
 
@@ -46,17 +53,20 @@ def ask(request: pytest.FixtureRequest) -> Ask:
 
     async def blocking(name: str, *args: Any, **options: Any) -> Any:
         def work() -> Any:
-            client = SandboxClient(**options)
+            backend = Remote(Transport(*place(options), QUICK))
+            client = SandboxClient(**options, backend=backend)
             try:
                 with client.terminal() if name == "terminal" else _nothing(client, name, *args) as result:
                     return result
             finally:
                 client.leave()
+                backend.close()
 
         return await asyncio.to_thread(work)
 
     async def native(name: str, *args: Any, **options: Any) -> Any:
-        client = AsyncSandboxClient(**options)
+        backend = AsyncRemote(AsyncTransport(*place(options), QUICK))
+        client = AsyncSandboxClient(**options, backend=backend)
         try:
             if name == "terminal":
                 async with client.terminal():
@@ -64,8 +74,15 @@ def ask(request: pytest.FixtureRequest) -> Ask:
             return await getattr(client, name)(*args)
         finally:
             await client.leave()
+            await backend.close()
 
     return blocking if request.param == "blocking" else native
+
+
+def place(options: dict[str, Any]) -> tuple[str, str]:
+    """Where the server is and with which key, as a client finds it."""
+    url = options.pop("server_url", "") or find_url()
+    return url, options.pop("api_key", "") or find_key(url)
 
 
 class _nothing:
@@ -78,11 +95,6 @@ class _nothing:
 
     def __exit__(self, *_: object) -> None:
         return None
-
-
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warren.sdk.wire.FIRST_PAUSE_S", 0.001)
 
 
 async def heard(kind: type[WarrenError], work: Awaitable[Any], *words: str) -> None:

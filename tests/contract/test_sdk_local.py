@@ -186,6 +186,88 @@ with SandboxClient(mode="local") as sandbox:
     assert run(code, "oci") == "interrupted\nno sleep\n"
 
 
+def test_a_call_in_another_thread_hears_that_the_client_was_closed(run: Run) -> None:
+    code = """
+import threading
+sandbox = SandboxClient(mode="local")
+sandbox.create_session()
+said = []
+def work():
+    try:
+        sandbox.execute("sleep 50")
+    except WarrenError as exc:
+        said.append(exc.message)
+caller = threading.Thread(target=work)
+caller.start()
+while not sandbox.processes():
+    pass
+sandbox.close()
+caller.join(30)
+print(said)
+"""
+    assert run(code, "oci") == "['this client was closed while it was in use']\n"
+
+
+def test_what_the_collector_closes_in_any_thread_stops_nobody(run: Run) -> None:
+    code = """
+import gc, threading
+from warren.local_engine import ENGINE
+
+class Cycle:
+    def __init__(self, held):
+        self.me, self.held = self, held
+
+async def collect():
+    gc.collect()
+    return threading.current_thread().name
+
+class Leaves:
+    def __init__(self, client):
+        self.me, self.client = self, client
+    def __del__(self):
+        self.client.close()
+
+gc.disable()
+keeper = SandboxClient(mode="local")
+stream = keeper.stream("echo on; sleep 50")
+next(stream)
+Cycle(stream)
+Leaves(SandboxClient(mode="local", session_id=keeper.session_id))
+del stream
+print(ENGINE.wait(collect()))
+while any(process.running for process in keeper.processes()):
+    pass
+keeper.leave()
+print(ENGINE)
+"""
+    assert run(code, "oci") == "warren local\n<Engine not running, 0 clients>\n"
+
+
+def test_the_last_client_may_be_closed_by_the_collector_in_the_engines_own_thread(run: Run) -> None:
+    code = """
+import gc, time
+from warren.local_engine import ENGINE
+
+class Leaves:
+    def __init__(self):
+        self.me, self.client = self, SandboxClient(mode="local", thread_id="t")
+        self.client.execute("true"); self.client.cleanup()
+    def __del__(self):
+        self.client.close()
+
+async def collect():
+    gc.collect()
+
+gc.disable()
+Leaves()
+ENGINE.wait(collect())
+while "not running" not in repr(ENGINE):
+    time.sleep(0.01)
+print(SandboxClient(mode="local").execute("echo again").output, end="")
+"""
+    assert run(code) == "again\n"
+
+
 def test_settings_that_cannot_be_are_told_with_the_first_use(start: Start) -> None:
     code = """
 import os

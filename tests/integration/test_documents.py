@@ -28,8 +28,8 @@ from warren.coordinator.api import problems
 from warren.model.errors import WarrenError
 
 ROOT = Path(__file__).parents[2]
-# These show files of other programs; tests/integrations has tests for them.
-_ELSEWHERE = {ROOT / "docs" / "mcp.md", ROOT / "docs" / "integration-guide.md"}
+# These show files of other programs, and policies; tests/integrations and tests/unit/test_policy.py try them.
+_ELSEWHERE = {ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md")}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - _ELSEWHERE)]
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
 GOALS = ("make test", "make check", "make setup")

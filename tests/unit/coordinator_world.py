@@ -9,8 +9,9 @@ from pathlib import Path
 from warren.clock import ManualClock
 from warren.coordinator.lifecycle import Lifecycle
 from warren.coordinator.reaper import Reaper
-from warren.coordinator.sessions import Defaults, Sessions
+from warren.coordinator.sessions import Sessions
 from warren.coordinator.stores.memory import MemoryStore
+from warren.coordinator.wanted import Defaults
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
 from warren.model.environment import Environment, PoolSize

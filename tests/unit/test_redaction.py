@@ -194,12 +194,15 @@ def test_nor_where_a_long_text_is_cut(secret: str, at: int) -> None:
     assert clean.endswith(f"… [cut: it had {len(text)} characters]")
 
 
-def test_a_cut_never_leaves_half_a_key() -> None:
-    """Much is taken out, so that what was at the edge of what is looked at moves to the front."""
+@pytest.mark.parametrize("kept_of_token", [4, 10, 20, 39])
+def test_a_cut_never_leaves_half_a_key(kept_of_token: int) -> None:
+    """A block is taken out, so that what was at the edge of what is looked at (4096) moves to the front."""
+    block = f"-----BEGIN PRIVATE KEY-----{'A' * 3000}-----END PRIVATE KEY----- "
     token = f"ghp_{'a1' * 18}"
-    for shift in range(60):
-        text = f"{PEM} " * 2 + "k" * 10 + " " + ("p" * (4096 - 2 * len(PEM) - 60 + shift)).join(["", " "]) + token
-        assert token[:10] not in redacted(text, most=2048)
+    text = f"{block}{'p' * (4096 - kept_of_token - len(block) - 1)} {token} and more"
+    assert text[4096 - kept_of_token :].startswith(token)
+    assert redacted(text, most=2048).startswith("[redacted] ppp")
+    assert "ghp_" not in redacted(text, most=2048)
 
 
 @pytest.mark.parametrize("form", ["it%27s%20me%26", "it's+me&".replace("'", "%27").replace("&", "%26"), "aXQncyBtZSY="])

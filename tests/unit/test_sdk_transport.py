@@ -24,7 +24,7 @@ from warren.model.errors import (
 )
 from warren.sdk.aio.transport import AsyncTransport
 from warren.sdk.blocking.transport import Transport
-from warren.sdk.wire import Ask
+from warren.sdk.wire import PATIENCE, Ask, Patience
 
 pytestmark = pytest.mark.anyio
 
@@ -39,8 +39,8 @@ STOPPING = (b'{"code": "stopping", "detail": "later"}', "503 Service Unavailable
 def call(request: pytest.FixtureRequest) -> Call:
     """Asks once, with a transport of its own, in either way."""
 
-    async def blocking(url: str, *asks: Ask, data: Any = None, key: str = "") -> Any:
-        transport = Transport(url, key)
+    async def blocking(url: str, *asks: Ask, data: Any = None, key: str = "", patience: Patience = PATIENCE) -> Any:
+        transport = Transport(url, key, patience)
         try:
             if data is not None:
                 return transport.send(asks[0], data)
@@ -48,8 +48,8 @@ def call(request: pytest.FixtureRequest) -> Call:
         finally:
             transport.close()
 
-    async def native(url: str, *asks: Ask, data: Any = None, key: str = "") -> Any:
-        transport = AsyncTransport(url, key)
+    async def native(url: str, *asks: Ask, data: Any = None, key: str = "", patience: Patience = PATIENCE) -> Any:
+        transport = AsyncTransport(url, key, patience)
         try:
             if data is not None:
                 return await transport.send(asks[0], data if isinstance(data, bytes) else _async(data))
@@ -108,11 +108,10 @@ async def test_what_is_not_safe_is_not_repeated_and_the_error_says_so(call: Call
         assert server.connections == 1
 
 
-async def test_a_server_that_stays_away_is_given_up(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warren.sdk.wire.FIRST_PAUSE_S", 0.0)
+async def test_a_server_that_stays_away_is_given_up(call: Call) -> None:
     with scripted(hangs_up) as server:
         with pytest.raises(ServerUnreachable, match="broke during GET /thing"):
-            await call(server.url, GET)
+            await call(server.url, GET, patience=Patience(first_pause_s=0.0))
         assert server.connections == 4
 
 
@@ -123,6 +122,16 @@ async def test_a_full_server_is_not_asked_again(call: Call) -> None:
             await call(server.url, GET)
         assert caught.value.retry_after_s == 1
         assert server.connections == 1
+
+
+async def test_a_socket_that_is_refused_gives_the_servers_error() -> None:
+    problem = b'{"code": "no_capacity", "detail": "full", "remedy": "come later"}'
+    with scripted(always(problem, "503 Service Unavailable")) as server:
+        with pytest.raises(NoCapacity, match="come later"), Transport(server.url).socket(GET):
+            pass
+        with pytest.raises(NoCapacity, match="come later"):
+            async with AsyncTransport(server.url).socket(GET):
+                pass
 
 
 async def test_what_an_earlier_attempt_has_removed_is_removed(call: Call) -> None:
@@ -150,11 +159,7 @@ async def test_pieces_are_sent_once(call: Call) -> None:
         assert server.connections == 1
 
 
-async def test_an_answer_that_does_not_come_is_not_waited_for_twice(
-    call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("aio", "blocking"):
-        monkeypatch.setattr(f"warren.sdk.{module}.transport.ANSWER_S", 0.05)
+async def test_an_answer_that_does_not_come_is_not_waited_for_twice(call: Call) -> None:
     held = threading.Event()
 
     def silent(connection: Any) -> None:
@@ -164,7 +169,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for_twice(
     with scripted(silent) as server:
         try:
             with pytest.raises(ServerUnreachable, match="no answer came in time"):
-                await call(server.url, GET)
+                await call(server.url, GET, patience=Patience(answer_s=0.05))
             assert server.connections == 1
         finally:
             held.set()

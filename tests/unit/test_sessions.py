@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from unit.coordinator_world import TENANT, world
 
-from warren.coordinator.sessions import NewSession
+from warren.coordinator.wanted import NewSession
 from warren.interfaces.store import Page
 from warren.model.errors import (
     InvalidRequest,

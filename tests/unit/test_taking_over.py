@@ -7,7 +7,7 @@ from unit.coordinator_world import TENANT, World, world
 
 from warren.clock import ManualClock
 from warren.coordinator.once import exec_once
-from warren.coordinator.sessions import NewSession
+from warren.coordinator.wanted import NewSession
 from warren.model.errors import InvalidRequest, KeyReused, SandboxLost, UnknownUser
 from warren.model.operations import Command
 from warren.model.session import EndReason, SessionState

@@ -32,6 +32,14 @@ _GROUPS = {
         "stats": "warren.cli.stats:stats",
         "self-test": "warren.cli.self_test:self_test",
     },
+    "Who uses a server, and what for": {
+        "whoami": "warren.cli.whoami:whoami",
+        "keys": "warren.cli.keys:keys",
+        "tenants": "warren.cli.tenants:tenants",
+        "audit": "warren.cli.audit:audit",
+        "usage": "warren.cli.usage:usage",
+        "webhooks": "warren.cli.webhooks:webhooks",
+    },
     "Sandboxes of this machine, without a server": {
         "run": "warren.cli.run:run",
         "shell": "warren.cli.shell:shell",

@@ -1,7 +1,7 @@
 """A server as the commands see it: where it is, which session is meant, what an end means as an exit code.
 
 The key is never an argument, because every user of the machine can read the arguments of a process: it is taken
-from WARREN_API_KEY.
+from WARREN_API_KEY, or is the one that a server of this user has left for its user.
 """
 
 import contextlib
@@ -52,7 +52,8 @@ class Server:
         if isinstance(error, Unauthorized):
             said = "does not take this API key" if self.key else "wants an API key"
             where = self.transport.address.url
-            raise Unauthorized(f"the server at {where} {said}", remedy="set WARREN_API_KEY to its key") from error
+            remedy = "set WARREN_API_KEY to its key; `warren keys create NAME --state-dir DIR` makes one on its machine"
+            raise Unauthorized(f"the server at {where} {said}", remedy=remedy) from error
 
     def client(self, session_id: str) -> SandboxClient:
         return SandboxClient(session_id=session_id, backend=self.backend)

@@ -134,7 +134,14 @@ class Lifecycle:
         return running
 
     def _claim(self, session: Session) -> Claim:
-        return Claim(session.environment, session.image, session.limits, session.require, self._claim_timeout_s)
+        return Claim(
+            session.environment,
+            session.image,
+            session.limits,
+            session.require,
+            self._claim_timeout_s,
+            session.tenant,
+        )
 
     async def _failed(self, session: Session, exc: BaseException) -> None:
         detail = _LEFT if isinstance(exc, asyncio.CancelledError) else type(exc).__name__

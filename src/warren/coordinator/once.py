@@ -13,7 +13,8 @@ import json
 from dataclasses import asdict, replace
 from typing import Final
 
-from warren.coordinator.sessions import Sessions, fingerprint
+from warren.coordinator.sessions import Sessions
+from warren.coordinator.wanted import fingerprint
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Key, SessionStore
 from warren.model.errors import Conflict, InvalidRequest, ProcessNotFound, WarrenError

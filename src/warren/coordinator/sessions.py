@@ -7,17 +7,15 @@ session alive, and looking at it does not.
 
 import asyncio
 import contextlib
-import hashlib
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from warren.coordinator.access.quotas import caps_of, check_allowed, check_lifetime
 from warren.coordinator.asking import current_caller
 from warren.coordinator.lifecycle import Lifecycle, gone
 from warren.coordinator.overseer import Overseer
+from warren.coordinator.wanted import Defaults, NewSession, Opened, fingerprint, limits_of, previous_of
 from warren.finishing import to_its_end
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
@@ -37,10 +35,7 @@ from warren.model.errors import (
 from warren.model.operations import ExecResult
 from warren.model.session import (
     CAME_TO_NOTHING,
-    IDLE_TIMEOUT_S,
-    MAX_LIFETIME_S,
     EndReason,
-    Previous,
     Session,
     SessionState,
     check_key,
@@ -49,39 +44,7 @@ from warren.model.session import (
     check_thread_id,
     new_session_id,
 )
-from warren.model.spec import Layer, Limits, check_env, check_env_size, check_image_name
-
-
-@dataclass(frozen=True, slots=True)
-class Defaults:
-    environment: str = "base"
-    idle_timeout_s: float = IDLE_TIMEOUT_S
-    max_lifetime_s: float = MAX_LIFETIME_S
-
-
-@dataclass(frozen=True, slots=True)
-class NewSession:
-    """What a caller asks for. With `replace_lost` a thread whose sandbox has died gets a fresh one."""
-
-    environment: str = ""
-    thread_id: str = ""
-    image: str = ""
-    limits: Mapping[str, float] = field(default_factory=dict)
-    require: frozenset[Layer] = frozenset()
-    env: Mapping[str, str] = field(default_factory=dict)
-    metadata: Mapping[str, str] = field(default_factory=dict)
-    idle_timeout_s: float | None = None
-    max_lifetime_s: float | None = None
-    replace_lost: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """`created`: it was made by this call. Otherwise the thread had it, or the key stands for it (`replayed`)."""
-
-    session: Session
-    created: bool
-    replayed: bool = False
+from warren.model.spec import check_env, check_env_size, check_image_name
 
 
 class Sessions:
@@ -120,7 +83,7 @@ class Sessions:
         counted = False
         while True:
             earlier = await self.store.of_thread(tenant, wanted.thread_id) if wanted.thread_id else None
-            row = replace(row, previous=_previous(earlier))
+            row = replace(row, previous=previous_of(earlier))
             if not counted and (earlier is None or not earlier.active):
                 await self._quotas.create(caller)
                 counted = True
@@ -168,7 +131,7 @@ class Sessions:
         for name, value in wanted.env.items():
             check_env(name, value)
         check_env_size(wanted.env)
-        limits = _limits(environment.limits, wanted.limits)
+        limits = limits_of(environment.limits, wanted.limits)
         in_force = limits or environment.limits
         lifetime_s = self._seconds("max_lifetime_s", wanted, environment)
         check_allowed(caller, environment.name, in_force, lifetime_s)
@@ -385,32 +348,3 @@ class Sessions:
     def check_open(self) -> None:
         if self.stopping:
             raise Stopping("the server is being stopped", retry_after_s=5)
-
-
-def fingerprint(request: Any) -> str:
-    """The same request has the same one, in every process."""
-    text = json.dumps(asdict(request), sort_keys=True, default=_plain)
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, frozenset | set):
-        return sorted(value)
-    if isinstance(value, bytes):
-        return value.hex()
-    raise TypeError(f"no fingerprint for {type(value).__name__}")
-
-
-def _previous(earlier: Session | None) -> Previous | None:
-    if earlier is None:
-        return None
-    if earlier.reason in CAME_TO_NOTHING:
-        return earlier.previous
-    return Previous(earlier.id, earlier.reason or EndReason.DELETED, earlier.detail)
-
-
-def _limits(limits: Limits, wanted: Mapping[str, float]) -> Limits | None:
-    """None when nothing else is wanted than the environment gives anyway."""
-    changes: dict[str, Any] = dict(wanted)
-    changed = replace(limits, **changes)
-    return None if changed == limits else changed

@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Final
+from typing import Any, Final
 
 from warren.clock import Clock
 from warren.finishing import to_its_end
@@ -64,7 +64,7 @@ class UsageBook:
                     _log.warning("usage cannot be kept, it is tried again: %s", exc, exc_info=unforeseen)
 
     async def flush(self) -> None:
-        """Brings to the store what was added before. Raises what the store raises; then the rest waits on."""
+        """Brings to the store what was added before. What it refuses waits on, and why it did is raised."""
         await to_its_end(self._flush())
 
     async def close(self) -> None:
@@ -107,15 +107,18 @@ class UsageBook:
             self._pruned = self._clock.now()
 
     async def _flush(self) -> None:
+        trouble: Exception | None = None
         async with self._flushing:
             for key in list(self._sums):
                 usage = self._sums.pop(key)
                 try:
                     await self._keep(*key, usage)
-                except BaseException:
+                except Exception as exc:
                     self._put_back(key, usage)
-                    raise
+                    trouble = trouble or exc
                 await asyncio.sleep(0)
+        if trouble is not None:
+            raise trouble
 
     def _put_back(self, key: tuple[date, str], usage: Usage) -> None:
         self._sums[key] = self._sums.get(key, NO_USAGE).plus(usage)
@@ -148,7 +151,14 @@ def _text(usage: Usage) -> str:
 
 def _row(record: Record) -> DayUsage:
     try:
-        usage = Usage.from_mapping(json.loads(record.value))
+        usage = Usage.from_mapping(_mapping(record.value))
         return DayUsage(date.fromisoformat(record.id[:10]), record.group, usage)
     except (ValueError, TypeError) as exc:
         raise Unavailable(f"the usage record {record.id!r} is damaged", remedy="delete it from the store") from exc
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError("not a mapping")
+    return values

@@ -19,15 +19,15 @@ def as_csv(rows: Iterable[DayUsage]) -> str:
     table = csv.writer(out)
     table.writerow(_COLUMNS)
     for row in rows:
-        table.writerow(_harmless(value) for value in _values(row).values())
+        table.writerow(_harmless(value) for value in row_view(row).values())
     return out.getvalue()
 
 
 def as_json(rows: Iterable[DayUsage]) -> str:
-    return json.dumps([_values(row) for row in rows])
+    return json.dumps([row_view(row) for row in rows])
 
 
-def _values(row: DayUsage) -> dict[str, Any]:
+def row_view(row: DayUsage) -> dict[str, Any]:
     return {"day": row.day.isoformat(), "tenant": row.tenant, **row.usage.as_mapping()}
 
 

@@ -20,6 +20,7 @@ class Claim:
     limits: Limits | None = None
     require: frozenset[Layer] = frozenset()
     timeout_s: float = 30.0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Worker(Protocol):
     """Owns the sandboxes of one host, and the pools of those made ahead.
 
     `claim` gives a live sandbox that nobody has used, and never the same one twice. Claims that have to
-    wait are served first come, first served, per environment; one that is not served in time raises NoCapacity with
+    wait are served first come, first served, per environment, and tenants in turn; one that is not served in time raises NoCapacity with
     its place in the queue. A claim that fails or is cancelled leaves nothing behind. It raises
     MachineFull when memory or disk of the host run out, and what the provider's `create` raises.
     `sandbox` gives a sandbox that was claimed, also before a restart of the worker: SandboxNotFound, SandboxLost.

@@ -19,14 +19,26 @@ from warren.model.errors import (
     WarrenError,
 )
 
-RETRIES: Final = 3
-FIRST_PAUSE_S: Final = 0.1
-LONGEST_PAUSE_S: Final = 5.0
-CONNECT_S: Final = 10.0
-ANSWER_S: Final = 60.0  # beyond what the request itself may take
 KEPT_S: Final = 60.0  # for so long a connection is used again; servers keep it longer
 CHUNK: Final = 256 * 1024
 _SAFE: Final = frozenset({"GET", "PUT", "DELETE", "HEAD"})
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a transport waits, and how often it tries again. `answer_s` is beyond what the request itself may take.
+
+    The pauses between attempts grow; where the server says when to come back, that counts, up to the longest pause.
+    """
+
+    retries: int = 3
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 5.0
+    connect_s: float = 10.0
+    answer_s: float = 60.0
+
+
+PATIENCE: Final = Patience()
 
 
 def new_key() -> str:
@@ -173,16 +185,16 @@ def cut_off(address: Address, ask: Ask, exc: BaseException) -> ServerUnreachable
     )
 
 
-def pause_before(attempt: int, ask: Ask, error: WarrenError) -> float | None:
+def pause_before(attempt: int, ask: Ask, error: WarrenError, patience: Patience) -> float | None:
     """How long to wait before the next attempt; None: there is none.
 
     Where the server, or this client, has waited already, another attempt would only make the wait longer.
     """
     waited = isinstance(error, (NoCapacity, LimitReached)) or isinstance(error.__cause__, TimeoutError)
-    if not ask.safe or attempt >= RETRIES or waited or not error.retryable:
+    if not ask.safe or attempt >= patience.retries or waited or not error.retryable:
         return None
     asked = error.retry_after_s
-    return min(asked if asked is not None else FIRST_PAUSE_S * 4**attempt, LONGEST_PAUSE_S)
+    return min(asked if asked is not None else patience.first_pause_s * 4**attempt, patience.longest_pause_s)
 
 
 def done_before(attempt: int, ask: Ask, error: WarrenError) -> bool:

@@ -2,7 +2,7 @@
 
 `run` is the only place that begins to create and that gives up what is too much: it does what `plan_pool` says each
 time something has changed. `claim` takes a sandbox that is ready, or waits in a queue; a new sandbox goes to whoever
-waits first. A sandbox is always in exactly one place: ready, with the claim that looks whether it lives, in the
+waits first, or to the tenant whose turn it is (see turns.py). A sandbox is always in exactly one place: ready, with the claim that looks whether it lives, in the
 hands of one waiter, or given to `destroy`. Each move from one place to the next is made without awaiting in between.
 
 Ready sandboxes are taken oldest first: so none stays for long, and one that has gone bad is found soon.
@@ -35,6 +35,7 @@ from warren.worker.pool_plan import (
     is_hopeless,
     plan_pool,
 )
+from warren.worker.turns import Turns
 
 MOST_WAITING: Final = 1000
 PING_S: Final = 1.0
@@ -86,6 +87,7 @@ class _Member:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
+    tenant: str
     ticket: int
     since: float
     deadline: float
@@ -119,6 +121,7 @@ class Pool:
         self._failures = NO_FAILURES
         self._ready: dict[str, _Member] = {}
         self._waiters: list[_Waiter] = []
+        self._turns = Turns(size.size, size.min)
         self._tickets = itertools.count(1)
         self._creating = 0
         self._creations: set[asyncio.Task[None]] = set()
@@ -146,17 +149,19 @@ class Pool:
 
     # -- claiming
 
-    async def claim(self, timeout_s: float) -> Claimed:
+    async def claim(self, timeout_s: float, tenant: str = "") -> Claimed:
         """NoCapacity when none comes in time or too many wait already; what `create` raises, if waiting cannot help."""
         self._check_open()
         ticket, began, now = next(self._tickets), time.perf_counter(), self._clock.now()
         self.figures.claims += 1
         self._demand = self._demand.claimed(now)
         self._wake.set()
-        member = await self._take_ready()
+        self._turns.asked(tenant, now)
+        member = await self._take_ready(tenant)
         pooled = member is not None
         if member is None:
-            member = await self._queue(_Waiter(ticket, now, now + timeout_s, _future()))
+            member = await self._queue(_Waiter(tenant, ticket, now, now + timeout_s, _future()))
+        self._turns.took(tenant, self._clock.now())
         self.figures.hits += pooled
         self.figures.took(time.perf_counter() - began)
         return Claimed(member.sandbox, pooled)
@@ -167,9 +172,9 @@ class Pool:
         sandbox.when_lost(partial(self._died, member))
         self._place(member)
 
-    async def _take_ready(self) -> _Member | None:
+    async def _take_ready(self, tenant: str) -> _Member | None:
         """The first that answers; those that do not are discarded."""
-        while self._ready and not self._waiters:
+        while self._ready and self._turns.may_take(tenant, len(self._ready), self._waiters, self._clock.now()):
             member = self._ready.pop(next(iter(self._ready)))
             try:
                 async with asyncio.timeout(PING_S):
@@ -208,16 +213,17 @@ class Pool:
     # -- moving sandboxes
 
     def _place(self, member: _Member) -> None:
-        """To whoever waits first, else among those that are ready."""
+        """To whoever waits and is next, else among those that are ready."""
         self._wake.set()
         if member.lost:
             self._discard(member)
             return
-        while self._waiters:
-            waiter = self._waiters.pop(0)
-            if not waiter.member.done():
-                waiter.member.set_result(member)
-                return
+        self._waiters = [waiter for waiter in self._waiters if not waiter.member.done()]
+        waiter = self._turns.next(self._waiters, len(self._ready), self._clock.now())
+        if waiter is not None:
+            self._waiters.remove(waiter)
+            waiter.member.set_result(member)
+            return
         if self._drained:
             self._destroy(member.sandbox.id)
         else:

@@ -123,7 +123,7 @@ class LocalWorker:
             return await self._claim_cold(claim, environment)
         pool = self._pool(environment)
         try:
-            claimed = await pool.claim(claim.timeout_s)
+            claimed = await pool.claim(claim.timeout_s, claim.tenant)
         except Stopping:
             self._check_open()
             return await self.claim(claim)  # only this pool has stopped: its environment was changed

@@ -58,7 +58,7 @@ class Proven:
         raise wrong or Unauthorized("this server wants an API key", remedy=_REMEDY)
 
     async def _recognised(self, text: str) -> Caller:
-        if self._admin_key and hmac.compare_digest(text.encode(errors="surrogateescape"), self._admin_key):
+        if self._admin_key and hmac.compare_digest(text.encode(errors="surrogatepass"), self._admin_key):
             return Caller(DEFAULT_TENANT, ADMIN_KEY_ID, ALL_SCOPES)
         if self._tokens is not None and not looks_like_key(text):
             return await self._tokens.recognise(text)

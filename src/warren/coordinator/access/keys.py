@@ -105,7 +105,7 @@ class Keys:
 
     async def recognise(self, text: str) -> Caller:
         """Raises Unauthorized, in the same words and the same time for every key that is not right."""
-        digest = hashlib.sha256(text.encode(errors="surrogateescape")).digest()
+        digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
         key = self._recall(digest) or await self._find(text, digest)
         now = self._clock.wall()
         if key.expires_at is not None and key.expires_at <= now:

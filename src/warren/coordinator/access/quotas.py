@@ -137,7 +137,7 @@ class Quotas:
         return any(getattr(quota, f"{what}_per_day") is not None for _, quota in _levels(caller))
 
     async def spend(self, caller: Caller, what: str, amount: int) -> bool:
-        """Whether so much of a day's quota was left; if not, nothing of it was spent on the level that refused."""
+        """Whether so much of a day's quota was left; if not, the quota counts as used up."""
         for whose, quota in _levels(caller):
             most = getattr(quota, f"{what}_per_day")
             if most is not None and not await self._spend(caller, what, whose, most, amount):

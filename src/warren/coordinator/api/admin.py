@@ -11,6 +11,7 @@ from warren.coordinator.access.keys import key_view
 from warren.coordinator.access.tenants import read_tenant, tenant_view
 from warren.coordinator.api.context import Admin, Anyone, Ctx, answer, new_router
 from warren.coordinator.api.schemas import Body, timestamp
+from warren.coordinator.asking import note
 from warren.model.access import USUAL_SCOPES, ApiKey, Caller, Quota, read_scopes
 from warren.model.session import DEFAULT_TENANT
 
@@ -99,6 +100,7 @@ async def create_key(body: KeyBody, context: Ctx, tenant: Admin) -> Response:
     expires_at = None if body.expires_in_s is None else context.sessions.clock.wall() + body.expires_in_s
     scopes, quota = read_scopes(body.scopes), Quota.from_mapping(body.quota)
     key, text = await context.office.keys.create(body.name, body.tenant, scopes, expires_at, quota)
+    note(about=key.id, whose=key.tenant, scopes=sorted(key.scopes))
     return answer({**_shown(key), "key": text}, 201)
 
 
@@ -112,6 +114,7 @@ async def list_keys(
 @router.delete("/admin/keys/{key_id}", status_code=204, summary="Revoke a key")
 async def revoke_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
     """From then on nobody is let in with it; other servers of the same store follow within two seconds."""
+    note(about=key_id)
     await context.office.keys.revoke(key_id)
     return Response(status_code=204)
 
@@ -119,6 +122,7 @@ async def revoke_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
 @router.post("/admin/keys/{key_id}/rotate", response_model=NewKeyView, summary="Give a key a new secret")
 async def rotate_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
     """Name, tenant, scopes, expiry and quota stay; the old secret is worth nothing any more."""
+    note(about=key_id)
     key, text = await context.office.keys.rotate(key_id)
     return answer({**_shown(key), "key": text})
 
@@ -136,6 +140,7 @@ async def get_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Response:
 @router.put("/admin/tenants/{name}", response_model=TenantView, summary="Set a tenant's quota and command policy")
 async def put_tenant(name: TenantName, body: TenantBody, context: Ctx, tenant: Admin) -> Response:
     """Replaces what was set. It holds for the next request; sessions that run keep running."""
+    note(about=name)
     wanted = read_tenant(name, body.quota, body.policy)
     return answer(tenant_view(await context.office.tenants.put(wanted)))
 
@@ -143,6 +148,7 @@ async def put_tenant(name: TenantName, body: TenantBody, context: Ctx, tenant: A
 @router.delete("/admin/tenants/{name}", status_code=204, summary="Take away what is set for a tenant")
 async def delete_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Response:
     """Its keys and sessions stay; what `*` says holds for it from now on."""
+    note(about=name)
     await context.office.tenants.delete(name)
     return Response(status_code=204)
 

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warren.coordinator.api import admin, e2b, exec, files, flat, health, processes, sessions, sockets
+from warren.coordinator.api import admin, e2b, exec, files, flat, health, processes, records, sessions, sockets
 from warren.coordinator.api.context import Context
 from warren.coordinator.api.document import DESCRIPTION, PROBLEMS, TAGS, completed, operation_id
 from warren.coordinator.api.door import Books, Door
@@ -13,13 +13,23 @@ from warren.coordinator.api.fast import Fast
 from warren.coordinator.api.problems import register
 from warren.coordinator.api.reference import add_reference
 
-ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, admin, health)
+ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, admin, records, health)
 
 
 def create_app(context: Context) -> ASGIApp:
+    app = with_routes(context.version)
+    app.state.context = context
+    app.openapi = completed(app, with_key=context.with_key)  # type: ignore[method-assign]
+    office = context.office
+    books = Books(office.audit, office.usage.add)
+    inner = Fast(LenientType(app), context)
+    return Door(inner, context.identity, office.overseer.quotas, context.sessions.clock, books)
+
+
+def with_routes(version: str) -> FastAPI:
     app = FastAPI(
         title="Warren",
-        version=context.version,
+        version=version,
         description=DESCRIPTION,
         openapi_tags=TAGS,
         responses=PROBLEMS,
@@ -28,15 +38,10 @@ def create_app(context: Context) -> ASGIApp:
         redoc_url=None,
     )
     register(app)
-    app.state.context = context
     for module in ROUTERS:
         app.include_router(module.router)
-    app.openapi = completed(app, with_key=context.with_key)  # type: ignore[method-assign]
     add_reference(app)
-    office = context.office
-    books = Books(office.audit, office.usage.add)
-    inner = Fast(LenientType(app), context)
-    return Door(inner, context.identity, office.overseer.quotas, context.sessions.clock, books)
+    return app
 
 
 def is_upload(scope: Scope) -> bool:
@@ -58,7 +63,7 @@ class LenientType:
             types = [header for header in scope["headers"] if header[0] == b"content-type"]
             if not any(value.startswith(b"multipart/") for _, value in types):
                 kept = [header for header in scope["headers"] if header[0] != b"content-type"]
-                scope = {**scope, "headers": [*kept, (b"content-type", b"application/json")]}
+                scope["headers"] = [*kept, (b"content-type", b"application/json")]  # in place: the door reads the scope
         await self._app(scope, receive, send)
 
 

@@ -54,7 +54,7 @@ def check_scope(caller: Caller, scope: Scope) -> None:
         raise Forbidden(f"this key may not do that: it lacks the scope {scope}", remedy="use a key that has it")
 
 
-async def _tenant(connection: HTTPConnection, needed: SecurityScopes) -> str:
+async def tenant_of(connection: HTTPConnection, needed: SecurityScopes) -> str:
     """Whose request it is. Every route takes one of the kinds below; that is its decision about who may use it."""
     caller: Caller = connection.scope["caller"]
     for name in needed.scopes:
@@ -63,12 +63,12 @@ async def _tenant(connection: HTTPConnection, needed: SecurityScopes) -> str:
 
 
 Ctx = Annotated[Context, Depends(_context)]
-Anyone = Annotated[str, Security(_tenant, scopes=[])]
-Reader = Annotated[str, Security(_tenant, scopes=[Scope.READ])]
-Runner = Annotated[str, Security(_tenant, scopes=[Scope.EXEC])]
-FileUser = Annotated[str, Security(_tenant, scopes=[Scope.FILES])]
-SessionUser = Annotated[str, Security(_tenant, scopes=[Scope.SESSIONS])]
-Admin = Annotated[str, Security(_tenant, scopes=[Scope.ADMIN])]
+Anyone = Annotated[str, Security(tenant_of, scopes=[])]
+Reader = Annotated[str, Security(tenant_of, scopes=[Scope.READ])]
+Runner = Annotated[str, Security(tenant_of, scopes=[Scope.EXEC])]
+FileUser = Annotated[str, Security(tenant_of, scopes=[Scope.FILES])]
+SessionUser = Annotated[str, Security(tenant_of, scopes=[Scope.SESSIONS])]
+Admin = Annotated[str, Security(tenant_of, scopes=[Scope.ADMIN])]
 SessionId = Annotated[str, Path(description="The session's id, as creating it gave it")]
 ProcessId = Annotated[str, Path(description="The process's id, as starting it gave it")]
 Encoding = Annotated[

@@ -44,7 +44,7 @@ from warren.coordinator.api.schemas import (
 )
 from warren.coordinator.api.sessions import check_provider
 from warren.coordinator.asking import current_caller
-from warren.coordinator.sessions import NewSession
+from warren.coordinator.wanted import NewSession
 from warren.interfaces.store import Page
 from warren.model.access import Scope
 from warren.model.errors import InvalidRequest, SessionNotFound, TooLarge

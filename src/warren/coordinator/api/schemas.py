@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from warren.clock import Clock
-from warren.coordinator.sessions import NewSession
+from warren.coordinator.wanted import NewSession
 from warren.model.errors import InvalidRequest
 from warren.model.operations import Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
 from warren.model.session import Session, SessionState

@@ -42,7 +42,7 @@ def kept(deed: Deed, secrets: Iterable[str], commands: CommandText, text_most: i
 def line_of(deed: Deed) -> bytes:
     """Every character that a terminal could take for a command is escaped."""
     text = json.dumps({name: getattr(deed, name) for name in _FIELDS}, separators=(",", ":"), allow_nan=False)
-    return text.replace("\x7f", "\\u007f").encode() + b"\n"
+    return text.encode() + b"\n"
 
 
 def deed_of(line: bytes) -> Deed | None:
@@ -71,7 +71,7 @@ def marks_of(query: Query) -> tuple[bytes, ...]:
     """What stands in the line of every deed that is wanted; far quicker to look for than to read the line."""
     wanted = {"tenant": query.tenant, "session_id": query.session_id, "key_id": query.key_id, "action": query.action}
     marks = (json.dumps({name: value}, separators=(",", ":"))[1:-1] for name, value in wanted.items() if value)
-    return tuple(mark.replace("\x7f", "\\u007f").encode() for mark in marks)
+    return tuple(mark.encode() for mark in marks)
 
 
 class _Cleaner:

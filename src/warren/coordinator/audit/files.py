@@ -19,7 +19,7 @@ from warren.interfaces.audit import AuditPage, Query
 from warren.model.audit import CommandText, Deed
 from warren.model.errors import Unavailable
 
-_FLUSH_MOST_S: Final = 2.0
+_FLUSH_MOST_S: Final = 5.0
 _CLOSE_MOST_S: Final = 5.0
 
 

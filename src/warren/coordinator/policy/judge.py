@@ -20,6 +20,7 @@ UNKNOWN = "cannot be known"
 REFUSED_EXIT_CODE = 126
 _DEEPEST = 12
 _MOST_STEPS = 20_000
+_MOST_NESTED = 48 * 1024  # characters for shells within shells
 _MOST_NAMES = 200
 # They start nothing that is not judged itself, so an allow list need not name them.
 _FREE = frozenset({
@@ -79,21 +80,20 @@ def _everything(command: Command) -> list[Found | Doubt]:
     """All commands that can be seen, each followed by what it leads to."""
     result: list[Found | Doubt] = list(_environment(command))
     waiting: list[Found | Doubt | Script] = [_first(command)]
-    steps = 0
+    steps = nested = 0
     while waiting:
         item = waiting.pop()
         steps += 1
-        if steps > _MOST_STEPS or len(item.route) > _DEEPEST:
+        nested += len(item.text) if isinstance(item, Script) and item.route else 0
+        if steps > _MOST_STEPS or nested > _MOST_NESTED:
+            return [*result, Doubt("it has too much text for shells in it", item.place, item.route[:3])]
+        if len(item.route) > _DEEPEST:
             result.append(Doubt("commands are nested too deeply in each other", item.place, item.route[:3]))
-            if steps > _MOST_STEPS:
-                break
-            continue
-        if isinstance(item, Script):
+        elif isinstance(item, Script):
             waiting += reversed(parse(item))
-            continue
-        result.append(item)
-        if isinstance(item, Found):
-            waiting += reversed(list(opened(item)))
+        else:
+            result.append(item)
+            waiting += reversed(list(opened(item))) if isinstance(item, Found) else ()
     return result
 
 

@@ -5,7 +5,6 @@ found wherever it stands: in pipes, lists, loops, functions, substitutions. What
 business of this file.
 """
 
-import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from warren.coordinator.policy.tokens import Source
 from warren.coordinator.policy.words import Word
 
 if TYPE_CHECKING:
-    from tree_sitter import Node, Parser
+    from tree_sitter import Language, Node, Tree
 
 LONGEST_TEXT = 256 * 1024
 _PLACE_CHARS = 60
@@ -24,21 +23,28 @@ _PLACE_CHARS = 60
 CODE_VARIABLES = frozenset({"BASH_ENV", "ENV", "PROMPT_COMMAND", "PS0", "PS4", "SHELLOPTS", "BASHOPTS"})
 LOOKUP_VARIABLES = frozenset({"PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT"})
 _READS = frozenset({"simple_expansion", "expansion"})
+_LAST_COUNTS = frozenset({"pipeline", "list", "negated_command"})
 _COMMANDS = frozenset({"declaration_command", "unset_command", "test_command"})
-_STORED_CODE = re.compile(rb"\[.*(?:\$\(|`)", re.S)
-_QUOTED = frozenset({"raw_string", "ansi_c_string", "string", "word", "heredoc_body"})
+_QUOTED = frozenset({"concatenation", "raw_string", "ansi_c_string", "string", "word", "heredoc_body"})
 _COMPARES = frozenset({b"-eq", b"-ne", b"-lt", b"-le", b"-gt", b"-ge", b"-v"})
 _EVALUATES = frozenset({"arithmetic_expansion", "((", "subscript", "c_style_for_statement"})
 _EVALUATORS = frozenset({"let", "declare", "typeset", "local", "export", "readonly", "printf", "read", "unset", "test"})
 
 
 @cache
-def _parser() -> "Parser":
+def _grammar() -> "Language":
     """Loaded when the first text is judged: a server without policies does without."""
     import tree_sitter
     import tree_sitter_bash
 
-    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
+    return tree_sitter.Language(tree_sitter_bash.language())
+
+
+def _tree(raw: bytes) -> "Tree":
+    """A parser serves one thread, so each text has its own."""
+    import tree_sitter
+
+    return tree_sitter.Parser(_grammar()).parse(raw)
 
 
 def parse(script: Script) -> list[Found | Doubt]:
@@ -82,7 +88,7 @@ class _Walk:
             self._doubt("it has characters in it that no shell can be given", text)
             return False
         self._source = Source(raw, self._cut.bodies)
-        stack: list[tuple[Node, str]] = [(_parser().parse(raw).root_node, "")]
+        stack: list[tuple[Node, str]] = [(_tree(raw).root_node, "")]
         while stack:
             node, parent = stack.pop()
             self._visit(node, parent)
@@ -112,10 +118,15 @@ class _Walk:
             self._assigned(self._source.text(node), node)
 
     def _redirected(self, node: "Node") -> None:
-        body = node.children[0]
-        if body.type == "command" or body.type in _COMMANDS:
+        """Redirections of a pipeline or a list are really those of its last command."""
+        body: Node | None = node.children[0]
+        while body is not None and body.type in _LAST_COUNTS:
+            body = body.children[-1] if body.children else None
+        if body is not None and (body.type == "command" or body.type in _COMMANDS):
             self._done.add(body.id)
             self._command(body, node.children[1:])
+        elif any(self._source.words_after(redirect) for redirect in node.children[1:]):
+            self._doubt("words stand behind a redirection", self._source.text(node))
 
     def _command(self, node: "Node", redirects: "list[Node]") -> None:
         words: list[Word] = []
@@ -172,13 +183,19 @@ class _Walk:
             or (kind == "expansion" and raw.startswith(b"${!"))
         ):
             self._evaluates = True
-        elif kind in _QUOTED and _STORED_CODE.search(raw):
+        elif kind in _QUOTED and _has_code_in_brackets(raw):
             self._stored = True
         elif kind == "@" and parent == "expansion":
             self._doubt("an expansion with @ may run what the variable has in it", raw.decode(errors="replace"))
 
     def _doubt(self, why: str, place: str, lookup: bool = False) -> None:
         self.result.append(Doubt(why, _excerpt(place), self._script.route, lookup))
+
+
+def _has_code_in_brackets(raw: bytes) -> bool:
+    """A subscript is evaluated once more where arithmetic finds it in a variable."""
+    bracket = raw.find(b"[")
+    return bracket >= 0 and (raw.find(b"$(", bracket) >= 0 or raw.find(b"`", bracket) >= 0)
 
 
 def _excerpt(text: str) -> str:

@@ -26,6 +26,11 @@ _DELIMITER = re.compile(rb"'([\w.-]+)'|\"([\w.-]+)\"|\\([\w.-]+)|(\w+)")
 _LOOSE = frozenset({"expansion", "test_command", "binary_expression", "case_item", "regex", "extglob_pattern"})
 _PATTERNS = frozenset({"regex", "extglob_pattern"})
 # Tokens between whose parts text may stand that is no token.
+_OF_WORDS = frozenset({"command", "declaration_command", "unset_command"})
+_ON_ONE_LINE = _OF_WORDS | {
+    "redirected_statement", "file_redirect", "herestring_redirect", "variable_assignment", "pipeline", "list",
+    "negated_command", "test_command", "concatenation",
+}  # fmt: skip
 _WITH_TEXT = frozenset({"string", "heredoc_body", "translated_string"})
 
 
@@ -73,11 +78,17 @@ def gap_doubt(node: "Node", source: bytes) -> str:
     """What is wrong with the text of a node that none of its parts covers."""
     if node.type in _WITH_TEXT or not node.child_count:
         return ""
-    place = node.start_byte
+    place, before = node.start_byte, None
     for child in node.children:
-        if source[place : child.start_byte].replace(b"\\\n", b"").strip(b" \t\n"):
+        gap = source[place : child.start_byte].replace(b"\\\n", b"")
+        if gap.strip(b" \t\n"):
             return "its syntax is not understood"
-        place = max(place, child.end_byte)
+        if before is not None and before.is_named and b"\n" in gap and node.type in _ON_ONE_LINE:
+            return "it cannot be told where a command ends"
+        touching = before is not None and place == child.start_byte and "redirect" not in before.type + child.type
+        if touching and node.type in _OF_WORDS:
+            return "it cannot be told where a word ends"
+        place, before = max(place, child.end_byte), child
     return ""
 
 

@@ -65,9 +65,7 @@ class RedisLink:
         except TimeoutError as exc:
             raise self._silent() from exc
         except theirs.RedisClusterException as exc:
-            if exc.__class__ is not theirs.RedisClusterException:
-                raise self._ours(exc) from exc
-            raise self._away("its cluster cannot be used") from None  # its text may hold what was to be stored
+            raise self._ours_of_cluster(exc) from None  # its text may hold what was to be stored
         except (theirs.RedisError, OSError) as exc:
             raise self._ours(exc) from exc
 
@@ -122,6 +120,11 @@ class RedisLink:
         if isinstance(exc, theirs.ResponseError):
             return self._refused(str(exc))
         return self._away(f"cannot be reached: {exc}", "see that it runs, and that its URL is right")
+
+    def _ours_of_cluster(self, exc: Exception) -> WarrenError:
+        if isinstance(exc.__cause__, theirs.RedisError):
+            return self._ours(exc.__cause__)
+        return self._away("is a cluster that cannot be used", "look at CLUSTER INFO on one of its nodes")
 
     def _refused(self, text: str) -> Unavailable:
         if text.startswith("MISCONF"):

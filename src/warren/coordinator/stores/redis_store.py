@@ -4,7 +4,8 @@ Every operation is one Lua script (redis_lua.py says what is kept and how), so n
 else uses the same Redis; only `list`, `active` and `purge` go in steps when there is much, so as not to keep the
 others waiting, and then each step is one. All keys begin with the same name in braces: on a cluster they are all on
 one node, which gives it a spare one and no more room. What was acknowledged is as lasting as Redis makes it:
-`appendfsync always` loses nothing, `everysec` a second of it when its machine dies (none when only Redis does).
+`appendfsync always` loses nothing, `everysec` a second of it when its machine dies (none when only Redis does). When a
+replica takes over, what had not reached it is lost; the store then goes on with what the replica has.
 """
 
 import logging

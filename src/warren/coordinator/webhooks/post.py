@@ -72,6 +72,10 @@ class Poster:
         allowed = ", ".join(map(str, self._allowed)) or "none"
         return f"<Poster allowed beside the public Internet: {allowed}>"
 
+    def check(self, url: str) -> None:
+        """Raises InvalidRequest if it is known already, without looking up its name, that `post` would."""
+        read_url(url, self._allowed)
+
     async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         target = read_url(url, self._allowed)
         with _errors(target):

@@ -15,13 +15,13 @@ from yarl import URL
 
 from warren.model.errors import WarrenError
 from warren.sdk.wire import (
-    ANSWER_S,
     CHUNK,
-    CONNECT_S,
     KEPT_S,
+    PATIENCE,
     Address,
     Ask,
     Events,
+    Patience,
     answered,
     check_key,
     cut_off,
@@ -39,8 +39,9 @@ _BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 
 class AsyncTransport:
-    def __init__(self, server_url: str, api_key: str = "") -> None:
+    def __init__(self, server_url: str, api_key: str = "", patience: Patience = PATIENCE) -> None:
         self.address: Address = read_address(server_url)
+        self._patience = patience
         self._api_key = check_key(api_key)
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
@@ -82,7 +83,7 @@ class AsyncTransport:
             except WarrenError as exc:
                 if done_before(attempt, ask, exc):
                     return None
-                pause = pause_before(attempt, ask, exc)
+                pause = pause_before(attempt, ask, exc, self._patience)
                 if pause is None:
                     raise
             attempt += 1
@@ -126,7 +127,9 @@ class AsyncTransport:
 
     @contextlib.asynccontextmanager
     async def _sent(self, ask: Ask, data: Any) -> AsyncIterator[aiohttp.ClientResponse]:
-        timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=ask.takes_s + ANSWER_S)
+        timeout = aiohttp.ClientTimeout(
+            total=None, connect=self._patience.connect_s, sock_read=ask.takes_s + self._patience.answer_s
+        )
         try:
             response = await self._session().request(
                 ask.method,
@@ -152,9 +155,11 @@ class AsyncTransport:
     async def socket(self, ask: Ask) -> AsyncIterator["AsyncSocket"]:
         said = bytearray()
         no_limit = aiohttp.ClientTimeout()
-        async with aiohttp.ClientSession(timeout=no_limit, trace_configs=[_refusals_into(said)]) as session:
+        async with aiohttp.ClientSession(
+            timeout=no_limit, trace_configs=[_refusals_into(said, self._patience)]
+        ) as session:
             try:
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(self._patience.answer_s):
                     connection = await session.ws_connect(
                         self._url(ask), headers=ask.headers(self._api_key), max_msg_size=0, heartbeat=30
                     )
@@ -185,13 +190,13 @@ async def _noted(data: AsyncIterable[bytes], failed: list[Exception]) -> AsyncIt
         raise
 
 
-def _refusals_into(said: bytearray) -> aiohttp.TraceConfig:
+def _refusals_into(said: bytearray, patience: Patience) -> aiohttp.TraceConfig:
     """What a server says when it does not open a socket: aiohttp tells the status only, and drops the rest."""
 
     async def read(_: aiohttp.ClientSession, context: Any, answer: aiohttp.TraceRequestEndParams) -> None:
         if answer.response.status != _SWITCHED:
             with contextlib.suppress(*_BROKEN):
-                async with asyncio.timeout(CONNECT_S):
+                async with asyncio.timeout(patience.connect_s):
                     said.extend(await answer.response.read())
 
     tracing = aiohttp.TraceConfig()

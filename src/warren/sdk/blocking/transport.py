@@ -19,13 +19,13 @@ from typing import Any
 
 from warren.model.errors import WarrenError
 from warren.sdk.wire import (
-    ANSWER_S,
     CHUNK,
-    CONNECT_S,
     KEPT_S,
+    PATIENCE,
     Address,
     Ask,
     Events,
+    Patience,
     answered,
     check_key,
     cut_off,
@@ -42,8 +42,9 @@ _BROKEN = (OSError, http.client.HTTPException)
 
 
 class Transport:
-    def __init__(self, server_url: str, api_key: str = "") -> None:
+    def __init__(self, server_url: str, api_key: str = "", patience: Patience = PATIENCE) -> None:
         self.address: Address = read_address(server_url)
+        self._patience = patience
         self._api_key = check_key(api_key)
         self._kept: deque[tuple[float, http.client.HTTPConnection]] = deque()
         self._lock = threading.Lock()
@@ -68,7 +69,7 @@ class Transport:
             except WarrenError as exc:
                 if done_before(attempt, ask, exc):
                     return None
-                pause = pause_before(attempt, ask, exc)
+                pause = pause_before(attempt, ask, exc, self._patience)
                 if pause is None:
                     raise
             attempt += 1
@@ -125,7 +126,7 @@ class Transport:
         if chunked:
             headers["Transfer-Encoding"] = "chunked"
         try:
-            connection.sock.settimeout(ask.takes_s + ANSWER_S)
+            connection.sock.settimeout(ask.takes_s + self._patience.answer_s)
             path = f"{self.address.prefix}{ask.target}"
             connection.request(ask.method, path, data, headers, encode_chunked=chunked)
             return connection.getresponse()
@@ -154,7 +155,7 @@ class Transport:
 
     def _connect(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self.address.scheme == "https" else http.client.HTTPConnection
-        connection = kind(self.address.host, self.address.port, timeout=CONNECT_S)
+        connection = kind(self.address.host, self.address.port, timeout=self._patience.connect_s)
         try:
             connection.connect()
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -181,7 +182,7 @@ class Transport:
                 opening = connect(
                     url,
                     additional_headers=ask.headers(self._api_key),
-                    open_timeout=CONNECT_S,
+                    open_timeout=self._patience.connect_s,
                     max_size=None,
                     compression=None,
                     proxy=None,

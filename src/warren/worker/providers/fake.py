@@ -1,7 +1,7 @@
 """A provider without any isolation to get wrong: its sandboxes are objects in memory.
 
-It never touches the host. Tests script it: `fail_next` creates fail, each create takes `delay_s`,
-`lose` lets a sandbox die. What it made outlives it in `machines`, which a second provider may be
+It never touches the host. Tests script it: it knows `images`, `fail_next` creates fail, each create takes
+`delay_s`, `lose` lets a sandbox die. What it made outlives it in `machines`, which a second provider may be
 given, as after a restart.
 """
 
@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import IsolationUnavailable, ProviderUnavailable, SandboxNotFound
+from warren.model.errors import ImageNotFound, IsolationUnavailable, ProviderUnavailable, SandboxNotFound
 from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.worker.providers.fake_sandbox import FakeMachine, FakeSandbox
 
@@ -21,11 +21,13 @@ class FakeProvider:
         machines: dict[str, FakeMachine] | None = None,
         *,
         layers: frozenset[Layer] = frozenset(Layer) - {Layer.GUEST_KERNEL},
+        images: frozenset[str] = frozenset({"base", "host"}),
         fail_next: int = 0,
         delay_s: float = 0.0,
     ) -> None:
         self.machines = {} if machines is None else machines
         self.layers = layers
+        self.images = images
         self.fail_next = fail_next
         self.delay_s = delay_s
         self.created = 0
@@ -43,6 +45,9 @@ class FakeProvider:
         if missing:
             names = ", ".join(sorted(missing))
             raise IsolationUnavailable(f"the fake has no {names}", remedy="do not require it, or use another provider")
+        if spec.image not in self.images:
+            known = ", ".join(sorted(self.images))
+            raise ImageNotFound(f"the fake has no image {spec.image!r}", remedy=f"use one it has: {known}")
         self.creating += 1
         try:
             await asyncio.sleep(self.delay_s)

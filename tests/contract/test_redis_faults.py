@@ -1,0 +1,438 @@
+"""What the store in Redis does when Redis is away, frozen, full, restarted, or emptied, and when answers get lost."""
+
+import asyncio
+import datetime
+import ipaddress
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from contract.records_contract import a_record
+from contract.store_values import EPOCH, S, a_key, a_session, added, ended, swapped
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from redis_server import (
+    PATIENCE_S,
+    LossyWire,
+    RedisServer,
+    lossy_wire,
+    running_cluster,
+    running_redis,
+    wait_for_cluster,
+    wait_until,
+)
+from server_process import free_port
+
+from warren.coordinator.stores import redis_record_scripts, redis_scripts
+from warren.coordinator.stores.redis_lua import Script
+from warren.coordinator.stores.redis_store import RedisStore
+from warren.interfaces.store import Added, KeyRecord, Page
+from warren.model.errors import KeyReused, NoSpace, Unavailable
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_redis(tmp_path / "redis") as server:
+        yield server
+
+
+@pytest.fixture
+async def store(server: RedisServer) -> AsyncIterator[RedisStore]:
+    store = await RedisStore.open(server.url, timeout_s=PATIENCE_S)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def lossy(server: RedisServer) -> AsyncIterator[tuple[LossyWire, RedisStore]]:
+    _load_scripts(server)
+    async with lossy_wire(server) as (wire, url):
+        store = await RedisStore.open(url, timeout_s=PATIENCE_S)
+        yield wire, store
+        await store.close()
+
+
+class TestAnswersThatGetLost:
+    """The change was made, and its answer went with the connection: the caller gets the right answer all the same."""
+
+    async def test_a_new_session_is_new(self, lossy: tuple[LossyWire, RedisStore]) -> None:
+        wire, store = lossy
+        for key, thread_id in ((None, ""), (None, "t"), (a_key(), ""), (a_key("other"), "u")):
+            session = a_session(thread_id=thread_id)
+            wire.lose()
+            assert await store.add(session, key) == (session, Added.NEW)
+            assert wire.lost_all
+        assert len(await store.active()) == 4
+
+    async def test_a_key_remembered_for_the_session_of_a_thread_gives_that_as_the_threads(
+        self, lossy: tuple[LossyWire, RedisStore]
+    ) -> None:
+        wire, store = lossy
+        session = await added(store, thread_id="t")
+        wire.lose()
+        assert await store.add(a_session(thread_id="t"), a_key()) == (session, Added.THREAD)
+        assert await store.add(a_session(thread_id="t"), a_key()) == (session, Added.KEY)
+
+    async def test_an_id_that_another_gave_is_still_a_conflict(self, lossy: tuple[LossyWire, RedisStore]) -> None:
+        wire, store = lossy
+        session = await added(store, a_key())
+        wire.lose()
+        with pytest.raises(KeyReused):
+            await store.add(a_session(), a_key(fingerprint="two"))
+        wire.lose()
+        assert await store.add(a_session(), a_key()) == (session, Added.KEY)
+
+    async def test_a_change_that_was_made_was_made(self, lossy: tuple[LossyWire, RedisStore]) -> None:
+        wire, store = lossy
+        session = await added(store)
+        for state in (S.RUNNING, S.RUNNING, S.STOPPING, S.ENDED):
+            wire.lose()
+            session = await swapped(store, session, state)
+            assert wire.lost_all
+        assert await store.get("acme", session.id) == session
+
+    async def test_a_change_that_another_was_faster_with_was_not_made(
+        self, lossy: tuple[LossyWire, RedisStore], store: RedisStore
+    ) -> None:
+        wire, mine = lossy
+        session = await added(store)
+        theirs = await swapped(store, session, S.RUNNING, detail="theirs")
+        wire.lose()
+        assert not await mine.swap(session.moved_to(S.RUNNING, detail="mine"))
+        assert await store.get("acme", session.id) == theirs
+
+    async def test_a_claimed_key_is_the_claimers(self, lossy: tuple[LossyWire, RedisStore]) -> None:
+        wire, store = lossy
+        wire.lose()
+        assert await store.claim_key(a_key(), EPOCH, 1.0) is None
+        wire.lose()
+        await store.answer_key(a_key(), "42")
+        wire.lose()
+        assert await store.claim_key(a_key(), EPOCH, 1.0) == KeyRecord("one", "42")
+        wire.lose()
+        await store.release_key(a_key())
+        assert await store.claim_key(a_key(), EPOCH, 1.0) is None
+
+    async def test_records_are_put_and_deleted_once(self, lossy: tuple[LossyWire, RedisStore]) -> None:
+        wire, store = lossy
+        for put in (a_record(), a_record().changed("more")):
+            wire.lose()
+            assert await store.records.put(put)
+        wire.lose()
+        assert await store.records.delete("note", "one")
+        wire.lose()
+        assert not await store.records.delete("note", "one")
+
+    async def test_lost_twice_is_unavailable(self, lossy: tuple[LossyWire, RedisStore], server: RedisServer) -> None:
+        wire, store = lossy
+        session = await added(store)
+        wire.lose(2)
+        with pytest.raises(Unavailable, match=f"Redis at 127.0.0.1:{wire.port}"):
+            await store.get("acme", session.id)
+        assert await store.get("acme", session.id) == session
+
+
+class TestTriedAgainLater:
+    """The second try comes when others have been at it in the meantime."""
+
+    async def test_a_key_that_was_released_and_claimed_by_another_is_not_released_again(
+        self, store: RedisStore, server: RedisServer
+    ) -> None:
+        key = a_key()
+        release = (
+            "EVAL",
+            redis_scripts.RELEASE_KEY.text,
+            1,
+            "{warren}",
+            "",
+            "0123456789ab",
+            key.tenant,
+            key.scope,
+            key.key,
+        )
+        await store.claim_key(key, EPOCH, 1.0)
+        server.ask(*release, key.fingerprint)
+        assert await store.claim_key(key, EPOCH, 1.0) is None
+        server.ask(*release, key.fingerprint)
+        assert await store.claim_key(key, EPOCH, 1.0) == KeyRecord("one")
+
+    async def test_a_record_that_was_deleted_and_put_again_is_not_deleted_again(
+        self, store: RedisStore, server: RedisServer
+    ) -> None:
+        delete = "EVAL", redis_record_scripts.DELETE_RECORD.text, 1, "{warren}", "", "0123456789ab", "note", "one"
+        assert server.ask(*delete)[1] == 0
+        await store.records.put(a_record())
+        assert server.ask(*delete)[1] == 1
+        await store.records.put(a_record())
+        assert server.ask(*delete)[1] == 1
+        assert await store.records.get("note", "one") == a_record()
+
+    async def test_a_change_that_others_have_changed_since_was_made_all_the_same(
+        self, store: RedisStore, server: RedisServer
+    ) -> None:
+        record = a_record()
+        tries = []
+        for token, put in (("0" * 12, record), ("1" * 12, record.changed("mine"))):
+            values = put.kind, put.id, put.value, put.version, put.group, ""
+            tries.append(("EVAL", redis_record_scripts.PUT_RECORD.text, 1, "{warren}", "", token, *values))
+            assert server.ask(*tries[-1])[1] == 1
+        for version in range(2, 8):
+            assert [server.ask(*one)[1] for one in tries] == [1, 1]
+            assert await store.records.put(a_record(value="theirs", version=version + 1))
+        found = await store.records.get("note", "one")
+        assert found == a_record(value="theirs", version=8)
+        assert server.ask(*tries[0][:5], "2" * 12, *tries[0][6:])[1] == 0
+
+
+class TestRestarts:
+    async def test_idle_connections_may_be_cut_at_any_time(self, store: RedisStore, server: RedisServer) -> None:
+        await asyncio.gather(*(added(store) for _ in range(20)))
+        for _ in range(3):
+            server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            answers = await asyncio.gather(*(store.add(a_session(thread_id="t")) for _ in range(20)))
+            assert len({session.id for session, _ in answers}) == 1
+        assert len(await store.active()) == 21
+
+    async def test_an_empty_redis_after_a_restart_is_an_empty_store(
+        self, store: RedisStore, server: RedisServer
+    ) -> None:
+        session = await added(store)
+        server.kill()
+        with pytest.raises(Unavailable, match=f"Redis at 127.0.0.1:{server.port} cannot be reached") as caught:
+            await store.get("acme", session.id)
+        assert caught.value.retry_after_s
+        server.start()
+        assert await store.get("acme", session.id) is None
+        assert not await store.swap(session.moved_to(S.RUNNING))
+        await added(store)
+
+    async def test_flushed_scripts_and_flushed_data_do_no_harm(self, store: RedisStore, server: RedisServer) -> None:
+        session = await added(store, a_key(), thread_id="t")
+        server.ask("SCRIPT", "FLUSH")
+        assert await store.of_thread("acme", "t") == session
+        server.ask("FLUSHALL")
+        assert await store.of_thread("acme", "t") is None
+        assert await store.count() == dict.fromkeys(S, 0)
+        again = await added(store, a_key(), thread_id="t")
+        await ended(store, again, ended=1.0)
+        assert await store.purge(EPOCH, 2.0) == 1
+
+    async def test_a_cluster_that_was_restarted_is_found_again(self, tmp_path: Path) -> None:
+        with running_cluster(tmp_path) as server:
+            url = f"redis+cluster://:{server.password}@127.0.0.1:{free_port()},127.0.0.1:{server.port}"
+            store = await RedisStore.open(url, timeout_s=PATIENCE_S)
+            await added(store)
+            server.kill()
+            server.start()
+            wait_for_cluster(server)
+            await added(store)
+            assert len(await store.active()) == 1
+            await store.close()
+
+    async def test_a_cluster_tells_of_a_wrong_password_too(self, tmp_path: Path) -> None:
+        with running_cluster(tmp_path) as server:
+            with pytest.raises(Unavailable, match="does not take this user name and password") as caught:
+                await RedisStore.open(f"redis+cluster://:wrong-one@127.0.0.1:{server.port}", timeout_s=PATIENCE_S)
+            assert "wrong-one" not in str(caught.value)
+
+
+class TestFrozenRedis:
+    async def test_it_is_told_in_time_and_the_change_is_not_made_late(
+        self, store: RedisStore, server: RedisServer
+    ) -> None:
+        session = await added(store)
+        _load_scripts(server)
+        hasty = await RedisStore.open(server.url, timeout_s=0.5)
+        assert await _soon(hasty.get, "acme", session.id) == session
+        before = server.calls("evalsha")
+        server.send(signal.SIGSTOP)
+        try:
+            with pytest.raises(Unavailable, match=r"did not answer within 0\.5 s") as caught:
+                await hasty.swap(session.moved_to(S.RUNNING))
+            assert caught.value.retry_after_s
+        finally:
+            server.send(signal.SIGCONT)
+        wait_until(lambda: server.calls("evalsha") > before, "the change never arrived")
+        assert await store.get("acme", session.id) == session
+        assert await _soon(hasty.get, "acme", session.id) == session
+        await hasty.close()
+
+    async def test_a_clock_that_was_set_stops_nobody(self, store: RedisStore) -> None:
+        session = await added(store)
+        for hours in (-10, 10):
+            assert store._link._ahead_s is not None
+            store._link._ahead_s += hours * 3600
+            session = await swapped(store, session, S.RUNNING)
+        assert await store.get("acme", session.id) == session
+
+
+class TestFullRedis:
+    async def test_nothing_new_is_taken_and_what_there_is_can_be_ended(
+        self, store: RedisStore, server: RedisServer
+    ) -> None:
+        held = await added(store, a_key(), thread_id="t", state=S.RUNNING)
+        server.ask("CONFIG", "SET", "maxmemory", 1)
+        late = a_session(thread_id="late")
+        for write in (
+            lambda: store.add(late),
+            lambda: store.add(late, a_key("late")),
+            lambda: store.add(a_session(thread_id="t"), a_key("late")),
+            lambda: store.swap(held.changed(used=140.0)),
+            lambda: store.claim_key(a_key("late"), EPOCH, 1.0),
+            lambda: store.answer_key(a_key(), "x"),
+            lambda: store.records.put(a_record()),
+        ):
+            with pytest.raises(NoSpace, match=f"Redis at 127.0.0.1:{server.port} has no memory left") as caught:
+                await write()
+            assert "maxmemory" in caught.value.remedy
+        assert list(await store.active()) == [held]
+        assert await store.of_thread("acme", "late") is None
+        await ended(store, held, ended=1.0)
+        assert await store.purge(EPOCH, 2.0) == 1
+        server.ask("CONFIG", "SET", "maxmemory", 0)
+        assert await store.claim_key(a_key("late"), EPOCH, 1.0) is None
+        assert await store.add(late) == (late, Added.NEW)
+        assert await store.count() == {**dict.fromkeys(S, 0), S.CREATING: 1}
+
+
+class TestWhoIsRefused:
+    async def test_a_wrong_password_is_told_with_the_remedy_and_never_shown(
+        self, server: RedisServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        for user in (":wrong-secret", "nobody:wrong-secret", ""):
+            with pytest.raises(Unavailable, match="does not take this user name and password") as caught:
+                await RedisStore.open(f"redis://{user}@127.0.0.1:{server.port}", timeout_s=PATIENCE_S)
+            assert "URL" in caught.value.remedy
+            assert "wrong-secret" not in "".join(traceback.format_exception(caught.value))
+        assert "wrong-secret" not in caplog.text
+
+    async def test_a_user_with_too_few_rights_is_told(self, server: RedisServer) -> None:
+        server.ask("ACL", "SETUSER", "guest", "on", ">guest-secret", "~elsewhere", "+@all")
+        with pytest.raises(Unavailable, match="does not let this user"):
+            await RedisStore.open(f"redis://guest:guest-secret@127.0.0.1:{server.port}", timeout_s=PATIENCE_S)
+        server.ask("ACL", "SETUSER", "guest", "~{warren}*")
+        store = await RedisStore.open(f"redis://guest:guest-secret@127.0.0.1:{server.port}", timeout_s=PATIENCE_S)
+        await ended(store, await added(store, a_key(), thread_id="t"))
+        assert "guest-secret" not in repr(store)
+        await store.close()
+
+    async def test_a_replica_is_not_written_to(self, store: RedisStore, server: RedisServer) -> None:
+        await added(store)
+        server.ask("REPLICAOF", "127.0.0.1", free_port())
+        with pytest.raises(Unavailable, match="is a replica") as caught:
+            await store.add(a_session())
+        assert "Sentinel" in caught.value.remedy
+
+    async def test_nobody_there_is_told_at_once(self, tmp_path: Path) -> None:
+        port, password = free_port(), secrets.token_hex(8)
+        with pytest.raises(Unavailable, match=f"Redis at 127.0.0.1:{port} cannot be reached"):
+            await RedisStore.open(f"redis://:{password}@127.0.0.1:{port}")
+        with pytest.raises(Unavailable, match=f"Redis at {tmp_path}/none.sock cannot be reached"):
+            await RedisStore.open(f"unix://{tmp_path}/none.sock")
+        for kind, rest in (("sentinel", "/mymaster"), ("cluster", "")):
+            with pytest.raises(Unavailable, match=rf"Redis at 127\.0\.0\.1:{port}") as caught:
+                await RedisStore.open(f"redis+{kind}://:{password}@127.0.0.1:{port}{rest}")
+            assert password not in "".join(traceback.format_exception(caught.value))
+
+    async def test_a_closed_store_says_so(self, server: RedisServer) -> None:
+        store = await RedisStore.open(server.url, timeout_s=PATIENCE_S)
+        await store.close()
+        await store.close()
+        assert repr(store) == f"<RedisStore over <RedisLink 127.0.0.1:{server.port} closed>>"
+        with pytest.raises(Unavailable, match="closed"):
+            await store.get("acme", "ses_1")
+
+
+class TestTls:
+    async def test_it_is_spoken_to_a_server_whose_certificate_is_known(self, tmp_path: Path) -> None:
+        _make_certificate(tmp_path / "server")
+        with running_redis(tmp_path / "redis", tls_files=str(tmp_path / "server")) as server:
+            store = await RedisStore.open(f"{server.tls_url}?ssl_ca_certs={tmp_path}/server.crt", timeout_s=PATIENCE_S)
+            session = await added(store, env={"A": "x" * 100_000})
+            assert await store.get("acme", session.id) == session
+            await store.close()
+            with pytest.raises(Unavailable, match=r"cannot be reached: .*CERTIFICATE_VERIFY_FAILED"):
+                await RedisStore.open(server.tls_url, timeout_s=PATIENCE_S)
+            unsure = await RedisStore.open(f"{server.tls_url}?ssl_cert_reqs=none", timeout_s=PATIENCE_S)
+            assert await unsure.get("acme", session.id) == session
+            await unsure.close()
+
+
+class TestManyAtOnce:
+    async def test_forty_stores_in_eight_processes_make_one_session_for_a_thread(self, server: RedisServer) -> None:
+        children = [_claimer(server.url, 5) for _ in range(8)]
+        for child in children:
+            assert child.stdout is not None
+            assert await asyncio.to_thread(child.stdout.readline) == "ready\n"
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        lines = [line for child in children for line in (await asyncio.to_thread(child.communicate))[0].split("\n")]
+        answers = [line.split() for line in lines if line]
+        assert len(answers) == 40
+        assert len({session_id for session_id, _ in answers}) == 1
+        assert [which for _, which in answers].count(Added.NEW) == 1
+        store = await RedisStore.open(server.url, timeout_s=PATIENCE_S)
+        assert [one.id for one in await store.list("acme", Page())] == [answers[0][0]]
+        await store.close()
+
+    async def test_a_thousand_calls_at_once_share_few_connections(self, store: RedisStore, server: RedisServer) -> None:
+        await asyncio.gather(*(added(store) for _ in range(1000)))
+        assert len(await store.active()) == 1000
+        assert len(server.ask("CLIENT", "LIST").splitlines()) <= 70
+
+
+def _load_scripts(server: RedisServer) -> None:
+    """Else it is only the complaint about an unknown script that gets lost or comes late."""
+    for script in (*vars(redis_scripts).values(), *vars(redis_record_scripts).values()):
+        if isinstance(script, Script):
+            assert server.ask("SCRIPT", "LOAD", script.text) == script.sha.encode()
+
+
+async def _soon(call: Callable[..., Awaitable[object]], *values: object) -> object:
+    """A hasty store on a busy machine may be too hasty; then it tries again."""
+    for _ in range(100):
+        try:
+            return await call(*values)
+        except Unavailable:
+            continue
+    raise AssertionError("it was never in time")
+
+
+def _claimer(url: str, number: int) -> "subprocess.Popen[str]":
+    command = [sys.executable, str(Path(__file__).parent / "redis_claimer.py"), url, str(number)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def _make_certificate(path: Path) -> None:
+    """For 127.0.0.1, signed by itself: `path`.crt and `path`.key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "redis of a test")])
+    now = datetime.datetime.now(datetime.UTC)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path.with_suffix(".crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    path.with_suffix(".key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )

@@ -1,0 +1,506 @@
+"""Events reach the webhooks that want them, over real connections, whatever happens in between."""
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from integration.webhook_receiver import PRIVATE, Names, receiving, saying, two_receivers
+from integration.webhook_world import (
+    FAILS,
+    GONE,
+    NOW,
+    TAKES,
+    FailingRecords,
+    an_event,
+    delivering,
+    ids,
+    one_after_the_other,
+    posts,
+    silent,
+    until_states,
+    wait_until,
+    webhooks,
+    working,
+)
+
+from warren.clock import ManualClock
+from warren.coordinator.stores.memory_records import MemoryRecords
+from warren.coordinator.stores.sqlite import SqliteStore
+from warren.coordinator.webhooks.courier import LEASE_S, LOOK_AT_ALL_S
+from warren.coordinator.webhooks.deliveries import FAILED_KEPT_S, MOST_FAILED
+from warren.coordinator.webhooks.outbox import REMEMBERED_S
+from warren.coordinator.webhooks.places import AT_ONCE, OF_A_TENANT, OF_A_WEBHOOK
+from warren.coordinator.webhooks.retries import ATTEMPTS, PAUSES_S, SPREAD
+from warren.coordinator.webhooks.signing import verify
+from warren.interfaces.records import Record
+from warren.model.errors import Conflict, RateLimited, Unauthorized
+from warren.model.events import EventKind
+
+pytestmark = pytest.mark.anyio
+ALL = ["*"]
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(wall=NOW)
+
+
+# -- what arrives
+
+
+async def test_an_event_arrives_as_it_was_and_signed(clock: ManualClock) -> None:
+    event = an_event(exit_code=3)
+    async with receiving(TAKES) as receiver, working(MemoryRecords(), clock) as made:
+        hook, secret = await made.create("acme", receiver.url(), ALL)
+        made.publish(event)
+        await until_delivered(made, hook.id, receiver.requests, 1)
+    (post,) = posts(receiver)
+    assert post.values == {
+        "id": event.id,
+        "type": "session.ended",
+        "timestamp": "2027-01-15T08:00:00.000Z",
+        "tenant": "acme",
+        "session_id": "ses_1",
+        "data": {"exit_code": 3},
+    }
+    assert post.id == event.id
+    verify(secret, post.headers, post.body, clock.wall())
+    with pytest.raises(Unauthorized):
+        verify(secret, post.headers, post.body + b" ", clock.wall())
+
+
+async def until_delivered(made: object, hook_id: str, requests: list[bytes], count: int, tenant: str = "acme") -> None:
+    await wait_until(lambda: len(requests) >= count)
+    await until_states(made, hook_id, tenant=tenant)  # type: ignore[arg-type]
+
+
+async def test_a_webhook_is_told_of_what_it_wants_and_of_its_tenant_alone(clock: ManualClock) -> None:
+    wanted = an_event(kind=EventKind.SESSION_LOST)
+    async with receiving(TAKES) as receiver, working(MemoryRecords(), clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ["session.lost", "quota.reached"])
+        made.publish(an_event())
+        made.publish(an_event("other", EventKind.SESSION_LOST))
+        made.publish(wanted)
+        await until_delivered(made, hook.id, receiver.requests, 1)
+    assert ids(receiver) == [wanted.id]
+
+
+async def test_every_webhook_of_a_tenant_is_told(clock: ManualClock) -> None:
+    events = [an_event() for _ in range(20)]
+    async with receiving(TAKES) as one, receiving(TAKES) as two, working(MemoryRecords(), clock) as made:
+        hooks = [(await made.create("acme", each.url(), ALL))[0] for each in (one, two)]
+        for event in events:
+            made.publish(event)
+        for hook, each in zip(hooks, (one, two), strict=True):
+            await until_delivered(made, hook.id, each.requests, 20)
+    assert sorted(ids(one)) == sorted(ids(two)) == sorted(event.id for event in events)
+
+
+async def test_events_that_nobody_wants_are_not_kept(clock: ManualClock) -> None:
+    records = MemoryRecords()
+    async with webhooks(records, clock) as made:
+        for _ in range(5):
+            made.publish(an_event())
+    assert repr(records) == "<MemoryRecords: 0>"
+    assert made.dropped == 0
+
+
+async def test_a_webhook_made_by_another_process_is_told_two_seconds_later(clock: ManualClock) -> None:
+    records = MemoryRecords()
+    async with receiving(TAKES) as receiver, working(records, clock) as made, webhooks(records, clock) as other:
+        made.publish(an_event())
+        await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
+        hook, _ = await other.create("acme", receiver.url(), ALL)
+        await clock.advance(REMEMBERED_S)
+        made.publish(late := an_event())
+        await until_delivered(made, hook.id, receiver.requests, 1)
+    assert ids(receiver) == [late.id]
+
+
+# -- what fails
+
+
+async def test_a_failure_is_tried_again_with_the_same_id_and_a_signature_of_its_own(clock: ManualClock) -> None:
+    async with receiving(one_after_the_other(FAILS, TAKES)) as receiver, working(MemoryRecords(), clock) as made:
+        hook, secret = await made.create("acme", receiver.url(), ALL)
+        made.publish(event := an_event())
+        await until_states(made, hook.id, ("waiting", 1))
+        (shown,) = await made.deliveries("acme", hook.id)
+        assert (shown["status"], shown["error"]) == (500, "it answered 500: oh no")
+        assert (shown["message_id"], shown["type"], shown["attempted_at"]) == (event.id, "session.ended", NOW)
+        assert PAUSES_S[0] <= shown["next_attempt_at"] - NOW <= PAUSES_S[0] * (1 + SPREAD)
+        await clock.advance(400.0)
+        await until_delivered(made, hook.id, receiver.requests, 2)
+    first, second = posts(receiver)
+    assert (first.id, first.body) == (second.id, second.body)
+    assert first.headers["webhook-signature"] != second.headers["webhook-signature"]
+    verify(secret, second.headers, second.body, second_at := float(second.headers["webhook-timestamp"]))
+    assert second_at > NOW
+
+
+async def test_who_takes_a_message_and_hangs_up_gets_it_again(clock: ManualClock) -> None:
+    async def hangs_up(*_: object) -> None:
+        return
+
+    async with receiving(one_after_the_other(hangs_up, TAKES)) as receiver, working(MemoryRecords(), clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        made.publish(event := an_event())
+        await until_states(made, hook.id, ("waiting", 1))
+        assert (await made.deliveries("acme", hook.id))[0]["status"] is None
+        await clock.advance(10.0)
+        await until_delivered(made, hook.id, receiver.requests, 2)
+    assert ids(receiver) == [event.id] * 2
+
+
+async def test_a_receiver_may_ask_for_patience(clock: ManualClock) -> None:
+    busy = saying(b"", "503 Busy", "Retry-After: 1000")
+    async with receiving(busy) as receiver, working(MemoryRecords(), clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        made.publish(an_event())
+        await until_states(made, hook.id, ("waiting", 1))
+        assert (await made.deliveries("acme", hook.id))[0]["next_attempt_at"] >= NOW + 1000
+
+
+async def test_after_the_last_attempt_it_is_given_up_and_shown_for_a_day(clock: ManualClock) -> None:
+    async with receiving(FAILS) as receiver, working(MemoryRecords(), clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        made.publish(an_event())
+        for attempt, pause_s in enumerate(PAUSES_S, start=1):
+            await until_states(made, hook.id, ("waiting", attempt))
+            await advance_to(clock, pause_s * (1 + SPREAD) + 1)
+        await until_states(made, hook.id, ("failed", ATTEMPTS))
+        assert (await made.deliveries("acme", hook.id))[0]["next_attempt_at"] is None
+        await advance_to(clock, FAILED_KEPT_S - 3600)
+        assert len(await made.deliveries("acme", hook.id)) == 1
+        await advance_to(clock, 7200)
+        await until_states(made, hook.id)
+    assert len(receiver.requests) == ATTEMPTS
+
+
+async def advance_to(clock: ManualClock, seconds: float) -> None:
+    """At one go: nobody wakes for each of the looks in between."""
+    clock._now += seconds - 1
+    clock._wall += seconds - 1
+    await clock.advance(1)
+
+
+async def test_what_was_given_up_is_kept_in_small_numbers(clock: ManualClock) -> None:
+    async with receiving(saying(b"", "405 No")) as receiver, working(MemoryRecords(), clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        for _ in range(MOST_FAILED + 5):
+            made.publish(an_event())
+        await until_states(made, hook.id, *[("failed", 1)] * MOST_FAILED)
+        await wait_until(lambda: len(receiver.requests) == MOST_FAILED + 5)
+
+
+async def test_410_disables_the_webhook(clock: ManualClock) -> None:
+    async with receiving(GONE) as receiver, working(MemoryRecords(), clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        made.publish(an_event())
+        await until_states(made, hook.id, ("failed", 1))
+        assert "410" in (await made.get("acme", hook.id)).disabled
+        await clock.advance(REMEMBERED_S)
+        made.publish(an_event())
+        await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
+        assert len(await made.deliveries("acme", hook.id)) == 1
+        with pytest.raises(Conflict, match="disabled"):
+            await made.test("acme", hook.id)
+    assert len(receiver.requests) == 1
+
+
+async def test_what_waits_for_a_webhook_that_was_disabled_is_given_up_unsent(clock: ManualClock) -> None:
+    async with receiving(one_after_the_other(FAILS, GONE)) as receiver, working(MemoryRecords(), clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        made.publish(an_event())
+        await until_states(made, hook.id, ("waiting", 1))
+        assert (await made.test("acme", hook.id)).status == 410
+        await clock.advance(10.0)
+        await until_states(made, hook.id, ("failed", 1))
+        assert "disabled" in (await made.deliveries("acme", hook.id))[0]["error"]
+    assert len(receiver.requests) == 2
+
+
+async def test_a_name_that_leads_to_this_machine_is_refused_and_not_called(clock: ManualClock) -> None:
+    names = Names([PRIVATE])
+    async with two_receivers(TAKES) as (_, private), working(MemoryRecords(), clock, resolver=names) as made:
+        hook, _ = await made.create("acme", f"http://hooks.test:{private.port}/", ALL)
+        made.publish(an_event())
+        await until_states(made, hook.id, ("failed", 1))
+        (shown,) = await made.deliveries("acme", hook.id)
+        assert shown["status"] is None
+        assert shown["error"]
+        assert not (await made.test("acme", hook.id)).delivered
+        assert await private.strangers() == 0
+    assert names.asked == ["hooks.test"] * 2
+
+
+# -- who shares
+
+
+async def test_a_slow_receiver_holds_up_neither_others_nor_itself_for_ever(clock: ManualClock) -> None:
+    async with receiving(silent) as slow, receiving(TAKES) as quick, working(MemoryRecords(), clock) as made:
+        held_up, _ = await made.create("acme", slow.url(), ALL)
+        hook, _ = await made.create("acme", quick.url(), ALL)
+        for _ in range(30):
+            made.publish(an_event())
+        await until_delivered(made, hook.id, quick.requests, 30)
+        waiting = Counter(one["state"] for one in await made.deliveries("acme", held_up.id))
+        assert waiting == {"sending": OF_A_WEBHOOK, "waiting": 30 - OF_A_WEBHOOK}
+    assert slow.connections == OF_A_WEBHOOK
+
+
+async def test_a_tenant_with_slow_receivers_holds_up_no_other_tenant(clock: ManualClock) -> None:
+    async with receiving(silent) as slow, receiving(TAKES) as quick, working(MemoryRecords(), clock) as made:
+        for _ in range(OF_A_TENANT):
+            await made.create("acme", slow.url(), ALL)
+        hook, _ = await made.create("other", quick.url(), ALL)
+        for _ in range(AT_ONCE):
+            made.publish(an_event())
+        await wait_until(lambda: slow.connections == OF_A_TENANT)
+        for _ in range(30):
+            made.publish(an_event("other"))
+        await until_delivered(made, hook.id, quick.requests, 30, tenant="other")
+        assert slow.connections == OF_A_TENANT
+
+
+async def test_no_more_than_so_many_are_sent_at_once_and_the_rest_follows(clock: ManualClock) -> None:
+    go = asyncio.Event()
+
+    async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await TAKES(reader, writer)
+
+    async with receiving(waits) as receiver, working(MemoryRecords(), clock) as made:
+        tenants = [f"t{number}" for number in range(AT_ONCE)]
+        for tenant in tenants:
+            await made.create(tenant, receiver.url(), ALL)
+            for _ in range(3):
+                made.publish(an_event(tenant))
+        await wait_until(lambda: receiver.connections == AT_ONCE)
+        await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
+        assert receiver.connections == AT_ONCE
+        go.set()
+        await wait_until(lambda: len(receiver.requests) == 3 * AT_ONCE)
+    assert max(Counter(ids(receiver)).values()) == 1
+
+
+async def test_a_tenant_has_so_many_waiting_and_more_are_dropped(
+    clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with receiving(TAKES) as receiver, webhooks(MemoryRecords(), clock, most_waiting=5) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        other, _ = await made.create("other", receiver.url(), ALL)
+        events = [an_event() for _ in range(8)]
+        with caplog.at_level(logging.WARNING, "warren.webhooks"):
+            for event in events:
+                made.publish(event)
+                await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
+            made.publish(an_event("other"))
+            await until_states(made, other.id, ("waiting", 0), tenant="other")
+        kept = {one["message_id"] for one in await made.deliveries("acme", hook.id)}
+        assert kept == {event.id for event in events[:5]}
+        assert made.dropped == 3
+        assert [record.message for record in caplog.records if "dropped" in record.message] == [
+            "5 webhooks of the tenant acme wait to be sent: more are dropped"
+        ]
+        async with delivering(made):
+            await until_delivered(made, hook.id, receiver.requests, 6)
+        await clock.advance(REMEMBERED_S)
+        made.publish(late := an_event())
+        await until_states(made, hook.id, ("waiting", 0))
+        assert (await made.deliveries("acme", hook.id))[0]["message_id"] == late.id
+
+
+async def test_what_is_not_even_written_is_bounded_too(clock: ManualClock) -> None:
+    records = FailingRecords()
+    async with receiving(TAKES) as receiver, webhooks(records, clock, most_waiting=5) as made:
+        await made.create("acme", receiver.url(), ALL)
+        records.broken = True
+        for _ in range(8):
+            made.publish(an_event())
+        assert repr(made).startswith("<Webhooks: 5 events to be written, 3 dropped")
+        records.broken = False
+
+
+async def test_two_processes_on_one_store_deliver_each_event_once(clock: ManualClock, tmp_path: Path) -> None:
+    stores = [await SqliteStore.open(tmp_path / "store") for _ in range(2)]
+    async with receiving(TAKES) as receiver, AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(webhooks(store.records, clock)) for store in stores]
+        hooks = [(await first.create("acme", receiver.url(), ALL))[0] for _ in range(4)]
+        events = [an_event() for _ in range(15)]
+        for event in events:
+            first.publish(event)
+        await wait_until(lambda: repr(first).startswith("<Webhooks: 0 events"))
+        await stack.enter_async_context(delivering(first))
+        await stack.enter_async_context(delivering(second))
+        for hook in hooks:
+            await until_states(second, hook.id)
+    for store in stores:
+        await store.close()
+    assert Counter(ids(receiver)) == {event.id: len(hooks) for event in events}
+
+
+# -- what ends in between
+
+
+async def test_who_stops_leaves_the_rest_to_the_next(clock: ManualClock) -> None:
+    records = MemoryRecords()
+    async with receiving(one_after_the_other(silent, TAKES)) as receiver:
+        async with working(records, clock) as made:
+            hook, _ = await made.create("acme", receiver.url(), ALL)
+            made.publish(event := an_event())
+            await wait_until(lambda: receiver.requests)
+        async with working(records, clock) as made:
+            await until_delivered(made, hook.id, receiver.requests, 2)
+    assert ids(receiver) == [event.id] * 2
+
+
+async def test_closing_waits_until_what_was_published_is_written(clock: ManualClock) -> None:
+    records = MemoryRecords()
+    async with receiving(TAKES) as receiver:
+        async with webhooks(records, clock) as made:
+            hook, _ = await made.create("acme", receiver.url(), ALL)
+            for _ in range(50):
+                made.publish(an_event())
+        made.publish(an_event())
+        assert len(await made.deliveries("acme", hook.id)) == 50
+
+
+async def test_what_a_killed_process_was_sending_is_sent_by_the_next(tmp_path: Path) -> None:
+    clock = ManualClock(wall=time.time())
+    store = await SqliteStore.open(tmp_path / "store")
+    async with receiving(one_after_the_other(silent, TAKES)) as receiver, webhooks(store.records, clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        command = [sys.executable, "-m", "integration.webhook_victim", str(tmp_path / "store"), "evt_kept"]
+        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join([str(TESTS), *sys.path])}
+        victim = subprocess.Popen(command, env=environ)
+        try:
+            await wait_until(lambda: receiver.requests)
+        finally:
+            victim.kill()
+            victim.wait()
+        assert [one["state"] for one in await made.deliveries("acme", hook.id)] == ["sending"]
+        clock.set_wall(time.time() + LEASE_S)
+        async with delivering(made):
+            await until_delivered(made, hook.id, receiver.requests, 2)
+    await store.close()
+    assert ids(receiver) == ["evt_kept"] * 2
+
+
+async def test_an_event_waits_for_a_store_that_is_away(clock: ManualClock) -> None:
+    records = FailingRecords()
+    async with receiving(TAKES) as receiver, working(records, clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        records.broken = True
+        made.publish(event := an_event())
+        await clock.advance(5.0)
+        assert not receiver.requests
+        records.broken = False
+        await clock.advance(5.0)
+        await until_delivered(made, hook.id, receiver.requests, 1)
+    assert ids(receiver) == [event.id]
+    assert made.dropped == 0
+
+
+async def test_closing_does_not_wait_for_a_store_that_stays_away(clock: ManualClock) -> None:
+    records = FailingRecords()
+    async with receiving(TAKES) as receiver, webhooks(records, clock) as made:
+        await made.create("acme", receiver.url(), ALL)
+        records.broken = True
+        made.publish(an_event())
+        made.publish(an_event())
+    assert made.dropped == 2
+
+
+async def test_an_event_that_is_no_json_harms_no_other(clock: ManualClock) -> None:
+    async with receiving(TAKES) as receiver, working(MemoryRecords(), clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        made.publish(an_event(bad=object()))
+        made.publish(an_event(bad=float("nan")))
+        made.publish(good := an_event())
+        await until_delivered(made, hook.id, receiver.requests, 1)
+    assert ids(receiver) == [good.id]
+    assert made.dropped == 2
+
+
+async def test_a_damaged_delivery_is_thrown_away(clock: ManualClock) -> None:
+    records = MemoryRecords()
+    async with receiving(TAKES) as receiver, webhooks(records, clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        await records.put(Record(f"delivery/{hook.id}", "0", "{}", group="acme", due=1.0))
+        made.publish(an_event())
+        async with delivering(made):
+            await until_delivered(made, hook.id, receiver.requests, 1)
+
+
+# -- what is deleted
+
+
+async def test_nothing_is_sent_to_a_webhook_that_was_deleted(clock: ManualClock) -> None:
+    records = MemoryRecords()
+    async with receiving(TAKES) as receiver, webhooks(records, clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        made.publish(an_event())
+        await until_states(made, hook.id, ("waiting", 0))
+        await made.delete("acme", hook.id)
+        made.publish(an_event())
+        other, _ = await made.create("acme", receiver.url(), ALL)
+        made.publish(late := an_event())
+        async with delivering(made):
+            await wait_until(lambda: late.id in ids(receiver))
+            await until_states(made, other.id)
+            await wait_until(lambda: "0 sending" in repr(made))
+    assert hook.id not in repr(records._records)[: -len(hook.id)] or len(receiver.requests) <= 2
+
+
+async def test_what_was_put_in_line_by_who_had_not_heard_of_the_deletion_goes_too(clock: ManualClock) -> None:
+    records = MemoryRecords()
+    async with receiving(TAKES) as receiver, working(records, clock) as made, webhooks(records, clock) as other:
+        hook, _ = await made.create("acme", receiver.url(), ["session.lost"])
+        other.publish(an_event(kind=EventKind.SESSION_LOST))
+        await until_delivered(made, hook.id, receiver.requests, 1)
+        await made.delete("acme", hook.id)
+        other.publish(an_event(kind=EventKind.SESSION_LOST))
+        await wait_until(lambda: repr(other).startswith("<Webhooks: 0 events"))
+        await advance_to(clock, 120.0 + LOOK_AT_ALL_S)
+        await wait_until(lambda: repr(records) == "<MemoryRecords: 0>")
+    assert len(receiver.requests) == 1
+
+
+# -- trying it out
+
+
+async def test_a_ping_says_what_came_of_it(clock: ManualClock) -> None:
+    async with receiving(one_after_the_other(TAKES, FAILS)) as receiver, webhooks(MemoryRecords(), clock) as made:
+        hook, secret = await made.create("acme", receiver.url(), ["session.lost"])
+        good, bad = await made.test("acme", hook.id), await made.test("acme", hook.id)
+        assert (good.delivered, good.status, good.error) == (True, 200, "")
+        assert (bad.delivered, bad.status, bad.error) == (False, 500, "it answered 500: oh no")
+        assert not await made.deliveries("acme", hook.id)
+    post = posts(receiver)[0]
+    assert (post.values["type"], post.values["tenant"], post.values["data"]) == ("ping", "acme", {})
+    verify(secret, post.headers, post.body, clock.wall())
+
+
+async def test_pings_have_the_places_that_deliveries_have(clock: ManualClock) -> None:
+    async with receiving(silent) as receiver, webhooks(MemoryRecords(), clock) as made:
+        hook, _ = await made.create("acme", receiver.url(), ALL)
+        pings = [asyncio.create_task(made.test("acme", hook.id)) for _ in range(OF_A_WEBHOOK)]
+        await wait_until(lambda: receiver.connections == OF_A_WEBHOOK)
+        with pytest.raises(RateLimited):
+            await made.test("acme", hook.id)
+        for ping in pings:
+            ping.cancel()
+        await asyncio.gather(*pings, return_exceptions=True)
+        ping = asyncio.create_task(made.test("acme", hook.id))
+        await wait_until(lambda: receiver.connections == OF_A_WEBHOOK + 1)
+        ping.cancel()
+        await asyncio.gather(ping, return_exceptions=True)

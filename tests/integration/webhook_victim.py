@@ -1,0 +1,26 @@
+"""A process that publishes one event and delivers until it is killed: its arguments are a store and the event's id."""
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+from integration.webhook_receiver import PUBLIC
+
+from warren.clock import SystemClock
+from warren.coordinator.stores.sqlite import SqliteStore
+from warren.coordinator.webhooks.addresses import read_networks
+from warren.coordinator.webhooks.outbox import Webhooks
+from warren.coordinator.webhooks.post import Poster
+from warren.model.events import Event, EventKind
+
+
+async def main() -> None:
+    store = await SqliteStore.open(Path(sys.argv[1]))
+    made = Webhooks(store.records, SystemClock(), Poster(read_networks([f"{PUBLIC}/32"])))
+    made.publish(Event(EventKind.SESSION_ENDED, "acme", time.time(), id=sys.argv[2]))
+    await made.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,134 @@
+"""API keys: made, recognised, expired, rotated, revoked."""
+
+import asyncio
+
+import pytest
+
+from warren.clock import ManualClock
+from warren.coordinator.access.keys import REMEMBERED_S, Keys, key_view
+from warren.coordinator.stores.memory_records import MemoryRecords
+from warren.model.access import ALL_SCOPES, Caller, Quota, Scope
+from warren.model.errors import InvalidRequest, NotFound, Unauthorized
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def records() -> MemoryRecords:
+    return MemoryRecords()
+
+
+@pytest.fixture
+def keys(records: MemoryRecords, clock: ManualClock) -> Keys:
+    return Keys(records, clock)
+
+
+async def test_a_key_is_recognised_as_what_it_was_made_for(keys: Keys) -> None:
+    key, text = await keys.create("ci", "acme", frozenset({Scope.EXEC}), quota=Quota(sessions=3))
+    assert await keys.recognise(text) == Caller("acme", key.id, frozenset({Scope.EXEC}), key_quota=Quota(sessions=3))
+
+
+async def test_what_is_kept_does_not_contain_the_key(keys: Keys, records: MemoryRecords) -> None:
+    key, text = await keys.create("ci", "acme")
+    secret = text.rpartition("_")[2]
+    record = await records.get("key", key.id)
+    assert record is not None
+    assert secret not in record.value
+    assert secret not in str(key_view(key))
+    assert key.hashed not in str(key_view(key))
+
+
+async def test_equal_keys_would_be_kept_differently(keys: Keys) -> None:
+    made = [(await keys.create("same", "acme"))[0] for _ in range(3)]
+    assert len({key.salt for key in made}) == len({key.hashed for key in made}) == 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "wk_", "wk__", "wk_x_y", "sk_00_11", "wk_0_1_2", "é", "wk_\ud800_1", "x" * 100_000],
+    ids=lambda text: ascii(text)[:20],
+)
+async def test_what_is_no_key_is_refused_in_the_same_words(keys: Keys, wrong: str) -> None:
+    _, text = await keys.create("ci", "acme")
+    for shown in (wrong, text[:-1], text + "0", text.upper(), text[:-1] + ("0" if text[-1] != "0" else "1")):
+        with pytest.raises(Unauthorized) as refused:
+            await keys.recognise(shown)
+        assert refused.value.message == "this API key is not known here"
+
+
+async def test_a_key_is_refused_after_its_expiry(keys: Keys, clock: ManualClock) -> None:
+    _, text = await keys.create("ci", "acme", expires_at=clock.wall() + 60)
+    await keys.recognise(text)
+    await clock.advance(59.5)
+    await keys.recognise(text)
+    await clock.advance(0.5)
+    with pytest.raises(Unauthorized, match="has expired"):
+        await keys.recognise(text)
+
+
+async def test_a_rotated_key_is_the_same_key_with_another_secret(keys: Keys) -> None:
+    key, old = await keys.create("ci", "acme", ALL_SCOPES)
+    fresh, new = await keys.rotate(key.id)
+    assert (fresh.id, fresh.name, fresh.tenant, fresh.scopes) == (key.id, key.name, key.tenant, key.scopes)
+    assert (await keys.recognise(new)).key_id == key.id
+    with pytest.raises(Unauthorized):
+        await keys.recognise(old)
+
+
+async def test_a_revoked_key_is_refused_at_once_here_and_soon_elsewhere(
+    keys: Keys, records: MemoryRecords, clock: ManualClock
+) -> None:
+    elsewhere = Keys(records, clock)
+    key, text = await keys.create("ci", "acme")
+    await keys.recognise(text)
+    await elsewhere.recognise(text)
+    await keys.revoke(key.id)
+    with pytest.raises(Unauthorized):
+        await keys.recognise(text)
+    await clock.advance(REMEMBERED_S)
+    with pytest.raises(Unauthorized):
+        await elsewhere.recognise(text)
+    with pytest.raises(NotFound, match="warren keys list"):
+        await keys.revoke(key.id)
+
+
+async def test_the_last_use_is_noted_now_and_then(keys: Keys, clock: ManualClock) -> None:
+    key, text = await keys.create("ci", "acme")
+    for _ in range(3):
+        await keys.recognise(text)
+        await asyncio.sleep(0)
+    first = (await keys.get(key.id)).used_at
+    assert first == clock.wall()
+    await clock.advance(61)
+    await keys.recognise(text)
+    await asyncio.sleep(0)
+    assert (await keys.get(key.id)).used_at == first + 61
+
+
+async def test_keys_are_listed_by_tenant(keys: Keys) -> None:
+    for tenant in ("a", "b", "a"):
+        await keys.create("k", tenant)
+    assert [key.tenant for key in await keys.list("a")] == ["a", "a"]
+    assert len(await keys.list()) == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"name": ""}, "1 to 128"),
+        ({"name": "a\nb"}, "1 to 128"),
+        ({"tenant": "a b"}, "cannot be a tenant's name"),
+        ({"tenant": ""}, "cannot be a tenant's name"),
+        ({"scopes": frozenset()}, "can do nothing"),
+        ({"expires_at": 1.0}, "expired before"),
+    ],
+)
+async def test_a_key_that_makes_no_sense_is_not_made(keys: Keys, values: dict[str, object], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        await keys.create(**{"name": "ci", "tenant": "acme", **values})  # type: ignore[arg-type]
+    assert not await keys.any()
