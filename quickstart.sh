@@ -71,9 +71,12 @@ case $host in
 esac
 url="http://$host:$(option port)"
 log=$state/server.log
-key=
-[ -z "$(option api_key)" ] || key=' -H "X-API-Key: $WARREN_API_KEY"'
-try="curl -sS$key $url/execute -d '{\"thread_id\": \"hello\", \"command\": \"uname -a\"}'"
+[ -z "$(option tls_cert)" ] || url="https${url#http}"
+
+# Where a server leaves its first key, and where this user's own clients look for it.
+found_key() { "$@" .venv/bin/python -c 'import sys; from warren.sdk.places import find_key; print(find_key(sys.argv[1]))' "$url"; }
+keep_key() { .venv/bin/python -c 'import sys; from warren.sdk.credentials import write_key
+from warren.sdk.places import credentials_path; write_key(credentials_path(), sys.argv[1], sys.stdin.read().strip())' "$url"; }
 
 answers() { curl -fsS --max-time 10 "$url/version" 2>/dev/null | grep -q '"name": *"warren"'; }
 new_log() { $as_root tail -c "+$((${seen:-0} + 1))" "$log" 2>/dev/null; }
@@ -97,9 +100,18 @@ else
     done
     echo "It runs in the background (process $pid)."
 fi
+key=
+if [ "$(option auth)" != False ]; then
+    if [ -n "$as_root" ] && [ -z "$(found_key)" ]; then
+        found_key as_root_env | keep_key
+    fi
+    key=" -H 'X-API-Key: $(found_key)'"
+    [ -z "${WARREN_API_KEY:-}" ] || key=' -H "X-API-Key: $WARREN_API_KEY"'
+fi
+try="curl -sS$key $url/execute -d '{\"thread_id\": \"hello\", \"command\": \"uname -a\"}'"
 echo "    $try"
-if [ -n "$key" ] && [ -z "${WARREN_API_KEY:-}" ]; then
-    echo "It wants its API key: set WARREN_API_KEY before you run this line."
+if [ "$key" = " -H 'X-API-Key: '" ]; then
+    echo "It wants an API key, and this user has none: make one with \`${as_root:+$as_root }.venv/bin/warren keys create NAME --state-dir $state\`."
 else
     answer=$(sh -c "$try") || stop "that request should have been answered, see above; the log is $log."
     printf '%s' "$answer" | grep -Eq '"exit_code": ?0\b' || stop "that request should have worked. The answer was: $answer

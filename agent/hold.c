@@ -19,7 +19,7 @@
 
 #include "agent.h"
 
-#define LOOKS 200 /* then it is sent all the same: a shell may be busy for ever, a child may have a handler of its own */
+#define LOOKS 1000 /* then it is sent all the same: a shell may be busy for ever, a child may have a handler of its own */
 #define PAUSE_US 500
 
 static int looks;

@@ -18,7 +18,7 @@ from collections.abc import (
 )
 from typing import Any, Final
 
-from warren.local_engine import ENGINE
+from warren.local_engine import ENGINE, own_task
 
 _STREAMS: Final = frozenset({"stream", "follow", "watch"})
 _CONTEXTS: Final = frozenset({"read", "pack", "terminal"})
@@ -32,7 +32,7 @@ class Pump:
 
     def __init__(self, source: AsyncGenerator[Any, None]) -> None:
         self._items: asyncio.Queue[tuple[Any, Exception | None]] = asyncio.Queue(_AHEAD)
-        self._task = asyncio.ensure_future(self._run(source))
+        self._task = own_task(self._run(source))
 
     async def _run(self, source: AsyncGenerator[Any, None]) -> None:
         failed: Exception | None = None

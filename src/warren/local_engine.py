@@ -14,7 +14,7 @@ import concurrent.futures.thread
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Work = Coroutine[Any, Any, T]
+
+_WORK: Final[set[asyncio.Task[Any]]] = set()  # what callers have running on the loop; touched there only
+
+
+def own_task(work: Work[T]) -> asyncio.Task[T]:
+    """On the loop: a task that is ended before the service is."""
+    task = asyncio.get_running_loop().create_task(work)
+    _WORK.add(task)
+    task.add_done_callback(_WORK.discard)
+    return task
 
 
 class _Call(Generic[T]):
@@ -41,7 +51,7 @@ class _Call(Generic[T]):
         self._error: BaseException | None = None
 
     def begin(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = own_task(self._run())
 
     async def _run(self) -> None:
         try:
@@ -239,13 +249,17 @@ def _set(done: "asyncio.Future[None]") -> None:
         done.set_result(None)
 
 
-async def _rest_cancelled() -> None:
-    """Whoever waits for something that is not done hears that it never will be."""
-    mine = asyncio.current_task()
-    while rest := [task for task in asyncio.all_tasks() if task is not mine]:
-        for task in rest:
+async def _cancelled(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """All of them but this one have ended."""
+    if others := set(tasks) - {asyncio.current_task()}:
+        for task in others:
             task.cancel()
-        await asyncio.wait(rest)
+        await asyncio.wait(others)
+
+
+async def _rest_cancelled() -> None:
+    """What was handed over at the last moment."""
+    await _cancelled(asyncio.all_tasks())
 
 
 def _imported() -> tuple[Callable[[], Work["tuple[Service, Verbs]"]], Callable[[], asyncio.AbstractEventLoop]]:
@@ -273,7 +287,8 @@ def _imported() -> tuple[Callable[[], Work["tuple[Service, Verbs]"]], Callable[[
 
 
 async def _stopped(service: "Service", verbs: "Verbs") -> None:
-    """Sessions that nobody could come back to are ended."""
+    """Whoever still waits for something hears that it is over. Sessions that nobody could come back to are ended."""
+    await _cancelled(_WORK)
     try:
         for session_id in list(verbs.threadless):
             with contextlib.suppress(WarrenError):

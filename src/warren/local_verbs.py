@@ -78,7 +78,8 @@ class Verbs:
     async def create(self, wanted: Values, key: str) -> Values:
         body = _read(SessionBody, wanted)
         check_provider(self._context, body.provider)
-        opened = await self._sessions.create(DEFAULT_TENANT, body.wanted(), key)
+        # A key is for a connection that breaks. Here none does; without one, a caller that goes away leaves nothing.
+        opened = await self._sessions.create(DEFAULT_TENANT, body.wanted())
         if not body.thread_id:
             self.threadless.insert(0, opened.session.id)
         return {**self._shown(opened.session), "created": opened.created}
@@ -217,7 +218,7 @@ class Verbs:
 
     @contextlib.asynccontextmanager
     async def read(
-        self, session_id: str, path: str, offset: int, length: int | None
+        self, session_id: str, path: str, offset: int = 0, length: int | None = None
     ) -> AsyncIterator[tuple[int, AsyncIterator[bytes]]]:
         async with self._sessions.using(DEFAULT_TENANT, session_id) as (_, sandbox):
             info = await file_to_read(sandbox, path)

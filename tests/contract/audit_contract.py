@@ -14,7 +14,7 @@ from warren.model.errors import InvalidRequest, Unavailable
 EVERYTHING = Query(None, limit=1000)
 
 
-def a_deed(at: float = 1.0, **values: Any) -> Deed:
+def a_deed(at: Any = 1.0, **values: Any) -> Deed:
     return Deed(**{"at": at, "action": "run_command", "tenant": "acme", **values})
 
 
@@ -144,15 +144,19 @@ class AuditContract:
             def __str__(self) -> str:
                 raise RuntimeError("no")
 
-        log.record(a_deed(tenant=Odd()))
-        log.record(a_deed(detail={"odd": Odd()}))
-        log.record(a_deed(3.0))
-        deeds = await all_of(log, EVERYTHING)
+        endless: list[object] = []
+        endless.append(endless)
+        lost = [a_deed(tenant=Odd()), a_deed(detail=None), a_deed(None), a_deed("x"), a_deed(status="x")]
+        kept = [a_deed(detail={"odd": Odd()}), a_deed(detail={"odd": endless}), a_deed(float("nan"))]
+        for deed in (*lost, *kept):
+            log.record(deed)
+        log.record(a_deed(), [None])  # type: ignore[list-item]
+        found = [deed for deed in await all_of(log, EVERYTHING) if deed.action != DROPPED]
+        assert found == [a_deed(0), a_deed(detail={"odd": [[["<list>"]]]}), a_deed(detail={"odd": "<Odd>"})]
         log.record(a_deed(4.0))
-        assert deeds[0] == a_deed(3.0)
-        assert deeds[1].detail == {"odd": "<Odd>"}
         dropped = [deed for deed in await all_of(log, EVERYTHING) if deed.action == DROPPED]
-        assert [(deed.tenant, deed.detail["count"]) for deed in dropped] == [("", 1)]
+        assert {deed.tenant for deed in dropped} == {""}
+        assert sum(deed.detail["count"] for deed in dropped) == len(lost) + 1
 
     async def test_deeds_from_many_threads_all_arrive_whole(self, log: AuditLog) -> None:
         def record(thread: int) -> None:

@@ -133,6 +133,24 @@ class TestAsyncCancellation(Async):
                 await asyncio.sleep(0.1)
             assert left == ""
 
+    async def test_cancelling_the_creation_of_a_session_leaves_none(self, new: "partial[AsyncSandboxClient]") -> None:
+        async with new() as watcher:
+
+            async def there() -> list[str]:
+                found = await AsyncSandboxClient.list_sessions(backend=watcher._backend)
+                return [info.session_id for info in found]
+
+            client = new(limits={"memory_mb": 300})  # is made anew, which takes a while
+            making = asyncio.ensure_future(client.__aenter__())
+            while len(await there()) < 2 and not making.done():
+                await asyncio.sleep(0)
+            making.cancel()
+            await asyncio.wait([making])
+            if not making.cancelled():
+                await client.leave()
+            while await there() != [watcher.session_id]:
+                await asyncio.sleep(0.05)
+
     async def test_cancelling_a_stream_ends_it_and_the_client_goes_on(self, new: "partial[AsyncSandboxClient]") -> None:
         async def follow(client: AsyncSandboxClient) -> None:
             async for _ in client.stream("while sleep 0.05; do echo on; done"):

@@ -172,11 +172,15 @@ print(os.waitpid(child, 0)[1], sandbox.execute("echo still here").output, end=""
 
 def test_control_c_ends_the_command(run: Run) -> None:
     code = """
-import _thread, threading
+import os, signal, threading
 with SandboxClient(mode="local") as sandbox:
-    threading.Timer(0.5, _thread.interrupt_main).start()
+    def interrupt():
+        while not sandbox.processes():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=interrupt).start()
     try:
-        sandbox.execute("sleep 50")
+        sandbox.execute("sleep 1000")
     except KeyboardInterrupt:
         print("interrupted")
     while sandbox.execute("pgrep -x sleep").output:
@@ -189,12 +193,12 @@ with SandboxClient(mode="local") as sandbox:
 def test_a_call_in_another_thread_hears_that_the_client_was_closed(run: Run) -> None:
     code = """
 import threading
-sandbox = SandboxClient(mode="local")
+sandbox = SandboxClient(mode="local", thread_id="kept")
 sandbox.create_session()
 said = []
 def work():
     try:
-        sandbox.execute("sleep 50")
+        sandbox.execute("sleep 1000")
     except WarrenError as exc:
         said.append(exc.message)
 caller = threading.Thread(target=work)
@@ -204,8 +208,9 @@ while not sandbox.processes():
 sandbox.close()
 caller.join(30)
 print(said)
+print(SandboxClient.delete_thread("kept", mode="local"))
 """
-    assert run(code, "oci") == "['this client was closed while it was in use']\n"
+    assert run(code, "oci") == "['this client was closed while it was in use']\nTrue\n"
 
 
 def test_what_the_collector_closes_in_any_thread_stops_nobody(run: Run) -> None:
@@ -229,7 +234,7 @@ class Leaves:
 
 gc.disable()
 keeper = SandboxClient(mode="local")
-stream = keeper.stream("echo on; sleep 50")
+stream = keeper.stream("echo on; sleep 1000")
 next(stream)
 Cycle(stream)
 Leaves(SandboxClient(mode="local", session_id=keeper.session_id))

@@ -1,4 +1,4 @@
-"""A server that speaks HTTPS by itself: everything that works without TLS works with it, and clients cannot stall it."""
+"""A server that speaks HTTPS by itself: what works without TLS works with it, and no client can stall it."""
 
 import asyncio
 import socket

@@ -5,6 +5,7 @@ or sh with lines that begin with `warren`) are run page by page, in order, again
 another.
 """
 
+import json
 import os
 import pty
 import re
@@ -18,6 +19,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -25,12 +27,16 @@ from server_process import ServerProcess, free_port, running_server
 
 import warren.coordinator.api.app
 from warren.coordinator.api import problems
+from warren.model.access import Quota, Scope
 from warren.model.errors import WarrenError
+from warren.model.usage import Usage
 
 ROOT = Path(__file__).parents[2]
 # These show files of other programs, and policies; tests/integrations and tests/unit/test_policy.py try them.
 _ELSEWHERE = {ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md")}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - _ELSEWHERE)]
+# The server of this page wants keys, as every server does that is not told otherwise.
+_GUARDED = {ROOT / "docs" / "tenants.md"}
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
 GOALS = ("make test", "make check", "make setup")
 SHOWN_SERVER = "http://127.0.0.1:8000"
@@ -166,10 +172,11 @@ def test_the_pages_about_the_server_show_requests() -> None:
 @pytest.mark.parametrize("page", TALKING, ids=lambda page: page.name)
 def test_the_requests_of_a_page_work(page: Path, fresh_state: Path, tmp_path: Path) -> None:
     (tmp_path / ".curlrc").write_text("fail-with-body\nmax-time = 60\n")
-    with running_server(fresh_state) as server:
+    with running_server(fresh_state, WARREN_AUTH=str(page in _GUARDED)) as server:
         script = as_script([block for block in fenced(page) if asks_a_server(block)], server.url)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environ = {"PATH": path, "CURL_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "TERM": "xterm"}
+        environ["WARREN_CREDENTIALS"] = str(server.credentials)
         outcome = subprocess.run(
             ["bash", "-aeuxo", "pipefail", "-c", script],
             cwd=ROOT,
@@ -207,6 +214,12 @@ def test_every_error_code_is_in_the_reference_with_its_status() -> None:
         assert problems._CODES.get(status) == code, f"docs/api.md shows {code}, which is never answered"
 
 
+def test_every_scope_quota_and_figure_of_usage_is_in_the_chapter_on_tenants() -> None:
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", (ROOT / "docs" / "tenants.md").read_text(), flags=re.M)
+    shown = {name for row in rows for name in re.findall(r"\w+", row)}
+    assert shown == {*Scope, *(each.name for each in (*fields(Quota), *fields(Usage)))}
+
+
 # -- quickstart
 
 
@@ -214,6 +227,7 @@ def test_every_error_code_is_in_the_reference_with_its_status() -> None:
 def quick(fresh_state: Path) -> Iterator[dict[str, str]]:
     """An environment for quickstart.sh; the server it has started is stopped at the end."""
     values = {"WARREN_STATE_DIR": str(fresh_state), "WARREN_PORT": str(free_port()), "WARREN_ON_STOP": "destroy"}
+    values["WARREN_CREDENTIALS"] = str(fresh_state / "credentials.json")
     yield {"PATH": os.environ["PATH"], "WARREN_CONFIG": "/dev/null", **values}
     pid_file = fresh_state / "server.pid"
     if pid_file.exists():
@@ -251,6 +265,9 @@ def test_quickstart_ends_with_a_server_and_a_request_that_works(quick: dict[str,
     assert len(set(shown)) == 1
     outcome = subprocess.run(["sh", "-c", shown[0]], capture_output=True, text=True, timeout=60)
     assert '"exit_code": 0' in outcome.stdout, outcome.stderr
+    (key,) = json.loads(Path(quick["WARREN_CREDENTIALS"]).read_text()).values()
+    assert key in shown[0]
+    assert key not in (Path(quick["WARREN_STATE_DIR"]) / "server.log").read_text()
     again = quickstart(quick)
     assert again.returncode == 0, again.stderr
     pid = (Path(quick["WARREN_STATE_DIR"]) / "server.pid").read_text().strip()

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from warren.clock import ManualClock
+from warren.coordinator.audit.memory import MemoryAudit
 from warren.coordinator.lifecycle import Lifecycle
+from warren.coordinator.office import Office
 from warren.coordinator.reaper import Reaper
 from warren.coordinator.sessions import Sessions
 from warren.coordinator.stores.memory import MemoryStore
@@ -16,6 +18,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import NoSpace, WarrenError
+from warren.model.policy import Policy
 from warren.model.session import DEFAULT_TENANT, Session
 from warren.worker.guard import MachineGuard
 from warren.worker.providers.fake import FakeProvider
@@ -72,6 +75,7 @@ class World:
     store: FullStore = field(default_factory=FullStore)
     fault: Callable[[str], None] = lambda _: None
     pool: PoolSize = field(default_factory=lambda: PoolSize(0, 0, 0))
+    policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
         self.worker = StubbornWorker(
@@ -83,9 +87,15 @@ class World:
             default_environment="base",
             default_pool=self.pool,
         )
-        self.lifecycle = Lifecycle(self.store, {"local": self.worker}, self.clock, fault=self.fault)
-        self.sessions = Sessions(self.lifecycle, environment, Defaults())
+        self.audit = MemoryAudit()
+        self.office = Office(self.store.records, self.clock, self.environment, audit=self.audit)
+        events = self.office.events
+        self.lifecycle = Lifecycle(self.store, {"local": self.worker}, self.clock, events=events, fault=self.fault)
+        self.sessions = Sessions(self.lifecycle, environment, Defaults(), self.office.overseer)
         self.reaper = Reaper(self.sessions)
+
+    def environment(self, name: str) -> Environment:
+        return replace(environment(name), policy=self.policy)
 
     async def session(self, session: Session) -> Session:
         return await self.sessions.get(session.tenant, session.id)
@@ -104,4 +114,5 @@ async def world(**parts: object) -> AsyncIterator[World]:
         yield made
     finally:
         await made.lifecycle.all_done()
+        await made.office.close()
         await made.worker.close()

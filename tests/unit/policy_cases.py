@@ -5,6 +5,20 @@ Every line that is not in `ELSEWHERE` is also run by a real bash that has a `cur
 """
 
 DENIED = [
+    "true | exec 3>&1 curl",
+    "true | bash <<E\ncurl\nE",
+    "cat <<A <<B\na\nA\nb\nB\ncurl",
+    "echo $(cat <<E\nx\nE\ncurl)",
+    "cat <<'E'\nx\nE \nE\ncurl",
+    "cat <<-E\n  E\n\tE\ncurl",
+    "echo 'a\\'; curl",
+    "echo $'a\\'b'; curl",
+    "echo ${x#a}; curl",
+    "echo $((2#1)); curl",
+    "a[$(curl; echo 0)]=1",
+    "while read -r x; do :; done < <(curl)",
+    "true >$(curl; echo f)",
+    "trap curl ERR; false",
     "curl",
     "curl -s http://127.0.0.1/",
     "true; curl",
@@ -154,6 +168,16 @@ DENIED = [
 ]
 
 UNKNOWN = [
+    "declare -a x='($(curl))'",
+    "x='a[''$(curl)]'; echo $((x))",
+    "x=$'a[\\x24(curl)]'; echo $((x))",
+    "c''\\url",
+    "cu$@rl",
+    "cu$(:)rl",
+    "for x in a; { curl; }",
+    'echo "${x:-`curl`}"',
+    "ls -la | so|t | uniq -c | head -n 3\nbash /dev/fd/3 3<<E\ncurl\nE",
+    'bash <<< "$(echo curl)"',
     "cat <<E; curl\nhello\nE",
     "bash -c \"$(printf 'tru')e; curl\"",
     "{curl,-s}",
@@ -222,6 +246,9 @@ UNKNOWN = [
 ]
 
 FINE = [
+    'i=0; echo "[$(date)] ($(date)) $((i + 1))"',
+    'echo "a\\"; curl"',
+    "cat <<\\E\n$(curl)\nE",
     "echo curl",
     "echo 'curl http://x'",
     'echo "use curl; then wget"',

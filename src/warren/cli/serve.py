@@ -5,6 +5,7 @@ import contextlib
 import gc
 import logging
 import signal
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -152,15 +153,18 @@ async def _first_key(settings: Settings, service: "Service", port: int) -> str:
     if not settings.auth or settings.api_key or settings.jwt_jwks or await keys.any():
         return ""
     _, text = await keys.create("first", DEFAULT_TENANT, ALL_SCOPES)
-    click.echo(f"Made a key: {text}")
     path = credentials_path()
     try:
-        if path is not None:
-            await asyncio.to_thread(write_key, path, _url(settings, port), text)
-            click.echo(f"  It is shown this once. Your own clients find it in {path}.")
+        if path is None:
+            raise OSError("this user has no home directory")
+        await asyncio.to_thread(write_key, path, _url(settings, port), text)
     except OSError as exc:
-        click.echo(f"  It is shown this once. It could not be left for your clients: {exc}")
-    return text
+        click.echo(f"Made a key, which is shown this once: {text}\n  It could not be left for your clients: {exc}")
+        return text
+    # What is not a terminal is a log, where keys must not be.
+    shown = f", which is shown this once: {text}" if sys.stdout.isatty() else "."
+    click.echo(f"Made a key{shown}\n  Your own clients find it in {path}.")
+    return text if sys.stdout.isatty() else ""
 
 
 def _url(settings: Settings, port: int) -> str:

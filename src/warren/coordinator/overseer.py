@@ -32,7 +32,7 @@ from warren.model.spec import Isolation
 Verdict = Callable[[Session, Command], Awaitable["ExecResult | None"]]
 
 EXEC_SECONDS: Final = "exec_seconds"
-_SLICE_S: Final = 1.0
+SLICE_S: Final = 1.0
 _OVER: Final = "\nwarren: ended: the exec seconds of this day are used up\n"
 _log = logging.getLogger(__name__)
 
@@ -51,11 +51,13 @@ class Overseer:
         gate: Gate | None = None,
         events: Events | None = None,
         refused: Verdict = _allowed,
+        slice_s: float = SLICE_S,
     ) -> None:
         self.clock = clock
         self.quotas = quotas or Quotas(clock)
         self.gate = gate or Gate()
         self.refused = refused
+        self.slice_s = slice_s
         self._events = events or Events()
         self._followed: set[asyncio.Task[None]] = set()
 
@@ -65,7 +67,7 @@ class Overseer:
     def sandbox(self, session: Session, sandbox: Sandbox) -> "OverseenSandbox":
         return OverseenSandbox(self, session, sandbox)
 
-    def finished(self, session: Session, command: Command, result: ExecResult, *, background: bool = False) -> None:
+    def finished(self, session: Session, result: ExecResult, *, background: bool = False) -> None:
         kind = EventKind.COMMAND_REFUSED if result.reason is Reason.REFUSED else EventKind.COMMAND_FINISHED
         data = {
             "process_id": result.process_id,
@@ -84,6 +86,14 @@ class Overseer:
         task = asyncio.create_task(work, name=name)
         self._followed.add(task)
         task.add_done_callback(self._followed.discard)
+
+    async def take_over(self, session: Session, sandbox: Sandbox) -> None:
+        """After a restart: commands that run on their own are followed again."""
+        overseen = self.sandbox(session, sandbox)
+        for info in await sandbox.processes():
+            if info.running:
+                process = await sandbox.process(info.id)
+                self.follow(overseen.until_ended(process, None, background=True), f"following {info.id}")
 
     async def close(self) -> None:
         for task in list(self._followed):
@@ -117,7 +127,7 @@ class OverseenSandbox:
         overseer, caller = self._overseer, current_caller()
         self._note(command)
         if (refusal := await overseer.refused(self._session, command)) is not None:
-            overseer.finished(self._session, command, refusal)
+            overseer.finished(self._session, refusal)
             return refusal
         place = await overseer.gate.enter(self._session.tenant)
         try:
@@ -127,7 +137,7 @@ class OverseenSandbox:
                 result = await self._sandbox.exec(command, stdin, process_id=process_id)
         finally:
             place.leave()
-        overseer.finished(self._session, command, result)
+        overseer.finished(self._session, result)
         return result
 
     async def _exec_on_account(
@@ -154,7 +164,7 @@ class OverseenSandbox:
 
     async def _pay_while(self, caller: Caller, running: asyncio.Future[ExecResult], process_id: str) -> bool:
         """Whether the money ran out before the command did."""
-        while not (await asyncio.wait([running], timeout=_SLICE_S))[0]:
+        while not (await asyncio.wait([running], timeout=self._overseer.slice_s))[0]:
             if not await self._overseer.quotas.spend(caller, EXEC_SECONDS, 1):
                 await self._kill(process_id)
                 return True
@@ -176,7 +186,7 @@ class OverseenSandbox:
         overseer, caller = self._overseer, current_caller()
         self._note(command)
         if (refusal := await overseer.refused(self._session, command)) is not None:
-            overseer.finished(self._session, command, refusal)
+            overseer.finished(self._session, refusal)
             return self._refused(refusal, follow=follow)
         on_account = overseer.quotas.bounds(caller, EXEC_SECONDS)
         if on_account and not await overseer.quotas.spend(caller, EXEC_SECONDS, 1):
@@ -187,7 +197,7 @@ class OverseenSandbox:
         finally:
             place.leave()
         payer = caller if on_account else None
-        overseer.follow(self._until_ended(process, command, payer, background=not follow), f"following {process.id}")
+        overseer.follow(self.until_ended(process, payer, background=not follow), f"following {process.id}")
         return process
 
     def _note(self, command: Command) -> None:
@@ -199,12 +209,12 @@ class OverseenSandbox:
             return RefusedProcess(refusal)
         raise CommandRefused(refusal.stderr.strip(), remedy="ask for another command, or another policy")
 
-    async def _until_ended(self, process: Process, command: Command, payer: Caller | None, *, background: bool) -> None:
+    async def until_ended(self, process: Process, payer: Caller | None, *, background: bool) -> None:
         ended = asyncio.ensure_future(process.ended())
         try:
             if payer is not None:
                 await self._pay_while(payer, ended, process.id)
-            self._overseer.finished(self._session, command, await ended, background=background)
+            self._overseer.finished(self._session, await ended, background=background)
         except WarrenError:
             return  # it was forgotten before it ended, or cannot be asked any more
         finally:

@@ -20,6 +20,7 @@ class Policies:
     def __init__(self, environments: Callable[[str], Environment], of_tenant: PolicyOfTenant) -> None:
         self._environments = environments
         self._of_tenant = of_tenant
+        self._known: dict[str, Policy] = {}
 
     async def refused(self, session: Session, command: Command) -> ExecResult | None:
         """The result of a command that may not be run. In the mode `audit` it is only noted."""
@@ -38,11 +39,14 @@ class Policies:
         return None
 
     def _of_environment(self, name: str) -> Policy:
-        """An environment that is gone from the registry has no say any more."""
+        """Of an environment that is gone from the registry, or cannot be read, what it said last still holds."""
         try:
-            return self._environments(name).policy
+            policy = self._known[name] = self._environments(name).policy
         except WarrenError:
-            return Policy()
+            if name not in self._known:
+                raise
+            policy = self._known[name]
+        return policy
 
 
 def _in_force(policies: list[Policy]) -> Iterator[Policy]:

@@ -7,6 +7,7 @@ few at a time.
 """
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import replace
 from typing import Final
@@ -125,6 +126,11 @@ class Reaper:
             await self._lifecycle.mark_lost(taken, why)
         elif taken.state is SessionState.RUNNING:
             self._lifecycle.took_over(taken)
+            self._sessions.overseer.follow(self._follow_again(taken, worker), f"following {taken.id} again")
+
+    async def _follow_again(self, session: Session, worker: Worker) -> None:
+        with contextlib.suppress(WarrenError):
+            await self._sessions.overseer.take_over(session, await worker.sandbox(session.sandbox_id))
 
 
 def _alive(session: Session, epoch: str) -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
-from warren.coordinator.access.quotas import caps_of, check_allowed, check_lifetime
+from warren.coordinator.access.quotas import caps_of, check_allowed, check_lifetime, longest_life
 from warren.coordinator.asking import current_caller
 from warren.coordinator.lifecycle import Lifecycle, gone
 from warren.coordinator.overseer import Overseer
@@ -134,6 +134,8 @@ class Sessions:
         limits = limits_of(environment.limits, wanted.limits)
         in_force = limits or environment.limits
         lifetime_s = self._seconds("max_lifetime_s", wanted, environment)
+        if wanted.max_lifetime_s is None:
+            lifetime_s = min(lifetime_s, longest_life(caller))
         check_allowed(caller, environment.name, in_force, lifetime_s)
         now = self.clock.now()
         return Session(

@@ -225,6 +225,10 @@ def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: 
     check_lifetime(caller, lifetime_s)
 
 
+def longest_life(caller: Caller) -> float:
+    return min(quota.max_lifetime_s or math.inf for _, quota in _levels(caller))
+
+
 def check_lifetime(caller: Caller, lifetime_s: float) -> None:
     for _, quota in _levels(caller):
         if quota.max_lifetime_s is not None and lifetime_s > quota.max_lifetime_s:

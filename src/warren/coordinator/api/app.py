@@ -59,7 +59,7 @@ class LenientType:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] in ("POST", "PATCH", "DELETE") and not is_upload(scope):
+        if scope["type"] == "http" and scope["method"] in _WITH_BODY and not is_upload(scope):
             types = [header for header in scope["headers"] if header[0] == b"content-type"]
             if not any(value.startswith(b"multipart/") for _, value in types):
                 kept = [header for header in scope["headers"] if header[0] != b"content-type"]

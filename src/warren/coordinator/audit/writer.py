@@ -6,6 +6,7 @@ is written as a line of its own before the next deeds, as soon as that is possib
 """
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -56,9 +57,9 @@ class AuditWriter:
         return self._dropped.ever
 
     def give(self, deed: Deed, secrets: Iterable[str]) -> None:
-        given = _Given(deed, tuple(secrets), sum(map(_size, deed.detail.values())))
+        given = _given(deed, secrets)
         with self._changed:
-            if self._stopping or len(self._queue) >= self._queue_most or self._held + given.size > _HELD_MOST:
+            if given is None or not self._has_room(given):
                 self._dropped.count(deed)
                 return
             self._queue.append(given)
@@ -66,6 +67,10 @@ class AuditWriter:
             self._given += 1
             if len(self._queue) == 1:
                 self._changed.notify_all()
+
+    def _has_room(self, given: _Given) -> bool:
+        full = len(self._queue) >= self._queue_most or self._held + given.size > _HELD_MOST
+        return not (full or self._stopping)
 
     def flush(self, timeout_s: float) -> bool:
         """Blocks until what was given before is written, or lost; at most so long."""
@@ -85,7 +90,13 @@ class AuditWriter:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            self._write(batch)
+            try:
+                self._write(batch)
+            except Exception:  # without this thread there is no record any more
+                _log.exception("%d deeds were lost", len(batch))
+                with self._changed:
+                    for given in batch:
+                        self._dropped.count(given.deed)
             with self._changed:
                 self._done += len(batch)
                 self._changed.notify_all()
@@ -142,9 +153,17 @@ class AuditWriter:
         self._told = trouble
 
 
+def _given(deed: Deed, secrets: Iterable[str]) -> _Given | None:
+    """None for what cannot even be looked at."""
+    try:
+        return _Given(deed, tuple(secrets), sum(map(_size, deed.detail.values())))
+    except Exception:
+        return None
+
+
 def _size(value: Any) -> int:
     if isinstance(value, list | tuple):
-        return sum(map(_size, value))
+        return sum(len(one) for one in value if isinstance(one, str))
     return len(value) if isinstance(value, str) else 1
 
 
@@ -156,8 +175,9 @@ class _Dropped:
         self._first = self._last = 0.0
 
     def count(self, deed: Deed) -> None:
-        self._first = min(self._first, deed.at) if self.untold else deed.at
-        self._last = max(self._last, deed.at) if self.untold else deed.at
+        at = deed.at if isinstance(deed.at, int | float) and math.isfinite(deed.at) else self._last
+        self._first = min(self._first, at) if self.untold else at
+        self._last = max(self._last, at) if self.untold else at
         self.ever += 1
         self.untold += 1
 

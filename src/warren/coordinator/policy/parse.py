@@ -5,6 +5,7 @@ found wherever it stands: in pipes, lists, loops, functions, substitutions. What
 business of this file.
 """
 
+import re
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,8 @@ LOOKUP_VARIABLES = frozenset({"PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT
 _READS = frozenset({"simple_expansion", "expansion"})
 _LAST_COUNTS = frozenset({"pipeline", "list", "negated_command"})
 _COMMANDS = frozenset({"declaration_command", "unset_command", "test_command"})
-_QUOTED = frozenset({"concatenation", "raw_string", "ansi_c_string", "string", "word", "heredoc_body"})
+_QUOTED = frozenset({"concatenation", "raw_string", "ansi_c_string", "string", "word"})
+_BRACKET = re.compile(r"\[|(?<!\$)\(")
 _COMPARES = frozenset({b"-eq", b"-ne", b"-lt", b"-le", b"-gt", b"-ge", b"-v"})
 _EVALUATES = frozenset({"arithmetic_expansion", "((", "subscript", "c_style_for_statement"})
 _EVALUATORS = frozenset({"let", "declare", "typeset", "local", "export", "readonly", "printf", "read", "unset", "test"})
@@ -183,7 +185,7 @@ class _Walk:
             or (kind == "expansion" and raw.startswith(b"${!"))
         ):
             self._evaluates = True
-        elif kind in _QUOTED and _has_code_in_brackets(raw):
+        elif kind in _QUOTED and _has_code_in_brackets(self._source.literal(node)):
             self._stored = True
         elif kind == "@" and parent == "expansion":
             self._doubt("an expansion with @ may run what the variable has in it", raw.decode(errors="replace"))
@@ -192,10 +194,10 @@ class _Walk:
         self.result.append(Doubt(why, _excerpt(place), self._script.route, lookup))
 
 
-def _has_code_in_brackets(raw: bytes) -> bool:
-    """A subscript is evaluated once more where arithmetic finds it in a variable."""
-    bracket = raw.find(b"[")
-    return bracket >= 0 and (raw.find(b"$(", bracket) >= 0 or raw.find(b"`", bracket) >= 0)
+def _has_code_in_brackets(text: str) -> bool:
+    """Subscripts and lists are evaluated once more where arithmetic or a declaration finds them in a value."""
+    bracket = _BRACKET.search(text)
+    return bracket is not None and ("$(" in text[bracket.end() :] or "`" in text[bracket.end() :])
 
 
 def _excerpt(text: str) -> str:

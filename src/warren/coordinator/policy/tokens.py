@@ -2,7 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from warren.coordinator.policy.words import Part, Word, ansi, in_double_quotes, in_here_document, joined
+from warren.coordinator.policy.words import (
+    Part,
+    Word,
+    ansi,
+    in_double_quotes,
+    in_here_document,
+    joined,
+    without_backslashes,
+)
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -26,6 +34,11 @@ class Source:
 
     def word(self, node: "Node") -> Word:
         return joined(self._parts(node))
+
+    def literal(self, node: "Node") -> str:
+        """The text of a word as far as it is written out."""
+        known = [part for part in self._parts(node) if part.text is not None]
+        return "".join(without_backslashes(part.text or "") if part.bare else part.text or "" for part in known)
 
     def words_after(self, redirect: "Node") -> list[Word]:
         """What stands behind the file of a redirection belongs to the command."""

@@ -163,11 +163,15 @@ def _packed(value: Value) -> bytes | int:
 
 
 def _client(address: RedisAddress, timeout_s: float) -> tuple[Any, Callable[[], Awaitable[None]]]:
-    """A client and what closes it. It tries nothing twice: that is for us to decide."""
+    """A client and what closes it. It tries nothing twice: that is for us to decide.
+
+    Nor does it have a time-out for sending and reading, unless there are others to turn to: `run` has one, and with
+    another inside the client may not notice that it is cancelled (Python 3.11: `asyncio.wait_for`).
+    """
     settings: dict[str, Any] = {
         "username": address.username or None,
         "password": address.password or None,
-        "socket_timeout": timeout_s,
+        "socket_timeout": None,
         "socket_connect_timeout": timeout_s,
         "protocol": 2,
         "driver_info": None,
@@ -176,7 +180,7 @@ def _client(address: RedisAddress, timeout_s: float) -> tuple[Any, Callable[[], 
     once = Retry(NoBackoff(), 0)
     if address.kind is RedisKind.CLUSTER:
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        settings["socket_connect_timeout"] = timeout_s / (len(nodes) + 1)
+        settings.update(socket_timeout=timeout_s / 2, socket_connect_timeout=timeout_s / (len(nodes) + 1))
         cluster = RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), _CLUSTER_TRIES), **settings)
         return cluster, cluster.aclose
     settings.update(retry=once, db=address.db)

@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.files import AsyncFiles
-from warren.sdk.aio.flavour import open_backend
+from warren.sdk.aio.flavour import before_long, open_backend
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
 from warren.sdk.chunks import Chunks
 from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo, SessionInfo
@@ -24,6 +24,7 @@ COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
 _SHELL: Final = "exec bash -l"
 _PAGE: Final = 1000
+_GIVE_UP_S: Final = 5.0  # so long a session that nobody wants any more is waited for; then its time-outs end it
 
 
 class AsyncSandboxClient(AsyncFiles):
@@ -138,8 +139,12 @@ class AsyncSandboxClient(AsyncFiles):
     async def __aenter__(self) -> Self:
         try:
             await self._session()
-        except BaseException:
-            await self.close()
+        except BaseException as exc:
+            try:
+                if not isinstance(exc, Exception):
+                    await before_long(self._give_up, _GIVE_UP_S)
+            finally:
+                await self.close()
             raise
         return self
 
@@ -154,6 +159,7 @@ class AsyncSandboxClient(AsyncFiles):
         try:
             if not self.thread_id and not self._attached_to:
                 await self.cleanup()
+                await before_long(self._give_up, _GIVE_UP_S)
         finally:
             await self.close()
 

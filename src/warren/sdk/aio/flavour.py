@@ -1,6 +1,7 @@
 """What differs between the two clients beyond `await`: here, the one for asyncio."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import IO, Any, ParamSpec, TypeVar
@@ -32,6 +33,12 @@ async def pieces_of(source: AsyncPieces) -> AsyncGenerator[bytes, None]:
     iterator = read_in_pieces(source)
     while taken := await asyncio.to_thread(lambda: list(islice(iterator, 1))):
         yield taken[0]
+
+
+async def before_long(work: Callable[[], Coroutine[Any, Any, None]], at_most_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(at_most_s):
+            await work()
 
 
 async def all_of(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> list[T]:

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from warren.model.errors import SandboxLost, SessionEnded, SessionNotFound, WarrenError
+from warren.model.errors import SandboxLost, ServerUnreachable, SessionEnded, SessionNotFound, WarrenError
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.flavour import AsyncLock
 from warren.sdk.wire import new_key
@@ -31,6 +31,7 @@ class AsyncHolding:
         self._creating = AsyncLock()
         self._notice: str | None = None
         self._made: Mapping[str, Any] = {}
+        self._asked = ""  # the key of a session that was asked for, and whose answer has not come
 
     async def _session(self) -> str:
         session_id = self.session_id
@@ -46,10 +47,25 @@ class AsyncHolding:
             return self.session_id
 
     async def _create(self) -> None:
-        made = await self._backend.create(self._wanted, new_key())
-        self._made = made
+        self._asked = self._asked or new_key()
+        try:
+            made = await self._backend.create(self._wanted, self._asked)
+        except ServerUnreachable:
+            raise  # it may have been made: asked again, with the same key, it is the same one
+        except WarrenError:
+            self._asked = ""
+            raise
+        self._made, self._asked = made, ""
         self._notice = _notice(made)
         self.session_id = made["session_id"]
+
+    async def _give_up(self) -> None:
+        """Whoever asked for a session went away before it was there: it is ended, unless a thread will find it."""
+        asked, self._asked = self._asked, ""
+        if asked and not self.thread_id:
+            with contextlib.suppress(WarrenError):
+                made = await self._backend.create(self._wanted, asked)
+                await self._backend.delete(made["session_id"])
 
     def _renewed(self, session_id: str, error: WarrenError) -> bool:
         """Whether another session is to be had instead of the one that is gone."""

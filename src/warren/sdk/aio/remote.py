@@ -113,7 +113,7 @@ class AsyncRemote:
 
     @contextlib.asynccontextmanager
     async def read(
-        self, session_id: str, path: str, offset: int, length: int | None
+        self, session_id: str, path: str, offset: int = 0, length: int | None = None
     ) -> AsyncIterator[tuple[int, AsyncGenerator[bytes, None]]]:
         """How long the file is, and its bytes, or those of them that were asked for."""
         ask = Ask("GET", f"{_files(session_id)}/content", {"path": path}, part=_part(offset, length))

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.files import Files
-from warren.sdk.blocking.flavour import open_backend
+from warren.sdk.blocking.flavour import before_long, open_backend
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
 from warren.sdk.chunks import Chunks
 from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo, SessionInfo
@@ -26,6 +26,7 @@ COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
 _SHELL: Final = "exec bash -l"
 _PAGE: Final = 1000
+_GIVE_UP_S: Final = 5.0  # so long a session that nobody wants any more is waited for; then its time-outs end it
 
 
 class SandboxClient(Files):
@@ -140,8 +141,12 @@ class SandboxClient(Files):
     def __enter__(self) -> Self:
         try:
             self._session()
-        except BaseException:
-            self.close()
+        except BaseException as exc:
+            try:
+                if not isinstance(exc, Exception):
+                    before_long(self._give_up, _GIVE_UP_S)
+            finally:
+                self.close()
             raise
         return self
 
@@ -156,6 +161,7 @@ class SandboxClient(Files):
         try:
             if not self.thread_id and not self._attached_to:
                 self.cleanup()
+                before_long(self._give_up, _GIVE_UP_S)
         finally:
             self.close()
 

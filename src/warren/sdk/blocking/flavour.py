@@ -25,6 +25,11 @@ def pieces_of(source: Pieces) -> Generator[bytes, None, None]:
     yield from read_in_pieces(source)
 
 
+def before_long(work: Callable[[], None], at_most_s: float) -> None:
+    """It takes what it takes: whoever does not want to wait interrupts it."""
+    work()
+
+
 def all_of(calls: Sequence[Callable[[], T]], at_once: int) -> list[T]:
     """The results in order; so many run at a time."""
     if at_once <= 1 or len(calls) <= 1:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from warren.model.errors import SandboxLost, SessionEnded, SessionNotFound, WarrenError
+from warren.model.errors import SandboxLost, ServerUnreachable, SessionEnded, SessionNotFound, WarrenError
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.flavour import Lock
 from warren.sdk.wire import new_key
@@ -33,6 +33,7 @@ class Holding:
         self._creating = Lock()
         self._notice: str | None = None
         self._made: Mapping[str, Any] = {}
+        self._asked = ""  # the key of a session that was asked for, and whose answer has not come
 
     def _session(self) -> str:
         session_id = self.session_id
@@ -48,10 +49,25 @@ class Holding:
             return self.session_id
 
     def _create(self) -> None:
-        made = self._backend.create(self._wanted, new_key())
-        self._made = made
+        self._asked = self._asked or new_key()
+        try:
+            made = self._backend.create(self._wanted, self._asked)
+        except ServerUnreachable:
+            raise  # it may have been made: asked again, with the same key, it is the same one
+        except WarrenError:
+            self._asked = ""
+            raise
+        self._made, self._asked = made, ""
         self._notice = _notice(made)
         self.session_id = made["session_id"]
+
+    def _give_up(self) -> None:
+        """Whoever asked for a session went away before it was there: it is ended, unless a thread will find it."""
+        asked, self._asked = self._asked, ""
+        if asked and not self.thread_id:
+            with contextlib.suppress(WarrenError):
+                made = self._backend.create(self._wanted, asked)
+                self._backend.delete(made["session_id"])
 
     def _renewed(self, session_id: str, error: WarrenError) -> bool:
         """Whether another session is to be had instead of the one that is gone."""

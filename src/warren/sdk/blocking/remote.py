@@ -115,7 +115,7 @@ class Remote:
 
     @contextlib.contextmanager
     def read(
-        self, session_id: str, path: str, offset: int, length: int | None
+        self, session_id: str, path: str, offset: int = 0, length: int | None = None
     ) -> Iterator[tuple[int, Generator[bytes, None, None]]]:
         """How long the file is, and its bytes, or those of them that were asked for."""
         ask = Ask("GET", f"{_files(session_id)}/content", {"path": path}, part=_part(offset, length))

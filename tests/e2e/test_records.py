@@ -1,0 +1,229 @@
+"""/api/audit and /api/usage: every tenant sees its own records, the operator all of them."""
+
+import contextlib
+import csv
+import json
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from e2e.api_client import Api
+from e2e.conftest import NewState
+from server_process import ServerProcess, running_server
+
+pytestmark = pytest.mark.anyio
+
+OWN = ("/api/audit", "/api/usage")
+ALL = ("/api/admin/audit", "/api/admin/usage")
+
+
+@pytest.fixture(scope="module")
+def server(new_state: NewState) -> Iterator[ServerProcess]:
+    with running_server(new_state(), provider="fake", WARREN_AUTH="true", WARREN_MIN_FREE_MEMORY_MB="1") as server:
+        yield server
+
+
+@pytest.fixture
+async def admin(server: ServerProcess) -> AsyncIterator[Api]:
+    (key,) = json.loads(server.credentials.read_text()).values()
+    async with Api(server.url, {"X-API-Key": key}) as api:
+        yield api
+
+
+@contextlib.asynccontextmanager
+async def of(admin: Api, tenant: str, *scopes: str) -> AsyncIterator[Api]:
+    """A client with a key of its own."""
+    wanted = {"name": "test", "tenant": tenant, **({"scopes": list(scopes)} if scopes else {})}
+    made = await admin.post("/api/admin/keys", wanted, status=201)
+    async with Api(admin.url, {"X-API-Key": made["key"]}) as api:
+        yield api
+
+
+async def ran(api: Api, command: str) -> str:
+    """Runs it in a session of its own; the session's id."""
+    async with api.session() as session:
+        await session.exec(command)
+        return session.id
+
+
+def commands_in(page: dict[str, Any]) -> list[Any]:
+    return [deed["detail"]["command"] for deed in page["deeds"] if "command" in deed["detail"]]
+
+
+# -- audit
+
+
+async def test_a_deed_is_found_with_who_did_it_and_what_came_of_it(admin: Api) -> None:
+    async with of(admin, "found") as api:
+        session_id = await ran(api, "exit 3")
+        (deed,) = (await api.get("/api/audit", action="run_command"))["deeds"]
+        key_id = (await api.get("/api/whoami"))["key_id"]
+    assert (deed["tenant"], deed["key_id"], deed["session_id"]) == ("found", key_id, session_id)
+    assert (deed["status"], deed["result"], deed["client"]) == (200, "ok", "127.0.0.1")
+    assert (deed["detail"]["command"], deed["detail"]["exit_code"]) == ("exit 3", 3)
+    assert datetime.fromisoformat(deed["at"]) <= datetime.now(UTC)
+
+
+async def test_another_tenants_deeds_never_show(admin: Api) -> None:
+    async with of(admin, "quiet") as quiet, of(admin, "loud") as loud:
+        session_id = await ran(loud, "echo of-loud")
+        await ran(quiet, "echo of-quiet")
+        key_id = (await loud.get("/api/whoami"))["key_id"]
+        for asked in ({}, {"session_id": session_id}, {"key_id": key_id}, {"tenant": "loud"}, {"of": "loud"}):
+            page = await quiet.get("/api/audit", **asked)
+            assert {deed["tenant"] for deed in page["deeds"]} <= {"quiet"}
+            assert "of-loud" not in json.dumps(page)
+        assert commands_in(await loud.get("/api/audit")) == ["echo of-loud"]
+        assert (await quiet.get("/api/audit", session_id=session_id))["deeds"] == []
+
+
+async def test_the_operator_sees_all_or_one_and_what_belongs_to_none(admin: Api, server: ServerProcess) -> None:
+    async with of(admin, "one") as one, of(admin, "two") as two, Api(server.url, {"X-API-Key": "wrong"}) as stranger:
+        await ran(one, "echo of-one")
+        await ran(two, "echo of-two")
+        await stranger.refused("GET", "/api/audit", status=401, code="unauthorized")
+    everything = await admin.get("/api/admin/audit", limit=1000)
+    assert {"one", "two", ""} <= {deed["tenant"] for deed in everything["deeds"]}
+    assert 401 in {deed["status"] for deed in everything["deeds"] if not deed["tenant"]}
+    assert commands_in(await admin.get("/api/admin/audit", tenant="one")) == ["echo of-one"]
+
+
+async def test_the_filters_choose(admin: Api) -> None:
+    async with of(admin, "choosy") as api:
+        first = await ran(api, "echo first")
+        seen = (await api.get("/api/audit", limit=1))["deeds"][0]["at"]
+        await ran(api, "echo second")
+        assert commands_in(await api.get("/api/audit", session_id=first)) == ["echo first"]
+        assert commands_in(await api.get("/api/audit")) == ["echo second", "echo first"]
+        assert "echo second" in commands_in(await api.get("/api/audit", since=seen))
+        assert commands_in(await api.get("/api/audit", until=seen)) == ["echo first"]
+        unix = datetime.fromisoformat(seen).timestamp()
+        assert commands_in(await api.get("/api/audit", until=f"{unix:.3f}")) == ["echo first"]
+        assert commands_in(await api.get("/api/audit", until=seen.replace("Z", "+00:00"))) == ["echo first"]
+        assert commands_in(await api.get("/api/audit", since="2100-01-01")) == []
+        created = await api.get("/api/audit", action="create_session")
+        assert [deed["status"] for deed in created["deeds"]] == [201, 201]
+
+
+async def test_pages_follow_each_other_without_gap_or_repetition(admin: Api) -> None:
+    async with of(admin, "paged") as api:
+        for number in range(5):
+            await ran(api, f"echo {number}")
+        found: list[Any] = []
+        after: str | None = ""
+        while after is not None:
+            page = await api.get("/api/audit", action="run_command", limit=2, **({"after": after} if after else {}))
+            assert len(page["deeds"]) <= 2
+            found += commands_in(page)
+            after = page["next"]
+    assert found == [f"echo {number}" for number in (4, 3, 2, 1, 0)]
+
+
+async def test_who_made_or_revoked_a_key_is_written_down_and_the_key_is_not(admin: Api) -> None:
+    made = await admin.post("/api/admin/keys", {"name": "noted", "tenant": "noted"}, status=201)
+    await admin.call("DELETE", f"/api/admin/keys/{made['id']}", status=204)
+    page = await admin.get("/api/audit", limit=1000)
+    done = [deed["action"] for deed in page["deeds"] if deed["detail"].get("about") == made["id"]]
+    assert done == ["revoke_key", "create_key"]
+    assert made["key"] not in json.dumps(page)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"since": "yesterday"},
+        {"since": "nan"},
+        {"until": "2026-02-30"},
+        {"until": "1e9"},
+        {"until": "-1"},
+        {"limit": "0"},
+        {"limit": "1001"},
+        {"after": "nowhere"},
+    ],
+)
+async def test_what_cannot_be_asked_is_said(admin: Api, asked: dict[str, str]) -> None:
+    for place in ("/api/audit", "/api/admin/audit"):
+        await admin.refused("GET", place, status=422, code="invalid_request", **asked)
+
+
+async def test_a_server_without_a_record_says_so(new_state: NewState) -> None:
+    with running_server(new_state(), "--no-audit", provider="fake") as server:
+        async with Api(server.url) as api:
+            for place in ("/api/audit", "/api/admin/audit"):
+                refused = await api.refused("GET", place, status=404, code="not_found")
+                assert "--audit" in refused["remedy"]
+
+
+# -- usage
+
+
+async def test_usage_is_the_tenants_own(admin: Api) -> None:
+    async with of(admin, "busy") as busy, of(admin, "idle") as idle:
+        for _ in range(3):
+            await ran(busy, "echo used")
+        found = await busy.get("/api/usage")
+        (row,) = found["usage"]
+        assert (row["tenant"], row["sessions"], row["commands"]) == ("busy", 3, 3)
+        assert found["total"] == {name: value for name, value in row.items() if name not in ("day", "tenant")}
+        for asked in ({}, {"tenant": "busy"}, {"of": "busy"}):
+            assert {each["tenant"] for each in (await idle.get("/api/usage", **asked))["usage"]} <= {"idle"}
+
+
+async def test_the_operator_sees_the_usage_of_all_or_one(admin: Api) -> None:
+    async with of(admin, "left") as left, of(admin, "right") as right:
+        await ran(left, "true")
+        await ran(right, "true")
+    assert {"left", "right"} <= {row["tenant"] for row in (await admin.get("/api/admin/usage"))["usage"]}
+    assert {row["tenant"] for row in (await admin.get("/api/admin/usage", tenant="left"))["usage"]} == {"left"}
+
+
+async def test_usage_as_a_table(admin: Api) -> None:
+    async with of(admin, "tabled") as api:
+        await ran(api, "true")
+        for how in ({"format": "csv"}, {"headers": {"Accept": "text/csv"}}):
+            async with api.ask("GET", "/api/usage", **how) as answer:
+                assert (answer.status, answer.content_type) == (200, "text/csv")
+                (row,) = csv.DictReader((await answer.text()).splitlines())
+            assert (row["tenant"], row["sessions"], row["commands"]) == ("tabled", "1", "1")
+        await api.get("/api/usage", format="json", headers={"Accept": "text/csv"})
+
+
+async def test_days_are_chosen(admin: Api) -> None:
+    async with of(admin, "daily") as api:
+        await ran(api, "true")
+        today = (await api.get("/api/usage"))["last"]
+        assert (await api.get("/api/usage"))["first"] == f"{today[:8]}01"
+        before = (datetime.fromisoformat(today) - timedelta(days=40)).date()
+        past = await api.get("/api/usage", last=before.isoformat())
+        assert (past["first"], past["last"]) == (before.replace(day=1).isoformat(), before.isoformat())
+        assert past["usage"] == []
+        assert (await api.get("/api/usage", first=before.isoformat()))["total"]["sessions"] == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"first": "2026-02-30"},
+        {"first": "20260101"},
+        {"last": "0"},
+        {"first": "2026-02-02", "last": "2026-02-01"},
+        {"first": "9999-01-01"},
+        {"format": "xml"},
+    ],
+)
+async def test_days_that_cannot_be_are_said(admin: Api, asked: dict[str, str]) -> None:
+    await admin.refused("GET", "/api/usage", status=422, code="invalid_request", **asked)
+
+
+# -- scopes
+
+
+async def test_records_are_for_those_who_may_read_and_all_of_them_for_admins(admin: Api) -> None:
+    async with of(admin, "scoped", "exec", "files", "sessions") as blind, of(admin, "scoped", "read") as reader:
+        for place in OWN:
+            await blind.refused("GET", place, status=403, code="forbidden")
+            await reader.get(place)
+        for place in ALL:
+            await reader.refused("GET", place, status=403, code="forbidden")
+            await reader.refused("GET", place, tenant="scoped", status=403, code="forbidden")
