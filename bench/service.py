@@ -1,7 +1,7 @@
 """How fast the service is over HTTP, beside docker exec, llm-sandbox, swe-rex and the bare runtime, in one run.
 
     sudo .venv/bin/python bench/service.py               everything, some minutes
-    sudo .venv/bin/python bench/service.py exec rate     only these parts: create exec first rate files many idle
+    sudo .venv/bin/python bench/service.py exec rate     only these parts: create exec first rate files many idle door tenants
     sudo .venv/bin/python bench/service.py --quick       small counts, to see whether it works
 
 Each part starts servers of its own, on fresh state, and leaves nothing behind. The client is this process: an asyncio
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import service_bulk
 import service_speed
+import service_tenants
 import uvloop
 from sandboxes import Table
 
@@ -41,6 +42,8 @@ PARTS: dict[str, Part] = {
     "files": service_bulk.files_part,
     "many": service_bulk.many_part,
     "idle": service_bulk.idle_part,
+    "door": service_tenants.door_part,
+    "tenants": service_tenants.tenants_part,
 }
 
 

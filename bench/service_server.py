@@ -68,13 +68,14 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(*flags: str) -> Iterator[Server]:
+def serving(*flags: str, **environ: str) -> Iterator[Server]:
     """A server for a while; what it made is gone at the end."""
     state = Path(tempfile.mkdtemp(prefix="warren-bench-", dir="/var/tmp"))
     (state / "images").symlink_to(IMAGES)
     quiet = ("--on-stop", "destroy", "--stop-grace", "1s", "--log-level", "warning")
     # Connections that wait while a pool is filled shall still be there afterwards.
-    process = ServerProcess(state, *quiet, *flags, WARREN_KEEP_ALIVE_S="1h", WARREN_HEADER_TIMEOUT_S="1h")
+    patient = {"WARREN_KEEP_ALIVE_S": "1h", "WARREN_HEADER_TIMEOUT_S": "1h"}
+    process = ServerProcess(state, *quiet, *flags, **patient, **environ)
     try:
         process.start()
         yield Server(process)

@@ -28,17 +28,24 @@ _PLAIN: Final = (str, bytes, dict, list, tuple, float)
 
 
 class Pump:
-    """Runs an async generator in a task of the engine's loop; `take` gives what it yields, then `_END`."""
+    """Runs an async generator in a task of the engine's loop; `take` gives what it yields, then `_END`.
+
+    Whoever makes one stops it, also if `begin` was cancelled and nobody knows how far it came.
+    """
 
     def __init__(self, source: AsyncGenerator[Any, None]) -> None:
+        self._source = source
         self._items: asyncio.Queue[tuple[Any, Exception | None]] = asyncio.Queue(_AHEAD)
-        self._task = own_task(self._run(source))
+        self._task: asyncio.Task[None] | None = None
 
-    async def _run(self, source: AsyncGenerator[Any, None]) -> None:
+    async def begin(self) -> None:
+        self._task = own_task(self._run())
+
+    async def _run(self) -> None:
         failed: Exception | None = None
         try:
-            async with contextlib.aclosing(source):
-                async for item in source:
+            async with contextlib.aclosing(self._source):
+                async for item in self._source:
                     await self._items.put((item, None))
         except Exception as exc:
             failed = exc
@@ -51,12 +58,11 @@ class Pump:
         return item
 
     async def stop(self) -> None:
+        if self._task is None:
+            await self._source.aclose()
+            return
         self._task.cancel()
         await asyncio.wait([self._task])
-
-
-async def _pump(source: AsyncGenerator[Any, None]) -> Pump:
-    return Pump(source)
 
 
 async def _flat(name: str, context: Any) -> AsyncGenerator[Any, None]:
@@ -116,16 +122,18 @@ class Local(_Client):
         return lambda *args, **kwargs: ENGINE.wait(self._verb(name)(*_bodies(args), **kwargs))
 
     def _iterated(self, name: str, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
-        pump = ENGINE.wait(_pump(self._source(name, *args, **kwargs)))
+        pump = Pump(self._source(name, *args, **kwargs))
         try:
+            ENGINE.wait(pump.begin())
             yield from _taken(pump)
         finally:
             ENGINE.finished(pump.stop())
 
     @contextlib.contextmanager
     def _entered(self, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        pump = ENGINE.wait(_pump(self._source(name, *args, **kwargs)))
+        pump = Pump(self._source(name, *args, **kwargs))
         try:
+            ENGINE.wait(pump.begin())
             first = ENGINE.wait(pump.take())
             yield _Socket(first) if name == "terminal" else (first, _taken(pump)) if name == "read" else _taken(pump)
         finally:
@@ -173,8 +181,9 @@ class AsyncLocal(_Client):
 
     async def _iterated(self, name: str, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         await self._begin()
-        pump = await ENGINE.there(_pump(self._source(name, *args, **kwargs)))
+        pump = Pump(self._source(name, *args, **kwargs))
         try:
+            await ENGINE.there(pump.begin())
             async for item in _taken_there(pump):
                 yield item
         finally:
@@ -183,8 +192,9 @@ class AsyncLocal(_Client):
     @contextlib.asynccontextmanager
     async def _entered(self, name: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         await self._begin()
-        pump = await ENGINE.there(_pump(self._source(name, *args, **kwargs)))
+        pump = Pump(self._source(name, *args, **kwargs))
         try:
+            await ENGINE.there(pump.begin())
             first, rest = await ENGINE.there(pump.take()), _taken_there(pump)
             yield _AsyncSocket(first) if name == "terminal" else (first, rest) if name == "read" else rest
         finally:

@@ -41,24 +41,32 @@ def own_task(work: Work[T]) -> asyncio.Task[T]:
 class _Call(Generic[T]):
     """Work on the engine's loop. `tell` is called there when it is done."""
 
-    __slots__ = ("_cancelled", "_error", "_task", "_tell", "_value", "_work")
+    __slots__ = ("_cancelled", "_error", "_task", "_tell", "_told", "_value", "_work")
 
     def __init__(self, work: Work[T], tell: Callable[[], None]) -> None:
         self._work, self._tell = work, tell
         self._task: asyncio.Task[None] | None = None
-        self._cancelled = False
+        self._cancelled = self._told = False
         self._value: T | None = None
         self._error: BaseException | None = None
 
     def begin(self) -> None:
         self._task = own_task(self._run())
+        self._task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
         try:
             self._value = await self._work
         except BaseException as exc:
             self._error = exc
+        self._told = True
         self._tell()
+
+    def _ended(self, _: object) -> None:
+        if not self._told:  # cancelled before it ran at all
+            self._work.close()
+            self._error = asyncio.CancelledError()
+            self._tell()
 
     def cancel(self) -> None:
         """On the loop, after `begin`: its caller does not want it any more."""

@@ -139,8 +139,20 @@ def build_clock() -> Clock:
 
 async def build_office(settings: Settings, store: "SessionStore") -> "Office":
     from warren.coordinator.office import Office
+    from warren.coordinator.webhooks.addresses import read_networks
+    from warren.coordinator.webhooks.outbox import Webhooks
+    from warren.coordinator.webhooks.post import Poster
 
-    return Office(store.records, build_clock(), build_environments(settings), audit=await build_audit(settings))
+    poster = Poster(read_networks(settings.webhook_networks))
+    sealer = None if settings.store == "memory" else build_sealer(settings)
+    return Office(
+        store.records,
+        build_clock(),
+        build_environments(settings),
+        audit=await build_audit(settings),
+        webhooks=Webhooks(store.records, build_clock(), poster, sealer),
+        closing=poster.close,
+    )
 
 
 async def build_audit(settings: Settings) -> "AuditLog | None":
@@ -214,8 +226,6 @@ def build_reaper(settings: Settings, sessions: "Sessions") -> "Reaper":
 
 
 def build_context(settings: Settings, sessions: "Sessions", office: "Office", identity: "Identity") -> "Context":
-    from warren.coordinator.access.identity import Identity
-    from warren.coordinator.access.tokens import Tokens
     from warren.coordinator.api.app import package_version
     from warren.coordinator.api.context import Context
 

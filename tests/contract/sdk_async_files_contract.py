@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from warren.model.errors import (
     UnknownUser,
 )
 from warren.sdk.aio.client import AsyncSandboxClient
+from warren.sdk.aio.flavour import all_of
 
 New = Callable[..., AsyncSandboxClient]
 ODD_NAMES = ["two words", "-dash", "ünï", "100%", "a#b?c&d=e+f", "line\nbreak", "%41", "semi;colon"]
@@ -60,6 +62,26 @@ class AsyncFilesContract:
         assert up[-1] == down[-1] == (len(data), len(data))
         assert len(up) > 1
         assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "big"]
+
+    async def test_many_downloads_to_one_place_at_once_give_a_whole_file(self, new: New, tmp_path: Path) -> None:
+        target = tmp_path / ("x" * 250)
+        async with new() as client:
+            for letter in "abcd":
+                await client.write_file(letter, letter * 700_000)
+            calls = [partial(client.download_file, letter, target) for letter in "abcd"]
+            assert await all_of(calls, 4) == [target] * 4
+        data = target.read_text()
+        assert data == data[0] * 700_000
+        assert list(tmp_path.iterdir()) == [target]
+
+    async def test_a_pipe_is_uploaded_to_its_end(self, new: New) -> None:
+        reading, writing = os.pipe()
+        with os.fdopen(reading, "rb"), os.fdopen(writing, "wb") as end:
+            end.write(b"from a pipe")
+            end.close()
+            async with new() as client:
+                assert (await client.upload_file(f"/dev/fd/{reading}", "piped")).size == 11
+                assert await client.read_text("piped") == "from a pipe"
 
     async def test_an_uploaded_file_is_called_as_it_was(self, new: New, tmp_path: Path) -> None:
         (tmp_path / "script.py").write_text("print(1)")
@@ -278,8 +300,9 @@ class AsyncTerminalContract:
 
     async def test_a_terminal_in_which_nothing_happens_times_out(self, new: New) -> None:
         async with new() as client, client.terminal("sleep 60") as terminal:
-            with pytest.raises(TimeoutError):
-                await terminal.read(0.1)
+            for timeout in (0.1, 0):
+                with pytest.raises(TimeoutError):
+                    await terminal.read(timeout)
             with pytest.raises(TimeoutError, match="did not come"):
                 await terminal.read_until("never", timeout=0.1)
 

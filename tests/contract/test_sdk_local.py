@@ -273,6 +273,29 @@ print(SandboxClient(mode="local").execute("echo again").output, end="")
     assert run(code) == "again\n"
 
 
+def test_what_is_cancelled_at_any_moment_leaves_nothing_running(run: Run) -> None:
+    code = """
+import asyncio, random
+async def follow(sandbox):
+    async for _ in sandbox.stream("while echo on; do sleep 0.01; done"):
+        pass
+async def main():
+    async with AsyncSandboxClient(mode="local") as sandbox:
+        for number in range(60):
+            work = sandbox.execute("sleep 1000") if number % 2 else follow(sandbox)
+            task = asyncio.ensure_future(work)
+            for _ in range(number % 7):
+                await asyncio.sleep(0 if number < 40 else 0.003)
+            task.cancel()
+            await asyncio.wait([task])
+        while any(process.running for process in await sandbox.processes()):
+            await asyncio.sleep(0.01)
+        print((await sandbox.execute("echo fine")).output, end="")
+asyncio.run(main())
+"""
+    assert run(code, "oci") == "fine\n"
+
+
 def test_settings_that_cannot_be_are_told_with_the_first_use(start: Start) -> None:
     code = """
 import os

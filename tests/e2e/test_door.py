@@ -107,6 +107,8 @@ def test_a_server_for_everybody_asks_for_keys(new_state: NewState) -> None:
         ended = refused_start(new_state(), "--no-auth", "--host", host)
         assert "without authentication the server listens on loopback only" in ended
         assert "leave out --no-auth" in ended
+    ended = refused_start(new_state(), "--no-auth", "--trusted-proxies", "127.0.0.1")
+    assert "behind a proxy everybody can reach the server" in ended
 
 
 def test_a_second_server_on_the_same_state_says_who_has_it(server: ServerProcess) -> None:

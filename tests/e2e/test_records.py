@@ -207,6 +207,7 @@ async def test_days_are_chosen(admin: Api) -> None:
         {"first": "2026-02-30"},
         {"first": "20260101"},
         {"last": "0"},
+        {"last": ""},
         {"first": "2026-02-02", "last": "2026-02-01"},
         {"first": "9999-01-01"},
         {"format": "xml"},

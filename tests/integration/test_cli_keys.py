@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from integration.remote_cli import RemoteCli
 from server_process import ServerProcess, running_server
 
 _PATIENCE_S = 20.0
-GUARDED = {"WARREN_AUTH": "true", "WARREN_MIN_FREE_MEMORY_MB": "1"}  # sandboxes of the fake take no memory
+
+
+def guarded_server(state: Path) -> AbstractContextManager[ServerProcess]:
+    """It wants keys. Sandboxes of the fake take no memory, so it may be scarce."""
+    return running_server(state, provider="fake", WARREN_AUTH="true", WARREN_MIN_FREE_MEMORY_MB="1")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +32,7 @@ def state() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def guarded(state: Path) -> Iterator[ServerProcess]:
-    with running_server(state, provider="fake", **GUARDED) as server:
+    with guarded_server(state) as server:
         yield server
 
 
@@ -177,11 +182,11 @@ def test_files_and_server_show_the_same(admin: RemoteCli, state: Path) -> None:
 
 
 def test_keys_are_made_for_a_server_that_is_stopped(tmp_path: Path) -> None:
-    with running_server(tmp_path, provider="fake", **GUARDED):
+    with guarded_server(tmp_path):
         pass
     nowhere = RemoteCli("http://127.0.0.1:1")
     key = nowhere.say("keys", "create", "later", "--state-dir", str(tmp_path), "-q").strip()
-    with running_server(tmp_path, provider="fake", **GUARDED) as server:
+    with guarded_server(tmp_path) as server:
         assert with_key(server, key).document("whoami")["tenant"] == "default"
 
 

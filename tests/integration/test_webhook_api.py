@@ -58,7 +58,6 @@ async def running_office(served: World, *, sends: bool = True) -> AsyncIterator[
         yield office
     finally:
         await office.close()
-        await poster.close()
 
 
 async def created(api: httpx2.AsyncClient, **values: object) -> dict[str, Any]:

@@ -1,13 +1,6 @@
 """Events reach the webhooks that want them, over real connections, whatever happens in between."""
 
 import asyncio
-import logging
-import os
-import sys
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -16,34 +9,29 @@ from integration.webhook_world import (
     FAILS,
     GONE,
     NOW,
-    PATIENCE_S,
     TAKES,
-    FailingRecords,
     an_event,
     delivering,
     ids,
     one_after_the_other,
     posts,
     silent,
+    to_the_next_attempt,
+    until_delivered,
     until_states,
     wait_until,
     webhooks,
     working,
 )
-from redis_server import running_redis
 
 from warren.clock import ManualClock
 from warren.coordinator.stores.memory_records import MemoryRecords
-from warren.coordinator.stores.redis_store import RedisStore
-from warren.coordinator.stores.sqlite import SqliteStore
-from warren.coordinator.webhooks.courier import LEASE_S, LOOK_AT_ALL_S
+from warren.coordinator.webhooks.courier import LOOK_AT_ALL_S
 from warren.coordinator.webhooks.deliveries import FAILED_KEPT_S, MOST_FAILED
-from warren.coordinator.webhooks.outbox import REMEMBERED_S, Webhooks
-from warren.coordinator.webhooks.places import AT_ONCE, OF_A_TENANT, OF_A_WEBHOOK
+from warren.coordinator.webhooks.outbox import REMEMBERED_S
+from warren.coordinator.webhooks.places import OF_A_WEBHOOK
 from warren.coordinator.webhooks.retries import ATTEMPTS, PAUSES_S, SPREAD
 from warren.coordinator.webhooks.signing import verify
-from warren.interfaces.records import Record
-from warren.interfaces.store import SessionStore
 from warren.model.errors import Conflict, RateLimited, Unauthorized
 from warren.model.events import EventKind
 
@@ -79,13 +67,6 @@ async def test_an_event_arrives_as_it_was_and_signed(clock: ManualClock) -> None
     verify(secret, post.headers, post.body, clock.wall())
     with pytest.raises(Unauthorized):
         verify(secret, post.headers, post.body + b" ", clock.wall())
-
-
-async def until_delivered(
-    made: Webhooks, hook_id: str, requests: list[bytes], count: int, tenant: str = "acme"
-) -> None:
-    await wait_until(lambda: len(requests) >= count)
-    await until_states(made, hook_id, tenant=tenant)
 
 
 async def test_a_webhook_is_told_of_what_it_wants_and_of_its_tenant_alone(clock: ManualClock) -> None:
@@ -197,19 +178,13 @@ async def test_after_the_last_attempt_it_is_given_up_and_shown_for_a_day(clock: 
     assert len(receiver.requests) == ATTEMPTS + 1
 
 
-async def to_the_next_attempt(clock: ManualClock, made: Webhooks, hook_id: str) -> None:
-    """And no further: the lease of the attempt that begins then would run out."""
-    (shown,) = await made.deliveries("acme", hook_id)
-    await clock.advance(shown["next_attempt_at"] - clock.wall() + 0.001)
-
-
 async def test_what_was_given_up_is_kept_in_small_numbers(clock: ManualClock) -> None:
     async with receiving(saying(b"", "405 No")) as receiver, working(MemoryRecords(), clock) as made:
         hook, _ = await made.create("acme", receiver.url(), ALL)
         for _ in range(MOST_FAILED + 5):
             made.publish(an_event())
-        await until_states(made, hook.id, *[("failed", 1)] * MOST_FAILED)
         await wait_until(lambda: len(receiver.requests) == MOST_FAILED + 5)
+        await until_states(made, hook.id, *[("failed", 1)] * MOST_FAILED)
 
 
 async def test_410_disables_the_webhook(clock: ManualClock) -> None:
@@ -251,217 +226,6 @@ async def test_a_name_that_leads_to_this_machine_is_refused_and_not_called(clock
         assert not (await made.test("acme", hook.id)).delivered
         assert await private.strangers() == 0
     assert names.asked == ["hooks.test"] * 2
-
-
-# -- who shares
-
-
-async def test_a_slow_receiver_holds_up_neither_others_nor_itself_for_ever(clock: ManualClock) -> None:
-    async with receiving(silent) as slow, receiving(TAKES) as quick, working(MemoryRecords(), clock) as made:
-        held_up, _ = await made.create("acme", slow.url(), ALL)
-        hook, _ = await made.create("acme", quick.url(), ALL)
-        for _ in range(30):
-            made.publish(an_event())
-        await until_delivered(made, hook.id, quick.requests, 30)
-        waiting = Counter(one["state"] for one in await made.deliveries("acme", held_up.id))
-        assert waiting == {"sending": OF_A_WEBHOOK, "waiting": 30 - OF_A_WEBHOOK}
-    assert slow.connections == OF_A_WEBHOOK
-
-
-async def test_a_tenant_with_slow_receivers_holds_up_no_other_tenant(clock: ManualClock) -> None:
-    async with receiving(silent) as slow, receiving(TAKES) as quick, working(MemoryRecords(), clock) as made:
-        for _ in range(OF_A_TENANT):
-            await made.create("acme", slow.url(), ALL)
-        hook, _ = await made.create("other", quick.url(), ALL)
-        for _ in range(AT_ONCE):
-            made.publish(an_event())
-        await wait_until(lambda: slow.connections == OF_A_TENANT)
-        for _ in range(30):
-            made.publish(an_event("other"))
-        await until_delivered(made, hook.id, quick.requests, 30, tenant="other")
-        assert slow.connections == OF_A_TENANT
-
-
-async def test_no_more_than_so_many_are_sent_at_once_and_the_rest_follows(clock: ManualClock) -> None:
-    go = asyncio.Event()
-
-    async def waits(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await go.wait()
-        await TAKES(reader, writer)
-
-    async with receiving(waits) as receiver, working(MemoryRecords(), clock) as made:
-        tenants = [f"t{number}" for number in range(AT_ONCE)]
-        for tenant in tenants:
-            await made.create(tenant, receiver.url(), ALL)
-            for _ in range(3):
-                made.publish(an_event(tenant))
-        await wait_until(lambda: receiver.connections == AT_ONCE)
-        await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
-        assert receiver.connections == AT_ONCE
-        go.set()
-        await wait_until(lambda: len(receiver.requests) == 3 * AT_ONCE)
-    assert max(Counter(ids(receiver)).values()) == 1
-
-
-async def test_a_tenant_has_so_many_waiting_and_more_are_dropped(
-    clock: ManualClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with receiving(TAKES) as receiver, webhooks(MemoryRecords(), clock, most_waiting=5) as made:
-        hook, _ = await made.create("acme", receiver.url(), ALL)
-        other, _ = await made.create("other", receiver.url(), ALL)
-        events = [an_event() for _ in range(8)]
-        with caplog.at_level(logging.WARNING, "warren.webhooks"):
-            for event in events:
-                made.publish(event)
-                await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
-            made.publish(an_event("other"))
-            await until_states(made, other.id, ("waiting", 0), tenant="other")
-        kept = {one["message_id"] for one in await made.deliveries("acme", hook.id)}
-        assert kept == {event.id for event in events[:5]}
-        assert made.dropped == 3
-        assert [record.message for record in caplog.records if "dropped" in record.message] == [
-            "5 webhooks of the tenant acme wait to be sent: more are dropped"
-        ]
-        async with delivering(made):
-            await until_delivered(made, hook.id, receiver.requests, 6)
-        await clock.advance(REMEMBERED_S)
-        made.publish(late := an_event())
-        await until_states(made, hook.id, ("waiting", 0))
-        assert (await made.deliveries("acme", hook.id))[0]["message_id"] == late.id
-
-
-async def test_what_is_not_even_written_is_bounded_too(clock: ManualClock) -> None:
-    records = FailingRecords()
-    async with receiving(TAKES) as receiver, webhooks(records, clock, most_waiting=5) as made:
-        await made.create("acme", receiver.url(), ALL)
-        records.broken = True
-        for _ in range(8):
-            made.publish(an_event())
-        assert repr(made).startswith("<Webhooks: 5 events to be written, 3 dropped")
-        records.broken = False
-
-
-@pytest.fixture(params=["sqlite", "redis"])
-async def two_stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Sequence[SessionStore]]:
-    async with AsyncExitStack() as stack:
-        if request.param == "sqlite":
-            stores: list[SessionStore] = [await SqliteStore.open(tmp_path / "store") for _ in range(2)]
-        else:
-            server = stack.enter_context(running_redis(tmp_path / "redis"))
-            stores = [await RedisStore.open(server.url, timeout_s=PATIENCE_S) for _ in range(2)]
-        yield stores
-        for store in stores:
-            await store.close()
-
-
-async def test_two_processes_on_one_store_deliver_each_event_once(
-    clock: ManualClock, two_stores: Sequence[SessionStore]
-) -> None:
-    async with receiving(TAKES) as receiver, AsyncExitStack() as stack:
-        first, second = [await stack.enter_async_context(webhooks(store.records, clock)) for store in two_stores]
-        hooks = [(await first.create("acme", receiver.url(), ALL))[0] for _ in range(4)]
-        events = [an_event() for _ in range(15)]
-        for event in events:
-            first.publish(event)
-        await wait_until(lambda: repr(first).startswith("<Webhooks: 0 events"))
-        await stack.enter_async_context(delivering(first))
-        await stack.enter_async_context(delivering(second))
-        for hook in hooks:
-            await until_states(second, hook.id)
-    assert Counter(ids(receiver)) == {event.id: len(hooks) for event in events}
-
-
-# -- what ends in between
-
-
-async def test_who_stops_leaves_the_rest_to_the_next(clock: ManualClock) -> None:
-    records = MemoryRecords()
-    async with receiving(one_after_the_other(silent, TAKES)) as receiver:
-        async with working(records, clock) as made:
-            hook, _ = await made.create("acme", receiver.url(), ALL)
-            made.publish(event := an_event())
-            await wait_until(lambda: receiver.requests)
-        async with working(records, clock) as made:
-            await until_delivered(made, hook.id, receiver.requests, 2)
-    assert ids(receiver) == [event.id] * 2
-
-
-async def test_closing_waits_until_what_was_published_is_written(clock: ManualClock) -> None:
-    records = MemoryRecords()
-    async with receiving(TAKES) as receiver:
-        async with webhooks(records, clock) as made:
-            hook, _ = await made.create("acme", receiver.url(), ALL)
-            for _ in range(50):
-                made.publish(an_event())
-        made.publish(an_event())
-        assert len(await made.deliveries("acme", hook.id)) == 50
-
-
-async def test_what_a_killed_process_was_sending_is_sent_by_the_next(tmp_path: Path) -> None:
-    clock = ManualClock(wall=time.time())
-    store = await SqliteStore.open(tmp_path / "store")
-    async with receiving(one_after_the_other(silent, TAKES)) as receiver, webhooks(store.records, clock) as made:
-        hook, _ = await made.create("acme", receiver.url(), ALL)
-        command = [sys.executable, "-m", "integration.webhook_victim", str(tmp_path / "store"), "evt_kept"]
-        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join([str(TESTS), *sys.path])}
-        victim = await asyncio.create_subprocess_exec(*command, env=environ)
-        try:
-            await wait_until(lambda: receiver.requests)
-        finally:
-            victim.kill()
-            await victim.wait()
-        assert [one["state"] for one in await made.deliveries("acme", hook.id)] == ["sending"]
-        clock.set_wall(time.time() + LEASE_S)
-        async with delivering(made):
-            await until_delivered(made, hook.id, receiver.requests, 2)
-    await store.close()
-    assert ids(receiver) == ["evt_kept"] * 2
-
-
-async def test_an_event_waits_for_a_store_that_is_away(clock: ManualClock) -> None:
-    records = FailingRecords()
-    async with receiving(TAKES) as receiver, working(records, clock) as made:
-        hook, _ = await made.create("acme", receiver.url(), ALL)
-        records.broken = True
-        made.publish(event := an_event())
-        await clock.advance(5.0)
-        assert not receiver.requests
-        records.broken = False
-        await clock.advance(5.0)
-        await until_delivered(made, hook.id, receiver.requests, 1)
-    assert ids(receiver) == [event.id]
-    assert made.dropped == 0
-
-
-async def test_closing_does_not_wait_for_a_store_that_stays_away(clock: ManualClock) -> None:
-    records = FailingRecords()
-    async with receiving(TAKES) as receiver, webhooks(records, clock) as made:
-        await made.create("acme", receiver.url(), ALL)
-        records.broken = True
-        made.publish(an_event())
-        made.publish(an_event())
-    assert made.dropped == 2
-
-
-async def test_an_event_that_is_no_json_harms_no_other(clock: ManualClock) -> None:
-    async with receiving(TAKES) as receiver, working(MemoryRecords(), clock) as made:
-        hook, _ = await made.create("acme", receiver.url(), ALL)
-        made.publish(an_event(bad=object()))
-        made.publish(an_event(bad=float("nan")))
-        made.publish(good := an_event())
-        await until_delivered(made, hook.id, receiver.requests, 1)
-    assert ids(receiver) == [good.id]
-    assert made.dropped == 2
-
-
-async def test_a_damaged_delivery_is_thrown_away(clock: ManualClock) -> None:
-    records = MemoryRecords()
-    async with receiving(TAKES) as receiver, webhooks(records, clock) as made:
-        hook, _ = await made.create("acme", receiver.url(), ALL)
-        await records.put(Record(f"delivery/{hook.id}", "0", "{}", group="acme", due=1.0))
-        made.publish(an_event())
-        async with delivering(made):
-            await until_delivered(made, hook.id, receiver.requests, 1)
 
 
 # -- what is deleted

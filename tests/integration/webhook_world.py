@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp.abc import AbstractResolver
 from integration.webhook_receiver import PUBLIC, Receiver, Talk, saying
 
-from warren.clock import Clock
+from warren.clock import Clock, ManualClock
 from warren.coordinator.stores.memory_records import MemoryRecords
 from warren.coordinator.stores.sealing import Sealer
 from warren.coordinator.webhooks.addresses import read_networks
@@ -105,7 +105,6 @@ async def webhooks(
         yield made
     finally:
         await made.close()
-        await poster.close()
 
 
 @contextlib.asynccontextmanager
@@ -131,7 +130,7 @@ async def wait_until(condition: Callable[[], object | Awaitable[object]]) -> Non
 
 
 async def states(made: Webhooks, hook_id: str, tenant: str = "acme") -> list[tuple[str, int]]:
-    return [(one["state"], one["attempts"]) for one in await made.deliveries(tenant, hook_id)]
+    return [(one["state"], one["attempts"]) for one in await made.deliveries(tenant, hook_id, 1000)]
 
 
 async def until_states(made: Webhooks, hook_id: str, *wanted: tuple[str, int], tenant: str = "acme") -> None:
@@ -139,3 +138,16 @@ async def until_states(made: Webhooks, hook_id: str, *wanted: tuple[str, int], t
         return await states(made, hook_id, tenant) == list(wanted)
 
     await wait_until(as_wanted)
+
+
+async def until_delivered(
+    made: Webhooks, hook_id: str, requests: list[bytes], count: int, tenant: str = "acme"
+) -> None:
+    await wait_until(lambda: len(requests) >= count)
+    await until_states(made, hook_id, tenant=tenant)
+
+
+async def to_the_next_attempt(clock: ManualClock, made: Webhooks, hook_id: str) -> None:
+    """And no further: the lease of the attempt that begins then would run out."""
+    (shown,) = await made.deliveries("acme", hook_id)
+    await clock.advance(shown["next_attempt_at"] - clock.wall() + 0.001)

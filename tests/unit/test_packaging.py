@@ -12,7 +12,14 @@ import warren
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(Path(warren.__file__).parent.rglob("*.py"))
-DISTRIBUTIONS = {"yaml": "pyyaml", "python_multipart": "python-multipart", "langchain_core": "langchain-core"}
+DISTRIBUTIONS = {
+    "jwt": "pyjwt",
+    "langchain_core": "langchain-core",
+    "python_multipart": "python-multipart",
+    "tree_sitter": "tree-sitter",
+    "tree_sitter_bash": "tree-sitter-bash",
+    "yaml": "pyyaml",
+}
 
 
 def imported(path: Path) -> set[str]:

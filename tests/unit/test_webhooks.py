@@ -176,13 +176,20 @@ async def test_without_a_sealer_a_secret_is_kept_as_it_is(records: MemoryRecords
     assert new_hooks(records, Sealer(bytes(32))).secret_of(hook) == secret
 
 
-async def test_a_damaged_record_says_what_it_is(records: MemoryRecords) -> None:
+async def test_a_damaged_webhook_harms_no_other_and_can_be_deleted(records: MemoryRecords) -> None:
     hooks = new_hooks(records)
     hook, _ = await hooks.create("acme", URL, ["*"], "")
+    sound, _ = await hooks.create("acme", URL, ["*"], "")
     record = await records.get("webhook", hook.id)
     assert record is not None
     assert await records.put(record.changed("{}"))
     with pytest.raises(Unavailable, match="damaged"):
+        await hooks.get("acme", hook.id)
+    assert list(await hooks.list("acme")) == [sound]
+    with pytest.raises(NotFound):
+        await hooks.delete("other", hook.id)
+    await hooks.delete("acme", hook.id)
+    with pytest.raises(NotFound):
         await hooks.get("acme", hook.id)
 
 

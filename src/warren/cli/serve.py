@@ -53,8 +53,15 @@ def run_server(settings: Settings, make_service: "Callable[[Settings], Service] 
 
 
 def check_open_to(settings: Settings) -> None:
-    """Without authentication nobody but this machine may reach the server."""
-    if settings.auth or is_loopback(settings.host):
+    """Without authentication nobody but this machine may reach the server, through a proxy neither."""
+    if settings.auth:
+        return
+    if settings.trusted_proxies:
+        raise InvalidRequest(
+            "behind a proxy everybody can reach the server, so it needs authentication",
+            remedy="leave out --no-auth, or --trusted-proxies",
+        )
+    if is_loopback(settings.host):
         return
     raise InvalidRequest(
         f"without authentication the server listens on loopback only, not on {settings.host}",

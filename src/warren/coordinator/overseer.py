@@ -10,7 +10,6 @@ are; a command whose next second cannot be paid is ended, with what it has said 
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -23,7 +22,7 @@ from warren.coordinator.fairness import Gate
 from warren.coordinator.refused_process import RefusedProcess
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Caller
-from warren.model.errors import CommandRefused, ProcessNotFound, SandboxLost, WarrenError
+from warren.model.errors import CommandRefused, WarrenError
 from warren.model.events import Event, EventKind
 from warren.model.operations import Command, ExecResult, FileEvent, FileInfo, ProcessInfo, Reason
 from warren.model.session import Session
@@ -143,44 +142,42 @@ class OverseenSandbox:
     async def _exec_on_account(
         self, caller: Caller, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str
     ) -> ExecResult:
+        """Its time is what can be paid for; if others use that up meanwhile, it is broken off."""
         quotas = self._overseer.quotas
         if not await quotas.spend(caller, EXEC_SECONDS, 1):
             raise quotas.spent(caller, EXEC_SECONDS)
-        name = process_id or f"p_{secrets.token_hex(6)}"
-        running = asyncio.ensure_future(self._sandbox.exec(command, stdin, process_id=name))
+        affordable_s = self._overseer.slice_s * (1 + await quotas.left(caller, EXEC_SECONDS))
+        shortened = command.timeout_s is None or affordable_s < command.timeout_s
+        if shortened:
+            command = replace(command, timeout_s=affordable_s)
+        running = asyncio.ensure_future(self._sandbox.exec(command, stdin, process_id=process_id))
         try:
-            ended_by_us = await self._pay_while(caller, running, name)
+            if not await self._paid_while(caller, running):
+                return await self._broken_off(running)
             result = await running
         except BaseException:
             running.cancel()
             await asyncio.wait([running])
             raise
-        finally:
-            if not process_id:
-                await self._forget(name)
-        if ended_by_us:
-            return replace(result, stderr=result.stderr + _OVER, output=result.output + _OVER, process_id=process_id)
-        return result if process_id else replace(result, process_id="")
+        if shortened and result.reason is Reason.TIMEOUT:
+            return replace(result, stderr=result.stderr + _OVER, output=result.output + _OVER)
+        return result
 
-    async def _pay_while(self, caller: Caller, running: asyncio.Future[ExecResult], process_id: str) -> bool:
-        """Whether the money ran out before the command did."""
+    async def _paid_while(self, caller: Caller, running: asyncio.Future[ExecResult]) -> bool:
+        """Whether the seconds lasted until the end."""
         while not (await asyncio.wait([running], timeout=self._overseer.slice_s))[0]:
             if not await self._overseer.quotas.spend(caller, EXEC_SECONDS, 1):
-                await self._kill(process_id)
-                return True
-        return False
+                # If this was all there was, the command's own time-out is ending it at this moment.
+                return bool((await asyncio.wait([running], timeout=self._overseer.slice_s / 4))[0])
+        return True
 
-    async def _kill(self, process_id: str) -> None:
-        try:
-            await (await self._sandbox.process(process_id)).kill()
-        except (ProcessNotFound, SandboxLost):
-            return
-
-    async def _forget(self, process_id: str) -> None:
-        try:
-            await self._sandbox.forget(process_id)
-        except WarrenError:
-            return
+    async def _broken_off(self, running: asyncio.Future[ExecResult]) -> ExecResult:
+        running.cancel()
+        await asyncio.wait([running])
+        if not running.cancelled() and running.exception() is None:
+            return running.result()
+        said = _OVER.lstrip()
+        return ExecResult(137, "", said, said, Reason.CANCELLED, None, 0.0, 0.0, len(said), truncated=False)
 
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
         overseer, caller = self._overseer, current_caller()
@@ -212,8 +209,8 @@ class OverseenSandbox:
     async def until_ended(self, process: Process, payer: Caller | None, *, background: bool) -> None:
         ended = asyncio.ensure_future(process.ended())
         try:
-            if payer is not None:
-                await self._pay_while(payer, ended, process.id)
+            if payer is not None and not await self._paid_while(payer, ended):
+                await process.kill()
             self._overseer.finished(self._session, await ended, background=background)
         except WarrenError:
             return  # it was forgotten before it ended, or cannot be asked any more

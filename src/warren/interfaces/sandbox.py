@@ -16,7 +16,8 @@ class Process(Protocol):
     `output` yields what was written from `offset` on and ends when the command has ended and all
     of its output was given; reading slowly slows the command down. `wait` gives the result; its
     texts hold what the sandbox kept. `ended` gives the result without its texts, and does not count as
-    reading. `kill` ends the whole tree of processes and `wait` says how many that were. `write` and `close_stdin` after the end of the command are ignored.
+    reading. `kill` ends the whole tree of processes and `wait` says how many that were. `write` and
+    `close_stdin` after the end of the command are ignored.
     """
 
     @property

@@ -39,9 +39,9 @@ class Worker(Protocol):
     """Owns the sandboxes of one host, and the pools of those made ahead.
 
     `claim` gives a live sandbox that nobody has used, and never the same one twice. Claims that have to
-    wait are served first come, first served, per environment, and tenants in turn; one that is not served in time raises NoCapacity with
-    its place in the queue. A claim that fails or is cancelled leaves nothing behind. It raises
-    MachineFull when memory or disk of the host run out, and what the provider's `create` raises.
+    wait are served first come, first served, per environment, and tenants in turn; one that is not served in
+    time raises NoCapacity with its place in the queue. A claim that fails or is cancelled leaves nothing behind.
+    It raises MachineFull when memory or disk of the host run out, and what the provider's `create` raises.
     `sandbox` gives a sandbox that was claimed, also before a restart of the worker: SandboxNotFound, SandboxLost.
     `destroy` is idempotent. `recover`, called once before anything is claimed, takes over from an
     earlier worker: it connects to the sandboxes in `known` and destroys every other one that this worker made; for

@@ -8,6 +8,7 @@ from warren.model.session import check_seconds
 from warren.model.spec import Limits, check_env, check_image_name
 
 MOST_POOLED = 5000
+NO_POLICY = Policy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Environment:
     pool: PoolSize | None = None
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
-    policy: Policy = Policy()
+    policy: Policy = NO_POLICY
 
     def __post_init__(self) -> None:
         check_image_name(self.image)

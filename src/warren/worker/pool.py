@@ -2,8 +2,9 @@
 
 `run` is the only place that begins to create and that gives up what is too much: it does what `plan_pool` says each
 time something has changed. `claim` takes a sandbox that is ready, or waits in a queue; a new sandbox goes to whoever
-waits first, or to the tenant whose turn it is (see turns.py). A sandbox is always in exactly one place: ready, with the claim that looks whether it lives, in the
-hands of one waiter, or given to `destroy`. Each move from one place to the next is made without awaiting in between.
+waits first, or to the tenant whose turn it is (see turns.py). A sandbox is always in exactly one place: ready, with
+the claim that looks whether it lives, in the hands of one waiter, or given to `destroy`. Each move from one place to
+the next is made without awaiting in between.
 
 Ready sandboxes are taken oldest first: so none stays for long, and one that has gone bad is found soon.
 """

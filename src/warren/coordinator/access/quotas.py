@@ -145,6 +145,18 @@ class Quotas:
                 return False
         return True
 
+    async def left(self, caller: Caller, what: str) -> float:
+        """How much of a day's quota is left, on the level that has least."""
+        from limits import RateLimitItemPerDay
+
+        least, day = math.inf, self._day()
+        for whose, quota in _levels(caller):
+            most = getattr(quota, f"{what}_per_day")
+            if most is not None:
+                window = await self._days.get_window_stats(RateLimitItemPerDay(max(most, 1)), what, whose, day)
+                least = min(least, window.remaining if most else 0)
+        return least
+
     async def check_left(self, caller: Caller, what: str) -> None:
         """QuotaExceeded if nothing is left of a day's quota."""
         if self.bounds(caller, what) and not await self.spend(caller, what, 1):
@@ -163,7 +175,7 @@ class Quotas:
 
         if most <= 0:
             return False
-        item, day = RateLimitItemPerDay(most), str(int(self._clock.wall() // DAY_S))
+        item, day = RateLimitItemPerDay(most), self._day()
         await self._begin_day(item, what, whose, day, caller)
         return await self._days.hit(item, what, whose, day, cost=amount)
 
@@ -177,6 +189,9 @@ class Quotas:
         before = int(await self._spent_before(caller.tenant, what)) if whose.startswith("tenant:") else 0
         if before > 0:
             await self._days.hit(item, what, whose, day, cost=min(before, item.amount))
+
+    def _day(self) -> str:
+        return str(int(self._clock.wall() // DAY_S))
 
     def _left_of_day(self) -> int:
         return DAY_S - int(self._clock.wall()) % DAY_S

@@ -5,7 +5,19 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warren.coordinator.api import admin, e2b, exec, files, flat, health, processes, records, sessions, sockets
+from warren.coordinator.api import (
+    admin,
+    e2b,
+    exec,
+    files,
+    flat,
+    health,
+    processes,
+    records,
+    sessions,
+    sockets,
+    webhooks,
+)
 from warren.coordinator.api.context import Context
 from warren.coordinator.api.document import DESCRIPTION, PROBLEMS, TAGS, completed, operation_id
 from warren.coordinator.api.door import Books, Door
@@ -13,7 +25,8 @@ from warren.coordinator.api.fast import Fast
 from warren.coordinator.api.problems import register
 from warren.coordinator.api.reference import add_reference
 
-ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, admin, records, health)
+ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, webhooks, records, admin, health)
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
 def create_app(context: Context) -> ASGIApp:

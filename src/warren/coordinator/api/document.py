@@ -31,6 +31,7 @@ TAGS: Final = [
     {"name": "files", "description": "Done inside the sandbox, with the rights of its user, streamed, of any size"},
     {"name": "flat", "description": "The same in the words of older clients"},
     {"name": "e2b", "description": "Code and files in the words of E2B-style clients"},
+    {"name": "webhooks", "description": "Whom to tell what happened"},
     {"name": "records", "description": "What was done, and what was used"},
     {"name": "admin", "description": "Keys and tenants, for the operator of a server"},
     {"name": "server", "description": "What machines ask a server about itself"},

@@ -27,6 +27,7 @@ from warren.model.usage import Usage
 OPEN: Final = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
 NOBODY: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
+STRANGERS_A_MINUTE: Final = 60
 _SWITCHED: Final = 101
 _BY_CALLER: Final = 499  # no status was sent: the caller went away first
 
@@ -46,6 +47,7 @@ class Door:
         self._quotas = quotas
         self._clock = clock
         self._books = books
+        self._strangers = _Strangers()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -61,7 +63,8 @@ class Door:
         try:
             caller = await self._identity.caller(scope["headers"])
         except Unauthorized as exc:
-            self._record(scope, visit, Asking(NOBODY), exc)
+            if self._strangers.one_more(self._clock.now()):
+                self._record(scope, visit, Asking(NOBODY), exc)
             raise
         asking = Asking(caller)
         set_asking(asking)
@@ -107,6 +110,20 @@ class Door:
             asking.notes,
         )
         self._books.audit.record(deed, asking.secrets)
+
+
+class _Strangers:
+    """Only so many refused requests a minute are recorded: else anybody could push everything else out."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._count = 0
+
+    def one_more(self, now: float) -> bool:
+        if now - self._since >= 60:
+            self._since, self._count = now, 0
+        self._count += 1
+        return self._count <= STRANGERS_A_MINUTE
 
 
 class _Visit:

@@ -90,14 +90,14 @@ def _filters(
 class _Asked:
     """`first` and `last` as they were given; `csv`: a table is wanted."""
 
-    first: str
-    last: str
+    first: str | None
+    last: str | None
     csv: bool
 
 
 def _asked(
-    first: Annotated[str, Query(description="The first day; without it, the first of the month", **_A_DAY)] = "",
-    last: Annotated[str, Query(description="The last day; without it, today. Days are UTC", **_A_DAY)] = "",
+    first: Annotated[str | None, Query(description="The first day; if not given, the month's first", **_A_DAY)] = None,
+    last: Annotated[str | None, Query(description="The last day; if not given, today. Days are UTC", **_A_DAY)] = None,
     format: Annotated[Literal["json", "csv"] | None, Query(description="Instead of `Accept`")] = None,
     accept: Annotated[str, Header(description="`text/csv` asks for a table", examples=[CSV])] = "",
 ) -> _Asked:
@@ -186,10 +186,10 @@ def read_moment(text: str) -> float | None:
         ) from None
 
 
-def read_span(first: str, last: str, today: date) -> tuple[date, date]:
+def read_span(first: str | None, last: str | None, today: date) -> tuple[date, date]:
     """From the first day to the last, both included; this month until today if nothing is said."""
-    end = read_day(last) if last else today
-    begin = read_day(first) if first else end.replace(day=1)
+    end = today if last is None else read_day(last)
+    begin = end.replace(day=1) if first is None else read_day(first)
     if begin > end:
         raise InvalidRequest(f"the first day, {begin}, is after the last, {end}", remedy="give both: first and last")
     return begin, end

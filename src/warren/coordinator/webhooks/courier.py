@@ -62,7 +62,7 @@ class Courier:
         self._places = Places()
         self._bell = Bell(clock)
         self._looks: dict[str, float] = {}  # when to look at which line
-        self._held_up: dict[str, set[str]] = {}  # lines to look at when their tenant has a place
+        self._held_up: dict[str, dict[str, None]] = {}  # lines to look at when their tenant has a place, in turn
         self._sending: set[asyncio.Task[None]] = set()
         self._look_at_all = self._sweep = clock.now()
 
@@ -154,7 +154,7 @@ class Courier:
                 self.expect(hook_id, due)
                 return
             if not self._places.free(record.group, hook_id):
-                self._held_up.setdefault(record.group, set()).add(hook_id)
+                self._held_up.setdefault(record.group, {})[hook_id] = None
                 return
             await self._take(hook_id, record, now)
         if len(found) > OF_A_WEBHOOK:
@@ -185,8 +185,9 @@ class Courier:
 
     def _left(self, tenant: str, hook_id: str) -> None:
         self._places.give_back(tenant, hook_id)
-        now, held_up = self._clock.wall(), self._held_up.pop(tenant, set())
-        for waiting in (*(held_up - {hook_id}), hook_id):  # the others first: they have waited
+        now, held_up = self._clock.wall(), self._held_up.pop(tenant, {})
+        held_up.pop(hook_id, None)
+        for waiting in (*held_up, hook_id):  # the others first: they have waited
             self.expect(waiting, now)
 
     async def _break_off(self) -> None:

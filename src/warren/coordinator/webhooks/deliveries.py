@@ -5,6 +5,7 @@ others are. Names of records begin with the time, counted backwards: the newest 
 up moves to another kind, where the last few are kept for a day, for people to look at.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -119,6 +120,7 @@ class Lines:
             while page := await self._records.list(kind, limit=_PAGE):
                 for record in page:
                     await self.remove(record)
+                    await asyncio.sleep(0)
 
 
 def read_delivery(record: Record) -> Delivery:

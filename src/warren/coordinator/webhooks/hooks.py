@@ -9,6 +9,7 @@ and whoever finds the note when it is due clears the line once more.
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -28,6 +29,8 @@ CLEARED_AGAIN_S: Final = 120.0  # by then everybody has heard of it, and every a
 _KIND: Final = "webhook"
 _DELETED: Final = "webhook-deleted"
 _PAGE: Final = 200
+
+_log = logging.getLogger("warren.webhooks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +86,23 @@ class Hooks:
         return hook, secret
 
     async def list(self, tenant: str) -> Sequence[Webhook]:
-        found = await self._records.list(_KIND, group=tenant, limit=_PAGE)
-        return sorted(map(_read, found), key=lambda hook: (hook.created_at, hook.id))
+        """A damaged one is left out and logged: it is to harm no other."""
+        found = []
+        for record in await self._records.list(_KIND, group=tenant, limit=_PAGE):
+            try:
+                found.append(_read(record))
+            except Unavailable as exc:
+                _log.warning("%s", exc)
+        return sorted(found, key=lambda hook: (hook.created_at, hook.id))
 
     async def get(self, tenant: str, hook_id: str) -> Webhook:
-        hook = await self.find(hook_id)
-        if hook is None or hook.tenant != tenant:
+        return _read(await self._record_of(tenant, hook_id))
+
+    async def _record_of(self, tenant: str, hook_id: str) -> Record:
+        record = await self._records.get(_KIND, hook_id)
+        if record is None or record.group != tenant:
             raise NotFound(f"there is no webhook {hook_id[:80]!r}", remedy="listing them shows those there are")
-        return hook
+        return record
 
     async def find(self, hook_id: str) -> Webhook | None:
         """Whosever it is."""
@@ -105,7 +117,8 @@ class Hooks:
                 yield record.id
             after = page[-1].id
 
-    async def delete(self, hook_id: str) -> None:
+    async def delete(self, tenant: str, hook_id: str) -> None:
+        await self._record_of(tenant, hook_id)
         due = self._clock.wall() + CLEARED_AGAIN_S
         await self._records.put(Record(_DELETED, hook_id, "", due=due))
         await self._records.delete(_KIND, hook_id)

@@ -44,7 +44,7 @@ class _Known:
 
 class Webhooks:
     """`publish` neither waits nor raises. `dropped` counts the deliveries that found the tenant's lines full, and the
-    events that could not be written. The poster is whosever made it: it is not closed here."""
+    events that could not be written."""
 
     def __init__(
         self,
@@ -93,8 +93,7 @@ class Webhooks:
 
     async def delete(self, tenant: str, hook_id: str) -> None:
         """What waits for it is not sent any more."""
-        await self._hooks.get(tenant, hook_id)
-        await self._hooks.delete(hook_id)
+        await self._hooks.delete(tenant, hook_id)
         self._known.pop(tenant, None)
         await self._lines.clear(hook_id)
 
@@ -129,11 +128,12 @@ class Webhooks:
         await self._courier.run()
 
     async def close(self) -> None:
-        """Writes what was published before; what the store does not take now is lost, and told."""
+        """Writes what was published before; what the store does not take now is lost, and told. Closes the poster."""
         self._closed = True
         self._bell.ring()
         if self._writing is not None:
             await self._writing
+        await self._poster.close()
 
     async def _write_all(self) -> None:
         while self._unwritten:

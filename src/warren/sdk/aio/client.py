@@ -2,7 +2,8 @@
 
 Making one does nothing yet; the session is made with the first use, or with `create_session`, or on entering
 `async with`. On leaving, a session without a thread is ended; a thread's session stays for the conversation's next
-turn, until `cleanup` or its time-outs end it. A client may be used by any number of tasks and threads at once.
+turn, until `cleanup` or its time-outs end it. A client may be used by any number of tasks, or threads, at once; one of
+an event loop only in that loop.
 """
 
 import base64

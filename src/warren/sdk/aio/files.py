@@ -20,7 +20,7 @@ from warren.model.errors import (
 from warren.sdk.aio.flavour import AsyncPieces, in_thread, pieces_of
 from warren.sdk.aio.holding import AsyncHolding
 from warren.sdk.results import FileChange, FileEntry
-from warren.sdk.wire import CHUNK
+from warren.sdk.wire import CHUNK, new_key
 
 if TYPE_CHECKING:
     import tarfile
@@ -41,9 +41,11 @@ class AsyncFiles(AsyncHolding):
         """A file of this machine into the sandbox; by default under its own name in the workspace."""
         path = Path(local_path).expanduser()
         file = await in_thread(_open, path)
+        target, octal = remote_path or path.name, _octal(mode)
         try:
+            if not file.seekable():  # a pipe: how much comes is not known, and it comes once
+                return await self.write_file(target, file, mode=mode)
             size = os.fstat(file.fileno()).st_size
-            target, octal = remote_path or path.name, _octal(mode)
             written = await self._call(
                 lambda session_id: self._backend.write(session_id, target, _reading(file, size, progress), octal)
             )
@@ -60,7 +62,7 @@ class AsyncFiles(AsyncHolding):
             target = target / Path(remote_path).name
         opened = self._opened(lambda session_id: self._backend.read(session_id, remote_path, 0, None))
         async with opened as (size, parts), contextlib.aclosing(parts):
-            temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+            temporary = target.with_name(f".{new_key()}.part")
             try:
                 with await in_thread(_create, temporary) as file:
                     done = 0

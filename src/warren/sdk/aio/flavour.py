@@ -42,14 +42,21 @@ async def before_long(work: Callable[[], Coroutine[Any, Any, None]], at_most_s: 
 
 
 async def all_of(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> list[T]:
-    """The results in order; so many run at a time."""
+    """The results in order; so many run at a time. If one fails, none is left running."""
     slots = asyncio.Semaphore(at_once)
 
     async def run(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         async with slots:
             return await call()
 
-    return list(await asyncio.gather(*(run(call) for call in calls)))
+    tasks = [asyncio.ensure_future(run(call)) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def open_backend(mode: str, server_url: str, api_key: str) -> AsyncBackend:

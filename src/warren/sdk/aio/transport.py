@@ -221,7 +221,8 @@ class AsyncSocket:
 
     async def receive(self, timeout_s: float | None = None) -> str | bytes | None:
         try:
-            message = await self._connection.receive(timeout=timeout_s)
+            # aiohttp takes a time-out of 0 for none at all.
+            message = await self._connection.receive(timeout=None if timeout_s is None else max(timeout_s, 0.001))
         except TimeoutError:
             raise TimeoutError("nothing came in time") from None
         if message.type in (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY):

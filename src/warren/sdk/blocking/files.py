@@ -22,7 +22,7 @@ from warren.model.errors import (
 from warren.sdk.blocking.flavour import Pieces, in_thread, pieces_of
 from warren.sdk.blocking.holding import Holding
 from warren.sdk.results import FileChange, FileEntry
-from warren.sdk.wire import CHUNK
+from warren.sdk.wire import CHUNK, new_key
 
 if TYPE_CHECKING:
     import tarfile
@@ -43,9 +43,11 @@ class Files(Holding):
         """A file of this machine into the sandbox; by default under its own name in the workspace."""
         path = Path(local_path).expanduser()
         file = in_thread(_open, path)
+        target, octal = remote_path or path.name, _octal(mode)
         try:
+            if not file.seekable():  # a pipe: how much comes is not known, and it comes once
+                return self.write_file(target, file, mode=mode)
             size = os.fstat(file.fileno()).st_size
-            target, octal = remote_path or path.name, _octal(mode)
             written = self._call(
                 lambda session_id: self._backend.write(session_id, target, _reading(file, size, progress), octal)
             )
@@ -62,7 +64,7 @@ class Files(Holding):
             target = target / Path(remote_path).name
         opened = self._opened(lambda session_id: self._backend.read(session_id, remote_path, 0, None))
         with opened as (size, parts), contextlib.closing(parts):
-            temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
+            temporary = target.with_name(f".{new_key()}.part")
             try:
                 with in_thread(_create, temporary) as file:
                     done = 0

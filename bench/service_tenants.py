@@ -1,0 +1,150 @@
+"""Parts of bench/service.py about tenants: what the door costs, and what one tenant's flood does to another."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from sandboxes import Table
+from service_client import CREATE, Client, RequestFailed, exec_message, message
+from service_server import percentile, serving
+
+ADMIN = "the-bench-has-this-key-0123456789"
+QUOTA = {"requests_per_minute": 10_000_000, "exec_seconds_per_day": 10_000_000, "bytes_out_per_day": 1 << 50}
+POLICY = {"mode": "enforce", "deny": ["curl", "wget", "ssh"]}
+FLOOD = 40
+
+Count = Callable[[int, int], int]
+
+
+def with_key(sent: bytes, key: str) -> bytes:
+    return sent.replace(b"Host: localhost\r\n", f"Host: localhost\r\nX-API-Key: {key}\r\n".encode(), 1)
+
+
+@dataclass
+class Tenant:
+    client: Client
+    key: str
+
+    async def ask(self, sent: bytes) -> dict[str, object]:
+        found: dict[str, object] = (await self.client.send(with_key(sent, self.key))).json()
+        return found
+
+    async def create(self) -> str:
+        return str((await self.ask(CREATE))["session_id"])
+
+    async def delete(self, session_id: str) -> None:
+        await self.ask(message("DELETE", f"/api/sessions/{session_id}"))
+
+
+async def new_tenant(client: Client, name: str, policy: object = None, quota: object = None) -> Tenant:
+    admin = Tenant(client, ADMIN)
+    await admin.ask(message("PUT", f"/api/admin/tenants/{name}", {"quota": quota or {}, "policy": policy or {}}))
+    made = await admin.ask(message("POST", "/api/admin/keys", {"name": "bench", "tenant": name}))
+    return Tenant(client, str(made["key"]))
+
+
+# -- what the door costs
+
+
+async def door_part(table: Table, count: Count) -> None:
+    """The same command over two servers, in turns: one that asks for nothing, one with everything on."""
+    with serving("--no-auth", "--no-audit") as bare, serving(WARREN_API_KEY=ADMIN) as full:
+        async with bare.clients(1) as [plain], full.clients(1) as [guarded]:
+            tenants = {
+                "no key, no audit": Tenant(plain, ""),
+                "key and audit": await new_tenant(guarded, "keyed"),
+                "key, audit and quotas": await new_tenant(guarded, "bounded", quota=QUOTA),
+                "key, audit, quotas and a command policy": await new_tenant(guarded, "ruled", POLICY, QUOTA),
+            }
+            took = await _in_turns(tenants, count(40, 3))
+    base = percentile(took["no key, no audit"], 50)
+    table.add("exec of true, no key, no audit, p50", f"{base * 1000:.2f} ms")
+    for name, times in itertools.islice(took.items(), 1, None):
+        more = percentile(times, 50) - base
+        table.add(f"  {name}: more than that, p50", f"{more * 1000:+.2f} ms", "<= 0.5 ms", more <= 0.0005)
+
+
+async def _in_turns(tenants: dict[str, Tenant], rounds: int) -> dict[str, list[float]]:
+    lines = {name: exec_message(await tenant.create(), ["true"]) for name, tenant in tenants.items()}
+    took: dict[str, list[float]] = {name: [] for name in tenants}
+    for number in range(rounds + 2):
+        for name, tenant in tenants.items():
+            for _ in range(15):
+                start = time.perf_counter()
+                await tenant.ask(lines[name])
+                if number >= 2:
+                    took[name].append(time.perf_counter() - start)
+    return took
+
+
+# -- two tenants, one flooding
+
+
+async def tenants_part(table: Table, count: Count) -> None:
+    with serving(WARREN_API_KEY=ADMIN) as server:
+        async with server.clients(FLOOD + 1) as [client, *others]:
+            await server.filled(client, 5)
+            calm = await new_tenant(client, "calm")
+            loud = await new_tenant(client, "loud")
+            flood = [Tenant(other, loud.key) for other in others]
+            times = count(100, 10)
+            alone = await _lived(calm, times)
+            async with flooding(flood, _commands):
+                beside_commands = await _lived(calm, times)
+            async with flooding(flood, _sessions):
+                beside_sessions = await _lived(calm, times)
+    for what, quiet, busy in (
+        ("exec, beside a flood of commands", alone[1], beside_commands[1]),
+        ("exec, beside a flood of sessions", alone[1], beside_sessions[1]),
+        ("create, beside a flood of commands", alone[0], beside_commands[0]),
+        ("create, beside a flood of sessions", alone[0], beside_sessions[0]),
+    ):
+        for percent in (50, 95):
+            before, after = percentile(quiet, percent), percentile(busy, percent)
+            figure = f"{before * 1000:.1f} -> {after * 1000:.1f} ms"
+            goal = ("<= x2", after <= 2 * before) if percent == 95 else ("", None)
+            table.add(f"{what}, p{percent}: x{after / before:.1f}", figure, *goal)
+
+
+async def _lived(tenant: Tenant, times: int) -> tuple[list[float], list[float]]:
+    """How long creating took, and each of five commands."""
+    created, ran = [], []
+    for _ in range(times):
+        start = time.perf_counter()
+        session_id = await tenant.create()
+        created.append(time.perf_counter() - start)
+        line = exec_message(session_id, ["true"])
+        for _ in range(5):
+            start = time.perf_counter()
+            await tenant.ask(line)
+            ran.append(time.perf_counter() - start)
+        await tenant.delete(session_id)
+        await asyncio.sleep(0.1)
+    return created, ran
+
+
+@contextlib.asynccontextmanager
+async def flooding(tenants: list[Tenant], flood: Callable[[Tenant], object]) -> AsyncIterator[None]:
+    tasks = [asyncio.ensure_future(flood(tenant)) for tenant in tenants]  # type: ignore[arg-type]
+    await asyncio.sleep(1)
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _commands(tenant: Tenant) -> None:
+    line = exec_message(await tenant.create(), ["true"])
+    while True:
+        await tenant.ask(line)
+
+
+async def _sessions(tenant: Tenant) -> None:
+    while True:
+        with contextlib.suppress(RequestFailed):
+            await tenant.delete(await tenant.create())
