@@ -123,9 +123,9 @@ async def test_expiry_and_loss_are_told_and_in_the_record() -> None:
 
 async def test_a_command_whose_exec_seconds_run_out_is_ended_with_what_it_said() -> None:
     async with world() as w:
-        w.office.overseer.slice_s = 0.01
+        w.office.overseer.slice_s = 0.3
         session = (await w.sessions.create(TENANT, NewSession())).session
-        set_asking(Asking(Caller(quota=Quota(exec_seconds_per_day=5))))
+        set_asking(Asking(Caller(quota=Quota(exec_seconds_per_day=2))))
         async with w.sessions.using(TENANT, session.id) as (_, sandbox):
             result = await sandbox.exec(Command(shell="echo begun; sleep 100"))
             assert result.output.startswith("begun\n")
@@ -135,6 +135,22 @@ async def test_a_command_whose_exec_seconds_run_out_is_ended_with_what_it_said()
                 await sandbox.exec(Command(shell="true"))
             with pytest.raises(QuotaExceeded, match="used up"):
                 await sandbox.start(Command(shell="true"))
+            assert not [info for info in await sandbox.processes() if info.running]
+
+
+async def test_a_command_whose_seconds_others_have_used_up_is_broken_off() -> None:
+    async with world() as w:
+        w.office.overseer.slice_s = 0.1
+        session = (await w.sessions.create(TENANT, NewSession())).session
+        caller = Caller(quota=Quota(exec_seconds_per_day=100))
+        set_asking(Asking(caller))
+        async with w.sessions.using(TENANT, session.id) as (_, sandbox):
+            running = asyncio.create_task(sandbox.exec(Command(shell="sleep 100")))
+            await asyncio.sleep(0)
+            assert await w.office.overseer.quotas.spend(caller, "exec_seconds", 90)
+            await w.office.overseer.quotas.spend(caller, "exec_seconds", 90)
+            result = await running
+            assert (result.reason, result.exit_code) == (Reason.CANCELLED, 137)
             assert not [info for info in await sandbox.processes() if info.running]
 
 
