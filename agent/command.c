@@ -214,6 +214,7 @@ static void gone(struct command *c, const struct news *n) {
         frame_close(&outbox, mark);
         channel_close(ch);
     }
+    if (n->killed > c->end.killed) c->end.killed = n->killed; /* it had ended by itself, but not what it had started */
     c->end.background = 0;
     connection_wake();
 }

@@ -146,7 +146,8 @@ async def test_a_command_whose_seconds_others_have_used_up_is_broken_off() -> No
         set_asking(Asking(caller))
         async with w.sessions.using(TENANT, session.id) as (_, sandbox):
             running = asyncio.create_task(sandbox.exec(Command(shell="sleep 100")))
-            await asyncio.sleep(0)
+            while not await sandbox.processes():
+                await asyncio.sleep(0)
             assert await w.office.overseer.quotas.spend(caller, "exec_seconds", 90)
             await w.office.overseer.quotas.spend(caller, "exec_seconds", 90)
             result = await running
