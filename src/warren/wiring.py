@@ -151,7 +151,6 @@ async def build_office(settings: Settings, store: "SessionStore") -> "Office":
         build_environments(settings),
         audit=await build_audit(settings),
         webhooks=Webhooks(store.records, build_clock(), poster, sealer),
-        closing=poster.close,
     )
 
 

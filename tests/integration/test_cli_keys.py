@@ -261,3 +261,24 @@ def test_who_you_are_is_shown_to_people_too(admin: RemoteCli) -> None:
     assert "admin, exec, files, read, sessions" in admin.say("whoami")
     (key,) = json.loads(Path(admin.environ["WARREN_CREDENTIALS"]).read_text()).values()
     assert key not in admin.say("whoami")
+
+
+# -- help
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("whoami", ()),
+        ("keys", ("create", "list", "revoke", "rotate")),
+        ("tenants", ("list", "show", "set", "remove")),
+        ("audit", ()),
+        ("usage", ()),
+        ("webhooks", ("create", "list", "delete", "test", "deliveries")),
+    ],
+)
+def test_every_command_has_a_help_text_with_an_example(admin: RemoteCli, name: str, parts: tuple[str, ...]) -> None:
+    assert f"\n  {name} " in admin.say("--help")
+    for words in ((name,), *((name, part) for part in parts)):
+        assert "Example: " in admin.say(*words, "--help")
+        assert "--json" in admin.say(*words, "--help") or (parts and len(words) == 1)

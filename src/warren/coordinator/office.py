@@ -5,7 +5,7 @@ want told (webhooks). `overseer` is what sessions see of it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from warren.clock import Clock
@@ -33,8 +33,6 @@ _COMMANDS: Final = frozenset({EventKind.COMMAND_FINISHED, EventKind.COMMAND_REFU
 
 
 class Office:
-    """`closing` is done at the end, for what was made for it alone."""
-
     def __init__(
         self,
         records: RecordStore,
@@ -43,7 +41,6 @@ class Office:
         *,
         audit: AuditLog | None = None,
         webhooks: "Webhooks | None" = None,
-        closing: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._clock = clock
         self.keys = Keys(records, clock)
@@ -51,7 +48,6 @@ class Office:
         self.usage = UsageBook(records, clock)
         self.audit = audit
         self.webhooks = webhooks
-        self._closing = closing
         self.events = Events(self._count, self._write_down)
         if webhooks is not None:
             self.events.add(webhooks.publish)
@@ -77,8 +73,6 @@ class Office:
         await self.usage.close()
         if self.webhooks is not None:
             await self.webhooks.close()
-        if self._closing is not None:
-            await self._closing()
         if self.audit is not None:
             await self.audit.close()
 
