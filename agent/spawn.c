@@ -136,6 +136,8 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
         l.text_fd = c->shell.text_fd;
         if (!(r->flags & FLAG_CARRY) || terminal) l.env = env;
     }
+    output_open(c, e.out[0], e.err[0]); /* first: the kernel tells of no write that was made before we listen */
+    e.out[0] = e.err[0] = -1;
     int control;
     pid_t pid = fork_supervisor(c, &l, &control);
     int error = errno;
@@ -149,7 +151,6 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
         return CODE_LIMIT;
     }
     watch_add(&c->control, control, EPOLLIN, control_ready, c);
-    output_open(c, e.out[0], e.err[0]);
     if (e.in[1] >= 0) watch_add(&c->in, e.in[1], 0, input_ready, c);
     return 0;
 }

@@ -274,6 +274,7 @@ class AsyncCommandContract:
             result = await client.execute("cat > in", stdin=data)
             assert result.ok
             assert await client.read_file("in") == data
+            assert (await client.execute(["od", "-An", "-tx1"], stdin="ä\udcff")).output == " c3 a4 ff\n"
             chunks = [chunk async for chunk in client.stream("cat", stdin=data)]
             assert b"".join(chunk.data for chunk in chunks) == data
 

@@ -135,6 +135,8 @@ class AsyncFilesContract:
                 await client.write_file("f", failing())
             with pytest.raises(InvalidRequest, match="not bytes"):
                 await client.write_file("f", io.StringIO("text"))  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequest, match="the data is int"):
+                await client.write_file("f", 5)  # type: ignore[arg-type]
             assert await client.read_text("f") == "old"
 
     async def test_pieces_go_into_the_fresh_session_of_a_thread_whole(self, new: New) -> None:
@@ -288,7 +290,7 @@ class AsyncTerminalContract:
                 async with client.terminal(offset=-1):
                     pass
             with pytest.raises(InvalidRequest):
-                async with client.terminal(rows=0, columns=-5):
+                async with client.terminal(rows=0):
                     pass
             await client.spawn("sleep 60", name="plain")
             for env in ({}, {"A": "1"}):

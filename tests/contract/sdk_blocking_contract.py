@@ -269,6 +269,7 @@ class CommandContract:
             result = client.execute("cat > in", stdin=data)
             assert result.ok
             assert client.read_file("in") == data
+            assert (client.execute(["od", "-An", "-tx1"], stdin="ä\udcff")).output == " c3 a4 ff\n"
             chunks = list(client.stream("cat", stdin=data))
             assert b"".join(chunk.data for chunk in chunks) == data
 

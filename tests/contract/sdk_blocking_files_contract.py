@@ -133,6 +133,8 @@ class FilesContract:
                 client.write_file("f", failing())
             with pytest.raises(InvalidRequest, match="not bytes"):
                 client.write_file("f", io.StringIO("text"))  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequest, match="the data is int"):
+                client.write_file("f", 5)  # type: ignore[arg-type]
             assert client.read_text("f") == "old"
 
     def test_pieces_go_into_the_fresh_session_of_a_thread_whole(self, new: New) -> None:
@@ -279,7 +281,7 @@ class TerminalContract:
                 pass
             with pytest.raises(InvalidRequest), client.terminal(offset=-1):
                 pass
-            with pytest.raises(InvalidRequest), client.terminal(rows=0, columns=-5):
+            with pytest.raises(InvalidRequest), client.terminal(rows=0):
                 pass
             client.spawn("sleep 60", name="plain")
             for env in ({}, {"A": "1"}):

@@ -1,4 +1,4 @@
-"""Keys and secrets are planted, the server is used in every way that could spill them, and then everything is searched."""
+"""Keys and secrets are planted, the server is used in every way that could spill them, then everything is searched."""
 
 import asyncio
 import contextlib
@@ -61,9 +61,9 @@ async def used(server: ServerProcess, admin: Api) -> tuple[list[str], list[bytes
 
 
 async def spoken(server: ServerProcess, method: str, path: str, headers: dict[str, str], body: bytes = b"") -> bytes:
-    async with aiohttp.ClientSession() as client:
-        async with client.request(method, f"{server.url}{path}", headers=headers, data=body or None) as answer:
-            return str(answer.headers).encode() + await answer.read()
+    asked = (method, f"{server.url}{path}")
+    async with aiohttp.ClientSession() as client, client.request(*asked, headers=headers, data=body or None) as answer:
+        return str(answer.headers).encode() + await answer.read()
 
 
 async def test_what_was_planted_is_found_nowhere(server: ServerProcess, admin: Api) -> None:

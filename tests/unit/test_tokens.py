@@ -163,6 +163,7 @@ async def test_whatever_is_sent_is_refused_and_nothing_else(text: str) -> None:
 def test_scopes_may_come_as_text_or_list_and_with_a_prefix() -> None:
     assert read_claimed("exec warren:files nothing") == {Scope.EXEC, Scope.FILES}
     assert read_claimed(["read", "warren:admin", 7, None]) == {Scope.READ, Scope.ADMIN}
+    assert read_claimed("read admin") == {Scope.READ}
     assert read_claimed(None) == read_claimed({"exec": True}) == read_claimed(7) == frozenset()
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from warren.coordinator.access.quotas import caps_of, check_allowed, check_lifetime, longest_life
-from warren.coordinator.asking import current_caller
+from warren.coordinator.asking import current_caller, note
 from warren.coordinator.lifecycle import Lifecycle, gone
 from warren.coordinator.overseer import Overseer
 from warren.coordinator.wanted import Defaults, NewSession, Opened, fingerprint, limits_of, previous_of
@@ -88,6 +88,7 @@ class Sessions:
                 await self._quotas.create(caller)
                 counted = True
             session, added = await self._added(row, idempotency, caller)
+            note(session_id=session.id)
             if added is Added.NEW:
                 made = await self.lifecycle.made(session, orphan=not key and not wanted.thread_id)
                 return Opened(made, created=True)

@@ -10,6 +10,10 @@ from warren.sdk.wire import CHUNK
 def read_in_pieces(source: Iterable[bytes] | IO[bytes]) -> Iterator[bytes]:
     """A file is read in chunks of our size, not line by line."""
     read = getattr(source, "read", None)
+    if read is None and not isinstance(source, Iterable):
+        raise InvalidRequest(
+            f"the data is {type(source).__name__}", remedy="give a text, bytes, an open file, or what gives bytes"
+        )
     pieces: Iterable[Any] = iter(lambda: read(CHUNK), b"") if read is not None else source
     for piece in pieces:
         yield checked(piece)

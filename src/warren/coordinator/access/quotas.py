@@ -6,6 +6,7 @@ each of its keys are counted apart, and both must have something left. Counters 
 from the usage book.
 """
 
+import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -72,7 +73,7 @@ class Quotas:
         self._reached = reached
         self._spent_before = spent_before
         self._told: dict[tuple[str, str], float] = {}
-        self._begun: set[tuple[str, str, str]] = set()
+        self._begun: dict[tuple[str, str, str], asyncio.Future[None]] = {}
 
     def __repr__(self) -> str:
         return f"<Quotas: {len(self._begun)} of today>"
@@ -180,12 +181,20 @@ class Quotas:
         return await self._days.hit(item, what, whose, day, cost=amount)
 
     async def _begin_day(self, item: "RateLimitItem", what: str, whose: str, day: str, caller: Caller) -> None:
+        """Before anything of a day's quota is spent, what was spent before counts; everybody waits for that."""
         begun = (what, whose, day)
-        if begun in self._begun:
-            return
-        if len(self._begun) > _MOST_TOLD:
-            self._begun.clear()
-        self._begun.add(begun)
+        if begun not in self._begun:
+            if len(self._begun) > _MOST_TOLD:
+                self._begun.clear()
+            self._begun[begun] = asyncio.ensure_future(self._count_before(item, what, whose, day, caller))
+        counting = self._begun[begun]
+        if not counting.done():
+            await asyncio.shield(counting)
+        elif counting.exception() is not None:
+            del self._begun[begun]
+            counting.result()
+
+    async def _count_before(self, item: "RateLimitItem", what: str, whose: str, day: str, caller: Caller) -> None:
         before = int(await self._spent_before(caller.tenant, what)) if whose.startswith("tenant:") else 0
         if before > 0:
             await self._days.hit(item, what, whose, day, cost=min(before, item.amount))

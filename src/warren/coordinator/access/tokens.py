@@ -165,10 +165,13 @@ def _usable(entry: Mapping[str, Any]) -> bool:
 
 
 def read_claimed(claim: Any) -> frozenset[Scope]:
-    """Scopes of ours among others: `exec`, or `warren:exec`, in a list or in one text."""
+    """Scopes of ours among others: `exec`, or `warren:exec`, in a list or in one text.
+
+    What others mean by `admin` is not what we mean: that one must be called `warren:admin`.
+    """
     names = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
     known = {str(scope): scope for scope in Scope}
-    plain = (name.removeprefix("warren:") for name in names if isinstance(name, str))
+    plain = (name.removeprefix("warren:") for name in names if isinstance(name, str) and name != Scope.ADMIN)
     return frozenset(known[name] for name in plain if name in known)
 
 

@@ -103,9 +103,9 @@ class Door:
             caller.key_id,
             scope["client"][0] if scope.get("client") else "",
             request_id.get(),
-            str(scope.get("path_params", {}).get("session_id", "")) or str(asking.notes.pop("session_id", "")),
+            str(asking.notes.pop("session_id", "") or scope.get("path_params", {}).get("session_id", "")),
             status,
-            _result(status, failed),
+            str(asking.notes.pop("error", "")) or _result(status, failed),
             (time.perf_counter() - visit.began) * 1000,
             asking.notes,
         )

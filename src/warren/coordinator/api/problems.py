@@ -30,6 +30,7 @@ from starlette.routing import Match
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
+from warren.coordinator.asking import note
 from warren.model.errors import InvalidJson, InvalidRequest, TooLarge, WarrenError
 
 MEDIA_TYPE = "application/problem+json"
@@ -60,6 +61,7 @@ def problem(exc: WarrenError, instance: str = "") -> Response:
         fields = {"remedy": exc.remedy, **fields}
     if instance:
         fields["instance"] = instance
+    note(error=exc.code)
     return _answer(exc.http_status, exc.code, exc.message, fields, retry_after_s=exc.retry_after_s)
 
 

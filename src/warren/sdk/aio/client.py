@@ -304,7 +304,10 @@ class AsyncSandboxClient(AsyncFiles):
             yield terminal
 
 
-def _input(stdin: str | bytes) -> dict[str, str]:
+def _input(stdin: str | bytes) -> dict[str, Any]:
+    """Text as it is; bytes, and text that stands for bytes which are none, encoded."""
+    if isinstance(stdin, str) and not stdin.isascii():
+        stdin = stdin.encode(errors="surrogateescape")
     if isinstance(stdin, bytes):
         return {"stdin_base64": base64.b64encode(stdin).decode()} if stdin else {}
     return {"stdin": stdin} if stdin else {}

@@ -97,7 +97,7 @@ class AsyncRemote:
 
     @contextlib.asynccontextmanager
     async def terminal(self, session_id: str, **how: Any) -> AsyncIterator[AsyncSocket]:
-        given = {name: value for name, value in how.items() if value}
+        given = {name: value for name, value in how.items() if value != ""}
         async with self._transport.socket(Ask("GET", f"{_session(session_id)}/terminal", given)) as socket:
             yield socket
 

@@ -99,7 +99,7 @@ class Remote:
 
     @contextlib.contextmanager
     def terminal(self, session_id: str, **how: Any) -> Iterator[Socket]:
-        given = {name: value for name, value in how.items() if value}
+        given = {name: value for name, value in how.items() if value != ""}
         with self._transport.socket(Ask("GET", f"{_session(session_id)}/terminal", given)) as socket:
             yield socket
 
