@@ -88,10 +88,16 @@ def build_environments(settings: Settings) -> Callable[[str], Environment]:
     limits: dict[str, Any] = {"memory_mb": settings.memory_mb, "cpus": settings.cpus}
     changes = {name: value for name, value in limits.items() if value is not None}
 
+    made: dict[str, tuple[Environment, Environment]] = {}  # by name: as the registry has it, and as it is given
+
     def find(name: str) -> Environment:
         environment = registry.environment(name)
-        image = settings.container_image if name == settings.default_environment else ""
-        return replace(environment, image=image or environment.image, limits=replace(environment.limits, **changes))
+        known = made.get(name)
+        if known is None or known[0] is not environment:
+            image = settings.container_image if name == settings.default_environment else ""
+            limits = replace(environment.limits, **changes)
+            known = made[name] = environment, replace(environment, image=image or environment.image, limits=limits)
+        return known[1]
 
     return find
 

@@ -150,34 +150,18 @@ class OverseenSandbox:
         shortened = command.timeout_s is None or affordable_s < command.timeout_s
         if shortened:
             command = replace(command, timeout_s=affordable_s)
-        running = asyncio.ensure_future(self._sandbox.exec(command, stdin, process_id=process_id))
+        payer = _Payer(self._overseer, caller)
         try:
-            if not await self._paid_while(caller, running):
-                return await self._broken_off(running)
-            result = await running
-        except BaseException:
-            running.cancel()
-            await asyncio.wait([running])
-            raise
+            result = await self._sandbox.exec(command, stdin, process_id=process_id)
+        except asyncio.CancelledError:
+            if not payer.gave_up():
+                raise
+            return _broken_off()
+        finally:
+            payer.end()
         if shortened and result.reason is Reason.TIMEOUT:
             return replace(result, stderr=result.stderr + _OVER, output=result.output + _OVER)
         return result
-
-    async def _paid_while(self, caller: Caller, running: asyncio.Future[ExecResult]) -> bool:
-        """Whether the seconds lasted until the end."""
-        while not (await asyncio.wait([running], timeout=self._overseer.slice_s))[0]:
-            if not await self._overseer.quotas.spend(caller, EXEC_SECONDS, 1):
-                # If this was all there was, the command's own time-out is ending it at this moment.
-                return bool((await asyncio.wait([running], timeout=self._overseer.slice_s / 4))[0])
-        return True
-
-    async def _broken_off(self, running: asyncio.Future[ExecResult]) -> ExecResult:
-        running.cancel()
-        await asyncio.wait([running])
-        if not running.cancelled() and running.exception() is None:
-            return running.result()
-        said = _OVER.lstrip()
-        return ExecResult(137, "", said, said, Reason.CANCELLED, None, 0.0, 0.0, len(said), truncated=False)
 
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
         overseer, caller = self._overseer, current_caller()
@@ -216,6 +200,13 @@ class OverseenSandbox:
             return  # it was forgotten before it ended, or cannot be asked any more
         finally:
             ended.cancel()
+
+    async def _paid_while(self, caller: Caller, running: asyncio.Future[ExecResult]) -> bool:
+        """Whether the seconds lasted until the end."""
+        while not (await asyncio.wait([running], timeout=self._overseer.slice_s))[0]:
+            if not await self._overseer.quotas.spend(caller, EXEC_SECONDS, 1):
+                return False
+        return True
 
     async def process(self, process_id: str) -> Process:
         return await self._sandbox.process(process_id)
@@ -281,3 +272,46 @@ class OverseenSandbox:
 
     async def close(self) -> None:
         await self._sandbox.close()
+
+
+class _Payer:
+    """Pays for the task that made it, a second at a time; when there is nothing left it cancels that task.
+
+    Most commands are over before the second payment: until then it is a timer and nothing more.
+    """
+
+    def __init__(self, overseer: Overseer, caller: Caller) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._overseer = overseer
+        self._caller = caller
+        self._cancelled = False
+        self._paying: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(overseer.slice_s, self._begin)
+
+    def _begin(self) -> None:
+        self._paying = asyncio.create_task(self._pay(), name="paying exec seconds")
+
+    async def _pay(self) -> None:
+        overseer = self._overseer
+        while await overseer.quotas.spend(self._caller, EXEC_SECONDS, 1):  # noqa: ASYNC110
+            await asyncio.sleep(overseer.slice_s)
+        # If this was all there was, the command's own time-out is ending it at this moment.
+        await asyncio.sleep(overseer.slice_s / 4)
+        self._cancelled = True
+        self._task.cancel()
+
+    def gave_up(self) -> bool:
+        """Whether it was this that cancelled the task; then it is no longer cancelled."""
+        return self._cancelled and self._task.uncancel() == 0
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._paying is not None and not self._cancelled:
+            self._paying.cancel()
+
+
+def _broken_off() -> ExecResult:
+    said = _OVER.lstrip()
+    return ExecResult(137, "", said, said, Reason.CANCELLED, None, 0.0, 0.0, len(said), truncated=False)

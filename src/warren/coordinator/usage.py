@@ -11,6 +11,7 @@ that the oldest are found without looking at the others.
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
@@ -28,6 +29,7 @@ _KIND: Final = "usage"
 _PRUNE_EVERY_S: Final = 3600.0
 _BATCH: Final = 500
 _TRIES: Final = 1000
+_DAY_S: Final = 86400.0
 
 _log = logging.getLogger("warren.usage")
 
@@ -38,6 +40,7 @@ class UsageBook:
         self._clock = clock
         self._keep_days = keep_days
         self._sums: dict[tuple[date, str], Usage] = {}
+        self._today, self._today_from = date.min, -math.inf
         self._flushing = asyncio.Lock()
         self._pruned = -_PRUNE_EVERY_S
 
@@ -46,7 +49,11 @@ class UsageBook:
 
     def add(self, tenant: str, usage: Usage) -> None:
         """Counts for the day it is now."""
-        self._put_back((day_of(self._clock.wall()), tenant), usage)
+        now = self._clock.wall()
+        if not self._today_from <= now < self._today_from + _DAY_S:
+            self._today = day_of(now)
+            self._today_from = _start_of(self._today)
+        self._put_back((self._today, tenant), usage)
 
     async def run(self) -> None:
         trouble = ""

@@ -23,13 +23,26 @@ class Usage:
     bytes_out: int = 0
 
     def __post_init__(self) -> None:
+        total = self.cpu_s + self.memory_mb_s + self.session_s + self.exec_s
+        least = min(self.sessions, self.commands, self.bytes_in, self.bytes_out)
+        if math.isfinite(total) and least >= 0 and min(self.cpu_s, self.memory_mb_s, self.session_s, self.exec_s) >= 0:
+            return
         for each in fields(self):
             value = getattr(self, each.name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"the usage {each.name} is {value!r}, it must be a number, 0 or more")
 
     def plus(self, other: "Usage") -> "Usage":
-        return Usage(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+        return Usage(
+            self.sessions + other.sessions,
+            self.commands + other.commands,
+            self.cpu_s + other.cpu_s,
+            self.memory_mb_s + other.memory_mb_s,
+            self.session_s + other.session_s,
+            self.exec_s + other.exec_s,
+            self.bytes_in + other.bytes_in,
+            self.bytes_out + other.bytes_out,
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Usage":

@@ -73,6 +73,7 @@ class Quotas:
         self._reached = reached
         self._spent_before = spent_before
         self._told: dict[tuple[str, str], float] = {}
+        self._used_up: dict[tuple[str, str], str] = {}  # a quota, whose: on which day
         self._begun: dict[tuple[str, str, str], asyncio.Future[None]] = {}
 
     def __repr__(self) -> str:
@@ -80,9 +81,9 @@ class Quotas:
 
     @cached_property
     def _storage(self) -> "Storage":
-        from limits.aio.storage import MemoryStorage
+        from warren.coordinator.access.counters import Counters
 
-        return self._new_storage() if self._new_storage else MemoryStorage()
+        return self._new_storage() if self._new_storage else Counters()
 
     @cached_property
     def _minutes(self) -> "SlidingWindowCounterRateLimiter":
@@ -142,6 +143,9 @@ class Quotas:
         for whose, quota in _levels(caller):
             most = getattr(quota, f"{what}_per_day")
             if most is not None and not await self._spend(caller, what, whose, most, amount):
+                if len(self._used_up) > _MOST_TOLD:
+                    self._used_up.clear()
+                self._used_up[what, whose] = self._day()
                 self.tell(caller, f"{what}_per_day")
                 return False
         return True
@@ -158,9 +162,10 @@ class Quotas:
                 least = min(least, window.remaining if most else 0)
         return least
 
-    async def check_left(self, caller: Caller, what: str) -> None:
-        """QuotaExceeded if nothing is left of a day's quota."""
-        if self.bounds(caller, what) and not await self.spend(caller, what, 1):
+    def check_left(self, caller: Caller, what: str) -> None:
+        """QuotaExceeded if a day's quota is known to be used up."""
+        day = self._day()
+        if any(self._used_up.get((what, whose)) == day for whose, _ in _levels(caller)):
             raise self.spent(caller, what)
 
     def spent(self, caller: Caller, what: str) -> QuotaExceeded:

@@ -73,7 +73,7 @@ class Door:
         try:
             visit.standing = await self._quotas.request(caller)
             if self._quotas.bounds(caller, BYTES_OUT):
-                await self._quotas.check_left(caller, BYTES_OUT)
+                self._quotas.check_left(caller, BYTES_OUT)
                 visit.pay = self._paying(caller)
             await self._app(scope, visit.receive, visit.send)
         except BaseException as exc:

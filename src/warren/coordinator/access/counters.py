@@ -1,0 +1,86 @@
+"""Counters of one process, for the strategies of the package `limits`.
+
+Its own storage in memory looks at every counter there is each time one is used, which a server with many tenants
+cannot afford. Here what is over is swept once in a while. No operation awaits anything, so each is atomic.
+"""
+
+import math
+import time
+from typing import Final
+
+from limits.aio.storage import Storage
+from limits.aio.storage.base import SlidingWindowCounterSupport
+from limits.storage.base import TimestampedSlidingWindow
+
+_SWEEP_S: Final = 30.0
+
+
+class Counters(Storage, SlidingWindowCounterSupport, TimestampedSlidingWindow):
+    STORAGE_SCHEME = ["async+warren"]  # noqa: RUF012
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: dict[str, tuple[int, float]] = {}  # and when it is over
+        self._swept = time.time()
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    @property
+    def base_exceptions(self) -> type[Exception]:
+        return ValueError
+
+    async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
+        return self._add(key, expiry, amount, time.time())
+
+    async def get(self, key: str) -> int:
+        return self._get(key, time.time())
+
+    async def get_expiry(self, key: str) -> float:
+        return self._counts.get(key, (0, time.time()))[1]
+
+    async def clear(self, key: str) -> None:
+        self._counts.pop(key, None)
+
+    async def check(self) -> bool:
+        return True
+
+    async def reset(self) -> int | None:
+        count = len(self._counts)
+        self._counts.clear()
+        return count
+
+    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
+        now = time.time()
+        before, before_s, count, _ = self._window(key, expiry, now)
+        if math.floor(before * before_s / expiry + count) + amount > limit:
+            return False
+        self._add(self.sliding_window_keys(key, expiry, now)[1], 2 * expiry, amount, now)
+        return True
+
+    async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
+        return self._window(key, expiry, time.time())
+
+    async def clear_sliding_window(self, key: str, expiry: int) -> None:
+        for name in self.sliding_window_keys(key, expiry, time.time()):
+            self._counts.pop(name, None)
+
+    def _window(self, key: str, expiry: int, now: float) -> tuple[int, float, int, float]:
+        """The count of the window before, for how long it still matters, the count of this one, and until when."""
+        before, current = self.sliding_window_keys(key, expiry, now)
+        left_s = expiry - now % expiry
+        return self._get(before, now), left_s, self._get(current, now), left_s + expiry
+
+    def _get(self, key: str, now: float) -> int:
+        count, over = self._counts.get(key, (0, now))
+        return count if over > now else 0
+
+    def _add(self, key: str, expiry: int, amount: int, now: float) -> int:
+        if now - self._swept > _SWEEP_S:
+            self._swept = now
+            self._counts = {name: kept for name, kept in self._counts.items() if kept[1] > now}
+        count, over = self._counts.get(key, (0, 0.0))
+        if over <= now:
+            count, over = 0, now + expiry
+        self._counts[key] = count + amount, over
+        return count + amount
