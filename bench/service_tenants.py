@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from sandboxes import Table
 from service_client import CREATE, Client, RequestFailed, exec_message, message
-from service_server import percentile, serving
+from service_server import Server, percentile, serving
 
 ADMIN = "the-bench-has-this-key-0123456789"
 QUOTA = {"requests_per_minute": 10_000_000, "exec_seconds_per_day": 10_000_000, "bytes_out_per_day": 1 << 50}
@@ -85,17 +85,18 @@ async def _in_turns(tenants: dict[str, Tenant], rounds: int) -> dict[str, list[f
 
 async def tenants_part(table: Table, count: Count) -> None:
     with serving(WARREN_API_KEY=ADMIN) as server:
-        async with server.clients(FLOOD + 1) as [client, *others]:
+        async with server.clients(1) as [client]:
             await server.filled(client, 5)
             calm = await new_tenant(client, "calm")
             loud = await new_tenant(client, "loud")
-            flood = [Tenant(other, loud.key) for other in others]
             times = count(100, 10)
             alone = await _lived(calm, times)
-            async with flooding(flood, _commands):
+            async with flooding(server, loud.key, _commands) as commands:
                 beside_commands = await _lived(calm, times)
-            async with flooding(flood, _sessions):
+            async with flooding(server, loud.key, _sessions) as sessions:
                 beside_sessions = await _lived(calm, times)
+    table.add(f"a flood of commands, {FLOOD} connections", f"{commands.rate:.0f}/s")
+    table.add(f"a flood of sessions, {FLOOD} connections, created and deleted", f"{sessions.rate:.0f}/s")
     for what, quiet, busy in (
         ("exec, beside a flood of commands", alone[1], beside_commands[1]),
         ("exec, beside a flood of sessions", alone[1], beside_sessions[1]),
@@ -126,25 +127,52 @@ async def _lived(tenant: Tenant, times: int) -> tuple[list[float], list[float]]:
     return created, ran
 
 
+class Flood:
+    """How much a flood gets done."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.refused = 0
+        self.rate = 0.0
+
+    async def run(self, work: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            try:
+                await work()
+                self.done += 1
+            except RequestFailed:
+                self.refused += 1
+                await asyncio.sleep(0.01)
+
+
 @contextlib.asynccontextmanager
-async def flooding(tenants: list[Tenant], flood: Callable[[Tenant], object]) -> AsyncIterator[None]:
-    tasks = [asyncio.ensure_future(flood(tenant)) for tenant in tenants]  # type: ignore[arg-type]
-    await asyncio.sleep(1)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+async def flooding(
+    server: Server, key: str, kind: Callable[[Tenant], Awaitable[Callable[[], Awaitable[object]]]]
+) -> AsyncIterator[Flood]:
+    flood = Flood()
+    async with server.clients(FLOOD) as clients:
+        works = [await kind(Tenant(client, key)) for client in clients]
+        tasks = [asyncio.ensure_future(flood.run(work)) for work in works]
+        await asyncio.sleep(1)
+        start, before = time.perf_counter(), flood.done
+        try:
+            yield flood
+            flood.rate = (flood.done - before) / (time.perf_counter() - start)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    if flood.refused:
+        print(f"  ({flood.refused} of the flood's requests were refused)")
 
 
-async def _commands(tenant: Tenant) -> None:
+async def _commands(tenant: Tenant) -> Callable[[], Awaitable[object]]:
     line = exec_message(await tenant.create(), ["true"])
-    while True:
-        await tenant.ask(line)
+    return lambda: tenant.ask(line)
 
 
-async def _sessions(tenant: Tenant) -> None:
-    while True:
-        with contextlib.suppress(RequestFailed):
-            await tenant.delete(await tenant.create())
+async def _sessions(tenant: Tenant) -> Callable[[], Awaitable[object]]:
+    async def once() -> None:
+        await tenant.delete(await tenant.create())
+
+    return once

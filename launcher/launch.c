@@ -79,7 +79,7 @@
 #define MANY 32
 #define PATH_ROOM 4096
 #define LOOP_TRIES 500
-#define AGENT_NICE -10
+#define LAUNCH_NICE 5 /* making sandboxes comes after the work of those that are there */
 /* The disk is gone after a crash anyway: no flush may wait for, or burden, the disk of the host. */
 #define DISK_OPTIONS "noinit_itable,barrier=0"
 
@@ -576,6 +576,7 @@ static void sandbox(const struct options *o)
         usage("sandbox needs --bundle, --at, --agent, --root, --base and one of --disk and --tmpfs");
     die_with_parent();
     harmless_stdio();
+    setpriority(PRIO_PROCESS, 0, LAUNCH_NICE);
     userns = user_namespace(o->base);
     private_mounts();
     for (i = 0; i < o->hidden.count; i++)
@@ -588,7 +589,6 @@ static void sandbox(const struct options *o)
     mount_trees(o, userns);
     close(userns);
     lower_limits(o);
-    setpriority(PRIO_PROCESS, 0, AGENT_NICE); /* the agent goes before what it runs, which it puts back to 0 */
     run(o->command);
 }
 

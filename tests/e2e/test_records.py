@@ -3,12 +3,13 @@
 import contextlib
 import csv
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from e2e.api_client import Api
+from e2e.api_client import Api, until
 from e2e.conftest import NewState
 from server_process import ServerProcess, running_server
 
@@ -51,6 +52,18 @@ def commands_in(page: dict[str, Any]) -> list[Any]:
     return [deed["detail"]["command"] for deed in page["deeds"] if "command" in deed["detail"]]
 
 
+async def recorded(api: Api, session_id: str, count: int) -> list[dict[str, Any]]:
+    """The requests for a session, when there are so many: the last may be over a moment after it was answered."""
+
+    async def found() -> list[dict[str, Any]]:
+        page = await api.get("/api/audit", session_id=session_id, limit=100)
+        deeds = [deed for deed in page["deeds"] if deed["status"]]
+        return deeds if len(deeds) >= count else []
+
+    deeds: list[dict[str, Any]] = await until(found)
+    return deeds
+
+
 # -- audit
 
 
@@ -87,6 +100,61 @@ async def test_the_operator_sees_all_or_one_and_what_belongs_to_none(admin: Api,
     assert {"one", "two", ""} <= {deed["tenant"] for deed in everything["deeds"]}
     assert 401 in {deed["status"] for deed in everything["deeds"] if not deed["tenant"]}
     assert commands_in(await admin.get("/api/admin/audit", tenant="one")) == ["echo of-one"]
+
+
+async def test_every_way_in_leaves_the_same_record(admin: Api) -> None:
+    """Which session, what, and what came of it, whatever the vocabulary of the request."""
+    async with of(admin, "traced") as api, api.session() as session:
+        named, fails = {"session_id": session.id}, {"command": "exit 3"}
+        await session.exec("exit 3")
+        for _ in range(2):
+            await session.exec("exit 3", headers={"Idempotency-Key": "traced"})
+        await api.post("/execute", {**named, **fails})
+        await api.get("/list_files", **named)
+        await api.post("/api/e2b/files", {**named, "path": "a.txt", "content": "a"}, status=201)
+        await session.start("exit 3", process_id="traced")
+        await session.post("/processes/traced/kill", {})
+        async with session.socket("/exec") as socket:
+            await socket.raw.send_json(fails)
+            await socket.end()
+        async with session.events("POST", "/exec", fails) as events:
+            assert [event.kind async for event in events][-1] == "result"
+        deeds = await recorded(api, session.id, 11)
+    traced = Counter((deed["action"], deed["result"], deed["detail"].get("exit_code")) for deed in deeds)
+    assert traced == {
+        ("create_session", "ok", None): 1,
+        ("run_command", "ok", 3): 4,
+        ("flat_execute", "ok", 3): 1,
+        ("flat_list_files", "ok", None): 1,
+        ("e2b_write_file", "ok", None): 1,
+        ("start_process", "ok", None): 1,
+        ("kill_process", "ok", None): 1,
+        ("exec_socket", "ok", 3): 1,
+    }
+    processes = {deed["action"]: deed["detail"].get("process_id") for deed in deeds}
+    assert processes["start_process"] == processes["kill_process"] == "traced"
+
+
+async def test_what_comes_to_nothing_is_recorded_with_the_session_that_was_named(admin: Api) -> None:
+    async with of(admin, "nothing") as api:
+        named = {"session_id": "ses_none"}
+        await api.refused(
+            "POST", "/api/sessions/ses_none/exec", {"command": "id"}, status=404, code="session_not_found"
+        )
+        await api.refused("POST", "/execute", {**named, "command": "id"}, status=404, code="session_not_found")
+        async with api.socket("/api/sessions/ses_none/terminal") as socket:
+            await socket.expect("error")
+        deeds = await recorded(api, "ses_none", 3)
+    assert {deed["action"] for deed in deeds} == {"run_command", "flat_execute", "terminal_socket"}
+    assert {deed["result"] for deed in deeds} == {"session_not_found"}
+
+
+async def test_strangers_are_in_nobodys_usage(new_state: NewState) -> None:
+    with running_server(new_state(), provider="fake", WARREN_API_KEY="the-operator") as server:
+        async with Api(server.url) as api:
+            await api.refused("GET", "/api/sessions", status=401, code="unauthorized")
+        async with Api(server.url, {"X-API-Key": "the-operator"}) as api:
+            assert (await api.get("/api/admin/usage"))["usage"] == []
 
 
 async def test_the_filters_choose(admin: Api) -> None:

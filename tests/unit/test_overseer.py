@@ -1,6 +1,7 @@
 """Every command passes the overseer: policies, exec seconds, word of its end."""
 
 import asyncio
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -214,3 +215,17 @@ async def test_a_longer_life_than_the_quota_allows_cannot_be_had_by_a_change_eit
         session = (await w.sessions.create(TENANT, NewSession(max_lifetime_s=50))).session
         with pytest.raises(Forbidden, match="may live for 100 s"):
             await w.sessions.patch(TENANT, session.id, max_lifetime_s=101)
+
+
+async def test_long_lists_of_arguments_are_not_remembered_with_their_verdicts() -> None:
+    async with world(policy=Policy.from_mapping({"mode": "audit", "deny": ["curl"]})) as w:
+        session = (await w.sessions.create(TENANT, NewSession())).session
+        refused = w.office.overseer.refused
+        await refused(session, Command(argv=("true", "x" * 100_000)))
+        tracemalloc.start()
+        try:
+            for number in range(40):
+                await refused(session, Command(argv=("true", f"{number}" * 100_000)))
+            assert tracemalloc.get_traced_memory()[0] < 2_000_000
+        finally:
+            tracemalloc.stop()

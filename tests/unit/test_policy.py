@@ -354,3 +354,12 @@ def test_the_policies_that_the_page_shows_are_taken() -> None:
     assert shown
     for text in shown:
         assert Policy.from_mapping(yaml.safe_load(text)["policy"]).mode is not PolicyMode.OFF
+
+
+def test_a_list_of_arguments_without_end_cannot_be_known_but_its_program_can() -> None:
+    padding = tuple("x" * 1000 for _ in range(300))
+    deny = Policy.from_mapping({"mode": "enforce", "deny": ["curl"]})
+    assert judge(deny, Command(argv=("curl", *padding))).rule == "curl"
+    assert judge(deny, Command(argv=("ls", *padding))).rule == "cannot be known"
+    assert judge(deny, Command(argv=("c" * 300_000,))).rule == "cannot be known"
+    assert judge(deny, Command(argv=("ls", *padding[:200]))).allowed

@@ -35,12 +35,12 @@ async def test_of_a_hundred_at_once_as_many_pass_as_may(clock: ManualClock) -> N
     assert await allowed(Quotas(clock), Caller(quota=Quota(requests_per_minute=30)), 100) == 30
 
 
-async def test_a_tenant_and_its_key_are_counted_apart(clock: ManualClock) -> None:
+async def test_what_a_key_is_refused_costs_its_tenant_nothing(clock: ManualClock) -> None:
     quotas, tenant = Quotas(clock), Quota(requests_per_minute=10)
     first = Caller("acme", "key_1", quota=tenant, key_quota=Quota(requests_per_minute=4))
     second = Caller("acme", "key_2", quota=tenant)
     assert await allowed(quotas, first, 6) == 4
-    assert await allowed(quotas, second, 20) == 10 - 6
+    assert await allowed(quotas, second, 20) == 10 - 4
     assert await allowed(quotas, Caller("other", quota=tenant), 20) == 10
 
 
@@ -90,6 +90,24 @@ async def test_what_was_spent_before_a_restart_counts(clock: ManualClock) -> Non
     assert [await quotas.spend(caller, "exec_seconds", 1) for _ in range(7)] == [True] * 5 + [False] * 2
 
 
+async def test_a_days_quota_that_is_changed_goes_on_from_what_was_spent(clock: ManualClock) -> None:
+    spent = 0
+
+    async def spent_before(tenant: str, what: str) -> float:
+        return spent
+
+    quotas = Quotas(clock, spent_before=spent_before)
+    assert await quotas.spend(Caller(quota=Quota(bytes_out_per_day=100)), "bytes_out", 100)
+    spent = 100
+    assert not await quotas.spend(Caller(quota=Quota(bytes_out_per_day=100)), "bytes_out", 1)
+    with pytest.raises(QuotaExceeded):
+        quotas.check_left(Caller(quota=Quota(bytes_out_per_day=100)), "bytes_out")
+    more = Caller(quota=Quota(bytes_out_per_day=150))
+    quotas.check_left(more, "bytes_out")
+    assert await quotas.spend(more, "bytes_out", 50)
+    assert not await quotas.spend(more, "bytes_out", 1)
+
+
 async def test_the_end_of_a_quota_is_told_once_a_minute(clock: ManualClock) -> None:
     told: list[tuple[str, str]] = []
     quotas = Quotas(clock, reached=lambda caller, quota: told.append((caller.tenant, quota)))
@@ -122,6 +140,14 @@ def test_what_a_caller_may_not_have_is_told(quota: Quota, words: str) -> None:
             check_allowed(caller, "base", Limits(), 3600)
 
 
+def test_who_is_bound_to_environments_may_not_bring_an_image() -> None:
+    bound = Quota(environments=("base",))
+    for caller in (Caller(quota=bound), Caller(key_quota=bound)):
+        with pytest.raises(Forbidden, match="image 'other' is not for this key"):
+            check_allowed(caller, "base", Limits(), 3600, "other")
+    check_allowed(Caller(), "base", Limits(), 3600, "other")
+
+
 def test_what_is_within_the_quota_is_allowed() -> None:
     quota = Quota(environments=("base",), limits={"memory_mb": 512}, max_lifetime_s=3600)
     check_allowed(Caller(quota=quota, key_quota=quota), "base", Limits(), 3600)
@@ -136,7 +162,14 @@ def test_what_is_within_the_quota_is_allowed() -> None:
         {"sessions": "3"},
         {"limits": {"wings": 2}},
         {"limits": {"cpus": 0}},
+        {"limits": ["cpus"]},
+        {"limits": 3},
         {"max_lifetime_s": 0},
+        {"max_lifetime_s": "long"},
+        {"environments": "base"},
+        {"environments": 3},
+        {"environments": [3]},
+        {"environments": [[]]},
         {"beds": 1},
     ],
 )

@@ -56,6 +56,21 @@ def test_a_greedy_tenant_leaves_the_reserve_to_others() -> None:
     assert turns.next([Waiter("a", 1), Waiter("b", 2)], ready=0, now=101.0) == Waiter("b", 2)
 
 
+def test_only_if_all_who_wait_are_greedy_others_come_first() -> None:
+    turns = flooded()
+    assert turns.are_greedy([Waiter("a"), Waiter("a")], 101.0)
+    assert not turns.are_greedy([Waiter("a"), Waiter("b")], 101.0)
+    assert not turns.are_greedy([], 101.0)
+
+
+def test_who_takes_many_but_fewer_than_others_is_not_greedy() -> None:
+    turns = flooded()
+    for _ in range(6):
+        turns.took("b", 100.0)
+    assert turns.is_greedy("a", 101.0)
+    assert not turns.is_greedy("b", 101.0)
+
+
 def test_greed_is_forgotten_when_it_is_over_or_nobody_else_is_about() -> None:
     turns = flooded()
     assert turns.may_take("a", 1, [], 100.0 + LATELY_S + 1)

@@ -6,12 +6,13 @@ ended, or after LONG_S: what takes longer than that is not held up by our work b
 """
 
 import asyncio
+import os
 from collections import Counter, OrderedDict, deque
 from typing import Final
 
 LONG_S: Final = 0.05
 ALONE_S: Final = 2.0
-PLACES: Final = 4
+PLACES: Final = max(1, (os.cpu_count() or 1) // 2)
 
 
 class Place:

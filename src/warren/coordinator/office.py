@@ -6,6 +6,7 @@ want told (webhooks). `overseer` is what sessions see of it.
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from warren.clock import Clock
@@ -21,8 +22,10 @@ from warren.interfaces.records import RecordStore
 from warren.model.access import Caller
 from warren.model.audit import Deed
 from warren.model.environment import Environment
+from warren.model.errors import NotFound
 from warren.model.events import Event, EventKind
 from warren.model.policy import Policy
+from warren.model.session import Session
 from warren.model.usage import Usage
 
 if TYPE_CHECKING:
@@ -53,7 +56,7 @@ class Office:
             self.events.add(webhooks.publish)
         quotas = Quotas(clock, reached=self._reached, spent_before=self._spent_today)
         policies = Policies(environments, self._policy_of)
-        self.overseer = Overseer(clock, quotas, events=self.events, refused=policies.refused)
+        self.overseer = Overseer(clock, quotas, events=self.events, refused=policies.refused, payer_of=self._payer_of)
         self._tasks: list[asyncio.Task[Any]] = []
 
     def __repr__(self) -> str:
@@ -110,6 +113,14 @@ class Office:
         today = day_of(self._clock.wall())
         rows = await self.usage.between(tenant, today, today)
         return sum(float(getattr(row.usage, _COUNTED_AS[what])) for row in rows)
+
+    async def _payer_of(self, session: Session) -> Caller:
+        """Who pays for what runs in a session: its tenant, and the key it was made with."""
+        caller = Caller(session.tenant, session.key_id, quota=(await self.tenants.of(session.tenant)).quota)
+        try:
+            return replace(caller, key_quota=(await self.keys.get(session.key_id)).quota)
+        except NotFound:
+            return caller
 
     async def _policy_of(self, tenant: str) -> Policy:
         return (await self.tenants.of(tenant)).policy

@@ -13,11 +13,14 @@ import json
 from dataclasses import asdict, replace
 from typing import Final
 
+from warren.coordinator.asking import note
+from warren.coordinator.overseer import note_command, note_end
+from warren.coordinator.refused_process import refused_result
 from warren.coordinator.sessions import Sessions
 from warren.coordinator.wanted import fingerprint
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Key, SessionStore
-from warren.model.errors import Conflict, InvalidRequest, ProcessNotFound, WarrenError
+from warren.model.errors import CommandRefused, Conflict, InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult, Reason
 from warren.model.session import check_key
 
@@ -39,14 +42,21 @@ async def exec_once(
     name = Key(tenant, session_id, check_key(key), asked)
     known = await sessions.store.claim_key(name, sessions.clock.epoch, sessions.clock.now())
     answer = "" if known is None else known.answer
+    note_command(command)
+    if known is not None:
+        note(replayed=True)
     if answer not in ("", _FED):
-        return _decoded(answer)
+        result = _decoded(answer)
+        note_end(result)
+        return result
     # No await between reading the answer and this: whoever wrote none yet is still in `once`.
     task = sessions.once.get(name)
     if task is None:
         task = sessions.once[name] = asyncio.create_task(_run(sessions, name, command, stdin, fed=answer == _FED))
         task.add_done_callback(lambda done: _over(sessions, name, done))
-    return await asyncio.shield(task)
+    result = await asyncio.shield(task)
+    note_end(result)
+    return result
 
 
 def _over(sessions: Sessions, name: Key, task: asyncio.Task[ExecResult]) -> None:
@@ -96,6 +106,8 @@ async def _result_with_stdin(
         else:
             await process.kill(0)  # nor may it run on half of its stdin, or a second time
         return await process.wait()
+    except CommandRefused as exc:
+        return refused_result(exc)
     except WarrenError:
         await store.release_key(name)
         raise

@@ -5,34 +5,38 @@ tenant, the tenant's exec seconds, and the gate that gives tenants their turns. 
 counted and told. File operations are only noted, for the audit record of the request.
 
 Exec seconds are paid in advance, one at a time, so however many commands run at once, no more are used than there
-are; a command whose next second cannot be paid is ended, with what it has said so far.
+are; a command whose next second cannot be paid is ended, with what it has said so far. A command whose end nobody
+sees, because its caller has left or its sandbox is gone, is counted for the time it had.
 """
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from warren.clock import Clock
-from warren.coordinator.access.quotas import Quotas
+from warren.coordinator.access.quotas import DAY_S, Quotas
 from warren.coordinator.asking import current_caller, keep_secret, note
 from warren.coordinator.events import Events
 from warren.coordinator.fairness import Gate
 from warren.coordinator.refused_process import RefusedProcess
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Caller
-from warren.model.errors import CommandRefused, WarrenError
+from warren.model.errors import CommandRefused, SandboxLost, WarrenError
 from warren.model.events import Event, EventKind
 from warren.model.operations import Command, ExecResult, FileEvent, FileInfo, ProcessInfo, Reason
 from warren.model.session import Session
 from warren.model.spec import Isolation
 
 Verdict = Callable[[Session, Command], Awaitable["ExecResult | None"]]
+PayerOf = Callable[[Session], Awaitable[Caller]]
 
 EXEC_SECONDS: Final = "exec_seconds"
 SLICE_S: Final = 1.0
 _OVER: Final = "\nwarren: ended: the exec seconds of this day are used up\n"
+_BROKEN_OFF: Final = _OVER.lstrip()
 _log = logging.getLogger(__name__)
 
 
@@ -40,8 +44,13 @@ async def _allowed(session: Session, command: Command) -> ExecResult | None:
     return None
 
 
+async def _unbounded(session: Session) -> Caller:
+    return Caller(session.tenant)
+
+
 class Overseer:
-    """`refused` gives the result of a command that a policy does not allow, else None."""
+    """`refused` gives the result of a command that a policy does not allow, else None; `payer_of` says whose exec
+    seconds pay for what an earlier server has left running in a session."""
 
     def __init__(
         self,
@@ -50,12 +59,14 @@ class Overseer:
         gate: Gate | None = None,
         events: Events | None = None,
         refused: Verdict = _allowed,
+        payer_of: PayerOf = _unbounded,
         slice_s: float = SLICE_S,
     ) -> None:
         self.clock = clock
         self.quotas = quotas or Quotas(clock)
         self.gate = gate or Gate()
         self.refused = refused
+        self._payer_of = payer_of
         self.slice_s = slice_s
         self._events = events or Events()
         self._followed: set[asyncio.Task[None]] = set()
@@ -78,7 +89,7 @@ class Overseer:
             "background": background,
         }
         if not background:
-            note(exit_code=result.exit_code, reason=str(result.reason))
+            note_end(result)
         self._events.publish(Event(kind, session.tenant, self.clock.wall(), session.id, data))
 
     def follow(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -88,11 +99,18 @@ class Overseer:
 
     async def take_over(self, session: Session, sandbox: Sandbox) -> None:
         """After a restart: commands that run on their own are followed again."""
-        overseen = self.sandbox(session, sandbox)
+        overseen, caller = self.sandbox(session, sandbox), await self._payer_of(session)
+        payer = caller if self.quotas.bounds(caller, EXEC_SECONDS) else None
         for info in await sandbox.processes():
             if info.running:
                 process = await sandbox.process(info.id)
-                self.follow(overseen.until_ended(process, None, background=True), f"following {info.id}")
+                if payer is not None:
+                    await self.quotas.spend(payer, EXEC_SECONDS, self._had_today(info))
+                ending = overseen.until_ended(process, payer, background=True, had_s=info.started_s_ago)
+                self.follow(ending, f"following {info.id}")
+
+    def _had_today(self, info: ProcessInfo) -> int:
+        return math.ceil(min(info.started_s_ago, self.clock.wall() % DAY_S))
 
     async def close(self) -> None:
         for task in list(self._followed):
@@ -129,14 +147,18 @@ class OverseenSandbox:
             overseer.finished(self._session, refusal)
             return refusal
         place = await overseer.gate.enter(self._session.tenant)
+        began = overseer.clock.now()
         try:
             if overseer.quotas.bounds(caller, EXEC_SECONDS):
                 result = await self._exec_on_account(caller, command, stdin, process_id)
             else:
                 result = await self._sandbox.exec(command, stdin, process_id=process_id)
+        except (asyncio.CancelledError, SandboxLost) as exc:
+            overseer.finished(self._session, _cut_short(exc, overseer.clock.now() - began, process_id))
+            raise
         finally:
             place.leave()
-        overseer.finished(self._session, result)
+        overseer.finished(self._session, _timed(result, overseer.clock.now() - began))
         return result
 
     async def _exec_on_account(
@@ -150,13 +172,14 @@ class OverseenSandbox:
         shortened = command.timeout_s is None or affordable_s < command.timeout_s
         if shortened:
             command = replace(command, timeout_s=affordable_s)
-        payer = _Payer(self._overseer, caller)
+        payer, began = _Payer(self._overseer, caller), self._overseer.clock.now()
         try:
             result = await self._sandbox.exec(command, stdin, process_id=process_id)
         except asyncio.CancelledError:
             if not payer.gave_up():
                 raise
-            return _broken_off()
+            ran_s = self._overseer.clock.now() - began
+            return replace(_cut_short(None, ran_s), stderr=_BROKEN_OFF, output=_BROKEN_OFF)
         finally:
             payer.end()
         if shortened and result.reason is Reason.TIMEOUT:
@@ -177,29 +200,36 @@ class OverseenSandbox:
             process = await self._sandbox.start(command, process_id=process_id, follow=follow)
         finally:
             place.leave()
+        note(process_id=process.id)
         payer = caller if on_account else None
         overseer.follow(self.until_ended(process, payer, background=not follow), f"following {process.id}")
         return process
 
     def _note(self, command: Command) -> None:
-        note(command=command.shell or list(command.argv), session_id=self._session.id)
-        keep_secret((*command.env.values(), *command.base_env.values()))
+        note(session_id=self._session.id)
+        note_command(command)
 
     def _refused(self, refusal: ExecResult, *, follow: bool) -> Process:
         if follow:  # somebody reads it as a stream: the refusal is what it says
             return RefusedProcess(refusal)
         raise CommandRefused(refusal.stderr.strip(), remedy="ask for another command, or another policy")
 
-    async def until_ended(self, process: Process, payer: Caller | None, *, background: bool) -> None:
+    async def until_ended(
+        self, process: Process, payer: Caller | None, *, background: bool, had_s: float = 0.0
+    ) -> None:
+        """`had_s`: so long it has run already."""
+        overseer = self._overseer
+        began = overseer.clock.now() - had_s
         ended = asyncio.ensure_future(process.ended())
         try:
             if payer is not None and not await self._paid_while(payer, ended):
                 await process.kill()
-            self._overseer.finished(self._session, await ended, background=background)
-        except WarrenError:
-            return  # it was forgotten before it ended, or cannot be asked any more
+            result = await ended
+        except WarrenError as exc:  # it was forgotten before it ended, or went with its sandbox
+            result = _cut_short(exc, overseer.clock.now() - began, process.id)
         finally:
             ended.cancel()
+        overseer.finished(self._session, _timed(result, overseer.clock.now() - began), background=background)
 
     async def _paid_while(self, caller: Caller, running: asyncio.Future[ExecResult]) -> bool:
         """Whether the seconds lasted until the end."""
@@ -312,6 +342,25 @@ class _Payer:
             self._paying.cancel()
 
 
-def _broken_off() -> ExecResult:
-    said = _OVER.lstrip()
-    return ExecResult(137, "", said, said, Reason.CANCELLED, None, 0.0, 0.0, len(said), truncated=False)
+def note_command(command: Command) -> None:
+    """What was asked for, for the audit record; the values of its variables must not be seen there."""
+    note(command=command.shell or list(command.argv))
+    keep_secret((*command.env.values(), *command.base_env.values()))
+
+
+def note_end(result: ExecResult) -> None:
+    note(exit_code=result.exit_code, reason=str(result.reason))
+
+
+def _timed(result: ExecResult, ran_s: float) -> ExecResult:
+    """What went with its sandbox cannot say how long it ran."""
+    if result.reason is not Reason.SANDBOX_LOST:
+        return result
+    return replace(result, duration_ms=max(result.duration_ms, ran_s * 1000))
+
+
+def _cut_short(why: BaseException | None, ran_s: float, process_id: str = "") -> ExecResult:
+    """Of a command whose end nobody has seen."""
+    reason = Reason.SANDBOX_LOST if isinstance(why, SandboxLost) else Reason.CANCELLED
+    ran_ms = max(0.0, ran_s) * 1000
+    return ExecResult(137, "", "", "", reason, None, ran_ms, 0.0, 0, truncated=False, process_id=process_id)

@@ -17,7 +17,8 @@ from warren.model.session import Session
 if TYPE_CHECKING:
     from warren.coordinator.policy import Verdict
 
-_AT_ONCE: Final = 4 * 1024  # longer command lines are judged in a thread
+_AT_ONCE: Final = 512  # characters; what is longer can take a good part of a second: it is judged in a thread
+_THREADS: Final = 2  # others need them too
 _REMEMBERED: Final = 1024
 _LOOK_AGAIN_S: Final = 1.0
 
@@ -30,6 +31,7 @@ class Policies:
     def __init__(self, environments: Callable[[str], Environment], of_tenant: PolicyOfTenant) -> None:
         self._environments = environments
         self._of_tenant = of_tenant
+        self._judging = asyncio.Semaphore(_THREADS)
         self._known: dict[str, tuple[Policy, float]] = {}  # by environment, and until when
         self._verdicts: OrderedDict[tuple[Policy, tuple[str, ...], str], Verdict] = OrderedDict()
 
@@ -49,7 +51,7 @@ class Policies:
 
     async def _verdict(self, policy: Policy, command: Command) -> "Verdict":
         """What was judged lately is not judged again. Variables count too, and are not remembered: may be secrets."""
-        if command.env or command.base_env or len(command.shell) > _AT_ONCE:
+        if command.env or command.base_env or _length(command) > _AT_ONCE:
             return await self._judged(policy, command)
         asked = policy, command.argv, command.shell
         verdict = self._verdicts.get(asked)
@@ -66,8 +68,9 @@ class Policies:
         from warren.coordinator.policy import Verdict, judge
 
         try:
-            if len(command.shell) > _AT_ONCE:
-                return await asyncio.to_thread(judge, policy, command)
+            if _length(command) > _AT_ONCE:
+                async with self._judging:
+                    return await asyncio.to_thread(judge, policy, command)
             return judge(policy, command)
         except Exception:
             _log.exception("a command could not be judged")
@@ -87,3 +90,7 @@ class Policies:
             policy = known[0]
         self._known[name] = policy, now + _LOOK_AGAIN_S
         return policy
+
+
+def _length(command: Command) -> int:
+    return len(command.shell) + sum(len(word) + 1 for word in command.argv)

@@ -2,8 +2,12 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Final
 
-from warren.model.operations import Chunk, ExecResult, Stream, TerminalSize
+from warren.model.errors import CommandRefused
+from warren.model.operations import Chunk, ExecResult, Reason, Stream, TerminalSize
+
+_EXIT_CODE: Final = 126
 
 
 class RefusedProcess:
@@ -41,3 +45,10 @@ class RefusedProcess:
 
     async def resize(self, size: TerminalSize) -> None:
         pass
+
+
+def refused_result(refused: CommandRefused) -> ExecResult:
+    """For those who wait for a result: the same as `exec` gives."""
+    said = f"{refused.message}\n"
+    size = len(said.encode(errors="replace"))
+    return ExecResult(_EXIT_CODE, "", said, said, Reason.REFUSED, None, 0.0, 0.0, size, truncated=False)

@@ -137,7 +137,8 @@ class Sessions:
         lifetime_s = self._seconds("max_lifetime_s", wanted, environment)
         if wanted.max_lifetime_s is None:
             lifetime_s = min(lifetime_s, longest_life(caller))
-        check_allowed(caller, environment.name, in_force, lifetime_s)
+        own_image = wanted.image if wanted.image != environment.image else ""
+        check_allowed(caller, environment.name, in_force, lifetime_s, own_image)
         now = self.clock.now()
         return Session(
             id=new_session_id(),
@@ -168,12 +169,14 @@ class Sessions:
     # -- looking
 
     async def get(self, tenant: str, session_id: str) -> Session:
+        note(session_id=session_id)
         return await self.lifecycle.get(tenant, session_id)
 
     async def of_thread(self, tenant: str, thread_id: str) -> Session:
         session = await self.store.of_thread(tenant, check_thread_id(thread_id))
         if session is None:
             raise SessionNotFound(f"the thread {thread_id!r} has no session")
+        note(session_id=session.id)
         return session
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:

@@ -5,6 +5,7 @@ proven identity: a tenant, the key (or token) it came with, and the scopes of th
 key of it; None is no bound.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -58,10 +59,16 @@ class Quota:
                 isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 53
             ):
                 raise InvalidRequest(f"the quota {name} is {value!r}, it must be a whole number, 0 or more")
-        if self.max_lifetime_s is not None and not 1 <= self.max_lifetime_s <= LONGEST_S:
-            raise InvalidRequest(f"the quota max_lifetime_s must be between 1 and {LONGEST_S:.0f}")
+        if self.max_lifetime_s is not None and not (
+            _is_number(self.max_lifetime_s) and 1 <= self.max_lifetime_s <= LONGEST_S
+        ):
+            raise InvalidRequest(f"the quota max_lifetime_s must be a number between 1 and {LONGEST_S:.0f}")
+        if not all(isinstance(name, str) and name for name in self.environments):
+            raise InvalidRequest("the quota environments must be a list of names")
+        if not isinstance(self.limits, Mapping):
+            raise InvalidRequest("the quota limits must say how much of what", remedy='such as {"memory_mb": 1024}')
         for name, most in self.limits.items():
-            if name not in _LIMITS or isinstance(most, bool) or not isinstance(most, int | float) or most <= 0:
+            if name not in _LIMITS or not _is_number(most) or most <= 0:
                 raise InvalidRequest(
                     f"the quota limits.{name} is {most!r}", remedy=f"numbers above 0 for: {', '.join(sorted(_LIMITS))}"
                 )
@@ -73,7 +80,10 @@ class Quota:
             raise InvalidRequest(
                 f"there is no quota {min(unknown)!r}", remedy=f"there are: {', '.join(e.name for e in fields(cls))}"
             )
-        return cls(**{**values, "environments": tuple(values.get("environments", ()))})
+        environments = values.get("environments", ())
+        if not isinstance(environments, list | tuple):
+            raise InvalidRequest("the quota environments must be a list of names")
+        return cls(**{**values, "environments": tuple(environments)})
 
     def as_mapping(self) -> dict[str, Any]:
         """Only what it bounds."""
@@ -122,6 +132,10 @@ class ApiKey:
     expires_at: float | None = None
     used_at: float | None = None
     quota: Quota = NO_QUOTA
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_tenant(name: str) -> str:

@@ -259,7 +259,8 @@ class Pool:
         now = self._clock.now()
         self._end_overdue(now)
         self._demand = self._demand.eased(self.size, now)
-        around = Circumstances(now, self._parallel, self._pressure(), self._kept)
+        parallel = 1 if self._turns.are_greedy(self._waiters, now) else self._parallel
+        around = Circumstances(now, parallel, self._pressure(), self._kept)
         plan = plan_pool(self.size, self.counts, self._demand, self._failures, around)
         for _ in range(plan.create):
             self._begin()

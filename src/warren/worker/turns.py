@@ -1,11 +1,12 @@
 """Whose turn it is, when several tenants want sandboxes of one pool. Pure, but for remembering who had how many when.
 
 Who waits is served tenant by tenant in turn. While several tenants are about, one that has lately taken as many as a
-whole pool holds leaves the last few ready sandboxes to the others: they should not wait because of it. A tenant that
-is alone has everything.
+whole pool holds, and more than its part of all, is greedy: it leaves the last few ready sandboxes to the others, who
+should not wait because of it, and for it alone no more than one is made at a time. A tenant that is alone has
+everything.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final, Protocol, TypeVar
 
@@ -26,7 +27,8 @@ class Turns:
     def __init__(self, share: int, reserve: int) -> None:
         self.reserve = reserve
         self._share = max(1, share)
-        self._taken: dict[str, deque[float]] = {}
+        self._taken: deque[tuple[float, str]] = deque()  # lately
+        self._counts: Counter[str] = Counter()  # of those
         self._seen: dict[str, float] = {}
         self._served: dict[str, int] = {}
         self._count = 0
@@ -37,7 +39,6 @@ class Turns:
         while self._seen and now - next(iter(self._seen.values())) > ABOUT_S:
             gone = next(iter(self._seen))
             del self._seen[gone]
-            self._taken.pop(gone, None)
             self._served.pop(gone, None)
         if len(self._seen) > _MOST_REMEMBERED:
             del self._seen[next(iter(self._seen))]
@@ -45,14 +46,29 @@ class Turns:
     def took(self, tenant: str, now: float) -> None:
         self._count += 1
         self._served[tenant] = self._count
-        self._taken.setdefault(tenant, deque(maxlen=self._share)).append(now)
+        self._taken.append((now, tenant))
+        self._counts[tenant] += 1
+        self._forget(now)
+
+    def _forget(self, now: float) -> None:
+        while self._taken and now - self._taken[0][0] > LATELY_S:
+            _, tenant = self._taken.popleft()
+            self._counts[tenant] -= 1
+            if not self._counts[tenant]:
+                del self._counts[tenant]
 
     def is_greedy(self, tenant: str, now: float) -> bool:
         """Whether it should leave the reserve to others."""
         if len(self._seen) < 2:
             return False
-        taken = self._taken.get(tenant)
-        return taken is not None and len(taken) == self._share and now - taken[0] <= LATELY_S
+        self._forget(now)
+        taken = self._counts[tenant]
+        return taken >= self._share and taken * max(2, len(self._counts)) > len(self._taken)
+
+    def are_greedy(self, waiting: Iterable[Waiting], now: float) -> bool:
+        """Whether all that wait could wait a little longer, for the sake of others who are about."""
+        tenants = {waiter.tenant for waiter in waiting}
+        return bool(tenants) and all(self.is_greedy(tenant, now) for tenant in tenants)
 
     def may_take(self, tenant: str, ready: int, waiting: Iterable[Waiting], now: float) -> bool:
         """Whether a claim gets one that is ready, before those who wait already."""

@@ -73,8 +73,8 @@ class Quotas:
         self._reached = reached
         self._spent_before = spent_before
         self._told: dict[tuple[str, str], float] = {}
-        self._used_up: dict[tuple[str, str], str] = {}  # a quota, whose: on which day
-        self._begun: dict[tuple[str, str, str], asyncio.Future[None]] = {}
+        self._used_up: dict[tuple[str, str], tuple[str, int]] = {}  # a quota, whose: on which day, how much it was
+        self._begun: dict[tuple[str, str, str, int], asyncio.Future[None]] = {}
 
     def __repr__(self) -> str:
         return f"<Quotas: {len(self._begun)} of today>"
@@ -145,7 +145,7 @@ class Quotas:
             if most is not None and not await self._spend(caller, what, whose, most, amount):
                 if len(self._used_up) > _MOST_TOLD:
                     self._used_up.clear()
-                self._used_up[what, whose] = self._day()
+                self._used_up[what, whose] = self._day(), most
                 self.tell(caller, f"{what}_per_day")
                 return False
         return True
@@ -165,8 +165,9 @@ class Quotas:
     def check_left(self, caller: Caller, what: str) -> None:
         """QuotaExceeded if a day's quota is known to be used up."""
         day = self._day()
-        if any(self._used_up.get((what, whose)) == day for whose, _ in _levels(caller)):
-            raise self.spent(caller, what)
+        for whose, quota in _levels(caller):
+            if self._used_up.get((what, whose)) == (day, getattr(quota, f"{what}_per_day")):
+                raise self.spent(caller, what)
 
     def spent(self, caller: Caller, what: str) -> QuotaExceeded:
         words = what.replace("_", " ")
@@ -187,10 +188,10 @@ class Quotas:
 
     async def _begin_day(self, item: "RateLimitItem", what: str, whose: str, day: str, caller: Caller) -> None:
         """Before anything of a day's quota is spent, what was spent before counts; everybody waits for that."""
-        begun = (what, whose, day)
+        begun = (what, whose, day, item.amount)  # a quota that was changed is counted anew
         if begun not in self._begun:
             if len(self._begun) > _MOST_TOLD:
-                self._begun.clear()
+                self._begun = {one: counting for one, counting in self._begun.items() if one[2] == day}
             self._begun[begun] = asyncio.ensure_future(self._count_before(item, what, whose, day, caller))
         counting = self._begun[begun]
         if not counting.done():
@@ -240,13 +241,18 @@ def caps_of(caller: Caller) -> Caps:
     return Caps(mine.sessions, mine.disk_mb, keys.sessions, keys.disk_mb)
 
 
-def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: float) -> None:
-    """Whether this caller may have a session of this kind at all."""
+def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: float, image: str = "") -> None:
+    """Whether this caller may have a session of this kind at all; `image` is one that is not the environment's."""
     for _, quota in _levels(caller):
         if quota.environments and environment not in quota.environments:
             raise Forbidden(
                 f"the environment {environment!r} is not for this key",
                 remedy=f"use one of: {', '.join(quota.environments)}",
+            )
+        if quota.environments and image:
+            raise Forbidden(
+                f"the image {image!r} is not for this key: it may use what its environments have",
+                remedy=f"leave the image out, and use one of: {', '.join(quota.environments)}",
             )
         for name, most in quota.limits.items():
             if getattr(limits, name) > most:
@@ -268,4 +274,5 @@ def check_lifetime(caller: Caller, lifetime_s: float) -> None:
 
 
 def _levels(caller: Caller) -> tuple[tuple[str, Quota], ...]:
-    return (f"tenant:{caller.tenant}", caller.quota), (f"key:{caller.key_id}", caller.key_quota)
+    """The key's own first: what it is refused costs its tenant, and the other keys of that, nothing."""
+    return (f"key:{caller.key_id}", caller.key_quota), (f"tenant:{caller.tenant}", caller.quota)

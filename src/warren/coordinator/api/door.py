@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from warren.clock import Clock
 from warren.coordinator.access.identity import Identity
 from warren.coordinator.access.quotas import Quotas, Standing, standing_of
+from warren.coordinator.api.document import operation_id
 from warren.coordinator.api.edge import request_id
 from warren.coordinator.api.problems import is_disconnect, problem
 from warren.coordinator.asking import Asking, set_asking
@@ -92,10 +94,14 @@ class Door:
 
     def _record(self, scope: Scope, visit: "_Visit", asking: Asking, failed: BaseException | None) -> None:
         caller = asking.caller
-        self._books.usage(caller.tenant, Usage(bytes_in=visit.bytes_in, bytes_out=visit.bytes_out))
+        if caller is not NOBODY:
+            self._books.usage(caller.tenant, Usage(bytes_in=visit.bytes_in, bytes_out=visit.bytes_out))
         if self._books.audit is None:
             return
-        status = _status(visit, failed)
+        status, named = _status(visit, failed), scope.get("path_params", {})
+        notes = dict(asking.notes)
+        if "process_id" in named:
+            notes.setdefault("process_id", named["process_id"])
         deed = Deed(
             self._clock.wall(),
             _action(scope),
@@ -103,11 +109,11 @@ class Door:
             caller.key_id,
             scope["client"][0] if scope.get("client") else "",
             request_id.get(),
-            str(asking.notes.pop("session_id", "") or scope.get("path_params", {}).get("session_id", "")),
+            str(notes.pop("session_id", "") or named.get("session_id", "")),
             status,
-            str(asking.notes.pop("error", "")) or _result(status, failed),
+            str(notes.pop("error", "")) or _result(status, failed),
             (time.perf_counter() - visit.began) * 1000,
-            asking.notes,
+            notes,
         )
         self._books.audit.record(deed, asking.secrets)
 
@@ -200,11 +206,13 @@ def _status(visit: _Visit, failed: BaseException | None) -> int:
 def _result(status: int, failed: BaseException | None) -> str:
     if isinstance(failed, WarrenError):
         return failed.code
+    if status == _BY_CALLER:
+        return "left"
     return "ok" if status < 400 else "refused" if status < 500 else "failed"
 
 
 def _action(scope: Scope) -> str:
     """The name of the operation; what never came to a route is called after its method."""
     route = scope.get("route")
-    name = getattr(route, "operation_id", None) or getattr(route, "name", None)
+    name = operation_id(route) if isinstance(route, APIRoute) else getattr(route, "name", None)
     return str(scope.get("action") or name or scope.get("method", "websocket").lower())

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import anyio
 
 from warren.coordinator.api.edge import StreamedAnswer
+from warren.coordinator.asking import note
 from warren.interfaces.sandbox import Process
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import Chunk, Stream
@@ -104,6 +105,8 @@ def event(kind: str, values: dict[str, Any], event_id: int | None = None) -> byt
 
 
 def failure(exc: WarrenError) -> dict[str, Any]:
+    """An error as an event: the answer had begun already, so its status does not tell."""
+    note(error=exc.code)
     values: dict[str, Any] = {"code": exc.code, "status": exc.http_status, "detail": exc.message}
     return {**values, "remedy": exc.remedy} if exc.remedy else values
 

@@ -25,6 +25,7 @@ from warren.coordinator.api.context import (
 from warren.coordinator.api.events import EVENT_STREAM, event, outputs, stream_events
 from warren.coordinator.api.schemas import ExecBody, ExecView, end_view, exec_view
 from warren.coordinator.once import exec_once
+from warren.coordinator.overseer import note_end
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult
@@ -126,7 +127,9 @@ async def stream(
         yield event("started", {"process_id": process.id})
         async for shown in outputs(process, 0, encoding, context.keepalive_s):
             yield None if shown is None else event("output", shown, shown["next_offset"])
-        yield event("result", end_view(await process.wait()))
+        result = await process.wait()
+        note_end(result)
+        yield event("result", end_view(result))
 
 
 @contextlib.asynccontextmanager
@@ -156,6 +159,7 @@ async def _end(sandbox: Sandbox, process: Process) -> None:
         if info.id == process.id and (info.running or info.background):
             if info.running:
                 await process.kill()
+                note_end(await process.ended())
             return
     with contextlib.suppress(ProcessNotFound):
         await sandbox.forget(process.id)

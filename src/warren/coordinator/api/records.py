@@ -40,7 +40,10 @@ class DeedView(BaseModel):
     request_id: str
     session_id: str
     status: int = Field(description="The HTTP status; 0: it was no request")
-    result: str = Field(description="`ok`, `refused`, `failed`, or the code of an error", examples=["ok"])
+    result: str = Field(
+        description="`ok`, `refused`, `failed`, `left` (by the caller, before the end), or the code of an error",
+        examples=["ok"],
+    )
     duration_ms: float
     detail: dict[str, Any] = Field(description="What else is known of it, without secrets")
 

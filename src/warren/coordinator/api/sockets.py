@@ -25,6 +25,7 @@ from warren.coordinator.api.events import Encoder, failure, with_signs_of_life
 from warren.coordinator.api.exec import foreground
 from warren.coordinator.api.problems import plain_error, read_json
 from warren.coordinator.api.schemas import ExecBody, end_view
+from warren.coordinator.overseer import note_end
 from warren.coordinator.processes import signal_number
 from warren.coordinator.terminals import open_terminal
 from warren.interfaces.sandbox import Process
@@ -166,7 +167,9 @@ async def _talk(socket: WebSocket, process: Process, context: Context, encoding:
             await socket.send_bytes(chunk.data)
         else:
             await _say(socket, "output", encoder.show(chunk))
-    await _say(socket, "result", end_view(await process.wait()))
+    result = await process.wait()
+    note_end(result)
+    await _say(socket, "result", end_view(result))
 
 
 async def _listen(socket: WebSocket, process: Process, noted: Callable[[], Awaitable[None]] | None) -> None:

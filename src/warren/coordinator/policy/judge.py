@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from warren.coordinator.policy.found import Doubt, Found, Script
 from warren.coordinator.policy.matching import allows, denies
 from warren.coordinator.policy.opened import opened
-from warren.coordinator.policy.parse import CODE_VARIABLES, LOOKUP_VARIABLES, parse
+from warren.coordinator.policy.parse import CODE_VARIABLES, LONGEST_TEXT, LOOKUP_VARIABLES, parse
 from warren.coordinator.policy.words import Word
 from warren.model.operations import Command, ExecResult, Reason
 from warren.model.policy import Policy, PolicyMode
@@ -79,7 +79,7 @@ def refusal(verdict: Verdict) -> ExecResult:
 def _everything(command: Command) -> list[Found | Doubt]:
     """All commands that can be seen, each followed by what it leads to."""
     result: list[Found | Doubt] = list(_environment(command))
-    waiting: list[Found | Doubt | Script] = [_first(command)]
+    waiting: list[Found | Doubt | Script] = _first(command)
     steps = nested = 0
     while waiting:
         item = waiting.pop()
@@ -97,10 +97,17 @@ def _everything(command: Command) -> list[Found | Doubt]:
     return result
 
 
-def _first(command: Command) -> Found | Script:
+def _first(command: Command) -> list[Found | Doubt | Script]:
     if command.shell:
-        return Script(command.shell)
-    return Found(tuple(Word(text) for text in command.argv), " ".join(command.argv)[:60])
+        return [Script(command.shell)]
+    words, room = [], LONGEST_TEXT
+    for text in command.argv:
+        room -= len(text) + 1
+        if room >= 0:
+            words.append(Word(text))
+    place = " ".join(command.argv[:30])[:60]
+    found: list[Found | Doubt | Script] = [Found(tuple(words), place)] if words else []
+    return found if room >= 0 else [*found, Doubt(f"it is longer than {LONGEST_TEXT // 1024} KiB", place)]
 
 
 def _environment(command: Command) -> list[Doubt]:

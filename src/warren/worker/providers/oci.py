@@ -170,7 +170,9 @@ class OciProvider(HostProvider[Record, "Plan"]):
         self._fault("launched")
         if outcome.code != 0:
             raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {outcome.last_line}")
-        record = record.started(int((directory / oci_launch.PID).read_text()))
+        pid = int((directory / oci_launch.PID).read_text())
+        oci_launch.put_first(pid)
+        record = record.started(pid)
         self._fault("started")
         record.save(directory)
         return await self._connect(record, creating=True)
