@@ -1,8 +1,8 @@
 """How fast the service is over HTTP, beside docker exec, llm-sandbox, swe-rex and the bare runtime, in one run.
 
     sudo .venv/bin/python bench/service.py               everything, some minutes
-    sudo .venv/bin/python bench/service.py exec rate     only these parts, of: create exec first rate files many idle door
-                                                         tenants
+    sudo .venv/bin/python bench/service.py exec rate     only these parts, of: create exec first rate files many idle
+                                                         door tenants
     sudo .venv/bin/python bench/service.py --quick       small counts, to see whether it works
 
 Each part starts servers of its own, on fresh state, and leaves nothing behind. The client is this process: an asyncio
