@@ -52,11 +52,12 @@ def ready(worker: Worker) -> int:
 
 
 async def at_rest(worker: Worker) -> None:
-    """Nothing is being made or destroyed any more."""
+    """Nothing is being made or destroyed any more, nor about to be."""
 
     def rests() -> bool:
         stats = worker.stats()
         busy = sum(pool["creating"] + pool["waiting"] for pool in stats["pools"].values())
+        busy += sum(pool["ready"] > pool["target"] for pool in stats["pools"].values())
         return not busy and not stats["destroying"] and stats["sandboxes"] == ready(worker) + stats["claimed"]
 
     await until(rests)

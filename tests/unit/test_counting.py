@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from unit.coordinator_world import TENANT, World, world
 
+from warren.coordinator.access.quotas import Quotas
 from warren.coordinator.access.tenants import Tenant
 from warren.coordinator.asking import Asking, set_asking
 from warren.coordinator.once import exec_once
@@ -15,6 +16,7 @@ from warren.coordinator.usage import day_of
 from warren.coordinator.wanted import NewSession
 from warren.interfaces.sandbox import Sandbox
 from warren.model.access import Caller, Quota
+from warren.model.errors import Unavailable
 from warren.model.operations import Command, Reason
 from warren.model.policy import Policy
 from warren.model.usage import Usage
@@ -95,6 +97,26 @@ async def test_after_a_restart_running_commands_are_still_paid_for() -> None:
             assert (await (await sandbox.process(process.id)).wait()).exit_code != 0
         await again.office.close()
         await again.worker.close()
+
+
+async def test_a_background_command_runs_on_while_nobody_can_say_what_is_left() -> None:
+    async with world() as w:
+        w.office.overseer.slice_s = 0.01
+        tried = asyncio.Event()
+
+        async def no_store(tenant: str, what: str) -> float:
+            tried.set()
+            raise Unavailable("the store does not answer")
+
+        session = (await w.sessions.create(TENANT, NewSession())).session
+        set_asking(Asking(caller := Caller(quota=Quota(exec_seconds_per_day=1000))))
+        async with w.sessions.using(TENANT, session.id) as (_, sandbox):
+            process = await sandbox.start(Command(shell="sleep 100"))
+            w.office.overseer.quotas = Quotas(w.clock, spent_before=no_store)
+            await tried.wait()
+            assert await w.office.overseer.can_go_on(caller)
+            assert (await w.office.usage.between(TENANT, *[day_of(w.clock.wall())] * 2))[0].usage.commands == 0
+            await process.kill(0)
 
 
 async def test_a_refused_command_with_a_key_and_stdin_is_a_result_like_any_other() -> None:

@@ -97,6 +97,23 @@ async def test_a_revoked_key_is_refused_at_once_here_and_soon_elsewhere(
         await keys.revoke(key.id)
 
 
+async def test_noting_the_last_use_does_not_make_a_revoked_key_last_longer(
+    keys: Keys, records: MemoryRecords, clock: ManualClock
+) -> None:
+    elsewhere = Keys(records, clock)
+    key, text = await keys.create("ci", "acme")
+    await keys.recognise(text)
+    await asyncio.sleep(0)
+    await clock.advance(59)
+    await keys.recognise(text)
+    await elsewhere.revoke(key.id)
+    await clock.advance(REMEMBERED_S - 0.5)
+    await keys.recognise(text)
+    await clock.advance(0.5)
+    with pytest.raises(Unauthorized):
+        await keys.recognise(text)
+
+
 async def test_the_last_use_is_noted_now_and_then(keys: Keys, clock: ManualClock) -> None:
     key, text = await keys.create("ci", "acme")
     for _ in range(3):

@@ -101,7 +101,14 @@ def test_invalid_json_is_refused_with_a_reason(body: bytes, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"[" + b"1," * MAX_VALUES + b"1]", b"[" + b"[]," * 1_000_000 + b"[]]", b'"",' * 100_000]
+    "body",
+    [
+        b"[" + b"1," * MAX_VALUES + b"1]",
+        b"[" + b"[]," * 1_000_000 + b"[]]",
+        b'"",' * 100_000,
+        b"[]" * 1_000_000,
+        b"[" + b'{"a":"b"},' * 400_000 + b"1]",
+    ],
 )
 def test_a_body_of_very_many_values_is_refused_before_any_is_made(body: bytes) -> None:
     with pytest.raises(TooLarge, match="values"):
@@ -111,6 +118,10 @@ def test_a_body_of_very_many_values_is_refused_before_any_is_made(body: bytes) -
 def test_text_may_hold_as_many_commas_as_it_likes() -> None:
     assert read_json(json.dumps(["," * (2 * MAX_VALUES)] * 3).encode()) == ["," * (2 * MAX_VALUES)] * 3
     assert len(read_json(b"[" + b"1," * (MAX_VALUES - 1) + b"1]")) == MAX_VALUES
+    quoted = ['"[{,}]"' * MAX_VALUES] * 3
+    assert read_json(json.dumps(quoted).encode()) == quoted
+    pairs = {f'"{number}"': "value" for number in range(MAX_VALUES)}
+    assert read_json(json.dumps(pairs).encode()) == pairs
 
 
 def test_the_value_of_a_variable_is_not_repeated_in_an_error() -> None:

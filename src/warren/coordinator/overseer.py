@@ -97,6 +97,13 @@ class Overseer:
         self._followed.add(task)
         task.add_done_callback(self._followed.discard)
 
+    async def can_go_on(self, caller: Caller) -> bool:
+        """Pays for one second more of what runs; as long as nobody can say what is left, it runs on."""
+        try:
+            return await self.quotas.spend(caller, EXEC_SECONDS, 1)
+        except WarrenError:
+            return True
+
     async def take_over(self, session: Session, sandbox: Sandbox) -> None:
         """After a restart: commands that run on their own are followed again."""
         overseen, caller = self.sandbox(session, sandbox), await self._payer_of(session)
@@ -234,7 +241,7 @@ class OverseenSandbox:
     async def _paid_while(self, caller: Caller, running: asyncio.Future[ExecResult]) -> bool:
         """Whether the seconds lasted until the end."""
         while not (await asyncio.wait([running], timeout=self._overseer.slice_s))[0]:
-            if not await self._overseer.quotas.spend(caller, EXEC_SECONDS, 1):
+            if not await self._overseer.can_go_on(caller):
                 return False
         return True
 
@@ -325,7 +332,7 @@ class _Payer:
 
     async def _pay(self) -> None:
         overseer = self._overseer
-        while await overseer.quotas.spend(self._caller, EXEC_SECONDS, 1):  # noqa: ASYNC110
+        while await overseer.can_go_on(self._caller):  # noqa: ASYNC110
             await asyncio.sleep(overseer.slice_s)
         # If this was all there was, the command's own time-out is ending it at this moment.
         await asyncio.sleep(overseer.slice_s / 4)

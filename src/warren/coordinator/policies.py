@@ -17,7 +17,7 @@ from warren.model.session import Session
 if TYPE_CHECKING:
     from warren.coordinator.policy import Verdict
 
-_AT_ONCE: Final = 512  # characters; what is longer can take a good part of a second: it is judged in a thread
+_AT_ONCE: Final = 128  # characters; what is longer can take a good part of a second: it is judged in a thread
 _THREADS: Final = 2  # others need them too
 _REMEMBERED: Final = 1024
 _LOOK_AGAIN_S: Final = 1.0

@@ -137,7 +137,8 @@ class Keys:
             self._remembered.popitem(last=False)
 
     def _note_use(self, key: ApiKey, digest: bytes, now: float) -> None:
-        self._remember(digest, replace(key, used_at=now))
+        until = self._remembered[digest][1]  # it was not looked up again, so it is not remembered for longer
+        self._remembered[digest] = replace(key, used_at=now), until
         task = asyncio.create_task(self._write_use(key.id, now), name=f"noting the use of {key.id}")
         self._noting.add(task)
         task.add_done_callback(self._noting.discard)

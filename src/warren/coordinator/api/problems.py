@@ -348,17 +348,27 @@ def read_json(body: bytes) -> Any:
 
 
 def _refuse_too_much(body: bytes) -> None:
-    """Before anything is made of it. Text may hold as many commas and brackets as it likes."""
-    many, nested = body.count(b",") >= MAX_VALUES, body.count(b"[") + body.count(b"{") > MAX_DEPTH
-    bare = _STRINGS.sub(b"", body) if many or nested else b""
-    if bare.count(b",") >= MAX_VALUES:
-        raise TooLarge(f"the JSON in the body holds more than {MAX_VALUES} values", remedy="send large data as a file")
-    if nested and _depth(bare) > MAX_DEPTH:
+    """Before anything is made of it, and soon: everybody waits. Text may hold any number of commas and brackets."""
+    if body.count(b'"') - body.count(b'\\"') > 4 * (MAX_VALUES + 1):  # each value may be a text and have a name
+        raise _too_deep() if _is_deep(_STRINGS.sub(b"", body[: 64 * MAX_DEPTH])) else _too_many()
+    containers = body.count(b"[") + body.count(b"{")
+    if body.count(b",") < MAX_VALUES and containers <= MAX_DEPTH:
+        return
+    bare = _STRINGS.sub(b"", body)
+    if _is_deep(bare):
         raise _too_deep()
+    if bare.count(b",") >= MAX_VALUES or bare.count(b"[") + bare.count(b"{") > MAX_VALUES:
+        raise _too_many()
 
 
-def _depth(bare: bytes) -> int:
-    return max(accumulate(map(_STEPS.__getitem__, bare.translate(None, _NO_BRACKETS))), default=0)
+def _too_many() -> TooLarge:
+    return TooLarge(f"the JSON in the body holds more than {MAX_VALUES} values", remedy="send large data as a file")
+
+
+def _is_deep(bare: bytes) -> bool:
+    """As far as there are not too many values anyway."""
+    brackets = bare.translate(None, _NO_BRACKETS)[: 2 * MAX_VALUES]
+    return any(map(MAX_DEPTH.__lt__, accumulate(map(_STEPS.__getitem__, brackets))))
 
 
 def _refuse_lone_surrogates(value: Any) -> None:
