@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
-from e2e.bad_input_routes import Request
+from e2e.bad_input_routes import NOBODY, Request
 from server_process import ServerProcess
 from yarl import URL
 
@@ -35,6 +35,8 @@ class Target:
     http: aiohttp.ClientSession
     session_id: str
     process_id: str = "kept"
+    key_id: str = "key_0"
+    webhook_id: str = "wh_0"
     complaints: list[str] = field(default_factory=list)
 
     async def send(self, request: Request) -> tuple[int, str, bytes]:
@@ -55,7 +57,23 @@ class Target:
         return URL(text, encoded=True)
 
     def _filled(self, text: str) -> str:
-        return text.replace("{session_id}", self.session_id).replace("{process_id}", self.process_id)
+        for name in ("session_id", "process_id", "key_id", "webhook_id"):
+            text = text.replace(f"{{{name}}}", getattr(self, name))
+        return text.replace("{name}", "kept")
+
+    async def provide(self) -> None:
+        """A tenant, a key and a webhook for those requests that are about one."""
+        async with self.http.put(self.url("/api/admin/tenants/{name}"), json={"quota": {"sessions": 1000}}) as answer:
+            assert answer.status == 200
+        self.key_id = await self._one("/api/admin/keys", "keys", {"name": "kept"})
+        self.webhook_id = await self._one("/api/webhooks", "webhooks", {"url": NOBODY, "events": ["quota.reached"]})
+
+    async def _one(self, path: str, kind: str, body: dict[str, Any]) -> str:
+        async with self.http.get(self.url(path)) as answer:
+            if known := (await answer.json())[kind]:
+                return str(known[0]["id"])
+        async with self.http.post(self.url(path), json=body) as answer:
+            return str((await answer.json())["id"])
 
     def _data(self, request: Request) -> Any:
         if request.raw is not None:

@@ -19,12 +19,13 @@ FORM = (
     b'--cut\r\nContent-Disposition: form-data; name="session_id"\r\n\r\n{session_id}\r\n'
     b'--cut\r\nContent-Disposition: form-data; name="file"; filename="up.txt"\r\n\r\nhello\r\n--cut--\r\n'
 )
+NOBODY = "http://127.0.0.1:9/nobody"  # a port that nothing listens on
 FORM_TYPE = "multipart/form-data; boundary=cut"
 
 
 @dataclass(frozen=True)
 class Request:
-    """`{session_id}` and `{process_id}` in it are filled in when it is sent. `raw` wins over `json`."""
+    """`{session_id}`, `{process_id}` and the like in it are filled in when it is sent. `raw` wins over `json`."""
 
     method: str
     path: str
@@ -42,6 +43,9 @@ class Request:
 
 _S = "/api/sessions/{session_id}"
 _P = f"{_S}/processes/{{process_id}}"
+_W = "/api/webhooks/{webhook_id}"
+_K = "/api/admin/keys/{key_id}"
+_T = "/api/admin/tenants/{name}"
 _ID = {"session_id": "{session_id}"}
 GOOD = [
     Request("POST", "/api/sessions", 201, json={}),
@@ -82,6 +86,25 @@ GOOD = [
     Request("POST", "/api/e2b/execute", json={**_ID, "code": "echo hello", "language": "bash"}),
     Request("GET", "/api/e2b/files/{session_id}"),
     Request("POST", "/api/e2b/files", 201, json={**_ID, "path": "e2b.txt", "content": "x"}),
+    Request("POST", "/api/webhooks", 201, json={"url": NOBODY, "events": ["quota.reached"]}),
+    Request("GET", "/api/webhooks"),
+    Request("GET", _W),
+    Request("DELETE", _W, 204),
+    Request("POST", f"{_W}/test"),
+    Request("GET", f"{_W}/deliveries"),
+    Request("GET", "/api/whoami"),
+    Request("GET", "/api/audit"),
+    Request("GET", "/api/usage"),
+    Request("GET", "/api/admin/audit"),
+    Request("GET", "/api/admin/usage"),
+    Request("POST", "/api/admin/keys", 201, json={"name": "bad input"}),
+    Request("GET", "/api/admin/keys"),
+    Request("DELETE", _K, 204),
+    Request("POST", f"{_K}/rotate"),
+    Request("GET", "/api/admin/tenants"),
+    Request("GET", _T),
+    Request("PUT", _T, json={"quota": {"sessions": 1000}}),
+    Request("DELETE", _T, 204),
     Request("GET", "/ready"),
     Request("GET", "/version"),
     Request("GET", "/api/stats"),
@@ -124,8 +147,9 @@ def with_bad_ids() -> Iterator[Request]:
         for bad in BAD_IDS:
             if "{session_id}" in good.path:
                 yield replace(good, path=good.path.replace("{session_id}", bad), what="bad session id")
-            if "{process_id}" in good.path:
-                yield replace(good, path=good.path.replace("{process_id}", bad), what="bad process id")
+            for name in ("{process_id}", "{webhook_id}", "{key_id}"):
+                if name in good.path:
+                    yield replace(good, path=good.path.replace(name, bad), what=f"bad {name[1:-1]}")
 
 
 def with_wrong_methods() -> Iterator[Request]:

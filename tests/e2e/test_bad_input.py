@@ -45,7 +45,8 @@ _EXEC = "/api/sessions/{session_id}/exec"
 @pytest.fixture(scope="module", params=["fake", "oci"])
 def server(request: pytest.FixtureRequest, new_state: NewState) -> Iterator[ServerProcess]:
     flags = ("--pool-size", "1", "--pool-min", "1", "--pool-max", "2", "--environment", "host")
-    with running_server(new_state(), *flags, provider=request.param) as server:
+    networks = {"WARREN_WEBHOOK_NETWORKS": "127.0.0.0/8"}
+    with running_server(new_state(), *flags, provider=request.param, **networks) as server:
         yield server
 
 
@@ -54,6 +55,7 @@ async def target(server: ServerProcess) -> AsyncIterator[Target]:
     """Whatever a test sends: afterwards there is nothing more than before, and nothing less."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(60)) as http:
         target = Target(server, http, await a_session(server.url, http))
+        await target.provide()
         before, memory_mib = await target.sessions(), target.memory_mib()
         yield target
         await target.unharmed()
@@ -99,6 +101,7 @@ def test_every_route_is_in_the_table() -> None:
 async def test_the_good_request_works(server: ServerProcess, good: Request) -> None:
     async with aiohttp.ClientSession() as http:
         target = Target(server, http, await a_session(server.url, http))
+        await target.provide()
         status, _, body = await target.send(good)
         assert status == good.status, body
         async with http.delete(target.url("/api/sessions/{session_id}")):

@@ -13,6 +13,8 @@ from e2e.api_client import Api, until
 from e2e.conftest import NewState
 from server_process import ServerProcess, running_server
 
+from warren.coordinator.api.door import REFUSED_A_MINUTE
+
 pytestmark = pytest.mark.anyio
 
 OWN = ("/api/audit", "/api/usage")
@@ -149,6 +151,17 @@ async def test_what_comes_to_nothing_is_recorded_with_the_session_that_was_named
     assert {deed["result"] for deed in deeds} == {"session_not_found"}
 
 
+async def test_a_flood_that_is_refused_at_the_door_does_not_fill_the_record(admin: Api) -> None:
+    await admin.call("PUT", "/api/admin/tenants/flood", {"quota": {"requests_per_minute": 0}})
+    async with of(admin, "flood") as api:
+        for _ in range(2 * REFUSED_A_MINUTE + 20):
+            await api.refused("GET", "/api/sessions", status=429, code="rate_limited")
+    found = await admin.get("/api/admin/audit", tenant="flood", limit=1000)
+    refused = [deed for deed in found["deeds"] if deed["result"] == "rate_limited"]
+    # A minute may have ended in between, and then it is twice as many.
+    assert REFUSED_A_MINUTE <= len(refused) <= 2 * REFUSED_A_MINUTE
+
+
 async def test_strangers_are_in_nobodys_usage(new_state: NewState) -> None:
     with running_server(new_state(), provider="fake", WARREN_API_KEY="the-operator") as server:
         async with Api(server.url) as api:
@@ -195,6 +208,19 @@ async def test_who_made_or_revoked_a_key_is_written_down_and_the_key_is_not(admi
     done = [deed["action"] for deed in page["deeds"] if deed["detail"].get("about") == made["id"]]
     assert done == ["revoke_key", "create_key"]
     assert made["key"] not in json.dumps(page)
+
+
+async def test_what_was_set_for_a_tenant_and_which_webhook_was_made_is_written_down(admin: Api) -> None:
+    wanted = {"quota": {"sessions": 7}, "policy": {"mode": "audit", "deny": ["curl"]}}
+    await admin.call("PUT", "/api/admin/tenants/bounded", wanted)
+    hook = await admin.post("/api/webhooks", {"url": "https://hooks.example.com/x"}, status=201)
+    await admin.call("DELETE", f"/api/webhooks/{hook['id']}", status=204)
+    page = await admin.get("/api/audit", limit=1000)
+    done = {(deed["action"], deed["detail"].get("about")): deed["detail"] for deed in page["deeds"]}
+    set_for = done["put_tenant", "bounded"]
+    assert (set_for["quota"], set_for["policy"]) == ({"sessions": 7}, "audit")
+    assert {("create_webhook", hook["id"]), ("delete_webhook", hook["id"])} <= done.keys()
+    assert hook["secret"] not in json.dumps(page)
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,7 @@ async def put_tenant(name: TenantName, body: TenantBody, context: Ctx, tenant: A
     """Replaces what was set. It holds for the next request; sessions that run keep running."""
     note(about=name)
     wanted = read_tenant(name, body.quota, body.policy)
+    note(quota=wanted.quota.as_mapping(), policy=str(wanted.policy.mode))
     return answer(tenant_view(await context.office.tenants.put(wanted)))
 
 

@@ -6,6 +6,7 @@ the request is over, what was done is recorded, however it ended.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -29,7 +30,7 @@ from warren.model.usage import Usage
 OPEN: Final = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
 NOBODY: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
-STRANGERS_A_MINUTE: Final = 60
+REFUSED_A_MINUTE: Final = 60
 _SWITCHED: Final = 101
 _BY_CALLER: Final = 499  # no status was sent: the caller went away first
 
@@ -49,7 +50,7 @@ class Door:
         self._quotas = quotas
         self._clock = clock
         self._books = books
-        self._strangers = _Strangers()
+        self._refused = _Refused()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -65,25 +66,29 @@ class Door:
         try:
             caller = await self._identity.caller(scope["headers"])
         except Unauthorized as exc:
-            if self._strangers.one_more(self._clock.now()):
+            if self._refused.is_told("", self._clock.now()):
                 self._record(scope, visit, Asking(NOBODY), exc)
             raise
         asking = Asking(caller)
         set_asking(asking)
         scope["caller"], scope["tenant"] = caller, caller.tenant
         failed: BaseException | None = None
+        admitted = False
         try:
             visit.standing = await self._quotas.request(caller)
-            if self._quotas.bounds(caller, BYTES_OUT):
+            # Who has used up its bytes must still be able to end what it has.
+            if scope.get("method") != "DELETE" and self._quotas.bounds(caller, BYTES_OUT):
                 self._quotas.check_left(caller, BYTES_OUT)
                 visit.pay = self._paying(caller)
+            admitted = True
             await self._app(scope, visit.receive, visit.send)
         except BaseException as exc:
             failed = exc
             if not await _told_limit(exc, scope, receive, visit):
                 raise
         finally:
-            self._record(scope, visit, asking, failed)
+            if admitted or self._refused.is_told(caller.tenant, self._clock.now()):
+                self._record(scope, visit, asking, failed)
 
     def _paying(self, caller: Caller) -> Any:
         async def pay(amount: int) -> None:
@@ -118,18 +123,20 @@ class Door:
         self._books.audit.record(deed, asking.secrets)
 
 
-class _Strangers:
-    """Only so many refused requests a minute are recorded: else anybody could push everything else out."""
+class _Refused:
+    """Of the requests that are refused at the door only so many a minute are recorded, of strangers (who have no
+    name) and of each tenant: else anybody could push everything else out of the record."""
 
     def __init__(self) -> None:
         self._since = 0.0
-        self._count = 0
+        self._counts: Counter[str] = Counter()
 
-    def one_more(self, now: float) -> bool:
+    def is_told(self, whose: str, now: float) -> bool:
         if now - self._since >= 60:
-            self._since, self._count = now, 0
-        self._count += 1
-        return self._count <= STRANGERS_A_MINUTE
+            self._since = now
+            self._counts.clear()
+        self._counts[whose] += 1
+        return self._counts[whose] <= REFUSED_A_MINUTE
 
 
 class _Visit:

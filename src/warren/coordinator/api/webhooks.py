@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from warren.coordinator.api.context import Context, Ctx, SessionUser, answer, new_router
 from warren.coordinator.api.schemas import Body, timestamp
+from warren.coordinator.asking import note
 from warren.coordinator.webhooks.hooks import EVERYTHING, MAX_DESCRIPTION, Webhook, webhook_view
 from warren.coordinator.webhooks.outbox import Webhooks
 from warren.coordinator.webhooks.urls import MAX_URL
@@ -77,6 +78,7 @@ async def create_webhook(body: WebhookBody, context: Ctx, tenant: SessionUser) -
     """The secret is in this answer and in no other. An address that may not be called is refused; a name is looked up
     when something is sent."""
     hook, secret = await _webhooks(context).create(tenant, body.url, body.events, body.description)
+    note(about=hook.id)
     return answer({**_shown(hook), "secret": secret}, 201)
 
 
@@ -93,6 +95,7 @@ async def get_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUser) 
 @router.delete("/{webhook_id}", status_code=204, summary="Delete a webhook")
 async def delete_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUser) -> Response:
     """What waits for it is not sent any more."""
+    note(about=webhook_id)
     await _webhooks(context).delete(tenant, webhook_id)
     return Response(status_code=204)
 
@@ -100,6 +103,7 @@ async def delete_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUse
 @router.post("/{webhook_id}/test", response_model=PingView, summary="Send a ping to a webhook")
 async def test_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUser) -> Response:
     """One attempt, at once, whatever it wants to be told of. The answer says what came of it."""
+    note(about=webhook_id)
     outcome = await _webhooks(context).test(tenant, webhook_id)
     return answer({"delivered": outcome.delivered, "status": outcome.status, "error": outcome.error})
 
