@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from warren.coordinator.audit.deeds import LINE_MOST, deed_of, kept, line_of
+from warren.coordinator.audit.deeds import LINE_MOST, deed_of, kept, kept_line, line_of
 from warren.coordinator.audit.redaction import GONE, forms_of, redacted, without_shapes
 from warren.model.audit import CommandText, Deed
 
@@ -262,7 +262,7 @@ def test_arguments_are_kept_as_one_text() -> None:
     ids=["big", "wide", "names", "escapes", "odd"],
 )
 def test_a_line_is_bounded_whatever_is_in_it(detail: dict[str, object]) -> None:
-    line = line_of(kept(Deed(float("nan"), "x" * 10_000, detail=detail), [], CommandText.REDACTED))
+    line = kept_line(Deed(float("nan"), "x" * 10_000, detail=detail), [], CommandText.REDACTED)
     assert len(line) <= LINE_MOST
     assert json.loads(line)["at"] == 0
 
@@ -275,7 +275,7 @@ def test_a_nest_without_end_is_cut() -> None:
 
 def test_no_line_has_characters_a_terminal_could_obey() -> None:
     every = "".join(map(chr, [*range(0x0, 0x20), *range(0x7F, 0xA0), 0x2028, 0x202E, 0xD800]))
-    line = line_of(kept(Deed(1.0, "x", detail={"command": every}), [], CommandText.REDACTED))
+    line = kept_line(Deed(1.0, "x", detail={"command": every}), [], CommandText.REDACTED)
     assert all(0x20 <= byte < 0x7F for byte in line[:-1])
     assert line.endswith(b"\n")
     deed = deed_of(line)

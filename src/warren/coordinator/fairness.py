@@ -31,6 +31,16 @@ class Place:
             self._gate.left(self.tenant)
 
 
+class NoPlace:
+    """What a tenant gets while it is alone: nobody counts."""
+
+    def leave(self) -> None:
+        pass
+
+
+_NONE: Final = NoPlace()
+
+
 class Gate:
     def __init__(self, places: int = PLACES) -> None:
         self._places = places
@@ -42,8 +52,10 @@ class Gate:
         waiting = sum(map(len, self._waiting.values()))
         return f"<Gate: {self._held.total()} of {self._places} places held, {waiting} waiting>"
 
-    async def enter(self, tenant: str) -> Place:
-        if self._is_alone(tenant) or not self._held[tenant] or self._is_free(tenant):
+    async def enter(self, tenant: str) -> "Place | NoPlace":
+        if self._is_alone(tenant):
+            return _NONE
+        if not self._held[tenant] or self._is_free(tenant):
             self._held[tenant] += 1
             return Place(self, tenant)
         place: asyncio.Future[Place] = asyncio.get_running_loop().create_future()

@@ -1,10 +1,14 @@
 """What happened, for those who keep records of it or want to be told."""
 
+import itertools
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+_RUN: Final = f"evt_{secrets.token_hex(12)}"  # of this process; an id must be unique, not a secret
+_numbers = itertools.count(1)
 
 
 class EventKind(StrEnum):
@@ -26,4 +30,4 @@ class Event:
     at: float
     session_id: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
-    id: str = field(default_factory=lambda: f"evt_{secrets.token_hex(16)}")
+    id: str = field(default_factory=lambda: f"{_RUN}{next(_numbers):08x}")

@@ -5,7 +5,9 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from itertools import islice
+from operator import attrgetter
 from typing import Any, Final
 
 from warren.coordinator.audit.redaction import GONE, forms_of, redacted, without, without_shapes
@@ -19,6 +21,8 @@ _ENTRIES_MOST: Final = 64
 _DEPTH_MOST: Final = 4
 _FIGURE_MOST: Final = 1 << 63
 _FIELDS: Final = tuple(each.name for each in fields(Deed))
+_VALUES: Final = attrgetter(*_FIELDS)
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _TEXTS: Final = ("action", "tenant", "key_id", "client", "request_id", "session_id", "result")
 _FIGURES: Final = ("at", "status", "duration_ms")
 
@@ -34,15 +38,21 @@ def kept(deed: Deed, secrets: Iterable[str], commands: CommandText, text_most: i
     for given_by_caller in ("request_id", "session_id"):
         values[given_by_caller] = without_shapes(values[given_by_caller])
     values |= {name: _finite(getattr(deed, name)) for name in _FIGURES}
-    clean = Deed(**values, detail=cleaner.detail(deed.detail, commands))
-    size = len(line_of(clean))
-    return clean if size <= LINE_MOST else replace(clean, detail={"left_out": f"{size} bytes of detail"})
+    return Deed(**values, detail=cleaner.detail(deed.detail, commands))
+
+
+def kept_line(deed: Deed, secrets: Iterable[str], commands: CommandText) -> bytes:
+    """The deed as it is written down, at most LINE_MOST long."""
+    clean = kept(deed, secrets, commands)
+    line = line_of(clean)
+    if len(line) <= LINE_MOST:
+        return line
+    return line_of(replace(clean, detail={"left_out": f"{len(line)} bytes of detail"}))
 
 
 def line_of(deed: Deed) -> bytes:
     """Every character that a terminal could take for a command is escaped."""
-    text = json.dumps({name: getattr(deed, name) for name in _FIELDS}, separators=(",", ":"), allow_nan=False)
-    return text.encode() + b"\n"
+    return _ENCODER.encode(dict(zip(_FIELDS, _VALUES(deed), strict=True))).encode() + b"\n"
 
 
 def deed_of(line: bytes) -> Deed | None:
@@ -96,7 +106,7 @@ class _Cleaner:
         return self._text(shlex.join(words))
 
     def _named(self, name: str, value: Any, depth: int) -> Any:
-        if isinstance(value, str) and value and without_shapes(assigned := f"{name}=x") != assigned:
+        if isinstance(value, str) and value and _names_a_secret(name):
             return GONE
         return self._value(value, depth)
 
@@ -116,6 +126,11 @@ class _Cleaner:
 
     def _text(self, text: str) -> str:
         return redacted(text, self._forms, self._text_most)
+
+
+@lru_cache(1024)
+def _names_a_secret(name: str) -> bool:
+    return without_shapes(assigned := f"{name[:_NAME_MOST]}=x") != assigned
 
 
 def _is_list(value: Any) -> bool:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
-from warren.coordinator.audit.deeds import deed_of, is_wanted, kept, line_of
+from warren.coordinator.audit.deeds import deed_of, is_wanted, kept_line, line_of
 from warren.interfaces.audit import MOST_ON_PAGE, AuditPage, Query
 from warren.model.audit import DROPPED, CommandText, Deed
 from warren.model.errors import InvalidRequest, Unavailable
@@ -26,7 +26,7 @@ class MemoryAudit:
         if self._closed:
             return
         try:
-            line = line_of(kept(deed, secrets, self._commands))
+            line = kept_line(deed, secrets, self._commands)
         except Exception:  # whatever somebody put into it: the contract is never to raise
             line = line_of(Deed(0.0, DROPPED, result="lost", detail={"count": 1}))
         self._lines.append((self._next, line))

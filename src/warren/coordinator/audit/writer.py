@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from warren.coordinator.audit.deeds import kept, line_of
+from warren.coordinator.audit.deeds import kept_line, line_of
 from warren.coordinator.audit.journal import Journal
 from warren.model.audit import DROPPED, CommandText, Deed
 
@@ -138,7 +138,7 @@ class AuditWriter:
     def _line(self, deed: Deed, secrets: Sequence[str]) -> bytes:
         """Empty if it cannot be written at all: whatever somebody put into it must not end this thread."""
         try:
-            return line_of(kept(deed, secrets, self._commands))
+            return kept_line(deed, secrets, self._commands)
         except Exception as exc:
             _log.warning("a deed could not be written down: %s", type(exc).__name__)
             with self._changed:
