@@ -170,11 +170,22 @@ async def test_junk_for_a_request_id_does_not_come_back(server: ServerProcess, j
     assert not junk or junk.encode("latin-1") not in answer.body
 
 
+async def provided(api: Api, path: str) -> str:
+    """With the tenant or the webhook that it is about."""
+    if "{name}" in path:
+        await api.call("PUT", "/api/admin/tenants/kept", {"quota": {"sessions": 1000}})
+    if "{webhook_id}" in path:
+        body = {"url": "https://hooks.example.com/nobody", "events": ["quota.reached"]}
+        path = path.replace("{webhook_id}", (await api.call("POST", "/api/webhooks", body, status=201))["id"])
+    return path.replace("{name}", "kept")
+
+
 @pytest.mark.parametrize("good", [good for good in GOOD if good.method == "GET"], ids=str)
 async def test_head_is_get_without_a_body(api: Api, session: SessionApi, good: Request) -> None:
     await session.write("kept.txt", b"something to keep")
     process = await session.start("sleep 1000") if "{process_id}" in good.path else ""
     path = good.path.replace("{session_id}", session.id).replace("{process_id}", process)
+    path = await provided(api, path)
     query: dict[str, Any] = {name: value.replace("{session_id}", session.id) for name, value in good.query.items()}
     async with api.ask("HEAD", path, **query) as head:
         assert (head.status, await head.read()) == (good.status, b"")
