@@ -1,43 +1,65 @@
-"""Our counters do what those of the package do, and forget what is over."""
-
-import time
+"""Our counters serve the strategies of the package, and forget what is over."""
 
 import pytest
 from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
-from limits.aio.storage import MemoryStorage, Storage
-from limits.aio.strategies import FixedWindowRateLimiter, SlidingWindowCounterRateLimiter
+from limits.aio.strategies import FixedWindowRateLimiter, RateLimiter, SlidingWindowCounterRateLimiter
 
-from warren.coordinator.access import counters
 from warren.coordinator.access.counters import Counters
 
 pytestmark = pytest.mark.anyio
 
 
-async def hits(storage: Storage) -> list[object]:
-    """What both strategies say to the same hits."""
-    said: list[object] = []
-    for strategy in (SlidingWindowCounterRateLimiter(storage), FixedWindowRateLimiter(storage)):
-        item = RateLimitItemPerMinute(5)
-        said += [await strategy.hit(item, type(strategy).__name__, cost=cost) for cost in (1, 3, 2, 1, 1)]
-        said.append((await strategy.get_window_stats(item, type(strategy).__name__)).remaining)
-        await strategy.clear(item, type(strategy).__name__)
-        said.append(await strategy.hit(item, type(strategy).__name__, cost=5))
-    return said
+class Watch:
+    """A time of day that stands still until it is set."""
+
+    def __init__(self) -> None:
+        self.at = 1_800_000_000.0  # the beginning of a minute
+
+    def __call__(self) -> float:
+        return self.at
 
 
-async def test_they_answer_like_those_of_the_package() -> None:
-    while time.time() % 60 > 50:
-        time.sleep(1)  # noqa: ASYNC251 - not over the end of a minute, where the two may see different windows
-    assert await hits(Counters()) == await hits(MemoryStorage())
+@pytest.fixture
+def watch() -> Watch:
+    return Watch()
 
 
-async def test_what_is_over_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = Counters()
-    strategy = FixedWindowRateLimiter(storage)
+async def hits(strategy: RateLimiter, *costs: int) -> list[bool]:
+    return [await strategy.hit(RateLimitItemPerMinute(5), "somebody", cost=cost) for cost in costs]
+
+
+async def test_a_sliding_window_refuses_what_is_too_much_and_lets_the_rest_pass(watch: Watch) -> None:
+    strategy = SlidingWindowCounterRateLimiter(Counters(watch))
+    assert await hits(strategy, 1, 3, 2, 1, 1) == [True, True, False, True, False]
+    assert (await strategy.get_window_stats(RateLimitItemPerMinute(5), "somebody")).remaining == 0
+    await strategy.clear(RateLimitItemPerMinute(5), "somebody")
+    assert await hits(strategy, 5) == [True]
+
+
+async def test_a_sliding_window_lets_go_of_the_minute_before_little_by_little(watch: Watch) -> None:
+    strategy = SlidingWindowCounterRateLimiter(Counters(watch))
+    assert await hits(strategy, 5) == [True]
+    watch.at += 60
+    assert await hits(strategy, 1) == [False]
+    watch.at += 30
+    assert await hits(strategy, 3, 1) == [True, False]
+    watch.at += 60
+    assert await hits(strategy, 3, 1) == [True, True]
+
+
+async def test_a_fixed_window_starts_anew_when_it_is_over(watch: Watch) -> None:
+    strategy = FixedWindowRateLimiter(Counters(watch))
+    assert await hits(strategy, 1, 3, 2) == [True, True, False]
+    watch.at += 61
+    assert await hits(strategy, 5, 1) == [True, False]
+
+
+async def test_what_is_over_is_forgotten(watch: Watch) -> None:
+    counters = Counters(watch)
+    strategy = FixedWindowRateLimiter(counters)
     for number in range(100):
-        await strategy.hit(RateLimitItemPerSecond(5), str(number))
-    assert len(storage) == 100
-    now = time.time()
-    monkeypatch.setattr(counters.time, "time", lambda: now + 3600)
+        assert await strategy.hit(RateLimitItemPerSecond(5), str(number))
+    assert len(counters) == 100
+    watch.at += 3600
     assert await strategy.hit(RateLimitItemPerSecond(5), "later")
-    assert len(storage) == 1
+    assert len(counters) == 1

@@ -6,6 +6,7 @@ cannot afford. Here what is over is swept once in a while. No operation awaits a
 
 import math
 import time
+from collections.abc import Callable
 from typing import Final
 
 from limits.aio.storage import Storage
@@ -18,10 +19,11 @@ _SWEEP_S: Final = 30.0
 class Counters(Storage, SlidingWindowCounterSupport, TimestampedSlidingWindow):
     STORAGE_SCHEME = ["async+warren"]  # noqa: RUF012
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
         super().__init__()
+        self._now = now
         self._counts: dict[str, tuple[int, float]] = {}  # and when it is over
-        self._swept = time.time()
+        self._swept = now()
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -31,13 +33,13 @@ class Counters(Storage, SlidingWindowCounterSupport, TimestampedSlidingWindow):
         return ValueError
 
     async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        return self._add(key, expiry, amount, time.time())
+        return self._add(key, expiry, amount, self._now())
 
     async def get(self, key: str) -> int:
-        return self._get(key, time.time())
+        return self._get(key, self._now())
 
     async def get_expiry(self, key: str) -> float:
-        return self._counts.get(key, (0, time.time()))[1]
+        return self._counts.get(key, (0, self._now()))[1]
 
     async def clear(self, key: str) -> None:
         self._counts.pop(key, None)
@@ -51,7 +53,7 @@ class Counters(Storage, SlidingWindowCounterSupport, TimestampedSlidingWindow):
         return count
 
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        now = time.time()
+        now = self._now()
         before, before_s, count, _ = self._window(key, expiry, now)
         if math.floor(before * before_s / expiry + count) + amount > limit:
             return False
@@ -59,10 +61,10 @@ class Counters(Storage, SlidingWindowCounterSupport, TimestampedSlidingWindow):
         return True
 
     async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        return self._window(key, expiry, time.time())
+        return self._window(key, expiry, self._now())
 
     async def clear_sliding_window(self, key: str, expiry: int) -> None:
-        for name in self.sliding_window_keys(key, expiry, time.time()):
+        for name in self.sliding_window_keys(key, expiry, self._now()):
             self._counts.pop(name, None)
 
     def _window(self, key: str, expiry: int, now: float) -> tuple[int, float, int, float]:
