@@ -288,7 +288,7 @@ def _imported() -> tuple[Callable[[], Work["tuple[Service, Verbs]"]], Callable[[
     async def make() -> "tuple[Service, Verbs]":
         service = Service(settings)
         await service.start()
-        identity = await build_identity(settings, service.office)
+        identity = build_identity(settings, service.office)
         return service, Verbs(build_context(settings, service.sessions, service.office, identity))
 
     return make, uvloop.new_event_loop

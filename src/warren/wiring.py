@@ -198,17 +198,18 @@ def build_sessions(settings: Settings, lifecycle: "Lifecycle", office: "Office")
     return Sessions(lifecycle, build_environments(settings), defaults, office.overseer)
 
 
-async def build_identity(settings: Settings, office: "Office") -> "Identity":
+def build_identity(settings: Settings, office: "Office", tokens: "Tokens | None" = None) -> "Identity":
     """Who may come in, as the settings say."""
     from warren.coordinator.access.identity import Anybody, Proven
 
     if not settings.auth:
         return Anybody(office.tenants)
-    return Proven(office.keys, office.tenants, await _build_tokens(settings), settings.api_key)
+    return Proven(office.keys, office.tenants, tokens, settings.api_key)
 
 
-async def _build_tokens(settings: Settings) -> "Tokens | None":
-    if not settings.jwt_jwks:
+async def build_tokens(settings: Settings) -> "Tokens | None":
+    """Raises what is wrong with the settings: to be called before anything is started."""
+    if not (settings.auth and settings.jwt_jwks):
         return None
     from warren.coordinator.access.tokens import TokenRules, Tokens
 

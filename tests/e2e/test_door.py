@@ -1,5 +1,6 @@
 """The API key, the addresses a server may listen on, and one server per state directory."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -111,6 +112,15 @@ def test_a_server_for_everybody_asks_for_keys(new_state: NewState) -> None:
     assert "behind a proxy everybody can reach the server" in ended
 
 
+def test_tokens_that_could_never_be_checked_are_told_before_anything_is_started(new_state: NewState) -> None:
+    jwks = ("--jwt-jwks", "/nowhere/jwks.json")
+    state = new_state()
+    assert "WARREN_JWT_ISSUER" in refused_start(state, *jwks)
+    ended = refused_start(state, *jwks, "--jwt-issuer", "me", "--jwt-audience", "you")
+    assert "the JWKS file /nowhere/jwks.json cannot be read" in ended
+    assert not (state / "sessions.db").exists()
+
+
 def test_a_second_server_on_the_same_state_says_who_has_it(server: ServerProcess) -> None:
     ended = refused_start(server.state_dir)
     assert f"another server uses the state directory {server.state_dir} (process {server.pid})" in ended
@@ -130,3 +140,26 @@ def refused_start(state_dir: Path, *flags: str, port: int | None = None) -> str:
     assert ended.returncode not in (0, -9)
     assert "Traceback" not in ended.stderr
     return ended.stderr
+
+
+async def test_a_server_that_nobody_has_a_key_for_makes_one_once(new_state: NewState) -> None:
+    server = ServerProcess(new_state(), "--on-stop", "destroy", provider="fake", WARREN_AUTH="true")
+    for _ in range(2):
+        server.start()
+        try:
+            (address, key), *others = json.loads(server.credentials.read_text()).items()
+            assert (address, others) == (f"http://localhost:{server.port}", [])
+            async with Api(server.url, {"X-API-Key": key}) as api:
+                assert "admin" in (await api.get("/api/whoami"))["scopes"]
+                assert [made["name"] for made in (await api.get("/api/admin/keys"))["keys"]] == ["first"]
+            async with Api(server.url) as api:
+                await api.refused("GET", "/api/whoami", status=401, code="unauthorized")
+            environ = {**clean_environ(), "WARREN_CREDENTIALS": str(server.credentials), "WARREN_URL": server.url}
+            argv = [sys.executable, "-m", "warren.cli.main", "whoami"]
+            found = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=True)
+            assert "default" in found.stdout
+        finally:
+            server.stop()
+    assert server.credentials.stat().st_mode & 0o777 == 0o600
+    assert server.log.count("Made a key") == 1
+    assert key not in server.log

@@ -72,8 +72,9 @@ def check_open_to(settings: Settings) -> None:
 async def _serve(settings: Settings, service: "Service", tls: "ssl.SSLContext | None") -> int:
     from warren.coordinator.api.edge import EdgeLimits
     from warren.coordinator.api.serving import HttpServer
-    from warren.wiring import build_app, build_identity
+    from warren.wiring import build_app, build_identity, build_tokens
 
+    tokens = await build_tokens(settings)
     caught = _Signals()
     if not await caught.none_during(service.start()):
         return 0
@@ -84,7 +85,8 @@ async def _serve(settings: Settings, service: "Service", tls: "ssl.SSLContext | 
         keep_alive_s=settings.keep_alive_s,
         max_connections=settings.max_connections,
     )
-    app = build_app(settings, service.sessions, service.office, await build_identity(settings, service.office))
+    identity = build_identity(settings, service.office, tokens)
+    app = build_app(settings, service.sessions, service.office, identity)
     server = HttpServer(app, host=settings.host, port=settings.port, limits=limits, tls=tls)
     grace_s = settings.stop_grace_s
     try:
