@@ -142,6 +142,13 @@ def refused_start(state_dir: Path, *flags: str, port: int | None = None) -> str:
     return ended.stderr
 
 
+def whoami(server: ServerProcess) -> str:
+    """What the command line says that finds its key by itself."""
+    environ = {**clean_environ(), "WARREN_CREDENTIALS": str(server.credentials), "WARREN_URL": server.url}
+    argv = [sys.executable, "-m", "warren.cli.main", "whoami"]
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 async def test_a_server_that_nobody_has_a_key_for_makes_one_once(new_state: NewState) -> None:
     server = ServerProcess(new_state(), "--on-stop", "destroy", provider="fake", WARREN_AUTH="true")
     for _ in range(2):
@@ -154,10 +161,7 @@ async def test_a_server_that_nobody_has_a_key_for_makes_one_once(new_state: NewS
                 assert [made["name"] for made in (await api.get("/api/admin/keys"))["keys"]] == ["first"]
             async with Api(server.url) as api:
                 await api.refused("GET", "/api/whoami", status=401, code="unauthorized")
-            environ = {**clean_environ(), "WARREN_CREDENTIALS": str(server.credentials), "WARREN_URL": server.url}
-            argv = [sys.executable, "-m", "warren.cli.main", "whoami"]
-            found = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=True)
-            assert "default" in found.stdout
+            assert "default" in whoami(server)
         finally:
             server.stop()
     assert server.credentials.stat().st_mode & 0o777 == 0o600
