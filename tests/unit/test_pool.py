@@ -5,6 +5,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,6 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.spec import SandboxSpec
-from warren.worker import pool as pool_module
 from warren.worker.pool import Pool
 from warren.worker.providers.fake import FakeProvider
 
@@ -65,7 +65,7 @@ class Makers:
 
 
 class Arena:
-    def __init__(self, size: PoolSize, *, kept: bool = False, pressure: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, size: PoolSize, **more: Any) -> None:
         self.clock, self.makers = ManualClock(), Makers()
         self.pool = Pool(
             BASE,
@@ -74,8 +74,7 @@ class Arena:
             destroy=self.makers.destroy,
             clock=self.clock,
             parallel=PARALLEL,
-            pressure=pressure,
-            kept=kept,
+            **more,
         )
 
     @property
@@ -95,10 +94,8 @@ class Arena:
 
 
 @asynccontextmanager
-async def arena(
-    size: PoolSize = SMALL, *, kept: bool = False, pressure: Callable[[], bool] = lambda: False, filled: bool = True
-) -> AsyncIterator[Arena]:
-    there = Arena(size, kept=kept, pressure=pressure)
+async def arena(size: PoolSize = SMALL, *, filled: bool = True, **more: Any) -> AsyncIterator[Arena]:
+    there = Arena(size, **more)
     running = asyncio.ensure_future(there.pool.run())
     try:
         if filled:
@@ -172,9 +169,8 @@ class Deaf:
         raise SandboxLost("it hung")
 
 
-async def test_one_that_does_not_answer_is_never_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "PING_S", 0.001)
-    async with arena() as there:
+async def test_one_that_does_not_answer_is_never_handed_out() -> None:
+    async with arena(ping_s=0.001) as there:
         first, second, *_ = there.pool._ready.values()
         first.sandbox = Deaf(first.sandbox)  # type: ignore[assignment]
         claimed = await there.pool.claim(1)
@@ -246,9 +242,8 @@ async def test_a_claim_that_is_not_served_in_time_names_its_place() -> None:
         await waiting
 
 
-async def test_too_many_waiters_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "MOST_WAITING", 3)
-    async with arena(PoolSize(0, 0, 0)) as there:
+async def test_too_many_waiters_are_refused_at_once() -> None:
+    async with arena(PoolSize(0, 0, 0), most_waiting=3) as there:
         there.makers.open.clear()
         claims = [there.claim() for _ in range(3)]
         await there.settle()

@@ -3,7 +3,6 @@
 import asyncio
 import csv
 import io
-import json
 from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from warren.clock import ManualClock
 from warren.coordinator.stores.memory_records import MemoryRecords
 from warren.coordinator.stores.sqlite import SqliteStore
 from warren.coordinator.usage import FLUSH_S, UsageBook, day_of
-from warren.coordinator.usage_export import as_csv, as_json
+from warren.coordinator.usage_export import as_csv, row_view
 from warren.interfaces.records import Record, RecordStore
 from warren.model.errors import NoSpace, Unavailable
 from warren.model.usage import NO_USAGE, DayUsage, Usage
@@ -263,10 +262,7 @@ def test_the_table_has_a_line_of_names_and_one_for_each_row() -> None:
         "day,tenant,sessions,commands,cpu_s,memory_mb_s,session_s,exec_s,bytes_in,bytes_out\r\n"
         "2026-03-31,acme,1,2,3.5,4.5,5.5,6.5,7,8\r\n"
     )
-    assert json.loads(as_json([DayUsage(TODAY, "acme", ONE)])) == [
-        {"day": "2026-03-31", "tenant": "acme", **ONE.as_mapping()}
-    ]
-    assert json.loads(as_json([])) == []
+    assert row_view(DayUsage(TODAY, "acme", ONE)) == {"day": "2026-03-31", "tenant": "acme", **ONE.as_mapping()}
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", '=HYPERLINK("x")'])

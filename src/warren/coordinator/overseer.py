@@ -10,7 +10,6 @@ sees, because its caller has left or its sandbox is gone, is counted for the tim
 """
 
 import asyncio
-import logging
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
@@ -37,7 +36,6 @@ EXEC_SECONDS: Final = "exec_seconds"
 SLICE_S: Final = 1.0
 _OVER: Final = "\nwarren: ended: the exec seconds of this day are used up\n"
 _BROKEN_OFF: Final = _OVER.lstrip()
-_log = logging.getLogger(__name__)
 
 
 async def _allowed(session: Session, command: Command) -> ExecResult | None:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Final
@@ -21,10 +20,6 @@ def as_csv(rows: Iterable[DayUsage]) -> str:
     for row in rows:
         table.writerow(_harmless(value) for value in row_view(row).values())
     return out.getvalue()
-
-
-def as_json(rows: Iterable[DayUsage]) -> str:
-    return json.dumps([row_view(row) for row in rows])
 
 
 def row_view(row: DayUsage) -> dict[str, Any]:

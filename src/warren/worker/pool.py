@@ -113,11 +113,14 @@ class Pool:
         parallel: int,
         pressure: Callable[[], bool] = lambda: False,
         kept: bool = False,
+        ping_s: float = PING_S,
+        most_waiting: int = MOST_WAITING,
     ) -> None:
         self.environment, self.size = environment, size
         self.figures = PoolFigures()
         self._create, self._destroy, self._clock = create, destroy, clock
         self._parallel, self._pressure, self._kept = parallel, pressure, kept
+        self._ping_s, self._most_waiting = ping_s, most_waiting
         self._demand = Demand(size.size, clock.now())
         self._failures = NO_FAILURES
         self._ready: dict[str, _Member] = {}
@@ -178,7 +181,7 @@ class Pool:
         while self._ready and self._turns.may_take(tenant, len(self._ready), self._waiters, self._clock.now()):
             member = self._ready.pop(next(iter(self._ready)))
             try:
-                async with asyncio.timeout(PING_S):
+                async with asyncio.timeout(self._ping_s):
                     await member.sandbox.ping()
                 if not member.lost:
                     return member
@@ -192,7 +195,7 @@ class Pool:
 
     async def _queue(self, waiter: _Waiter) -> _Member:
         self._check_open()
-        if len(self._waiters) >= MOST_WAITING:
+        if len(self._waiters) >= self._most_waiting:
             raise self._no_capacity(waiter, len(self._waiters) + 1)
         self.figures.misses += 1
         self._demand = self._demand.missed(self.size, self._clock.now())

@@ -56,7 +56,7 @@ class Door:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
         elif scope["path"] in OPEN and scope["type"] == "http":
-            scope["caller"], scope["tenant"] = NOBODY, NOBODY.tenant
+            scope["caller"] = NOBODY
             await self._app(scope, receive, send)
         else:
             await self._admit(scope, receive, send)
@@ -71,7 +71,7 @@ class Door:
             raise
         asking = Asking(caller)
         set_asking(asking)
-        scope["caller"], scope["tenant"] = caller, caller.tenant
+        scope["caller"] = caller
         failed: BaseException | None = None
         admitted = False
         try:

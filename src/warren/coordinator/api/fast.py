@@ -49,10 +49,10 @@ class Fast:
         try:
             stdin = data_of(body.stdin, body.stdin_base64)
             body.timeout_s = limited_timeout(self._context, body.timeout_s)
-            check_scope(request.scope["caller"], KeyScope.EXEC)
-            tenant = request.scope["tenant"]
+            caller = request.scope["caller"]
+            check_scope(caller, KeyScope.EXEC)
             key = request.headers.get("idempotency-key", "")
-            return answer(exec_view(await run(request, self._context, tenant, session_id, body, stdin, key)))
+            return answer(exec_view(await run(request, self._context, caller.tenant, session_id, body, stdin, key)))
         except WarrenError as exc:
             return problem(exc)
 
