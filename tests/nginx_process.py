@@ -16,7 +16,7 @@ from server_process import free_port
 CONF = Path(__file__).parents[1] / "deploy" / "nginx" / "warren.conf"
 
 _PATIENCE_S = 30.0
-_MAIN = """
+MAIN = """
 worker_processes 1;
 pid {prefix}/nginx.pid;
 error_log {prefix}/error.log info;
@@ -41,7 +41,7 @@ class NginxProcess:
         self.http, self.https = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
         user = "user root;" if os.geteuid() == 0 else ""
-        (prefix / "nginx.conf").write_text(_MAIN.format(prefix=prefix, user=user))
+        (prefix / "nginx.conf").write_text(MAIN.format(prefix=prefix, user=user))
         (prefix / "warren.conf").write_text(self._adapted(CONF.read_text(), certificates, upstream_port))
 
     @property

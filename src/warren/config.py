@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from warren.model.errors import InvalidRequest
-from warren.options import CONFIG_VARIABLE, OPTIONS, PROVIDERS, Kind, Option, check_provider
+from warren.option_kinds import PROVIDERS, Kind, check_provider
+from warren.options import CONFIG_VARIABLE, OPTIONS, Option
 
-__all__ = ["PROVIDERS", "Settings", "check_provider", "read_settings"]
+__all__ = ["PROVIDERS", "Settings", "check_provider", "environment_with", "read_settings"]
 
 _SYSTEM_FILE = Path("/etc/warren/warren.toml")
 _SYSTEM_STATE = Path("/var/lib/warren")
@@ -87,6 +88,18 @@ class Settings:
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: tuple[str, ...]
+    redis_url: str = field(repr=False)
+    redis_host: str
+    redis_port: int
+    redis_password: str = field(repr=False)
+    redis_namespace: str
+    cluster_secret: str = field(repr=False)
+    cluster_ca: Path | None
+    cluster_cert: Path | None
+    cluster_key: Path | None
+    advertise: str
+    workers: tuple[str, ...]
+    labels: tuple[str, ...]
     log_level: str
     log_format: str
     sources: Mapping[str, str] = field(repr=False)
@@ -120,6 +133,11 @@ def read_settings(
     content = _read_file(file, may_be_missing=not named)
     given = {**_from_file(file, content), **_from_environment(values), **_from_flags(wanted)}
     return _settle(given, values, user)
+
+
+def environment_with(more: Mapping[str, str]) -> dict[str, str]:
+    """The environment of this process, for another one, and more."""
+    return {**os.environ, **more}
 
 
 def _settle(given: Mapping[str, _Given], values: Mapping[str, str], uid: int) -> Settings:

@@ -30,7 +30,7 @@ from warren.coordinator.api.schemas import (
     process_view,
     session_view,
 )
-from warren.coordinator.api.sessions import check_provider
+from warren.coordinator.api.sessions import check_place
 from warren.coordinator.api.sockets import obey, parsed
 from warren.coordinator.files import file_to_read
 from warren.coordinator.once import exec_once
@@ -77,7 +77,7 @@ class Verbs:
 
     async def create(self, wanted: Values, key: str) -> Values:
         body = _read(SessionBody, wanted)
-        check_provider(self._context, body.provider)
+        check_place(self._context, body.provider, body.labels)
         # A key is for a connection that breaks. Here none does; without one, a caller that goes away leaves nothing.
         opened = await self._sessions.create(DEFAULT_TENANT, body.wanted())
         if not body.thread_id:

@@ -13,8 +13,9 @@ import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+from warren.clock import Clock
 from warren.config import Settings
 from warren.coordinator.lifecycle import Lifecycle
 from warren.coordinator.office import Office
@@ -25,6 +26,7 @@ from warren.interfaces.provider import Provider
 from warren.interfaces.store import SessionStore
 from warren.model.errors import Unavailable
 from warren.wiring import (
+    build_clock,
     build_lifecycle,
     build_office,
     build_provider,
@@ -45,15 +47,20 @@ class Service:
 
     sessions: Sessions
     office: Office
+    others: ClassVar[bool] = False  # whether there are other workers, who share the store
+    goodbye_s: float = 1.0  # so long answers have to leave when the work is done
 
     def __init__(self, settings: Settings, *, fault: Callable[[str], None] = lambda _: None) -> None:
         self._settings = settings
         self._fault = fault
         self._lock = -1
+        self._clock: Clock = build_clock()
+        self._rebooted = False
         self._store: SessionStore | None = None
         self._office: Office | None = None
         self._provider: Provider | None = None
         self._worker: LocalWorker | None = None
+        self._lifecycle: Lifecycle | None = None
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
@@ -69,19 +76,35 @@ class Service:
         with _told(settings.state_dir):
             settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
             self._lock = lock_state(settings.state_dir)
-        self._store = await build_store(settings)
+        self._store = await self._opened_store()
         self._provider = build_provider(settings, fault=partial(self._reached, "provider"))
         self._worker = build_worker(settings, self._provider, partial(self._reached, "worker"))
-        self.office = self._office = await build_office(settings, self._store)
+        self.office = self._office = await self._opened_office(self._store)
         fault = partial(self._reached, "lifecycle")
-        lifecycle: Lifecycle = build_lifecycle(settings, self._store, self._worker, self.office, fault)
-        self.sessions = build_sessions(settings, lifecycle, self.office)
-        reaper: Reaper = build_reaper(settings, self.sessions)
+        self._lifecycle = build_lifecycle(
+            settings, self._store, self._worker, self.office, fault, clock=self._clock, others=self.others
+        )
+        self.sessions = build_sessions(settings, self._lifecycle, self.office)
+        await self._join()
+        reaper: Reaper = build_reaper(settings, self.sessions, rebooted=self._rebooted)
         await reaper.recover()
         await self._worker.start()
-        self.office.start()
+        await self._serve()
         self._run(reaper.run(), "reaper")
         self._run(reaper.note_losses(self._worker), "losses")
+
+    async def _opened_store(self) -> SessionStore:
+        return await build_store(self._settings)
+
+    async def _opened_office(self, store: SessionStore) -> Office:
+        return await build_office(self._settings, store, self._clock)
+
+    async def _join(self) -> None:
+        """Before it is looked at what an earlier service has left."""
+
+    async def _serve(self) -> None:
+        """All that was left has been looked at."""
+        self.office.start()
 
     def _reached(self, part: str, step: str) -> None:
         self._fault(f"{part} {step}")

@@ -3,6 +3,7 @@
 What only a server needs is imported when one is built: `warren run` should not wait for it.
 """
 
+import platform
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from warren.coordinator.access.identity import Identity
     from warren.coordinator.access.tokens import Tokens
     from warren.coordinator.api.context import Context
+    from warren.coordinator.cluster.control import Control
     from warren.coordinator.lifecycle import Lifecycle
     from warren.coordinator.office import Office
     from warren.coordinator.reaper import Reaper
@@ -143,7 +145,7 @@ def build_clock() -> Clock:
     return SystemClock()
 
 
-async def build_office(settings: Settings, store: "SessionStore") -> "Office":
+async def build_office(settings: Settings, store: "SessionStore", clock: Clock) -> "Office":
     from warren.coordinator.office import Office
     from warren.coordinator.webhooks.addresses import read_networks
     from warren.coordinator.webhooks.outbox import Webhooks
@@ -153,10 +155,10 @@ async def build_office(settings: Settings, store: "SessionStore") -> "Office":
     sealer = None if settings.store == "memory" else build_sealer(settings)
     return Office(
         store.records,
-        build_clock(),
+        clock,
         build_environments(settings),
         audit=await build_audit(settings),
-        webhooks=Webhooks(store.records, build_clock(), poster, sealer),
+        webhooks=Webhooks(store.records, clock, poster, sealer),
     )
 
 
@@ -177,14 +179,18 @@ def build_lifecycle(
     worker: "LocalWorker",
     office: "Office",
     fault: Fault = lambda _: None,
+    *,
+    clock: Clock,
+    others: bool = False,
 ) -> "Lifecycle":
     from warren.coordinator.lifecycle import Lifecycle
 
     return Lifecycle(
         store,
         {worker.name: worker},
-        build_clock(),
+        clock,
         claim_timeout_s=settings.claim_timeout_s,
+        others=others,
         events=office.events,
         fault=fault,
     )
@@ -225,13 +231,19 @@ async def build_tokens(settings: Settings) -> "Tokens | None":
     return tokens
 
 
-def build_reaper(settings: Settings, sessions: "Sessions") -> "Reaper":
+def build_reaper(settings: Settings, sessions: "Sessions", *, rebooted: bool = False) -> "Reaper":
     from warren.coordinator.reaper import Reaper
 
-    return Reaper(sessions, retention_s=settings.key_retention_s)
+    return Reaper(sessions, retention_s=settings.key_retention_s, rebooted=rebooted)
 
 
-def build_context(settings: Settings, sessions: "Sessions", office: "Office", identity: "Identity") -> "Context":
+def build_context(
+    settings: Settings,
+    sessions: "Sessions",
+    office: "Office",
+    identity: "Identity",
+    cluster: "Control | None" = None,
+) -> "Context":
     from warren.coordinator.api.app import package_version
     from warren.coordinator.api.context import Context
 
@@ -246,7 +258,15 @@ def build_context(settings: Settings, sessions: "Sessions", office: "Office", id
         max_command_timeout_s=settings.max_command_timeout_s,
         keepalive_s=settings.stream_keepalive_s,
         with_key=settings.auth,
+        labels=build_labels(settings),
+        cluster=cluster,
     )
+
+
+def build_labels(settings: Settings) -> dict[str, str]:
+    """What can be asked for of this worker."""
+    given = dict(label.split("=", 1) for label in settings.labels)
+    return {"arch": platform.machine(), **given}
 
 
 def build_tls(settings: Settings) -> "ssl.SSLContext | None":
@@ -256,13 +276,20 @@ def build_tls(settings: Settings) -> "ssl.SSLContext | None":
 
 
 def build_app(settings: Settings, sessions: "Sessions", office: "Office", identity: "Identity") -> "ASGIApp":
-    from warren.coordinator.api.app import create_app, is_upload
+    from warren.coordinator.api.app import create_app
+
+    return build_edge(settings, create_app(build_context(settings, sessions, office, identity)))
+
+
+def build_edge(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":
+    """With `any_host` it does not matter by which name the server was addressed."""
+    from warren.coordinator.api.app import is_upload
     from warren.coordinator.api.edge import Edge
 
     return Edge(
-        create_app(build_context(settings, sessions, office, identity)),
+        app,
         listen_host=settings.host,
-        allowed_hosts=settings.allowed_hosts,
+        allowed_hosts=("*",) if any_host else settings.allowed_hosts,
         trusted_proxies=settings.trusted_proxies,
         max_body=settings.max_body_mb * 1024 * 1024,
         is_upload=is_upload,

@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import platform
 from collections.abc import Callable
 from functools import partial
 
@@ -59,6 +60,15 @@ class AsyncSessionContract:
             info = await client.info()
             assert info.isolation is not None
             assert info.env_names == []
+
+    async def test_a_machine_with_the_labels_that_are_asked_for_is_found(self, new: New) -> None:
+        async with new(labels={"arch": platform.machine()}) as client:
+            assert (await client.info()).state == "running"
+
+    async def test_labels_that_no_machine_has_are_refused_in_words(self, new: New) -> None:
+        with pytest.raises(InvalidRequest, match="label gpu=no such"):
+            async with new(labels={"arch": platform.machine(), "gpu": "no such"}):
+                pass
 
     async def test_keep_alive_and_change_answer_with_the_session(self, new: New) -> None:
         async with new() as client:

@@ -6,6 +6,7 @@
 # Made from tests/contract/sdk_async_contract.py by scripts/generate_sync.py: edit that one.
 
 import contextlib
+import platform
 from collections.abc import Callable
 from functools import partial
 
@@ -59,6 +60,15 @@ class SessionContract:
             info = client.info()
             assert info.isolation is not None
             assert info.env_names == []
+
+    def test_a_machine_with_the_labels_that_are_asked_for_is_found(self, new: New) -> None:
+        with new(labels={"arch": platform.machine()}) as client:
+            assert (client.info()).state == "running"
+
+    def test_labels_that_no_machine_has_are_refused_in_words(self, new: New) -> None:
+        with pytest.raises(InvalidRequest, match="label gpu=no such"):
+            with new(labels={"arch": platform.machine(), "gpu": "no such"}):
+                pass
 
     def test_keep_alive_and_change_answer_with_the_session(self, new: New) -> None:
         with new() as client:

@@ -1,4 +1,5 @@
-"""The audit records keep the contract, and what is special about files."""
+"""The audit records keep the contract, and what is special about files. What is special about Redis is in
+test_redis_audit.py."""
 
 import asyncio
 import json

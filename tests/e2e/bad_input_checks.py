@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import aiohttp
 import pytest
+from e2e.alone_or_cluster import DEAD, Place
 from e2e.bad_input_routes import NOBODY, Request
 from server_process import ServerProcess
 from yarl import URL
@@ -31,13 +32,18 @@ _INTERNALS = re.compile(
 class Target:
     """A server with a session that must come through everything unharmed."""
 
-    server: ServerProcess
+    place: Place
     http: aiohttp.ClientSession
     session_id: str
     process_id: str = "kept"
     key_id: str = "key_0"
     webhook_id: str = "wh_0"
+    worker_id: str = DEAD
     complaints: list[str] = field(default_factory=list)
+
+    @property
+    def server(self) -> ServerProcess:
+        return self.place.server
 
     async def send(self, request: Request) -> tuple[int, str, bytes]:
         """Status, type and body; of a stream only the beginning."""
@@ -57,12 +63,13 @@ class Target:
         return URL(text, encoded=True)
 
     def _filled(self, text: str) -> str:
-        for name in ("session_id", "process_id", "key_id", "webhook_id"):
+        for name in ("session_id", "process_id", "key_id", "webhook_id", "worker_id"):
             text = text.replace(f"{{{name}}}", getattr(self, name))
         return text.replace("{name}", "kept")
 
     async def provide(self) -> None:
-        """A tenant, a key and a webhook for those requests that are about one."""
+        """A tenant, a key, a webhook and a dead worker for those requests that are about one."""
+        self.place.bury()
         async with self.http.put(self.url("/api/admin/tenants/{name}"), json={"quota": {"sessions": 1000}}) as answer:
             assert answer.status == 200
         self.key_id = await self._one("/api/admin/keys", "keys", {"name": "kept"})

@@ -25,7 +25,10 @@ FORM_TYPE = "multipart/form-data; boundary=cut"
 
 @dataclass(frozen=True)
 class Request:
-    """`{session_id}`, `{process_id}` and the like in it are filled in when it is sent. `raw` wins over `json`."""
+    """`{session_id}`, `{process_id}` and the like in it are filled in when it is sent. `raw` wins over `json`.
+
+    `alone` is the status on a server that runs by itself, if that is another than in a cluster.
+    """
 
     method: str
     path: str
@@ -36,9 +39,13 @@ class Request:
     headers: dict[str, str] = field(default_factory=dict)
     chunked: bool = False
     what: str = "as it should be"
+    alone: int = 0
 
     def __str__(self) -> str:
         return f"{self.method} {self.path}, {self.what}"
+
+    def status_in(self, cluster: bool) -> int:
+        return self.status if cluster or not self.alone else self.alone
 
 
 _S = "/api/sessions/{session_id}"
@@ -46,6 +53,7 @@ _P = f"{_S}/processes/{{process_id}}"
 _W = "/api/webhooks/{webhook_id}"
 _K = "/api/admin/keys/{key_id}"
 _T = "/api/admin/tenants/{name}"
+_C = "/api/cluster"
 _ID = {"session_id": "{session_id}"}
 GOOD = [
     Request("POST", "/api/sessions", 201, json={}),
@@ -105,6 +113,9 @@ GOOD = [
     Request("GET", _T),
     Request("PUT", _T, json={"quota": {"sessions": 1000}}),
     Request("DELETE", _T, 204),
+    Request("GET", _C, alone=404),
+    Request("PATCH", f"{_C}/workers/{{worker_id}}", json={"draining": True}, alone=404),
+    Request("DELETE", f"{_C}/workers/{{worker_id}}", 204, alone=404),
     Request("GET", "/ready"),
     Request("GET", "/version"),
     Request("GET", "/api/stats"),
@@ -147,7 +158,7 @@ def with_bad_ids() -> Iterator[Request]:
         for bad in BAD_IDS:
             if "{session_id}" in good.path:
                 yield replace(good, path=good.path.replace("{session_id}", bad), what="bad session id")
-            for name in ("{process_id}", "{webhook_id}", "{key_id}"):
+            for name in ("{process_id}", "{webhook_id}", "{key_id}", "{worker_id}"):
                 if name in good.path:
                     yield replace(good, path=good.path.replace(name, bad), what=f"bad {name[1:-1]}")
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from e2e.alone_or_cluster import DEAD, KINDS, running
 from e2e.api_client import Api
 from e2e.conftest import NewState
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, APIWebSocketRoute
-from server_process import ServerProcess, running_server
 from starlette.routing import Route
 
 from warren.config import read_settings
@@ -46,6 +46,7 @@ class Way:
         named = self.path.replace("{session_id}", session_id).replace("{process_id}", "p_1")
         for name in ("{key_id}", "{name}", "{webhook_id}", "{hook_id}", "{delivery_id}"):
             named = named.replace(name, "none")
+        named = named.replace("{worker_id}", DEAD)
         assert "{" not in named, f"the test does not know what to put into {self.path}"
         return named
 
@@ -84,15 +85,10 @@ GUARDED = [way for way in WAYS if way.path not in OPEN]
 OF_SESSIONS = [way for way in GUARDED if "{session_id}" in way.path]
 
 
-@pytest.fixture(scope="module")
-def server(new_state: NewState) -> Iterator[ServerProcess]:
-    with running_server(new_state(), provider="fake", WARREN_API_KEY=ADMIN) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def url(server: ServerProcess) -> str:
-    return server.url
+@pytest.fixture(scope="module", params=KINDS)
+def url(request: pytest.FixtureRequest, new_state: NewState) -> Iterator[str]:
+    with running(request.param, new_state, WARREN_API_KEY=ADMIN) as place:
+        yield place.server.url
 
 
 @pytest.fixture

@@ -220,6 +220,8 @@ def test_self_test_says_what_failed() -> None:
         (["create", "--env", "nope"], 125, "nope"),
         (["create", "--idle-timeout", "soon"], 2, "is not a duration"),
         (["create", "--metadata", "user"], 2, "expected K=V"),
+        (["create", "--label", "gpu"], 2, "expected K=V"),
+        (["create", "--label", "gpu=1"], 125, "there is no worker with the label gpu=1"),
         (["create", "--memory", "3"], 125, "memory_mb is 3"),
         (["ps", "--url", "ftp://x"], 125, "is not the URL of a server"),
         (["ps", "--api-key", "secret"], 2, "No such option"),

@@ -104,8 +104,10 @@ ALIASES = [(option, alias) for option in OPTIONS.values() for alias in option.al
 
 @pytest.mark.parametrize(("option", "alias"), ALIASES, ids=[alias for _, alias in ALIASES])
 def test_a_name_of_an_older_system_stands_below_ours(option: Option, alias: str) -> None:
-    theirs = {"MEMORY_LIMIT": "1g", "CPU_QUOTA": "50000"}.get(alias, "9")
-    ours = {"WARREN_MEMORY_LIMIT": "2g"}.get(option.variable, "8")
+    special = {"MEMORY_LIMIT": "1g", "CPU_QUOTA": "50000", "REDIS_HOST": "one", "WORKERS": "one:5000"}
+    theirs = special.get(alias, "9")
+    names = {"WARREN_MEMORY_LIMIT": "2g", "WARREN_REDIS_HOST": "two", "WARREN_WORKERS": "two:5000"}
+    ours = names.get(option.variable, "8")
     assert read({alias: theirs}).sources[option.name] == f"environment {alias}"
     assert read({alias: theirs, option.variable: ours}).sources[option.name] == f"environment {option.variable}"
 

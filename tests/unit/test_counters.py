@@ -63,3 +63,23 @@ async def test_what_is_over_is_forgotten(watch: Watch) -> None:
     watch.at += 3600
     assert await strategy.hit(RateLimitItemPerSecond(5), "later")
     assert len(counters) == 1
+
+
+async def test_a_counter_is_spent_from_once_it_was_begun_and_is_not_begun_twice(watch: Watch) -> None:
+    counters = Counters(watch)
+    assert await counters.spend("day", 1, 10) is None
+    await counters.begin("day", 60, 3)
+    await counters.begin("day", 60, 9)
+    assert [await counters.spend("day", 3, 10) for _ in range(3)] == [True, True, False]
+    assert await counters.get("day") == 10
+    assert not await counters.spend("day", 1, 10)
+    assert await counters.spend("day", 1, 11)
+    watch.at += 60
+    assert await counters.spend("day", 1, 10) is None
+
+
+async def test_a_counter_that_has_more_than_may_be_spent_stays_as_it_is(watch: Watch) -> None:
+    counters = Counters(watch)
+    await counters.begin("day", 60, 20)
+    assert not await counters.spend("day", 1, 10)
+    assert await counters.get("day") == 20

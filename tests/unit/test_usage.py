@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from warren.clock import ManualClock
 from warren.coordinator.stores.memory_records import MemoryRecords
 from warren.coordinator.stores.sqlite import SqliteStore
-from warren.coordinator.usage import FLUSH_S, UsageBook, day_of
+from warren.coordinator.usage import FLUSH_S, MOST_SUMS, UsageBook, day_of
 from warren.coordinator.usage_export import as_csv, row_view
 from warren.interfaces.records import Record, RecordStore
 from warren.model.errors import NoSpace, Unavailable
@@ -54,6 +54,19 @@ class RefusingRecords(MemoryRecords):
         if self.full:
             raise NoSpace("no space left")
         return await super().put(record)
+
+
+class AwayRecords(MemoryRecords):
+    """A store that does not answer until it is back."""
+
+    away = False
+    asked = 0
+
+    async def get(self, kind: str, record_id: str) -> Record | None:
+        self.asked += 1
+        if self.away:
+            raise Unavailable("the store does not answer")
+        return await super().get(kind, record_id)
 
 
 class BusyRecords(MemoryRecords):
@@ -155,6 +168,35 @@ async def test_what_a_full_disk_refuses_waits_and_is_kept_later(
         tasks.cancel_scope.cancel()
     (row,) = await book.between("acme", TODAY, TODAY)
     assert row.usage.sessions == 3
+
+
+async def test_what_is_used_while_the_store_is_away_is_kept_when_it_is_back(clock: ManualClock) -> None:
+    records = AwayRecords()
+    book = UsageBook(records, clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(book.run)
+        await anyio.wait_all_tasks_blocked()
+        records.away = True
+        for _ in range(30):
+            for tenant in ("acme", "other", "third"):
+                book.add(tenant, ONE)
+            await clock.advance(FLUSH_S)
+        assert records.asked == 30  # who waits for the first does not wait for each of the others
+        assert repr(book) == "<UsageBook: 3 sums to be kept>"
+        records.away = False
+        await clock.advance(FLUSH_S)
+        tasks.cancel_scope.cancel()
+    rows = await book.between(None, TODAY, TODAY)
+    assert [(row.tenant, row.usage.sessions) for row in rows] == [("acme", 30), ("other", 30), ("third", 30)]
+
+
+async def test_what_waits_is_bounded(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    book = UsageBook(MemoryRecords(), clock)
+    for number in range(MOST_SUMS + 5):
+        book.add(str(number), ONE)
+    book.add("0", ONE)
+    assert repr(book) == f"<UsageBook: {MOST_SUMS} sums to be kept>"
+    assert len(caplog.records) == 1
 
 
 async def test_what_cannot_be_kept_at_the_end_is_told(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,8 @@ import click
 
 from warren.config import Settings, read_settings
 from warren.model.errors import InvalidRequest
-from warren.options import MEMORY, OPTIONS, Option
+from warren.option_kinds import MEMORY
+from warren.options import OPTIONS, Option
 
 EXIT_BAD_VALUE = 2
 

@@ -32,7 +32,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
 @click.option("--cpus", type=float, metavar="N", help="CPU limit.")
 @click.option("--disk", "disk_mb", type=int, metavar="MB", help="Disk limit.")
 @click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation.")
-@click.option("--metadata", multiple=True, metavar="K=V", help="A label of your own.")
+@click.option("--label", "labels", multiple=True, metavar="K=V", help="What its worker must have: gpu=1.")
+@click.option("--metadata", multiple=True, metavar="K=V", help="A note of your own, to find it by.")
 @click.option("--idle-timeout", "idle_timeout_s", type=Duration(), metavar="D", help="End it when unused so long: 10m.")
 @click.option("--max-lifetime", "max_lifetime_s", type=Duration(), metavar="D", help="End it after so long: 1h.")
 @server_options
@@ -43,6 +44,7 @@ def create(
     disk_mb: int | None,
     metadata: tuple[str, ...],
     require: tuple[str, ...],
+    labels: tuple[str, ...],
     url: str,
     as_json: bool,
     **options: Any,
@@ -56,6 +58,7 @@ def create(
         "thread_id": thread,
         "limits": _given({"memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb}),
         "require": list(require),
+        "labels": parse_pairs("--label", labels),
         "metadata": parse_pairs("--metadata", metadata),
     }
     with Server(url) as server:

@@ -45,6 +45,11 @@ _GROUPS = {
         "shell": "warren.cli.shell:shell",
         "image": "warren.cli.image:image",
     },
+    "Many machines": {
+        "coordinator": "warren.cli.nodes:coordinator",
+        "worker": "warren.cli.nodes:worker",
+        "cluster": "warren.cli.cluster:cluster",
+    },
     "The server and the machine": {
         "serve": "warren.cli.serve:serve",
         "mcp": "warren.cli.mcp:mcp",

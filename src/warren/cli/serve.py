@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +19,9 @@ from warren.options import serve_options
 if TYPE_CHECKING:
     import ssl
 
+    from starlette.types import ASGIApp
+
+    from warren.coordinator.access.keys import Keys
     from warren.service import Service
 
 _log = logging.getLogger("warren.serve")
@@ -37,19 +40,29 @@ def serve(flags: dict[str, Any]) -> int:
 
 def run_server(settings: Settings, make_service: "Callable[[Settings], Service] | None" = None) -> int:
     """Until it is told to stop; gives the exit code. `make_service` may give the service more than the settings say."""
-    from warren.coordinator.api.edge import request_id
-    from warren.coordinator.api.serving import new_event_loop
     from warren.service import Service
-    from warren.telemetry import set_up_logs
     from warren.wiring import build_tls
 
     check_open_to(settings)
-    tls = build_tls(settings)
+    return run_process(
+        settings, build_tls(settings), lambda tls: _serve(settings, (make_service or Service)(settings), tls)
+    )
+
+
+def run_process(
+    settings: Settings,
+    tls: "ssl.SSLContext | None",
+    work: "Callable[[ssl.SSLContext | None], Coroutine[Any, Any, int]]",
+) -> int:
+    from warren.coordinator.api.edge import request_id
+    from warren.coordinator.api.serving import new_event_loop
+    from warren.telemetry import set_up_logs
+
     set_up_logs(settings.log_level, settings.log_format, request_id.get)
     for warning in settings.warnings:
         _log.warning("%s", warning)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(_serve(settings, (make_service or Service)(settings), tls))
+        return runner.run(work(tls))
 
 
 def check_open_to(settings: Settings) -> None:
@@ -70,11 +83,31 @@ def check_open_to(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, service: "Service", tls: "ssl.SSLContext | None") -> int:
-    from warren.coordinator.api.edge import EdgeLimits
-    from warren.coordinator.api.serving import HttpServer
     from warren.wiring import build_app, build_identity, build_tokens
 
     tokens = await build_tokens(settings)
+
+    def app() -> "ASGIApp":
+        identity = build_identity(settings, service.office, tokens)
+        return build_app(settings, service.sessions, service.office, identity)
+
+    async def greet(port: int) -> None:
+        _greet(settings, port, await first_key(settings, service.office.keys, [url_of(settings, port)]))
+
+    return await serve_until_told(settings, service, tls, app, greet)
+
+
+async def serve_until_told(
+    settings: Settings,
+    service: Any,
+    tls: "ssl.SSLContext | None",
+    app: "Callable[[], ASGIApp]",
+    greet: Callable[[int], Awaitable[None]],
+) -> int:
+    """`service` is what has the work: it is started before anybody is served, and stopped after."""
+    from warren.coordinator.api.edge import EdgeLimits
+    from warren.coordinator.api.serving import HttpServer
+
     caught = _Signals()
     if not await caught.none_during(service.start()):
         return 0
@@ -85,14 +118,12 @@ async def _serve(settings: Settings, service: "Service", tls: "ssl.SSLContext | 
         keep_alive_s=settings.keep_alive_s,
         max_connections=settings.max_connections,
     )
-    identity = build_identity(settings, service.office, tokens)
-    app = build_app(settings, service.sessions, service.office, identity)
-    server = HttpServer(app, host=settings.host, port=settings.port, limits=limits, tls=tls)
+    server = HttpServer(app(), host=settings.host, port=settings.port, limits=limits, tls=tls)
     grace_s = settings.stop_grace_s
     try:
         await server.start()
         _spare_the_collector()
-        _greet(settings, server.port, await _first_key(settings, service, server.port))
+        await greet(server.port)
         await caught.first.wait()
         _log.info("stopping: running commands have %g s to finish", grace_s)
         service.sessions.stopping = True
@@ -111,7 +142,7 @@ def _spare_the_collector() -> None:
 async def _stop(service: Any, server: Any, grace_s: float, *, destroy: bool) -> None:
     """First the work, so that its answers still leave; then the connections, then the rest."""
     await service.sessions.quiet(grace_s)
-    await server.stop(1.0)
+    await server.stop(service.goodbye_s)
     await service.stop(0.0, destroy=destroy)
 
 
@@ -151,22 +182,24 @@ class _Signals:
             task.result()
 
 
-async def _first_key(settings: Settings, service: "Service", port: int) -> str:
+async def first_key(settings: Settings, keys: "Keys", urls: Sequence[str]) -> str:
     """A server that nobody has a key for makes one, and leaves it where clients of the same user find it."""
     from warren.model.access import ALL_SCOPES
     from warren.model.session import DEFAULT_TENANT
     from warren.sdk.credentials import write_key
     from warren.sdk.places import credentials_path
 
-    keys = service.office.keys
-    if not settings.auth or settings.api_key or settings.jwt_jwks or await keys.any():
+    if not settings.auth or settings.api_key or settings.jwt_jwks:
         return ""
-    _, text = await keys.create("first", DEFAULT_TENANT, ALL_SCOPES)
-    path = credentials_path()
+    made = await keys.create_first("first", DEFAULT_TENANT, ALL_SCOPES)
+    if made is None:
+        return ""
+    text, path = made[1], credentials_path()
     try:
         if path is None:
             raise OSError("this user has no home directory")
-        await asyncio.to_thread(write_key, path, _url(settings, port), text)
+        for url in urls:
+            await asyncio.to_thread(write_key, path, url, text)
     except OSError as exc:
         click.echo(f"Made a key, which is shown this once: {text}\n  It could not be left for your clients: {exc}")
         return text
@@ -176,13 +209,13 @@ async def _first_key(settings: Settings, service: "Service", port: int) -> str:
     return text if sys.stdout.isatty() else ""
 
 
-def _url(settings: Settings, port: int) -> str:
+def url_of(settings: Settings, port: int) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
 
 
 def _greet(settings: Settings, port: int, first_key: str) -> None:
-    url = _url(settings, port)
+    url = url_of(settings, port)
     key = f' -H "X-API-Key: {first_key or "$WARREN_API_KEY"}"' if settings.auth else ""
     click.echo(f"Warren serves {url} (provider {settings.provider}, state in {settings.state_dir})")
     click.echo(f'  try:  curl{key} {url}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')

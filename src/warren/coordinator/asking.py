@@ -3,7 +3,7 @@
 Whoever does something worth noting adds to `notes`; what is noted ends up in the audit record, without `secrets`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +20,31 @@ class Asking:
 
 _NOBODY: Final = Asking()
 _asking: ContextVar[Asking] = ContextVar("asking", default=_NOBODY)
+
+
+_patience_s: ContextVar[float | None] = ContextVar("patience", default=None)
+
+
+def set_patience(seconds: float) -> None:
+    """How long this request waits for a sandbox, if that is less than the server would let it."""
+    _patience_s.set(seconds)
+
+
+def patience_s(most: float) -> float:
+    asked = _patience_s.get()
+    return most if asked is None else min(asked, most)
+
+
+_session_id: ContextVar[str] = ContextVar("session_id", default="")
+
+
+def set_session_id(session_id: str) -> None:
+    """What a session that this request makes is to be called."""
+    _session_id.set(session_id)
+
+
+def session_id_or(new: Callable[[], str]) -> str:
+    return _session_id.get() or new()
 
 
 def set_asking(asking: Asking) -> None:

@@ -12,13 +12,16 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from warren.clock import Clock
+from warren.coordinator.asking import patience_s
 from warren.coordinator.events import Events
 from warren.finishing import to_its_end
 from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Claim, Worker
 from warren.model.errors import (
+    Misdirected,
     NoCapacity,
     SandboxLost,
+    SandboxNotFound,
     SessionEnded,
     SessionNotFound,
     Unavailable,
@@ -46,7 +49,10 @@ _IN_WORDS: Final = {
 
 
 class Lifecycle:
-    """`fault` is called with the name of each step of a session's life, for tests of what a crash leaves."""
+    """With `others` there may be sessions of workers that are not here: those are left to them.
+
+    `fault` is called with the name of each step of a session's life, for tests of what a crash leaves.
+    """
 
     def __init__(
         self,
@@ -55,6 +61,7 @@ class Lifecycle:
         clock: Clock,
         *,
         claim_timeout_s: float = 30.0,
+        others: bool = False,
         events: Events | None = None,
         fault: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -62,6 +69,7 @@ class Lifecycle:
         self.workers = workers
         self.clock = clock
         self._claim_timeout_s = claim_timeout_s
+        self.others = others
         self._events = events or Events()
         self._fault = fault
         self._making: dict[str, asyncio.Task[Session]] = {}
@@ -139,7 +147,7 @@ class Lifecycle:
             session.image,
             session.limits,
             session.require,
-            self._claim_timeout_s,
+            patience_s(self._claim_timeout_s),
             session.tenant,
         )
 
@@ -161,6 +169,8 @@ class Lifecycle:
 
     async def end(self, session: Session, reason: EndReason, detail: str = "") -> Session | None:
         """Ends the session as it was read and waits until its sandbox is gone; None if it has changed since."""
+        if session.state is SessionState.RUNNING:
+            self.worker_of(session)
         stopping = session.moved_to(SessionState.STOPPING, reason=reason, detail=detail)
         if not await self.store.swap(stopping):
             return None
@@ -185,8 +195,10 @@ class Lifecycle:
         return ended
 
     async def _let_go(self, session: Session) -> None:
+        """What is lost with another worker is that one's to clear away, when it comes back."""
         self._holder.pop(session.sandbox_id, None)
-        await self.worker_of(session).destroy(session.sandbox_id)
+        if session.worker in self.workers or not self.others:
+            await self.worker_of(session).destroy(session.sandbox_id)
 
     async def undo(self, session: Session) -> None:
         """A session that nobody makes any more."""
@@ -230,11 +242,28 @@ class Lifecycle:
         while session.state is SessionState.RUNNING:
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=why.removeprefix(_LOST_PREFIX))
             if await self.store.swap(lost):
-                self._tell(EventKind.SESSION_LOST, lost, detail=lost.detail)
+                self.tell_lost(lost)
                 self._own(self._let_go(session), f"clearing {session.sandbox_id}")
                 return lost
             session = await self.get(session.tenant, session.id)
         return session
+
+    def tell_lost(self, lost: Session) -> None:
+        self._tell(EventKind.SESSION_LOST, lost, detail=lost.detail)
+
+    async def forget(self, session: Session) -> None:
+        """A session that is not ours any more: its sandbox goes, its row is somebody else's affair."""
+        self._holder.pop(session.sandbox_id, None)
+        if session.sandbox_id:
+            await self.workers[session.worker].destroy(session.sandbox_id)
+
+    async def check(self, session: Session) -> None:
+        """A running session whose sandbox is not here is lost."""
+        if session.state is SessionState.RUNNING:
+            try:
+                await self.worker_of(session).sandbox(session.sandbox_id)
+            except (SandboxLost, SandboxNotFound) as exc:
+                await self.mark_lost(session, exc.message)
 
     async def sandbox_died(self, sandbox_id: str, why: str) -> None:
         if (holder := self._holder.get(sandbox_id)) is None:
@@ -274,6 +303,8 @@ class Lifecycle:
         try:
             return self.workers[session.worker]
         except KeyError:
+            if self.others:
+                raise Misdirected(f"session {session.id} is on another worker", worker=session.worker) from None
             raise SandboxLost(f"the worker {session.worker!r} is not here any more") from None
 
     def _own(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:

@@ -29,6 +29,7 @@ from warren.model.session import Session
 from warren.model.usage import Usage
 
 if TYPE_CHECKING:
+    from warren.coordinator.access.counters import Counts
     from warren.coordinator.webhooks.outbox import Webhooks
 
 _COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out"}
@@ -44,7 +45,9 @@ class Office:
         *,
         audit: AuditLog | None = None,
         webhooks: "Webhooks | None" = None,
+        storage: "Callable[[], Counts] | None" = None,
     ) -> None:
+        """`storage` is where quotas are counted, if not in this process alone."""
         self._clock = clock
         self.keys = Keys(records, clock)
         self.tenants = Tenants(records, clock)
@@ -54,7 +57,7 @@ class Office:
         self.events = Events(self._count, self._write_down)
         if webhooks is not None:
             self.events.add(webhooks.publish)
-        quotas = Quotas(clock, reached=self._reached, spent_before=self._spent_today)
+        quotas = Quotas(clock, storage, reached=self._reached, spent_before=self._spent_today)
         policies = Policies(environments, self._policy_of)
         self.overseer = Overseer(clock, quotas, events=self.events, refused=policies.refused, payer_of=self._payer_of)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -62,14 +65,16 @@ class Office:
     def __repr__(self) -> str:
         return f"<Office {self.overseer!r}>"
 
-    def start(self) -> None:
+    def start(self, *, courier: bool = True) -> None:
+        """Without `courier` webhooks are written down here, and sent by others."""
         self._run(self.usage.run(), "usage")
-        if self.webhooks is not None:
+        if self.webhooks is not None and courier:
             self._run(self.webhooks.run(), "webhooks")
 
     async def close(self) -> None:
         """Writes down what is still to be written."""
         await self.overseer.close()
+        await self.overseer.quotas.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

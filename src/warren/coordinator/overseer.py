@@ -110,7 +110,7 @@ class Overseer:
             if info.running:
                 process = await sandbox.process(info.id)
                 if payer is not None:
-                    await self.quotas.spend(payer, EXEC_SECONDS, self._had_today(info))
+                    await self.quotas.spend_again(payer, EXEC_SECONDS, self._had_today(info))
                 ending = overseen.until_ended(process, payer, background=True, had_s=info.started_s_ago)
                 self.follow(ending, f"following {info.id}")
 

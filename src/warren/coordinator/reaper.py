@@ -28,11 +28,14 @@ _log = logging.getLogger("warren.reaper")
 
 
 class Reaper:
-    def __init__(self, sessions: Sessions, *, retention_s: float = 86400.0) -> None:
+    """`rebooted`: the machine was started anew since the sandboxes were made, if the clock's epoch does not tell."""
+
+    def __init__(self, sessions: Sessions, *, retention_s: float = 86400.0, rebooted: bool = False) -> None:
         self._sessions = sessions
         self._lifecycle: Lifecycle = sessions.lifecycle
         self._clock = sessions.clock
         self._retention_s = retention_s
+        self._rebooted = rebooted
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._ending: set[asyncio.Task[None]] = set()
         self._purged = -_PURGE_EVERY_S
@@ -96,7 +99,7 @@ class Reaper:
         sessions = await self._sessions.store.active()
         for worker in self._lifecycle.workers.values():
             mine = [session for session in sessions if self._belongs(session, worker)]
-            lost = await worker.recover({session.sandbox_id for session in mine if _alive(session, self._clock.epoch)})
+            lost = await worker.recover({session.sandbox_id for session in mine if self._may_live(session)})
             for session in mine:
                 await self._take_over(session, worker, lost)
                 if session.state is SessionState.STOPPING:
@@ -107,13 +110,17 @@ class Reaper:
 
     def _belongs(self, session: Session, worker: Worker) -> bool:
         """A lone worker has the sandboxes of its state directory, whatever it was called before."""
-        return session.worker == worker.name or (session.worker != "" and len(self._lifecycle.workers) == 1)
+        return session.worker == worker.name or (session.worker != "" and not self._lifecycle.others)
+
+    def _may_live(self, session: Session) -> bool:
+        same_boot = not self._rebooted and session.epoch == self._clock.epoch
+        return session.state is SessionState.RUNNING and same_boot
 
     async def _take_over(self, session: Session, worker: Worker, lost: dict[str, str]) -> None:
         if session.state not in (SessionState.RUNNING, SessionState.LOST):
             return
         now = self._clock.now()
-        restarted = session.epoch != self._clock.epoch
+        restarted = self._rebooted or session.epoch != self._clock.epoch
         used = max(session.used, now - session.idle_timeout_s + min(_COMEBACK_S, session.idle_timeout_s))
         if restarted:
             taken = session.changed(worker=worker.name, epoch=self._clock.epoch, started=now, used=now)
@@ -131,7 +138,3 @@ class Reaper:
     async def _follow_again(self, session: Session, worker: Worker) -> None:
         with contextlib.suppress(WarrenError):
             await self._sessions.overseer.take_over(session, await worker.sandbox(session.sandbox_id))
-
-
-def _alive(session: Session, epoch: str) -> bool:
-    return session.state is SessionState.RUNNING and session.epoch == epoch

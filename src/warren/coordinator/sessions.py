@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
 from warren.coordinator.access.quotas import caps_of, check_allowed, check_lifetime, longest_life
-from warren.coordinator.asking import current_caller, note
+from warren.coordinator.asking import current_caller, note, session_id_or
 from warren.coordinator.lifecycle import Lifecycle, gone
 from warren.coordinator.overseer import Overseer
 from warren.coordinator.wanted import Defaults, NewSession, Opened, fingerprint, limits_of, previous_of
@@ -141,7 +141,7 @@ class Sessions:
         check_allowed(caller, environment.name, in_force, lifetime_s, own_image)
         now = self.clock.now()
         return Session(
-            id=new_session_id(),
+            id=session_id_or(new_session_id),
             tenant=tenant,
             environment=environment.name,
             epoch=self.clock.epoch,
@@ -156,6 +156,7 @@ class Sessions:
             key_id=caller.key_id,
             disk_mb=in_force.disk_mb,
             memory_mb=in_force.memory_mb,
+            worker=next(iter(self.lifecycle.workers), ""),
             require=wanted.require,
             env=dict(wanted.env),
             metadata=check_metadata(dict(wanted.metadata)),

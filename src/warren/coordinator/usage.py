@@ -1,8 +1,9 @@
 """What each tenant used on each day (UTC), kept as records.
 
 `add` only adds up in memory. `run` brings the sums to the store about every second, by a change over the record as it
-is there: several processes may add to the same day. What a store that does not work refuses is kept and brought later;
-kill -9 loses the figures of the last second. Once an hour `run` deletes the days that are too old.
+is there: several processes may add to the same day. What a store that does not work refuses is kept and brought later,
+as one sum for each tenant and day, of MOST_SUMS at most; kill -9 loses the figures of the last second. Once an hour
+`run` deletes the days that are too old.
 
 A record is named DAY/TENANT, so that a span of days is read in one piece, and is due at the beginning of its day, so
 that the oldest are found without looking at the others.
@@ -19,12 +20,13 @@ from typing import Any, Final
 from warren.clock import Clock
 from warren.finishing import to_its_end
 from warren.interfaces.records import Record, RecordStore
-from warren.model.errors import InvalidRequest, Unavailable, WarrenError
+from warren.model.errors import InvalidRequest, NoSpace, Unavailable, WarrenError
 from warren.model.usage import NO_USAGE, DayUsage, Usage
 
 KEEP_DAYS: Final = 400
 FLUSH_S: Final = 1.0
 MOST_ROWS: Final = 100_000
+MOST_SUMS: Final = 100_000
 _KIND: Final = "usage"
 _PRUNE_EVERY_S: Final = 3600.0
 _BATCH: Final = 500
@@ -43,6 +45,7 @@ class UsageBook:
         self._today, self._today_from = date.min, -math.inf
         self._flushing = asyncio.Lock()
         self._pruned = -_PRUNE_EVERY_S
+        self._too_many = False
 
     def __repr__(self) -> str:
         return f"<UsageBook: {len(self._sums)} sums to be kept>"
@@ -123,11 +126,18 @@ class UsageBook:
                 except Exception as exc:
                     self._put_back(key, usage)
                     trouble = trouble or exc
+                    if _is_away(exc):
+                        break  # each of the others would wait as long, for nothing
                 await asyncio.sleep(0)
         if trouble is not None:
             raise trouble
 
     def _put_back(self, key: tuple[date, str], usage: Usage) -> None:
+        if key not in self._sums and len(self._sums) >= MOST_SUMS:
+            if not self._too_many:
+                _log.error("usage of more than %d tenants waits to be kept: that of others is lost", MOST_SUMS)
+            self._too_many = True
+            return
         self._sums[key] = self._sums.get(key, NO_USAGE).plus(usage)
 
     async def _keep(self, day: date, tenant: str, usage: Usage) -> None:
@@ -142,6 +152,14 @@ class UsageBook:
             if await self._records.put(changed):
                 return
         raise Unavailable(f"the usage of {tenant} is changed by others all the time")
+
+
+class _Damaged(Unavailable):
+    """One record; the store works."""
+
+
+def _is_away(exc: Exception) -> bool:
+    return isinstance(exc, Unavailable | NoSpace) and not isinstance(exc, _Damaged)
 
 
 def day_of(wall: float) -> date:
@@ -161,7 +179,7 @@ def _row(record: Record) -> DayUsage:
         usage = Usage.from_mapping(_mapping(record.value))
         return DayUsage(date.fromisoformat(record.id[:10]), record.group, usage)
     except (ValueError, TypeError) as exc:
-        raise Unavailable(f"the usage record {record.id!r} is damaged", remedy="delete it from the store") from exc
+        raise _Damaged(f"the usage record {record.id!r} is damaged", remedy="delete it from the store") from exc
 
 
 def _mapping(text: str) -> dict[str, Any]:

@@ -69,7 +69,9 @@ class SessionStore(Protocol):
     What a call has acknowledged is there after kill -9 of the process and a new start (not for the
     store in memory). A tenant never sees what belongs to another. Raises NoSpace when it cannot
     write for want of space, and Unavailable when it cannot work for another reason; then nothing
-    was changed.
+    was changed, except that a store over the network may raise Unavailable for a change that it made and whose
+    answer got lost (see stores/redis_link.py). A shared store that has lost its data refuses `add` with Unavailable
+    until those who have sessions have had the time to restore them: otherwise a thread could get a second sandbox.
 
     `add` stores a new session, if there is nothing in its way: a key that is known gives the session it
     stands for (also an ended one), then an active session of the same thread gives that one and, if it is

@@ -36,12 +36,14 @@ WarrenError
 ├── SessionEnded                   the session expired or was deleted
 ├── RequestTimedOut                the client sent too slowly
 ├── ProtocolError                  the agent said something it must not say
+├── Interrupted                    the worker went away over it: nobody knows whether it was done
 └── Unavailable                    this machine cannot do it now
     ├── ProviderUnavailable
     ├── ServerUnreachable          the client cannot reach the server, or lost it
     ├── NoCapacity                 nothing became free in time
     │   └── MachineFull            memory or disk of the host would run out
     ├── Stopping                   the server is being stopped
+    ├── Misdirected                the session is another worker's
     └── IsolationUnavailable       a layer of isolation cannot be had: nothing was started
 
 A class carries its stable `code`, the HTTP status it becomes and whether trying again can help.
@@ -213,6 +215,10 @@ class ProtocolError(WarrenError):
     code, http_status = "protocol_error", 502
 
 
+class Interrupted(WarrenError):
+    code, http_status = "interrupted", 502
+
+
 class Unavailable(WarrenError):
     code, http_status, retryable = "unavailable", 503, True
 
@@ -235,6 +241,16 @@ class MachineFull(NoCapacity):
 
 class Stopping(Unavailable):
     code = "stopping"
+
+
+class Misdirected(Unavailable):
+    """`worker` is whose session it is: a coordinator asks there instead."""
+
+    code = "misdirected"
+
+    def __init__(self, message: str, *, worker: str = "", retry_after_s: float | None = 1.0, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy, retry_after_s=retry_after_s)
+        self.worker = worker
 
 
 class IsolationUnavailable(Unavailable):

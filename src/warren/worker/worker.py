@@ -77,7 +77,7 @@ class LocalWorker:
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._name, self._provider, self._environments = name, provider, environments
-        self._clock, self._guard, self._fault = clock, guard, fault
+        self._clock, self.guard, self._fault = clock, guard, fault
         self._default_environment, self._default_pool = default_environment, default_pool or PoolSize()
         self._parallel = parallel or min(32, 2 * usable_cores())  # half of the time a runtime waits for the kernel
         self._slots = asyncio.Semaphore(self._parallel)
@@ -183,7 +183,7 @@ class LocalWorker:
 
     async def _make(self, spec: SandboxSpec) -> Sandbox:
         async with self._slots:
-            self._guard.check(len(self._live), self._creating)
+            self.guard.check(len(self._live), self._creating)
             self._creating += 1
             try:
                 sandbox = await self._provider.create(spec)
@@ -212,7 +212,7 @@ class LocalWorker:
             destroy=self._destruction,
             clock=self._clock,
             parallel=self._parallel,
-            pressure=self._guard.pressure,
+            pressure=self.guard.pressure,
             kept=environment.name == self._default_environment,
         )
         self._own(asyncio.ensure_future(pool.run()))
@@ -355,7 +355,7 @@ class LocalWorker:
             "claimed": len(self._claimed),
             "destroying": len(self._undestroyed | self._destroying.keys()),
             "pools": {name: pool.stats() for name, pool in self._pools.items()},
-            "guard": self._guard.stats(),
+            "guard": self.guard.stats(),
         }
 
     async def drain(self) -> None:

@@ -1,4 +1,4 @@
-"""Counters of one process, for the strategies of the package `limits`.
+"""Counters of one process, for the strategies of the package `limits`, and for what is spent of a quota.
 
 Its own storage in memory looks at every counter there is each time one is used, which a server with many tenants
 cannot afford. Here what is over is swept once in a while. No operation awaits anything, so each is atomic.
@@ -6,6 +6,7 @@ cannot afford. Here what is over is swept once in a while. No operation awaits a
 
 import math
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final
 
@@ -16,7 +17,33 @@ from limits.storage.base import TimestampedSlidingWindow
 _SWEEP_S: Final = 30.0
 
 
-class Counters(Storage, SlidingWindowCounterSupport, TimestampedSlidingWindow):
+class Counts(Storage, SlidingWindowCounterSupport):
+    """A storage of `limits` whose counters can be begun with what was spent before.
+
+    `spend` adds so much if that makes no more than `most`, and says whether it did; if not, all of it counts as spent.
+    None: there is no such counter, `begin` it. `begin` does nothing if there is one. Each is atomic.
+    """
+
+    @property
+    def lasting(self) -> bool:
+        """Whether what was counted is still there when this process is started again."""
+        return False
+
+    @property
+    def alone(self) -> bool:
+        """Whether what others share is counted here by this process alone, for as long as it has to be."""
+        return False
+
+    @abstractmethod
+    async def spend(self, key: str, amount: int, most: int) -> bool | None: ...
+    @abstractmethod
+    async def begin(self, key: str, expiry: int, spent: int) -> None: ...
+
+    async def close(self) -> None:
+        """What comes afterwards is counted in memory at most."""
+
+
+class Counters(Counts, TimestampedSlidingWindow):
     STORAGE_SCHEME = ["async+warren"]  # noqa: RUF012
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
@@ -51,6 +78,20 @@ class Counters(Storage, SlidingWindowCounterSupport, TimestampedSlidingWindow):
         count = len(self._counts)
         self._counts.clear()
         return count
+
+    async def spend(self, key: str, amount: int, most: int) -> bool | None:
+        now = self._now()
+        count, over = self._counts.get(key, (0, now))
+        if over <= now:
+            return None
+        fits = count + amount <= most
+        self._counts[key] = count + amount if fits else max(count, most), over
+        return fits
+
+    async def begin(self, key: str, expiry: int, spent: int) -> None:
+        now = self._now()
+        if self._counts.get(key, (0, now))[1] <= now:
+            self._add(key, expiry, spent, now)
 
     async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
         now = self._now()

@@ -2,7 +2,8 @@
 
 A key is `wk_ID_SECRET`. The id finds its record; of the secret only a salted SHA-256 is kept. The secret is 256 random
 bits, so a slow hash would add nothing: there is nothing to guess. A key that was recognised is remembered for
-REMEMBERED_S; so long after another process has revoked it, it may still be taken.
+REMEMBERED_S; so long after another process has revoked it, it may still be taken. While the store is away nobody can
+say that it was revoked: a key that was proven in the last TRUSTED_S is taken then, and no other.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from warren.clock import Clock
 from warren.interfaces.records import Record, RecordStore
@@ -27,11 +28,13 @@ from warren.model.access import (
     check_tenant,
     read_scopes,
 )
-from warren.model.errors import InvalidRequest, NotFound, Unauthorized, WarrenError
+from warren.model.errors import InvalidRequest, NotFound, Unauthorized, Unavailable, WarrenError
 
 KIND: Final = "key"
 PREFIX: Final = "wk_"
 REMEMBERED_S: Final = 2.0
+TRUSTED_S: Final = 600.0
+FIRST_ID: Final = "key_first"
 MOST_KEYS: Final = 10_000
 _NOTED_S: Final = 60.0  # how exact `used_at` is
 _MOST_REMEMBERED: Final = 4096
@@ -40,11 +43,20 @@ _WRONG: Final = "this API key is not known here"
 _REMEDY: Final = "send a valid one as `Authorization: Bearer KEY` or `X-API-Key: KEY`; `warren keys create` makes one"
 
 
+class _Known(NamedTuple):
+    """A key that was `proven` at a time; it is looked up again after `until`."""
+
+    key: ApiKey
+    until: float
+    proven: float
+
+
 class Keys:
     def __init__(self, records: RecordStore, clock: Clock) -> None:
         self._records = records
         self._clock = clock
-        self._remembered: OrderedDict[bytes, tuple[ApiKey, float]] = OrderedDict()
+        self._remembered: OrderedDict[bytes, _Known] = OrderedDict()
+        self._forgotten = 0
         self._noting: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -71,6 +83,16 @@ class Keys:
         await self._records.put(_record(key, 1))
         return key, text
 
+    async def create_first(self, name: str, tenant: str, scopes: frozenset[Scope]) -> tuple[ApiKey, str] | None:
+        """The key of an installation that has none. None if it has one; of several that ask at once one gets it.
+
+        It has an id that only it can have, so it is its own lock: nothing is left behind by who died before.
+        """
+        if await self.any():
+            return None
+        key, text = _new(name, tenant, scopes, self._clock.wall(), None, NO_QUOTA, FIRST_ID)
+        return (key, text) if await self._records.put(_record(key, 1)) else None
+
     async def list(self, tenant: str = "") -> Sequence[ApiKey]:
         found = await self._records.list(KIND, group=tenant, limit=MOST_KEYS)
         return sorted((_read(record) for record in found), key=lambda key: (key.created_at, key.id))
@@ -88,7 +110,7 @@ class Keys:
         """From now on nobody is let in with it."""
         await self.get(key_id)
         await self._records.delete(KIND, key_id)
-        self._remembered.clear()
+        self._forget(key_id)
 
     async def rotate(self, key_id: str) -> tuple[ApiKey, str]:
         """The same key with a new secret; the old one is worth nothing any more."""
@@ -100,7 +122,7 @@ class Keys:
             old = _read(record)
             fresh, text = _new(old.name, old.tenant, old.scopes, self._clock.wall(), old.expires_at, old.quota, key_id)
             if await self._records.put(_record(fresh, record.version + 1)):
-                self._remembered.clear()
+                self._forget(key_id)
                 return fresh, text
 
     async def recognise(self, text: str) -> Caller:
@@ -116,29 +138,51 @@ class Keys:
 
     def _recall(self, digest: bytes) -> ApiKey | None:
         known = self._remembered.get(digest)
-        if known is None or known[1] <= self._clock.now():
-            return None
-        return known[0]
+        return None if known is None or known.until <= self._clock.now() else known.key
 
     async def _find(self, text: str, digest: bytes) -> ApiKey:
         key_id, secret = _parted(text)
-        record = await self._records.get(KIND, key_id) if key_id else None
+        forgotten = self._forgotten
+        try:
+            record = await self._records.get(KIND, key_id) if key_id else None
+        except Unavailable:
+            if (trusted := self._trusted(digest)) is None:
+                raise
+            return trusted
+        if forgotten != self._forgotten:  # a key was revoked while this one was looked up
+            return await self._find(text, digest)
         key = None if record is None else _read(record)
         right = hmac.compare_digest(_hashed(key.salt if key else _NO_SALT, secret), key.hashed if key else _NO_SALT)
         if key is None or not right:
+            self._remembered.pop(digest, None)
             raise Unauthorized(_WRONG, remedy=_REMEDY)
         self._remember(digest, key)
         return key
 
+    def _trusted(self, digest: bytes) -> ApiKey | None:
+        """A key that was proven not long ago; the store is asked again after REMEMBERED_S."""
+        known, now = self._remembered.get(digest), self._clock.now()
+        if known is None or now >= known.proven + TRUSTED_S:
+            return None
+        until = min(now + REMEMBERED_S, known.proven + TRUSTED_S)
+        self._remembered[digest] = known._replace(until=until)
+        return known.key
+
     def _remember(self, digest: bytes, key: ApiKey) -> None:
-        self._remembered[digest] = key, self._clock.now() + REMEMBERED_S
+        now = self._clock.now()
+        self._remembered[digest] = _Known(key, now + REMEMBERED_S, now)
         self._remembered.move_to_end(digest)
         if len(self._remembered) > _MOST_REMEMBERED:
             self._remembered.popitem(last=False)
 
+    def _forget(self, key_id: str) -> None:
+        self._forgotten += 1
+        for digest in [digest for digest, known in self._remembered.items() if known.key.id == key_id]:
+            del self._remembered[digest]
+
     def _note_use(self, key: ApiKey, digest: bytes, now: float) -> None:
-        until = self._remembered[digest][1]  # it was not looked up again, so it is not remembered for longer
-        self._remembered[digest] = replace(key, used_at=now), until
+        known = self._remembered[digest]  # it was not looked up again, so it is not remembered for longer
+        self._remembered[digest] = known._replace(key=replace(key, used_at=now))
         task = asyncio.create_task(self._write_use(key.id, now), name=f"noting the use of {key.id}")
         self._noting.add(task)
         task.add_done_callback(self._noting.discard)

@@ -2,8 +2,8 @@
 
 What a tenant holds at one moment (sessions, disk) is not counted here: the store keeps that, see Caps. A tenant and
 each of its keys are counted apart, and both must have something left. Counters live in memory or in Redis (package
-`limits`, imported when there is something to count); the figures of the day that were spent before a restart are taken
-from the usage book.
+`limits`, imported when there is something to count). A counter of the day that is not there, because the process was
+restarted or Redis lost what it had, begins with what the usage book says; one that is there goes on, whoever began it.
 """
 
 import asyncio
@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, Any, Final
 from warren.clock import Clock
 from warren.interfaces.store import NO_CAPS, Caps
 from warren.model.access import NO_QUOTA, Caller, Quota
-from warren.model.errors import Forbidden, QuotaExceeded, RateLimited
+from warren.model.errors import Forbidden, QuotaExceeded, RateLimited, Unavailable
 from warren.model.spec import Limits
 
 if TYPE_CHECKING:
-    from limits import RateLimitItem
-    from limits.aio.storage import Storage
-    from limits.aio.strategies import FixedWindowRateLimiter, SlidingWindowCounterRateLimiter
+    from limits.aio.strategies import SlidingWindowCounterRateLimiter
+
+    from warren.coordinator.access.counters import Counts
 
 DAY_S: Final = 86400
 _TOLD_AGAIN_S: Final = 60.0
 _MOST_TOLD: Final = 10_000
+_TRIES: Final = 5
 
 Reached = Callable[[Caller, str], None]
 SpentBefore = Callable[[str, str], Awaitable[float]]
@@ -57,13 +58,13 @@ async def _nothing(tenant: str, what: str) -> float:
 class Quotas:
     """`reached` is called when somebody has come to the end of a quota, at most once a minute for each.
 
-    `spent_before` says what a tenant has spent of a day's quota before this process counted.
+    `spent_before` says what a tenant has spent of a day's quota before it was counted here.
     """
 
     def __init__(
         self,
         clock: Clock,
-        storage: "Callable[[], Storage] | None" = None,
+        storage: "Callable[[], Counts] | None" = None,
         *,
         reached: Reached = lambda caller, quota: None,
         spent_before: SpentBefore = _nothing,
@@ -74,13 +75,17 @@ class Quotas:
         self._spent_before = spent_before
         self._told: dict[tuple[str, str], float] = {}
         self._used_up: dict[tuple[str, str], tuple[str, int]] = {}  # a quota, whose: on which day, how much it was
-        self._begun: dict[tuple[str, str, str, int], asyncio.Future[None]] = {}
+        self._beginning: dict[str, asyncio.Future[None]] = {}
 
     def __repr__(self) -> str:
-        return f"<Quotas: {len(self._begun)} of today>"
+        return f"<Quotas: {len(self._used_up)} used up>"
+
+    async def close(self) -> None:
+        if "_storage" in self.__dict__:
+            await self._storage.close()
 
     @cached_property
-    def _storage(self) -> "Storage":
+    def _storage(self) -> "Counts":
         from warren.coordinator.access.counters import Counters
 
         return self._new_storage() if self._new_storage else Counters()
@@ -90,12 +95,6 @@ class Quotas:
         from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
         return SlidingWindowCounterRateLimiter(self._storage)
-
-    @cached_property
-    def _days(self) -> "FixedWindowRateLimiter":
-        from limits.aio.strategies import FixedWindowRateLimiter
-
-        return FixedWindowRateLimiter(self._storage)
 
     async def request(self, caller: Caller) -> Standing | None:
         """One request more; RateLimited if that is one too many. None: nothing bounds it."""
@@ -150,16 +149,18 @@ class Quotas:
                 return False
         return True
 
+    async def spend_again(self, caller: Caller, what: str, amount: int) -> None:
+        """What was spent before a restart and is in no book yet; counters that outlast a restart have it already."""
+        if not self._storage.lasting:
+            await self.spend(caller, what, amount)
+
     async def left(self, caller: Caller, what: str) -> float:
         """How much of a day's quota is left, on the level that has least."""
-        from limits import RateLimitItemPerDay
-
-        least, day = math.inf, self._day()
+        least = math.inf
         for whose, quota in _levels(caller):
             most = getattr(quota, f"{what}_per_day")
             if most is not None:
-                window = await self._days.get_window_stats(RateLimitItemPerDay(max(most, 1)), what, whose, day)
-                least = min(least, window.remaining if most else 0)
+                least = min(least, max(0, most - await self._storage.get(self._today(what, whose))))
         return least
 
     def check_left(self, caller: Caller, what: str) -> None:
@@ -178,32 +179,36 @@ class Quotas:
         )
 
     async def _spend(self, caller: Caller, what: str, whose: str, most: int, amount: int) -> bool:
-        from limits import RateLimitItemPerDay
-
         if most <= 0:
             return False
-        item, day = RateLimitItemPerDay(most), self._day()
-        await self._begin_day(item, what, whose, day, caller)
-        return await self._days.hit(item, what, whose, day, cost=amount)
+        key = self._today(what, whose)
+        for _ in range(_TRIES):
+            was_left = await self._storage.spend(key, amount, most)
+            if was_left is not None:
+                return was_left
+            await self._begin(key, what, whose, caller)
+        raise Unavailable("what is spent cannot be counted: the counter is gone each time")
 
-    async def _begin_day(self, item: "RateLimitItem", what: str, whose: str, day: str, caller: Caller) -> None:
+    async def _begin(self, key: str, what: str, whose: str, caller: Caller) -> None:
         """Before anything of a day's quota is spent, what was spent before counts; everybody waits for that."""
-        begun = (what, whose, day, item.amount)  # a quota that was changed is counted anew
-        if begun not in self._begun:
-            if len(self._begun) > _MOST_TOLD:
-                self._begun = {one: counting for one, counting in self._begun.items() if one[2] == day}
-            self._begun[begun] = asyncio.ensure_future(self._count_before(item, what, whose, day, caller))
-        counting = self._begun[begun]
-        if not counting.done():
-            await asyncio.shield(counting)
-        elif counting.exception() is not None:
-            del self._begun[begun]
-            counting.result()
+        if key not in self._beginning:
+            work = asyncio.ensure_future(self._count_before(key, what, whose, caller))
+            self._beginning[key] = work
+            work.add_done_callback(lambda _: self._beginning.pop(key, None))
+        await asyncio.shield(self._beginning[key])
 
-    async def _count_before(self, item: "RateLimitItem", what: str, whose: str, day: str, caller: Caller) -> None:
-        before = int(await self._spent_before(caller.tenant, what)) if whose.startswith("tenant:") else 0
-        if before > 0:
-            await self._days.hit(item, what, whose, day, cost=min(before, item.amount))
+    async def _count_before(self, key: str, what: str, whose: str, caller: Caller) -> None:
+        try:
+            before = int(await self._spent_before(caller.tenant, what)) if whose.startswith("tenant:") else 0
+        except Unavailable:
+            if not self._storage.alone:
+                raise
+            before = 0  # the book is where the counters are: away
+        await self._storage.begin(key, DAY_S, before)
+
+    def _today(self, what: str, whose: str) -> str:
+        """The name of a counter. A quota that is changed goes on from what was spent."""
+        return f"{what}/{whose}/{self._day()}"
 
     def _day(self) -> str:
         return str(int(self._clock.wall() // DAY_S))

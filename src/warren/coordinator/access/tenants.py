@@ -1,23 +1,24 @@
 """What each tenant may have: its quota and its command policy, as the operator has set them.
 
 A tenant need not be set up: one without a record has what the record `*` says, and without that no bounds. What
-was read is remembered for REMEMBERED_S.
+was read is remembered for REMEMBERED_S; while the store is away it holds for TRUSTED_S.
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from warren.clock import Clock
 from warren.interfaces.records import Record, RecordStore
 from warren.model.access import ANY_TENANT, NO_QUOTA, Quota, check_tenant
-from warren.model.errors import InvalidRequest, NotFound
+from warren.model.errors import InvalidRequest, NotFound, Unavailable
 from warren.model.policy import Policy
 
 KIND: Final = "tenant"
 NO_POLICY: Final = Policy()
 REMEMBERED_S: Final = 2.0
+TRUSTED_S: Final = 600.0
 MOST_TENANTS: Final = 100_000
 
 
@@ -28,11 +29,19 @@ class Tenant:
     policy: Policy = NO_POLICY
 
 
+class _Known(NamedTuple):
+    """What was read at the time `read`; it is read again after `until`."""
+
+    tenant: Tenant
+    until: float
+    read: float
+
+
 class Tenants:
     def __init__(self, records: RecordStore, clock: Clock) -> None:
         self._records = records
         self._clock = clock
-        self._remembered: dict[str, tuple[Tenant, float]] = {}
+        self._remembered: dict[str, _Known] = {}
 
     def __repr__(self) -> str:
         return f"<Tenants: {len(self._remembered)} remembered>"
@@ -40,14 +49,33 @@ class Tenants:
     async def of(self, name: str) -> Tenant:
         """What holds for this tenant."""
         known = self._remembered.get(name)
-        if known is not None and self._clock.now() < known[1]:
-            return known[0]
+        if known is not None and self._clock.now() < known.until:
+            return known.tenant
+        try:
+            tenant = await self._current(name)
+        except Unavailable:
+            if known is None or self._clock.now() >= known.read + TRUSTED_S:
+                raise
+            return self._remember(known.tenant, known.read)
+        return self._remember(tenant, self._clock.now())
+
+    async def _current(self, name: str) -> Tenant:
         record = await self._records.get(KIND, name) or await self._records.get(KIND, ANY_TENANT)
-        tenant = Tenant(name) if record is None else _read(record, name)
+        return Tenant(name) if record is None else _read(record, name)
+
+    def _remember(self, tenant: Tenant, read: float) -> Tenant:
         if len(self._remembered) >= MOST_TENANTS:
             self._remembered.clear()
-        self._remembered[name] = tenant, self._clock.now() + REMEMBERED_S
+        until = min(self._clock.now() + REMEMBERED_S, read + TRUSTED_S)
+        self._remembered[tenant.name] = _Known(tenant, until, read)
         return tenant
+
+    def _forget(self, name: str) -> None:
+        """What is set for any tenant may have been what held for each of them."""
+        if name == ANY_TENANT:
+            self._remembered.clear()
+        else:
+            self._remembered.pop(name, None)
 
     async def get(self, name: str) -> Tenant:
         record = await self._records.get(KIND, name)
@@ -67,14 +95,14 @@ class Tenants:
         while True:
             known = await self._records.get(KIND, tenant.name)
             if await self._records.put(Record(KIND, tenant.name, value, known.version + 1 if known else 1)):
-                self._remembered.clear()
+                self._forget(tenant.name)
                 return tenant
 
     async def delete(self, name: str) -> None:
         """Takes what was set away; its keys and sessions stay."""
         await self.get(name)
         await self._records.delete(KIND, name)
-        self._remembered.clear()
+        self._forget(name)
 
 
 def tenant_view(tenant: Tenant) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The app: every router, the errors, the door."""
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 from fastapi import FastAPI
@@ -7,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from warren.coordinator.api import (
     admin,
+    cluster,
     e2b,
     exec,
     files,
@@ -25,18 +27,21 @@ from warren.coordinator.api.fast import Fast
 from warren.coordinator.api.problems import register
 from warren.coordinator.api.reference import add_reference
 
-ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, webhooks, records, admin, health)
+ROUTERS = (sessions, exec, processes, sockets, files, flat, e2b, webhooks, records, admin, cluster, health)
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
-def create_app(context: Context) -> ASGIApp:
+def create_app(
+    context: Context, *, wrapped: Callable[[ASGIApp], ASGIApp] = lambda app: app, counts: bool = True
+) -> ASGIApp:
+    """`wrapped` may put something between the door and the app; without `counts` the door counts nothing."""
     app = with_routes(context.version)
     app.state.context = context
     app.openapi = completed(app, with_key=context.with_key)  # type: ignore[method-assign]
     office = context.office
-    books = Books(office.audit, office.usage.add)
-    inner = Fast(LenientType(app), context)
-    return Door(inner, context.identity, office.overseer.quotas, context.sessions.clock, books)
+    books = Books(office.audit, office.usage.add) if counts else Books(office.audit)
+    inner = wrapped(Fast(LenientType(app), context))
+    return Door(inner, context.identity, office.overseer.quotas, context.sessions.clock, books, counts=counts)
 
 
 def with_routes(version: str) -> FastAPI:

@@ -5,7 +5,7 @@ import binascii
 import json
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Security
@@ -15,10 +15,11 @@ from starlette.responses import Response
 
 from warren.coordinator.access.identity import Identity
 from warren.coordinator.api.problems import StrictRoute
+from warren.coordinator.cluster.control import Control
 from warren.coordinator.office import Office
 from warren.coordinator.sessions import Sessions
 from warren.model.access import Caller, Scope
-from warren.model.errors import Forbidden, InvalidRequest
+from warren.model.errors import Forbidden, InvalidRequest, Unavailable
 from warren.model.session import SessionState
 
 JSON: Final = "application/json"
@@ -30,7 +31,8 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`identity` says who may come in; `with_key` that something must be shown for it."""
+    """`identity` says who may come in; `with_key` that something must be shown for it. `labels` are what can be asked
+    for of this worker; `cluster` is what a coordinator has beside its sessions."""
 
     sessions: Sessions
     office: Office
@@ -42,6 +44,8 @@ class Context:
     max_command_timeout_s: float = 86400.0
     keepalive_s: float = 15.0
     with_key: bool = True
+    labels: Mapping[str, str] = field(default_factory=dict)
+    cluster: Control | None = None
 
 
 async def _context(connection: HTTPConnection) -> Context:
@@ -119,10 +123,17 @@ def limited_timeout(context: Context, timeout_s: float | None) -> float:
 
 async def pool_size(context: Context) -> int:
     """Sandboxes that are ready to be handed out."""
+    if context.cluster is not None:
+        return context.cluster.pool_size()
     workers = context.sessions.lifecycle.workers.values()
     return sum(pool["ready"] for worker in workers for pool in worker.stats()["pools"].values())
 
 
 async def active_sessions(context: Context) -> int:
-    counts = await context.sessions.store.count()
+    try:
+        counts = await context.sessions.store.count()
+    except Unavailable:
+        if context.cluster is None:
+            raise
+        return context.cluster.claimed()
     return counts.get(SessionState.RUNNING, 0) + counts.get(SessionState.CREATING, 0)

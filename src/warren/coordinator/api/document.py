@@ -34,6 +34,7 @@ TAGS: Final = [
     {"name": "webhooks", "description": "Whom to tell what happened"},
     {"name": "records", "description": "What was done, and what was used"},
     {"name": "admin", "description": "Keys and tenants, for the operator of a server"},
+    {"name": "cluster", "description": "Workers, for the operator of a cluster"},
     {"name": "server", "description": "What machines ask a server about itself"},
 ]
 _OTHER_WORDS: Final = ("flat", "e2b")

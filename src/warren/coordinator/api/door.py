@@ -44,12 +44,17 @@ class Books:
 
 
 class Door:
-    def __init__(self, app: ASGIApp, identity: Identity, quotas: Quotas, clock: Clock, books: Books) -> None:
+    """Without `counts` a request costs the caller nothing: it was counted at another door."""
+
+    def __init__(
+        self, app: ASGIApp, identity: Identity, quotas: Quotas, clock: Clock, books: Books, *, counts: bool = True
+    ) -> None:
         self._app = app
         self._identity = identity
         self._quotas = quotas
         self._clock = clock
         self._books = books
+        self._counts = counts
         self._refused = _Refused()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,11 +80,8 @@ class Door:
         failed: BaseException | None = None
         admitted = False
         try:
-            visit.standing = await self._quotas.request(caller)
-            # Who has used up its bytes must still be able to end what it has.
-            if scope.get("method") != "DELETE" and self._quotas.bounds(caller, BYTES_OUT):
-                self._quotas.check_left(caller, BYTES_OUT)
-                visit.pay = self._paying(caller)
+            if self._counts:
+                await self._count(caller, scope, visit)
             admitted = True
             await self._app(scope, visit.receive, visit.send)
         except BaseException as exc:
@@ -89,6 +91,13 @@ class Door:
         finally:
             if admitted or self._refused.is_told(caller.tenant, self._clock.now()):
                 self._record(scope, visit, asking, failed)
+
+    async def _count(self, caller: Caller, scope: Scope, visit: "_Visit") -> None:
+        visit.standing = await self._quotas.request(caller)
+        # Who has used up its bytes must still be able to end what it has.
+        if scope.get("method") != "DELETE" and self._quotas.bounds(caller, BYTES_OUT):
+            self._quotas.check_left(caller, BYTES_OUT)
+            visit.pay = self._paying(caller)
 
     def _paying(self, caller: Caller) -> Any:
         async def pay(amount: int) -> None:
@@ -101,7 +110,7 @@ class Door:
         caller = asking.caller
         if caller is not NOBODY:
             self._books.usage(caller.tenant, Usage(bytes_in=visit.bytes_in, bytes_out=visit.bytes_out))
-        if self._books.audit is None:
+        if self._books.audit is None or scope.get("forwarded"):  # then the worker writes it down, who knows more
             return
         status, named = _status(visit, failed), scope.get("path_params", {})
         notes = dict(asking.notes)

@@ -42,7 +42,7 @@ from warren.coordinator.api.schemas import (
     file_view,
     session_view,
 )
-from warren.coordinator.api.sessions import check_provider
+from warren.coordinator.api.sessions import check_place
 from warren.coordinator.asking import current_caller
 from warren.coordinator.wanted import NewSession
 from warren.interfaces.store import Page
@@ -124,7 +124,7 @@ async def create_session(
 ) -> Response:
     """With `thread_id`: the thread's session, made if it has none. POST /api/sessions says more about it."""
     body = body or SessionBody()
-    check_provider(context, body.provider)
+    check_place(context, body.provider, body.labels)
     opened = await unless_gone(request, context.sessions.create(tenant, body.wanted(), idempotency_key))
     session = opened.session
     values = {

@@ -31,8 +31,10 @@ class StatsView(BaseModel):
 
 @router.get("/ready", response_model=ReadyView, summary="Whether the server takes work")
 async def ready(context: Ctx) -> Response:
-    """503 while it is being stopped, or when its store does not work."""
+    """503 while it is being stopped, or when its store does not work; in a cluster, when no worker is there."""
     context.sessions.check_open()
+    if context.cluster is not None:
+        context.cluster.check_ready()
     return answer(
         {"status": "ready", "pool_size": await pool_size(context), "active_sessions": await active_sessions(context)}
     )
@@ -46,4 +48,5 @@ async def version(context: Ctx) -> dict[str, str]:
 @router.get("/api/stats", response_model=StatsView, summary="Figures of the pools, the machine and the sessions")
 async def stats(context: Ctx, tenant: Admin) -> dict[str, Any]:
     """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
-    return dict(await figures(context.sessions))
+    found = dict(await figures(context.sessions))
+    return found if context.cluster is None else {**found, "workers": await context.cluster.figures()}

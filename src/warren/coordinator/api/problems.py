@@ -31,7 +31,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.coordinator.asking import note
-from warren.model.errors import InvalidJson, InvalidRequest, TooLarge, WarrenError
+from warren.model.errors import InvalidJson, InvalidRequest, Misdirected, TooLarge, WarrenError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_DEPTH = 100
@@ -62,7 +62,10 @@ def problem(exc: WarrenError, instance: str = "") -> Response:
     if instance:
         fields["instance"] = instance
     note(error=exc.code)
-    return _answer(exc.http_status, exc.code, exc.message, fields, retry_after_s=exc.retry_after_s)
+    response = _answer(exc.http_status, exc.code, exc.message, fields, retry_after_s=exc.retry_after_s)
+    if isinstance(exc, Misdirected):
+        response.headers["x-warren-worker"] = exc.worker
+    return response
 
 
 def internal_problem(exc: BaseException) -> Response:

@@ -61,6 +61,9 @@ class SessionBody(Body):
     provider: str = Field(
         "", description="Must be the server's own provider, if given; `e2b` asks for any that behaves like it"
     )
+    labels: dict[str, str] = Field(
+        {}, description="What the worker must have, in a cluster: `arch`, or labels of its own", examples=[{"gpu": "1"}]
+    )
     limits: LimitsBody | None = None
     require: list[LayerName] = Field(
         [], description="Layers of isolation that must be in force", examples=[["seccomp"]]
@@ -74,7 +77,7 @@ class SessionBody(Body):
     )
 
     def wanted(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "provider"})
+        values = self.model_dump(exclude={"limits", "require", "provider", "labels"})
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
         return NewSession(**values, limits=limits, require=frozenset(_layer(name) for name in self.require))
 

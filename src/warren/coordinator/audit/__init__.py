@@ -1,1 +1,1 @@
-"""The audit record: who did what, kept in files or in memory, without the secrets."""
+"""The audit record: who did what, kept in files, in Redis or in memory, without the secrets."""

@@ -45,7 +45,7 @@ class Journal:
     def append(self, lines: Sequence[bytes]) -> Appended:
         count = 0
         try:
-            for group in _groups(lines, min(_AT_ONCE, self._max_bytes)):
+            for group in groups(lines, min(_AT_ONCE, self._max_bytes)):
                 written = self._write(group)
                 count += written
                 if written < len(group):
@@ -175,7 +175,8 @@ def _closed_on_error(fd: int) -> Iterator[int]:
         raise
 
 
-def _groups(lines: Sequence[bytes], most: int) -> Iterator[list[bytes]]:
+def groups(lines: Sequence[bytes], most: int) -> Iterator[list[bytes]]:
+    """Together at most so many bytes, or one line."""
     group: list[bytes] = []
     size = 0
     for line in lines:

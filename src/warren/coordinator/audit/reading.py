@@ -27,25 +27,38 @@ class _Line(NamedTuple):
     text: bytes
 
 
+class Gathering:
+    """A page as it comes together, from lines that are given newest first."""
+
+    def __init__(self, query: Query, look_through: int = LOOK_THROUGH_BYTES) -> None:
+        self.found: list[Deed] = []
+        self._query = query
+        self._limit = max(1, min(query.limit, MOST_ON_PAGE))
+        self._marks = marks_of(query)
+        self._left = look_through
+
+    def take(self, line: bytes) -> bool:
+        """Whether this is where the page ends."""
+        self._left -= len(line) + 1
+        marked = all(mark in line for mark in self._marks)
+        if marked and (deed := deed_of(line)) and is_wanted(self._query, deed):
+            self.found.append(deed)
+        return len(self.found) == self._limit or self._left <= 0
+
+
 def read_page(directory: Path, query: Query, look_through: int = LOOK_THROUGH_BYTES) -> AuditPage:
-    limit = max(1, min(query.limit, MOST_ON_PAGE))
-    marks = marks_of(query)
-    found: list[Deed] = []
-    seen = 0
+    page = Gathering(query, look_through)
     try:
         for line in _lines(directory, query.after):
-            seen += len(line.text) + 1
-            if all(mark in line.text for mark in marks) and (deed := deed_of(line.text)) and is_wanted(query, deed):
-                found.append(deed)
-            if len(found) == limit or seen >= look_through:
-                return AuditPage(found, f"{line.number}-{line.start}")
+            if page.take(line.text):
+                return AuditPage(page.found, f"{line.number}-{line.start}")
     except OSError as exc:
         raise Unavailable(f"the audit record in {directory} cannot be read: {exc.strerror}") from exc
-    return AuditPage(found)
+    return AuditPage(page.found)
 
 
 def _lines(directory: Path, after: str) -> Iterator[_Line]:
-    number, before = _place(after) if after else (None, None)
+    number, before = read_place(after) if after else (None, None)
     with opened_directory(directory) as fd:
         for each in sorted(numbers_in(fd), reverse=True):
             if number is None or each <= number:
@@ -80,7 +93,8 @@ def lines_before(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
         yield 0, rest
 
 
-def _place(after: str) -> tuple[int, int]:
+def read_place(after: str) -> tuple[int, int]:
+    """The two numbers a place is made of. Raises InvalidRequest if it is none."""
     match = _PLACE.fullmatch(after)
     if match is None:
         raise InvalidRequest(f"{after[:80]!r} is no page of the audit record", remedy="give the `after` of a page")

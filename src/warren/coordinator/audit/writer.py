@@ -1,4 +1,4 @@
-"""A thread that writes deeds down, so that no request waits for a disk.
+"""A thread that writes deeds down, so that no request waits for a disk or a network.
 
 `give` puts a deed into a queue of bounded length. The thread sleeps until there is one, lets more come for a fraction
 of a second, and writes them in one go. What does not fit into the queue, or cannot be written, is counted; the count
@@ -11,10 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from warren.coordinator.audit.deeds import kept_line, line_of
-from warren.coordinator.audit.journal import Journal
+from warren.coordinator.audit.journal import Appended
 from warren.model.audit import DROPPED, CommandText, Deed
 
 FLUSH_S: Final = 0.2
@@ -33,8 +33,15 @@ class _Given(NamedTuple):
     size: int
 
 
+class Lines(Protocol):
+    """Where the lines go. Used by one thread. `append` raises nothing, and may take its time."""
+
+    def append(self, lines: Sequence[bytes]) -> Appended: ...
+    def close(self) -> None: ...
+
+
 class AuditWriter:
-    def __init__(self, journal: Journal, commands: CommandText, queue_most: int = QUEUE_MOST) -> None:
+    def __init__(self, journal: Lines, commands: CommandText, queue_most: int = QUEUE_MOST) -> None:
         self._journal = journal
         self._commands = commands
         self._queue_most = queue_most

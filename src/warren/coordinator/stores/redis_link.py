@@ -46,7 +46,7 @@ class RedisLink:
         self.address = address
         self._timeout_s = timeout_s
         self._tag = tag
-        self._client, self._close = _client(address, timeout_s)
+        self._client, self._close = new_client(address, timeout_s)
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._ahead_s: float | None = None  # of Redis' clock, before the loop's
         self._closed = False
@@ -68,6 +68,12 @@ class RedisLink:
             raise self._ours_of_cluster(exc) from None  # its text may hold what was to be stored
         except (theirs.RedisError, OSError) as exc:
             raise self._ours(exc) from exc
+
+    def time_of_day(self) -> float:
+        """By Redis' clock, as far as the last answer told it."""
+        if self._ahead_s is None:
+            raise Unavailable(f"Redis at {self.address} has not told the time yet")
+        return asyncio.get_running_loop().time() + self._ahead_s
 
     async def close(self) -> None:
         if not self._closed:
@@ -162,7 +168,7 @@ def _packed(value: Value) -> bytes | int:
     return b"" if value is None else value
 
 
-def _client(address: RedisAddress, timeout_s: float) -> tuple[Any, Callable[[], Awaitable[None]]]:
+def new_client(address: RedisAddress, timeout_s: float) -> tuple[Any, Callable[[], Awaitable[None]]]:
     """A client and what closes it. It tries nothing twice: that is for us to decide.
 
     Nor does it have a time-out for sending and reading, unless there are others to turn to: `run` has one, and with

@@ -12,7 +12,7 @@ FIELDS: Final = (
     *("key_id", "disk", "void", "data"),
 )
 
-_SESSIONS: Final = f"""
+SESSIONS: Final = f"""
 local FIELDS = {lua_list(FIELDS)}
 local INDEXED = {lua_list(FIELDS[:-1])}
 local EXPIRING, HOLDING, USABLE = {lua_set(EXPIRING)}, {lua_set(HOLDING)}, {lua_set(USABLE)}
@@ -86,20 +86,22 @@ local function remember(name, print, session_id)
 end
 """
 
+# With '1' an empty Redis is taken into use at once.
 OPEN: Final = script(
     body=f"""
-if call('EXISTS', KEYS[1]) == 0 then call('SET', KEYS[1], {VERSION}) end
+if ARGV[3] == '1' and call('EXISTS', KEYS[1]) == 0 then call('SET', KEYS[1], {VERSION}) end
 local info = redis.pcall('INFO', 'memory')
 local policy = type(info) == 'string' and info:match('maxmemory_policy:(%S+)') or ''
-return {{call('GET', KEYS[1]), policy}}
+return {{call('GET', KEYS[1]) or '', policy}}
 """
 )
 
-# Gives {which, session} or, when it would be too much, {'quota', sums}.
+# Gives {which, session}; {'quota', sums} when it would be too much; {'blank'} when Redis has lost its data.
 ADD: Final = script(
-    _SESSIONS,
+    SESSIONS,
     _KEYS,
     body="""
+if call('EXISTS', KEYS[1]) == 0 then return {'blank'} end
 local one = from(3, FIELDS)
 local at = 3 + #FIELDS
 local caps, name, print = {unpack(ARGV, at, at + 3)}, nil, ARGV[at + 7]
@@ -161,9 +163,7 @@ return id and call('HGET', key('session', id), 'data')
 )
 
 # The common change, of times only, leaves alone what has to do with the state.
-SWAP: Final = script(
-    _SESSIONS,
-    body="""
+SWAPPING: Final = """
 local one = from(3, FIELDS)
 local old = known(one.id)
 if not old or old.tenant ~= one.tenant then return 0 end
@@ -180,6 +180,25 @@ if not same then
 elseif EXPIRING[one.state] then
   call('ZADD', key('due'), one.deadline, one.id)
 end
+return 1
+"""
+SWAP: Final = script(SESSIONS, body=SWAPPING)
+
+# 1 if it is there now as it was given: it was missing, or older, and its thread had no other.
+RESTORE: Final = script(
+    SESSIONS,
+    body="""
+local one = from(3, FIELDS)
+local old, mine = known(one.id), key('session', one.id)
+if old and old.by:sub(1, TOKEN_BYTES) == token then return 1 end
+if old and tonumber(old.version) >= tonumber(one.version) then return 0 end
+local holder = one.thread ~= '' and call('GET', key('holder', one.tenant, one.thread))
+if holder and holder ~= one.id then return 0 end
+if old then leave(old) end
+call('HSET', mine, 'by', token, 'born', token, unpack(flat(one)))
+call('ZADD', key('listed', one.tenant), one.created, one.id)
+if one.thread ~= '' then call('ZADD', key('thread', one.tenant, one.thread), one.created, one.id) end
+enter(one)
 return 1
 """,
 )
@@ -250,7 +269,7 @@ COUNT: Final = script(body="return call('HGETALL', key('counts'))")
 
 # One step: {sessions forgotten, whether there may be more}.
 PURGE: Final = script(
-    _SESSIONS,
+    SESSIONS,
     _KEYS,
     body="""
 local epoch, before, left, gone = ARGV[3], ARGV[4], tonumber(ARGV[5]), 0

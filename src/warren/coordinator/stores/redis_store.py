@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from warren.coordinator.cluster.scripts import SWAP_OF_DEAD
 from warren.coordinator.stores import redis_scripts as scripts
 from warren.coordinator.stores.redis_link import TIMEOUT_S, RedisLink, Value, connect
 from warren.coordinator.stores.redis_records import RedisRecords
@@ -50,7 +51,7 @@ class RedisStore:
     ) -> "RedisStore":
         link = connect(url, timeout_s=timeout_s, namespace=namespace)
         try:
-            await _check_it_is_ours(link)
+            await check_it_is_ours(link, take=True)
         except BaseException:
             await link.close()
             raise
@@ -77,6 +78,11 @@ class RedisStore:
             check_caps(caps, session, Held(*held[:2]), Held(*held[2:]))
         if which == b"conflict":
             raise Conflict(f"there is a session {session.id} already")
+        if which == b"blank":
+            raise Unavailable(
+                "Redis is empty, or has lost its data: workers have some seconds to publish the sessions they have",
+                retry_after_s=5,
+            )
         return self._decoded(rest[0]) if rest else session, Added(which.decode())
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
@@ -87,6 +93,15 @@ class RedisStore:
 
     async def swap(self, session: Session) -> bool:
         return bool(await self._run(scripts.SWAP, *self._row(session)))
+
+    async def restore(self, session: Session) -> bool:
+        """Stores a session as its worker has it, if there is none or an older one and its thread has no other; whether
+        it is there now."""
+        return bool(await self._run(scripts.RESTORE, *self._row(session)))
+
+    async def swap_of_dead(self, session: Session) -> bool:
+        """`swap`, and only as long as the lease of the session's worker is over."""
+        return bool(await self._run(SWAP_OF_DEAD, *self._row(session), session.worker))
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         if page.limit <= 0 or not page.states:
@@ -178,9 +193,10 @@ def _index(page: Page) -> str:
     return "listed" if SessionState.ENDED in page.states else "live"
 
 
-async def _check_it_is_ours(link: RedisLink) -> None:
-    version, policy = await link.run(scripts.OPEN)
-    if version != str(scripts.VERSION).encode():
+async def check_it_is_ours(link: RedisLink, *, take: bool) -> None:
+    """With `take` an empty Redis is taken into use; in a cluster that waits for what workers may have."""
+    version, policy = await link.run(scripts.OPEN, "1" if take else "")
+    if version != str(scripts.VERSION).encode() and (take or version):
         raise Unavailable(
             f"the session store in Redis at {link.address} has version {_shown(version)}; "
             f"this Warren knows version {scripts.VERSION}",

@@ -34,7 +34,8 @@ class AsyncSandboxClient(AsyncFiles):
     `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else http://localhost:8000); "local"
     works on this machine in this process, without a server. `exactly_once` makes commands safe to repeat, and
     repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the thread's
-    sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone.
+    sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone. `labels`: what
+    the machine must have that the sandbox is on, such as {"gpu": "1"}.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class AsyncSandboxClient(AsyncFiles):
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         require: Sequence[str] = (),
+        labels: Mapping[str, str] | None = None,
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         timeout: float = COMMAND_TIMEOUT_S,
@@ -77,6 +79,7 @@ class AsyncSandboxClient(AsyncFiles):
                 "env": dict(env or {}),
                 "metadata": dict(metadata or {}),
                 "require": list(require),
+                "labels": dict(labels or {}),
                 "idle_timeout_s": idle_timeout_s,
                 "max_lifetime_s": max_lifetime_s,
                 "replace_lost": replace_lost,

@@ -1,0 +1,110 @@
+"""`warren cluster`: the workers of a cluster, and a whole cluster on one machine to try it."""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from warren.cli.remote import Server, server_options
+from warren.cli.tables import print_json, print_table
+from warren.sdk.wire import Ask
+
+_CLUSTER = "/api/cluster"
+_TITLES = ("WORKER", "STATE", "ADDRESS", "SESSIONS", "CAPACITY", "READY", "WAITING", "LABELS", "VERSION")
+
+Values = dict[str, Any]
+
+
+@click.group()
+def cluster() -> None:
+    """See and steer the workers of a cluster, through any of its coordinators."""
+
+
+@cluster.command()
+@server_options
+def status(url: str, as_json: bool) -> None:
+    """Show the workers, and whether Redis is there.
+
+    Example: warren cluster status
+    """
+    with Server(url) as server:
+        found = server.transport.ask(Ask("GET", _CLUSTER))
+    if as_json:
+        print_json(found)
+        return
+    print_table(_TITLES, [_row(worker) for worker in found["workers"]])
+    click.echo(f"\nRedis is {found['redis']}; answered by the coordinator {found['coordinator']}")
+    if not found["settled"]:
+        click.echo("Redis was empty: no new sessions until workers have had the time to publish those they have")
+
+
+@cluster.command()
+@click.argument("worker_id", metavar="WORKER")
+@click.option("--undo", is_flag=True, help="Let it have new sessions again.")
+@server_options
+def drain(worker_id: str, undo: bool, url: str, as_json: bool) -> None:
+    """Give WORKER no new sessions; those it has go on.
+
+    Example: warren cluster drain worker-2
+    """
+    with Server(url) as server:
+        found = server.transport.ask(Ask("PATCH", _path(worker_id), values={"draining": not undo}))
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{found['id']} is {found['state']}, with {found['sessions']} sessions")
+
+
+@cluster.command()
+@click.argument("worker_id", metavar="WORKER")
+@server_options
+def remove(worker_id: str, url: str, as_json: bool) -> None:
+    """Forget WORKER, which is dead; its sessions are reported lost at once.
+
+    Example: warren cluster remove worker-2
+    """
+    with Server(url) as server:
+        server.transport.ask(Ask("DELETE", _path(worker_id)))
+    if as_json:
+        print_json({"removed": worker_id})
+    else:
+        click.echo(f"{worker_id} is forgotten")
+
+
+@cluster.command()
+@click.option("--workers", default=3, show_default=True, type=click.IntRange(1, 64), help="How many workers.")
+@click.option("--coordinators", default=2, show_default=True, type=click.IntRange(1, 16), help="How many coordinators.")
+@click.option("--port", default=8000, show_default=True, help="Of the first coordinator; the next ones follow.")
+@click.option("--directory", metavar="DIR", help="Where everything lives.  [cluster, in the state directory]")
+def up(workers: int, coordinators: int, port: int, directory: str | None) -> int:
+    """Run a cluster on this machine until it is told to stop: Redis, coordinators, workers, each a process of its own.
+
+    For development and tests. Options are given by variables (WARREN_PROVIDER, POOL_SIZE, …) and reach all processes.
+    The next start in the same directory finds the same sessions, if it comes within seconds.
+
+    Example: warren cluster up --workers 3
+    """
+    from warren.cli.cluster_up import run_cluster
+
+    return run_cluster(workers, coordinators, port, Path(directory) if directory else None)
+
+
+def _path(worker_id: str) -> str:
+    return f"{_CLUSTER}/workers/{quote(worker_id, safe='')}"
+
+
+def _row(worker: Values) -> list[str]:
+    ready = ", ".join(f"{name} {count}" for name, count in worker["ready"].items())
+    labels = ", ".join(f"{name}={value}" for name, value in worker["labels"].items())
+    figures = (str(worker[name]) for name in ("sessions", "capacity"))
+    return [
+        worker["id"],
+        worker["state"],
+        worker["address"],
+        *figures,
+        ready,
+        str(worker["waiting"]),
+        labels,
+        worker["version"],
+    ]

@@ -1,0 +1,198 @@
+"""A whole cluster on one machine: real processes, a real Redis."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import click
+
+from warren.config import Settings, environment_with, read_settings
+from warren.model.errors import Unavailable
+
+_WORKER_PORT: Final = 5000
+_START_S: Final = 60.0
+_STOP_S: Final = 45.0
+_EMPTY_S: Final = 30.0
+
+
+def run_cluster(workers: int, coordinators: int, port: int, directory: Path | None) -> int:
+    settings = read_settings()
+    place = directory or settings.state_dir / "cluster"
+    place.mkdir(mode=0o711, parents=True, exist_ok=True)
+    local = _Cluster(settings, place)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        local.start(workers, coordinators, port)
+        click.echo(f"The cluster is up: http://127.0.0.1:{port}  (log files in {place}; stop it with Ctrl-C)")
+        return local.wait()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        local.stop()
+
+
+def _stop(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+class _Cluster:
+    def __init__(self, settings: Settings, place: Path) -> None:
+        self._settings = settings
+        self._place = place
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, workers: int, coordinators: int, port: int) -> None:
+        url = self._start_redis()
+        environ = {
+            "WARREN_REDIS_URL": url,
+            "WARREN_CLUSTER_SECRET": self._settings.cluster_secret or self._kept("secret"),
+        }
+        urls = [f"http://127.0.0.1:{port + number}" for number in range(coordinators)]
+        self._take_into_use(url, urls)
+        for number in range(1, workers + 1):
+            state = self._place / f"worker-{number}"
+            self._share_images(state)
+            own = {"WORKER_ID": state.name, "PORT": str(_free_port(_WORKER_PORT + number - 1))}
+            self._start(state.name, "worker", {**environ, **own, "WARREN_STATE_DIR": str(state)})
+        for number in range(1, coordinators + 1):
+            name = f"coordinator-{number}"
+            own = {"WORKER_ID": name, "PORT": str(port + number - 1), "WARREN_STATE_DIR": str(self._place / name)}
+            self._start(name, "coordinator", {**environ, **own})
+        for number, at in enumerate(urls, 1):
+            self._wait_until_ready(f"coordinator-{number}", f"{at}/ready")
+            click.echo(f"  coordinator-{number}: {at}")
+
+    def wait(self) -> int:
+        """Until one of the processes ends by itself."""
+        while True:
+            for name, process in self._running.items():
+                if process.poll() is not None:
+                    click.echo(f"{name} has ended ({process.returncode}); its log is {self._log(name)}", err=True)
+                    return 1
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """Coordinators first, Redis last: nobody then waits for what has gone already."""
+        for kind in ("coordinator", "worker", "redis"):
+            group = [process for name, process in self._running.items() if name.startswith(kind)]
+            for process in group:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+            for process in group:
+                try:
+                    process.wait(_STOP_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def _start_redis(self) -> str:
+        program = shutil.which("redis-server")
+        if program is None:
+            raise Unavailable("there is no redis-server on this machine", remedy="apt-get install redis-server")
+        data = self._place / "redis"
+        data.mkdir(mode=0o700, exist_ok=True)
+        path = data / "redis.sock"
+        options = {"port": "0", "unixsocket": str(path), "unixsocketperm": "600", "dir": str(data)}
+        options |= {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "save": ""}
+        flags = [word for name, value in options.items() for word in (f"--{name}", value)]
+        self._running["redis"] = self._popen("redis", [program, *flags], environment_with({}))
+        deadline = time.monotonic() + _START_S
+        while not _answers(path):
+            self._check("redis", deadline)
+        return f"unix://{path}"
+
+    def _take_into_use(self, url: str, coordinators: Sequence[str]) -> None:
+        """This Redis is the cluster's own: if it is empty there never was anything, and nobody need be waited for.
+
+        The first key is made here: it is found then, whichever coordinator is asked.
+        """
+        import asyncio
+
+        from warren.cli.serve import first_key
+        from warren.clock import SystemClock
+        from warren.coordinator.access.keys import Keys
+        from warren.coordinator.stores.redis_store import RedisStore
+
+        async def take() -> None:
+            store = await RedisStore.open(url, timeout_s=_EMPTY_S, namespace=self._settings.redis_namespace)
+            try:
+                await first_key(self._settings, Keys(store.records, SystemClock()), coordinators)
+            finally:
+                await store.close()
+
+        asyncio.run(take())
+
+    def _kept(self, name: str) -> str:
+        path = self._place / name
+        if not path.exists():
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_hex(32))
+        return path.read_text()
+
+    def _share_images(self, state: Path) -> None:
+        """Images are only read: workers of one machine need them once."""
+        state.mkdir(mode=0o711, exist_ok=True)
+        images = self._settings.state_dir / "images"
+        if not (state / "images").exists() and images.exists():
+            (state / "images").symlink_to(images)
+
+    def _start(self, name: str, command: str, environ: Mapping[str, str]) -> None:
+        argv = [sys.executable, "-m", "warren.cli.main", command]
+        self._running[name] = self._popen(name, argv, environment_with(environ))
+
+    def _popen(self, name: str, argv: list[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+        """Signals of the terminal reach only this process, which tells the others in order."""
+        with self._log(name).open("ab") as log:
+            return subprocess.Popen(
+                argv, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def _wait_until_ready(self, name: str, url: str) -> None:
+        deadline = time.monotonic() + _START_S
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
+                return
+            self._check(name, deadline)
+
+    def _check(self, name: str, deadline: float) -> None:
+        for each, process in self._running.items():
+            if process.poll() is not None:
+                last = self._log(each).read_text(errors="replace").strip().rpartition("\n")[2]
+                raise Unavailable(f"{each} did not start: {last}", remedy=f"its log is {self._log(each)}")
+        if time.monotonic() > deadline:
+            raise Unavailable(f"{name} was not ready in {_START_S:g} s", remedy=f"its log is {self._log(name)}")
+        time.sleep(0.05)
+
+    def _log(self, name: str) -> Path:
+        return self._place / f"{name}.log"
+
+
+def _answers(path: Path) -> bool:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(1)
+        client.connect(str(path))
+        client.sendall(b"PING\r\n")
+        return client.recv(16).startswith(b"+PONG")
+    return False
+
+
+def _free_port(wanted: int) -> int:
+    """That one, or any: workers say themselves where they are."""
+    for port in (wanted, 0):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
+    raise Unavailable("there is no free port on this machine")

@@ -1,0 +1,162 @@
+"""A worker process: everything that one machine runs, in a cluster. The store is shared, the sandboxes are its own."""
+
+import asyncio
+import logging
+import signal
+from collections import Counter
+from typing import Any, ClassVar, Final
+
+from starlette.types import ASGIApp
+
+from warren import cluster_wiring as wiring
+from warren.cluster_wiring import advertised, build_links, build_office, build_sealer, build_trust, home_of, kept_clock
+from warren.config import Settings
+from warren.coordinator.api.app import create_app, package_version
+from warren.coordinator.cluster.errands import Errands
+from warren.coordinator.cluster.front import WorkerFront
+from warren.coordinator.cluster.lease import Lease
+from warren.coordinator.cluster.members import Report
+from warren.coordinator.cluster.membership import Membership
+from warren.coordinator.cluster.roster import Roster
+from warren.coordinator.cluster.trust import Trusted
+from warren.coordinator.office import Office
+from warren.coordinator.stores.mirrored import MirroredStore
+from warren.coordinator.stores.redis_store import RedisStore
+from warren.coordinator.stores.sqlite import SqliteStore
+from warren.interfaces.store import SessionStore
+from warren.model.errors import Unavailable
+from warren.service import Service
+from warren.wiring import build_context, build_edge, build_labels
+
+_COPIES: Final = "cluster.db"
+_AGAIN_S: Final = 1.0
+_TENANTS: Final = 64  # so many of those with most sessions are told of
+_PLENTY: Final = 3  # times what must be kept
+_MB_EACH: Final = 64  # what a sandbox takes at least, for how many a machine holds
+
+_log = logging.getLogger("warren.cluster")
+
+
+class WorkerService(Service):
+    others: ClassVar[bool] = True
+
+    def __init__(self, settings: Settings, **more: Any) -> None:
+        super().__init__(settings, **more)
+        self._link = wiring.build_link(settings)
+        self._trust = build_trust(settings)
+        self._links = build_links(settings)
+        self._copies: SqliteStore | None = None
+        self._mirror: MirroredStore | None = None
+        self._membership: Membership | None = None
+        self._address = advertised(settings)
+        self._labels = build_labels(settings)
+        self._version = package_version()
+        self._home = ""
+
+    async def _opened_store(self) -> SessionStore:
+        settings = self._settings
+        self._home = home_of(settings.state_dir)
+        self._clock, self._rebooted = kept_clock(settings.state_dir, await self._time_of_redis())
+        sealer = build_sealer(settings)
+        self._copies = await SqliteStore.open(settings.state_dir / _COPIES, sealer=sealer)
+        shared = RedisStore(self._link, sealer)
+        self._mirror = MirroredStore(shared, self._copies.records, settings.worker_id, sealer)
+        await self._mirror.load()
+        return self._mirror
+
+    async def _time_of_redis(self) -> float:
+        """Waits for Redis: without it, it is not known which sessions are still this worker's."""
+        told = False
+        while True:
+            try:
+                return await wiring.told_time(self._link)
+            except Unavailable as exc:
+                if not told:
+                    _log.warning("waiting for Redis: %s", exc)
+                told = True
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _opened_office(self, store: SessionStore) -> Office:
+        return await build_office(self._settings, store, self._link, self._clock)
+
+    async def _join(self) -> None:
+        self.lease = Lease(self._clock)
+        self._membership = Membership(
+            Roster(self._link),
+            self.lease,
+            self._clock,
+            report=self.report,
+            reconcile=self._reconcile,
+            ask=Errands(self._links, self._trust).renew,
+            superseded=lambda: signal.raise_signal(signal.SIGTERM),
+        )
+        await self._membership.join()
+        assert self._mirror is not None
+        await self._mirror.reconcile()
+
+    async def _serve(self) -> None:
+        assert self._membership is not None
+        await self._membership.serve()
+        self.office.start(courier=False)
+        self._run(self._membership.run(), "membership")
+
+    async def _reconcile(self) -> None:
+        """What is not ours any more is destroyed; of what is ours all sandboxes must be there."""
+        assert self._mirror is not None
+        assert self._lifecycle is not None
+        for session in await self._mirror.reconcile():
+            _log.warning("session %s was given up: its sandbox is destroyed", session.id)
+            await self._lifecycle.forget(session)
+        for session in await self._mirror.active():
+            await self._lifecycle.check(session)
+
+    def report(self) -> Report:
+        settings, worker, mirror = self._settings, self._worker, self._mirror
+        assert worker is not None
+        assert mirror is not None
+        stats = worker.stats()
+        pools, room, reserve = stats["pools"], worker.guard.room(), worker.guard.reserve
+        tenants = Counter(session.tenant for session in mirror.own())
+        spare = [(room.memory_free, reserve.memory), (room.disk_free, reserve.disk)]
+        return Report(
+            settings.worker_id,
+            self._address,
+            self._home,
+            self._version,
+            provider=worker.provider,
+            labels=self._labels,
+            capacity=max(1, min(settings.max_sandboxes, room.memory_total // _MB_EACH)),
+            claimed=stats["claimed"],
+            ready={name: pool["ready"] for name, pool in pools.items()},
+            tenants=dict(tenants.most_common(_TENANTS)),
+            waiting=sum(pool["waiting"] for pool in pools.values()),
+            pressure=max(_pressure(free, kept) for free, kept in spare),
+            leaving=getattr(self, "sessions", None) is not None and self.sessions.stopping,
+        )
+
+    def described(self) -> dict[str, Any]:
+        assert self._worker is not None
+        return {"id": self._settings.worker_id, "stats": self._worker.stats()}
+
+    def app(self) -> ASGIApp:
+        context = build_context(self._settings, self.sessions, self.office, Trusted(self._trust))
+        front = WorkerFront(create_app(context, counts=False), self._trust, self.lease, self.described)
+        return build_edge(self._settings, front, any_host=True)
+
+    async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
+        self.sessions.stopping = True
+        if self._membership is not None:
+            await self._membership.leave()
+        await super().stop(grace_s, destroy=destroy)
+
+    async def _close(self) -> None:
+        await super()._close()
+        await self._links.close()
+        if self._copies is not None:
+            await self._copies.close()
+        await self._link.close()
+
+
+def _pressure(free: int, kept: int) -> float:
+    """0 while there is plenty, 1 when no more is given away than must be kept."""
+    return round(min(1.0, max(0.0, 1 - (free - kept) / max(1, _PLENTY * kept))), 3)

@@ -1,0 +1,67 @@
+"""What stands before the app in a cluster: on a worker, so that only coordinators are served, and only while the lease
+lasts; on a coordinator, for workers that have lost Redis."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from warren.coordinator.api.door import OPEN
+from warren.coordinator.asking import set_patience, set_session_id
+from warren.coordinator.cluster.fleet import Fleet
+from warren.coordinator.cluster.lease import Lease
+from warren.coordinator.cluster.trust import CLIENT, PATIENCE, SCHEME, SESSION, Trust
+
+LEASE_PATH: Final = "/internal/lease"
+WORKER_PATH: Final = "/internal/worker"
+_SECURE: Final = {"http": "https", "websocket": "wss"}
+
+
+class WorkerFront:
+    """Says who the client of the coordinator is, as if it had come by itself."""
+
+    def __init__(self, app: ASGIApp, trust: Trust, lease: Lease, described: Callable[[], Mapping[str, Any]]) -> None:
+        self._app = app
+        self._trust = trust
+        self._lease = lease
+        self._described = described
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in OPEN:
+            self._trust.check(scope["headers"])
+            if scope["path"] == WORKER_PATH:
+                await JSONResponse(self._described())(scope, receive, send)
+                return
+            self._lease.check()
+            _speak_for_client(scope)
+        await self._app(scope, receive, send)
+
+
+def _speak_for_client(scope: Scope) -> None:
+    headers = dict(scope["headers"])
+    if CLIENT in headers:
+        scope["client"] = (headers[CLIENT].decode("latin-1"), 0)
+    if headers.get(SCHEME) == b"https":
+        scope["scheme"] = _SECURE[scope["type"]]
+    if PATIENCE in headers:
+        set_patience(float(headers[PATIENCE]))
+    if SESSION in headers:
+        set_session_id(headers[SESSION].decode("latin-1"))
+
+
+class CoordinatorFront:
+    def __init__(self, app: ASGIApp, trust: Trust, fleet: Fleet) -> None:
+        self._app = app
+        self._trust = trust
+        self._fleet = fleet
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == LEASE_PATH:
+            self._trust.check(scope["headers"])
+            asked = parse_qs(scope["query_string"].decode("latin-1"))
+            pulse = await self._fleet.renewed(asked["worker"][0], int(asked["epoch"][0]))
+            await JSONResponse({"pulse": pulse})(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)

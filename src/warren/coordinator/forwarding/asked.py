@@ -1,0 +1,89 @@
+"""Which session a request is about: read from its path, its query, or the beginning of its body. Pure, but for the
+reading of the body."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from starlette.types import Scope
+
+_IN_PATH: Final = re.compile(r"/api/(?:sessions|e2b/files)/([^/]+)(?:/.*)?", re.DOTALL)
+_FIELD: Final = re.compile(
+    rb'Content-Disposition:[^\r\n]*\bname="(session_id|thread_id)"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n--',
+    re.IGNORECASE,
+)
+
+
+class Where(Enum):
+    """Where a request says which session it is about. NOWHERE: it is about none, or about many."""
+
+    NOWHERE = "nowhere"
+    PATH = "path"
+    QUERY = "query"
+    JSON = "json"
+    FORM = "form"
+
+
+_FLAT: Final = {
+    ("POST", "/api/sessions"): Where.JSON,
+    ("POST", "/create_session"): Where.JSON,
+    ("POST", "/execute"): Where.JSON,
+    ("POST", "/cleanup"): Where.JSON,
+    ("POST", "/api/e2b/execute"): Where.JSON,
+    ("POST", "/api/e2b/files"): Where.JSON,
+    ("GET", "/download_file"): Where.QUERY,
+    ("GET", "/list_files"): Where.QUERY,
+    ("POST", "/upload_file"): Where.FORM,
+}
+CREATING: Final = frozenset({"/api/sessions", "/create_session"})
+MAKING: Final = frozenset({*CREATING, "/execute", "/upload_file"})  # what makes a session for a thread that has none
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request says. `values` are the fields of a JSON body."""
+
+    session_id: str = ""
+    thread_id: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def where(scope: Scope) -> Where:
+    path = scope["path"]
+    if scope["type"] == "http" and (found := _FLAT.get((scope["method"], path))) is not None:
+        return found
+    return Where.PATH if _IN_PATH.fullmatch(path) else Where.NOWHERE
+
+
+def from_path(scope: Scope) -> Asked:
+    found = _IN_PATH.fullmatch(scope["path"])
+    return Asked(session_id=found[1] if found else "")
+
+
+def from_query(scope: Scope) -> Asked:
+    values = parse_qs(scope["query_string"].decode("latin-1"))
+    return Asked(values.get("session_id", [""])[-1], values.get("thread_id", [""])[-1])
+
+
+def from_json(body: bytes) -> Asked:
+    """A body that is not right names nothing: the app says what is wrong with it."""
+    try:
+        values = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError):
+        return Asked()
+    if not isinstance(values, dict):
+        return Asked()
+    return Asked(_text(values.get("session_id")), _text(values.get("thread_id")), values)
+
+
+def from_form(seen: bytes) -> Asked | None:
+    """From what has come of a form so far; None if its fields have not come yet."""
+    found = {name.decode().lower(): value.decode(errors="replace") for name, value in _FIELD.findall(seen)}
+    return Asked(found.get("session_id", ""), found.get("thread_id", "")) if any(found.values()) else None
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

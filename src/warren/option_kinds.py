@@ -1,0 +1,184 @@
+"""What options take: how a text becomes a value, and how that is called."""
+
+import ipaddress
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from warren.model.environment import MOST_POOLED
+from warren.model.errors import InvalidRequest
+from warren.model.session import LONGEST_S
+from warren.model.spec import MIB, check_image_name
+
+PROVIDERS = ("oci", "docker", "fake")
+_MULTIPLES = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB, "t": MIB * MIB}
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_QUOTA_PERIOD_US = 100_000  # Docker's CPU quota is microseconds of every 100 ms
+LABEL = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}=[A-Za-z0-9._-]{0,63}"
+_HOST_NAME = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a text becomes a value: `parse` raises ValueError for a text that is not what `takes` says."""
+
+    takes: str
+    metavar: str
+    parse: Callable[[str], Any]
+
+
+def check_provider(name: str) -> str:
+    if name not in PROVIDERS:
+        raise InvalidRequest(f"there is no provider {name!r}", remedy=f"there are: {', '.join(PROVIDERS)}")
+    return name
+
+
+def _must(holds: object) -> None:
+    if not holds:
+        raise ValueError
+
+
+def whole(low: int, high: int) -> Kind:
+    def parse(text: str) -> int:
+        _must(re.fullmatch(r"[0-9]{1,12}", text) and low <= int(text) <= high)
+        return int(text)
+
+    return Kind(f"a whole number from {low} to {high}", "N", parse)
+
+
+def number(low: float, high: float) -> Kind:
+    def parse(text: str) -> float:
+        _must(re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", text) and low <= float(text) <= high)
+        return float(text)
+
+    return Kind(f"a number from {low:g} to {high:g}", "N", parse)
+
+
+def time(low: float, high: float) -> Kind:
+    def parse(text: str) -> float:
+        found = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) ?([smhd]?)", text)
+        if not found:
+            raise ValueError
+        seconds = float(found[1]) * _UNITS_S[found[2] or "s"]
+        _must(low <= seconds <= high)
+        return seconds
+
+    return Kind(f"a time from {low:g}s to {high / 86400:g}d (like 90, 30s, 10m or 1h)", "TIME", parse)
+
+
+def one_of(*names: str) -> Kind:
+    def parse(text: str) -> str:
+        _must(text.lower() in names)
+        return text.lower()
+
+    return Kind(f"one of {', '.join(names)}", "|".join(names), parse)
+
+
+def matching(pattern: str, takes: str, metavar: str = "NAME") -> Kind:
+    def parse(text: str) -> str:
+        _must(re.fullmatch(pattern, text))
+        return text
+
+    return Kind(takes, metavar, parse)
+
+
+def _parse_switch(text: str) -> bool:
+    _must(text.lower() in _SWITCH)
+    return _SWITCH[text.lower()]
+
+
+def _parse_path(text: str) -> Path:
+    _must(text and text.isprintable())
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as exc:  # ~ of nobody
+        raise ValueError from exc
+
+
+def _parse_memory(text: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,15}) ?(?:([kmgt])(?:i?b)?|b)?", text.lower())
+    if not found:
+        raise ValueError
+    megabytes = int(found[1]) * _MULTIPLES[found[2] or ""] // MIB
+    _must(64 <= megabytes <= MIB)
+    return megabytes
+
+
+def _parse_quota(text: str) -> float:
+    _must(re.fullmatch(r"[0-9]{1,12}", text) and 5000 <= int(text) <= 256 * _QUOTA_PERIOD_US)
+    return int(text) / _QUOTA_PERIOD_US
+
+
+def _parse_image(text: str) -> str:
+    try:
+        check_image_name(text)
+    except InvalidRequest as exc:
+        raise ValueError from exc
+    return text
+
+
+def _parse_host(text: str) -> str:
+    """A name or an address; an IPv6 address with or without its brackets."""
+    if re.fullmatch(_HOST_NAME, text) and not re.fullmatch(r"[0-9.]+", text):
+        return text.lower()
+    return str(ipaddress.ip_address(text.removeprefix("[").removesuffix("]")))
+
+
+def _parse_hosts(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_parse_host(part.strip().removesuffix(".")) for part in text.split(",")))
+
+
+def _parse_networks(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_parse_network(part.strip()) for part in text.split(",")))
+
+
+def _parse_network(text: str) -> str:
+    network = ipaddress.ip_network(text)
+    return str(network.network_address if network.num_addresses == 1 else network)
+
+
+def _parse_address(text: str) -> str:
+    """Older systems write workers as URLs."""
+    host, colon, port = text.removeprefix("http://").removesuffix("/").rpartition(":")
+    _must(colon and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536)
+    host = _parse_host(host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _parse_addresses(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_parse_address(part.strip()) for part in text.split(",")))
+
+
+def _parse_labels(text: str) -> tuple[str, ...]:
+    labels = [part.strip() for part in text.split(",")]
+    _must(all(re.fullmatch(LABEL, label) for label in labels))
+    return tuple(labels)
+
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+SWITCH = Kind("one of 1, 0, true, false, yes, no, on, off", "BOOL", _parse_switch)
+MEMORY = Kind("an amount of memory from 64m to 1t (like 512m, 1g or 536870912)", "SIZE", _parse_memory)
+CORES = number(0.05, 256)
+QUOTA = Kind("a number of microseconds in 100 ms from 5000 to 25600000 (50000 is half a core)", "N", _parse_quota)
+PATH = Kind("a path", "PATH", _parse_path)
+IMAGE = Kind("the name of an image", "IMAGE", _parse_image)
+HOST = Kind("a name or an address, without a port", "HOST", _parse_host)
+HOSTS = Kind("a list of names or addresses without ports, with commas between them", "LIST", _parse_hosts)
+NETWORKS = Kind(
+    "a list of addresses and networks such as 10.0.0.0/8, with commas between them", "LIST", _parse_networks
+)
+ADDRESS = Kind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
+ADDRESSES = Kind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
+LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
+PROVIDER = Kind(f"one of {', '.join(PROVIDERS)}", "|".join(PROVIDERS[:2]), check_provider)
+TEXT = matching(r"[!-~]{1,4096}", "a text without spaces")
+ENVIRONMENT = matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "the name of an environment")
+WORKER = matching(r"[A-Za-z0-9._-]{1,64}", "a name of 1 to 64 letters, digits, '.', '_' and '-'")
+SECRET = matching(r"[!-~]{1,4096}", "a text of ASCII characters without spaces", "KEY")
+POOL = whole(0, MOST_POOLED)
+SESSION_TIME = time(1, LONGEST_S)
+NETWORK_TIME = time(0.1, 86400)
+MEGABYTES = whole(0, 2**30)
+CLUSTER_SECRET = matching(r"[!-~]{16,4096}", "a text of 16 or more ASCII characters without spaces", "KEY")

@@ -1,0 +1,88 @@
+"""All suites of one server, unchanged, against a cluster: Redis, two coordinators, three workers (oci)."""
+
+from collections.abc import Iterator
+
+import pytest
+from cluster_processes import Cluster, running_cluster
+from e2e.command_suite import CommandSuite, LinuxCommandSuite, UserSuite
+from e2e.conftest import NewState
+from e2e.expiry_suite import ExpirySuite
+from e2e.file_suite import FileSuite
+from e2e.flat_suite import E2bSuite, FlatSuite
+from e2e.hosts import Hosts
+from e2e.linux_file_suite import LinuxFileSuite
+from e2e.loss_suite import LossSuite
+from e2e.once_suite import OnceSuite
+from e2e.process_suite import LinuxProcessSuite, ProcessSuite
+from e2e.server_suite import ServerSuite
+from e2e.session_suite import LinuxSessionSuite, SessionSuite
+from e2e.stream_suite import LinuxStreamSuite, SocketSuite, StreamSuite
+from e2e.terminal_suite import TerminalSuite
+from redis_server import RedisServer
+
+
+@pytest.fixture(scope="module")
+def cluster(new_state: NewState) -> Iterator[Cluster]:
+    states = [new_state() for _ in range(5)]
+    redis = RedisServer(states[0] / "redis", "--appendonly", "yes")
+    settings = {"WARREN_STREAM_KEEPALIVE_S": "0.3", "POOL_SIZE": "2"}
+    with running_cluster(Cluster(redis, states[:3], states[3:], "--cpus", "2", **settings)) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module", params=[0, 1], ids=["one-coordinator", "the-other"])
+def url(cluster: Cluster, request: pytest.FixtureRequest) -> str:
+    return cluster.urls[request.param]
+
+
+@pytest.fixture(scope="module")
+def hosts(cluster: Cluster) -> Hosts:
+    return Hosts(*cluster.state_dirs)
+
+
+class TestSessions(SessionSuite, LinuxSessionSuite):
+    pass
+
+
+class TestOnce(OnceSuite):
+    pass
+
+
+class TestCommands(CommandSuite, LinuxCommandSuite, UserSuite):
+    pass
+
+
+class TestStreams(StreamSuite, LinuxStreamSuite):
+    pass
+
+
+class TestSockets(SocketSuite):
+    pass
+
+
+class TestProcesses(ProcessSuite, LinuxProcessSuite):
+    pass
+
+
+class TestFiles(FileSuite, LinuxFileSuite):
+    pass
+
+
+class TestTerminals(TerminalSuite):
+    pass
+
+
+class TestFlat(FlatSuite, E2bSuite):
+    pass
+
+
+class TestServer(ServerSuite):
+    pass
+
+
+class TestExpiry(ExpirySuite):
+    pass
+
+
+class TestLosses(LossSuite):
+    pass

@@ -1,0 +1,204 @@
+"""Fifty faults at random moments in a busy cluster, of a fixed seed; the invariants hold after each of them."""
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from faults.cluster.cluster_caller import ClusterCaller, calling_cluster
+from faults.cluster.cluster_clients import ClusterClient, ClusterLedger
+from faults.cluster.cluster_invariants import check_cluster
+from faults.cluster.cluster_world import SURE_S, ClusterWorld, stopped
+from faults.world import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
+
+SEED: Final = 20_241_115
+CLIENTS: Final = 6
+QUOTA: Final = 12  # less than the clients would hold together
+LONGEST_PAUSE_S: Final = 12.0
+
+Fault = Callable[[ClusterWorld, ClusterCaller, ClusterLedger, random.Random], Awaitable[set[str]]]
+"""Gives the names of the workers whose sessions may have been given up over it."""
+
+
+async def kill_worker(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    return await _ended(world, chance, signal.SIGKILL)
+
+
+async def roll_worker(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    return await _ended(world, chance, signal.SIGTERM)
+
+
+async def _ended(world: ClusterWorld, chance: random.Random, number: int) -> set[str]:
+    name, worker = chance.choice(list(world.workers.items()))
+    began = asyncio.get_running_loop().time()
+    worker.send(number)
+    await world.restart(worker)
+    return {name} if asyncio.get_running_loop().time() - began > SURE_S else set()
+
+
+async def pause_worker(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    name, worker = chance.choice(list(world.workers.items()))
+    began = asyncio.get_running_loop().time()
+    with stopped(worker.pid):
+        await asyncio.sleep(chance.uniform(1, LONGEST_PAUSE_S))
+    return {name} if asyncio.get_running_loop().time() - began > SURE_S else set()
+
+
+async def give_up_worker(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    """It is dead until its sessions are lost."""
+    name, worker = chance.choice(list(world.workers.items()))
+    worker.kill()
+
+    async def given_up() -> bool:
+        answer = await caller.ask("GET", "/api/sessions", params={"limit": "1000", "state": "running"})
+        return answer.ok and not any(session["worker"] == name for session in answer.body["sessions"])
+
+    await until(given_up, f"the sessions of {name} are lost", 40)
+    await world.restart(worker)
+    return {name}
+
+
+async def kill_coordinator(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    return await _coordinator_ended(world, chance, signal.SIGKILL)
+
+
+async def roll_coordinator(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    return await _coordinator_ended(world, chance, signal.SIGTERM)
+
+
+async def _coordinator_ended(world: ClusterWorld, chance: random.Random, number: int) -> set[str]:
+    coordinator = chance.choice(world.coordinators)
+    coordinator.send(number)
+    await world.restart(coordinator)
+    return set()
+
+
+async def pause_coordinator(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    with stopped(chance.choice(world.coordinators).pid):
+        await asyncio.sleep(chance.uniform(1, LONGEST_PAUSE_S))
+    return set()
+
+
+async def kill_redis(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    world.redis.kill()
+    await asyncio.sleep(chance.uniform(0, 3))
+    world.restart_redis()
+    return set()
+
+
+async def pause_redis(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    with stopped(world.redis.pid):
+        await asyncio.sleep(chance.uniform(1, LONGEST_PAUSE_S))
+    return set()
+
+
+async def flush_redis(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    world.redis.ask("FLUSHALL")
+    await _without_data(caller, ledger)
+    return set()
+
+
+async def empty_redis(
+    world: ClusterWorld, caller: ClusterCaller, ledger: ClusterLedger, chance: random.Random
+) -> set[str]:
+    world.redis.kill()
+    await asyncio.sleep(chance.uniform(0, 3))
+    world.restart_redis(with_data=False)
+    await _without_data(caller, ledger)
+    return set()
+
+
+async def _without_data(caller: ClusterCaller, ledger: ClusterLedger) -> None:
+    """What an operator has set is set again."""
+    ledger.data_lost = True
+
+    async def is_set() -> bool:
+        return await set_quota(caller)
+
+    await until(is_set, "the quota is set again")
+
+
+async def set_quota(caller: ClusterCaller) -> bool:
+    return (await caller.ask("PUT", "/api/admin/tenants/default", json={"quota": {"sessions": QUOTA}})).ok
+
+
+FAULTS: Final[dict[Fault, int]] = {
+    kill_worker: 9,
+    roll_worker: 5,
+    pause_worker: 5,
+    give_up_worker: 2,
+    kill_coordinator: 8,
+    roll_coordinator: 5,
+    pause_coordinator: 4,
+    kill_redis: 7,
+    pause_redis: 4,
+    flush_redis: 2,
+    empty_redis: 2,
+}
+
+
+async def test_fifty_random_faults_break_no_promise(image_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chance = random.Random(SEED)
+    order = [fault for fault, count in FAULTS.items() for _ in range(count)]
+    chance.shuffle(order)
+    world, ledger, survived = ClusterWorld(image_cache), ClusterLedger(), 0
+    clients = [ClusterClient(number, random.Random(chance.random()), ledger) for number in range(CLIENTS)]
+    try:
+        world.start()
+        async with calling_cluster(world.urls, random.Random(chance.random())) as caller:
+            assert await set_quota(caller)
+            for fault in order:
+                await one_fault(world, caller, clients, ledger, fault, chance)
+                survived += 1
+    finally:
+        with capsys.disabled():
+            done: Counter[str] = sum((client.done for client in clients), start=Counter())
+            print(f"\nfaults survived / tried: {survived} / {len(order)}; answers: {dict(sorted(done.items()))}")
+        await asyncio.to_thread(world.close)
+
+
+async def one_fault(
+    world: ClusterWorld,
+    caller: ClusterCaller,
+    clients: list[ClusterClient],
+    ledger: ClusterLedger,
+    fault: Fault,
+    chance: random.Random,
+) -> None:
+    ledger.data_lost = False
+    over = asyncio.Event()
+    working = [asyncio.ensure_future(client.work(caller, over.is_set)) for client in clients]
+    try:
+        await asyncio.sleep(chance.uniform(0.1, 0.6))
+        may_lose = await fault(world, caller, ledger, chance)
+        await world.recovered(caller)
+    finally:
+        over.set()
+        await asyncio.gather(*working)
+    await check_cluster(world, caller, ledger, may_lose, QUOTA)
