@@ -149,10 +149,14 @@ def trial(table: Table, workers: int, coordinators: int, told: int) -> None:
 def run(workers: int = WORKERS) -> None:
     print(f"\n{os.cpu_count()} cores, {os.uname().machine}, Python {sys.version.split()[0]}")
     table = Table()
+    trials(table, workers)
+    print(f"\n{table.missed} targets missed")
+
+
+def trials(table: Table, workers: int) -> None:
     trial(table, workers, coordinators=1, told=1)
     trial(table, workers, coordinators=3, told=3)
     trial(table, workers, coordinators=3, told=COORDINATORS)
-    print(f"\n{table.missed} targets missed")
 
 
 if __name__ == "__main__":

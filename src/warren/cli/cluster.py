@@ -18,7 +18,7 @@ Values = dict[str, Any]
 
 @click.group()
 def cluster() -> None:
-    """See and steer the workers of a cluster, through any of its coordinators."""
+    """See and steer the workers of a cluster, or run one here to try it."""
 
 
 @cluster.command()
@@ -78,10 +78,11 @@ def remove(worker_id: str, url: str, as_json: bool) -> None:
 @click.option("--port", default=8000, show_default=True, help="Of the first coordinator; the next ones follow.")
 @click.option("--directory", metavar="DIR", help="Where everything lives.  [cluster, in the state directory]")
 def up(workers: int, coordinators: int, port: int, directory: str | None) -> int:
-    """Run a cluster on this machine until it is told to stop: Redis, coordinators, workers, each a process of its own.
+    """Run a whole cluster on this machine until it is told to stop.
 
-    For development and tests. Options are given by variables (WARREN_PROVIDER, POOL_SIZE, …) and reach all processes.
-    The next start in the same directory finds the same sessions, if it comes within seconds.
+    Redis, coordinators and workers, each a process of its own, on loopback: for development and tests. Options are
+    given by variables (WARREN_PROVIDER, POOL_SIZE, …) and reach all processes. The next start in the same directory
+    finds the same sessions; with WARREN_ON_STOP=destroy none is left.
 
     Example: warren cluster up --workers 3
     """

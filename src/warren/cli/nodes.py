@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 @click.command()
 @serve_options
 def coordinator(flags: dict[str, Any]) -> int:
-    """Serve the HTTP API of a cluster until it is told to stop; the sandboxes are on its workers.
+    """Serve the HTTP API of a cluster until it is told to stop.
 
-    Any number of coordinators may run, on any machines: each answers every request. They and the workers meet in Redis
+    The sandboxes are on its workers: what is about a session is passed on to the worker that has it. Any number of
+    coordinators may run, on any machines: each answers every request. They and the workers meet in Redis
     (WARREN_REDIS_URL, or REDIS_HOST and REDIS_PORT) and know each other by WARREN_CLUSTER_SECRET.
 
     Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren coordinator --host 0.0.0.0
@@ -33,10 +34,11 @@ def coordinator(flags: dict[str, Any]) -> int:
 @click.command()
 @serve_options
 def worker(flags: dict[str, Any]) -> int:
-    """Make the sandboxes of this machine for a cluster, until it is told to stop.
+    """Make the sandboxes of this machine for a cluster until it is told to stop.
 
-    It listens on port 5000 and serves coordinators only. When it is stopped its sessions stay for some seconds, for the
-    next start; a worker that should go for good is drained first: `warren cluster drain`.
+    It listens on port 5000 and serves coordinators only. When it is stopped, its sandboxes go on for the next start,
+    which must come within 8 seconds: else its sessions are reported lost. A worker that should go for good is drained
+    first: `warren cluster drain`.
 
     Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren worker --host 0.0.0.0 --labels gpu=1
     """

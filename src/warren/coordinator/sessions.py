@@ -87,7 +87,12 @@ class Sessions:
             if not counted and (earlier is None or not earlier.active):
                 await self._quotas.create(caller)
                 counted = True
-            session, added = await self._added(row, idempotency, caller)
+            try:
+                session, added = await self._added(row, idempotency, caller)
+            except Unavailable:
+                if earlier is None or idempotency is not None or earlier.state is not SessionState.RUNNING:
+                    raise
+                return Opened(await self._noted(earlier), created=False)  # a thread that has one needs no store for it
             note(session_id=session.id)
             if added is Added.NEW:
                 made = await self.lifecycle.made(session, orphan=not key and not wanted.thread_id)

@@ -17,10 +17,11 @@ from typing import Final
 from warren.coordinator.cluster.members import LEASE_S, PROTOCOL, Member, Peer
 from warren.coordinator.cluster.roster import Pulse, Roster, Sight, unknown_worker
 from warren.coordinator.placement import Candidate, Want, fits, ranked, why_none
-from warren.model.errors import InvalidRequest, NoCapacity, Unavailable, WarrenError
+from warren.model.errors import InvalidRequest, NoCapacity, NoSpace, Unavailable, WarrenError
 
 WATCH_S: Final = 1.0
 _GAP_S: Final = 3.0
+_JUMP_S: Final = 1.0  # if the clock of Redis was set, leases look over that are not
 _SHUNNED_S: Final = 2.0  # a worker that could not be reached is asked last for so long
 
 _log = logging.getLogger("warren.cluster")
@@ -43,7 +44,7 @@ class Fleet:
         self._addresses = addresses
         self._find = find
         self._now = now
-        self._sight = Sight(False, "", 1, ())
+        self._sight = Sight(False, "", 1, 0.0, ())
         self._members: dict[str, Member] = {}
         self._named: dict[str, str] = {}  # worker id -> an address that was named in advance
         self._sent: dict[str, deque[float]] = {}
@@ -71,15 +72,19 @@ class Fleet:
 
     async def look(self) -> None:
         try:
-            self._sight = await self._roster.watch(self.me)
-        except Unavailable:
+            sight = await self._roster.watch(self.me)
+        except (Unavailable, NoSpace):
             self._steady_since = float("inf")
             raise
-        if self._steady_since == float("inf") or self._now() - self._looked_at > _GAP_S:
-            self._steady_since = self._now()
-        self._looked_at = self._now()
+        now = self._now()
+        jumped_s = sight.redis_time - self._sight.redis_time - (now - self._looked_at)
+        if self._steady_since == float("inf") or now - self._looked_at > _GAP_S or abs(jumped_s) > _JUMP_S:
+            self._steady_since = now
+        self._sight, self._looked_at = sight, now
         await self._look_where_named()
-        self._members = {one.id: replace(one, at=self._named.get(one.id, "")) for one in self._sight.workers}
+        seen = {one.id: replace(one, at=self._named.get(one.id, "")) for one in sight.workers}
+        # A Redis that has lost its data knows nobody for a moment; who was there still is, and says so itself.
+        self._members = seen if sight.settled else {**self._members, **seen}
 
     async def _look_where_named(self) -> None:
         missing = set(self._addresses) - set(self._named.values())
@@ -187,7 +192,7 @@ class Fleet:
             return None  # at once: the worker's lease may not last until a Redis that is frozen has been asked again
         try:
             return (await self._roster.renew(worker_id, epoch)).pulse
-        except Unavailable:
+        except (Unavailable, NoSpace):
             self._steady_since = float("inf")
             return None
 

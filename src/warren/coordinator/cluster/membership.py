@@ -15,7 +15,7 @@ from warren.clock import Clock
 from warren.coordinator.cluster.lease import Lease
 from warren.coordinator.cluster.members import HEARTBEAT_S, Peer, Report
 from warren.coordinator.cluster.roster import Heard, Pulse, Roster
-from warren.model.errors import Conflict, Unavailable, WarrenError
+from warren.model.errors import Conflict, NoSpace, Unavailable, WarrenError
 
 _AGAIN_S: Final = 0.5
 
@@ -85,7 +85,7 @@ class Membership:
         asked_at = self._clock.now()
         try:
             heard: Heard | None = await self._roster.beat(self._report(), self._epoch)
-        except Unavailable as exc:
+        except (Unavailable, NoSpace) as exc:
             self._tell(f"Redis is away: {exc.message}")
             heard = await self._through_others()
         if heard is None:
@@ -109,7 +109,8 @@ class Membership:
         if restarted and self._run_id:
             _log.warning("Redis was restarted, or another one is used: what it knows is compared")
             self._compared = False
-        await self._compare()
+        if heard.run_id or self._lease.left_s <= 0:  # who has no way to Redis has nothing to compare with
+            await self._compare()
         self._run_id = heard.run_id or self._run_id
         self._lease.renewed(asked_at)
 

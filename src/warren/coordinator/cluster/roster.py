@@ -36,6 +36,7 @@ class Sight:
     settled: bool
     run_id: str
     coordinators: int
+    redis_time: float
     workers: tuple[Member, ...]
 
 
@@ -69,9 +70,9 @@ class Roster:
 
     async def watch(self, me: Peer) -> Sight:
         """Says that this coordinator is there, and sees who else is."""
-        settled, run_id, coordinators, *workers = await self._run(scripts.WATCH, me.id, me.address)
+        settled, run_id, coordinators, now, *workers = await self._run(scripts.WATCH, me.id, me.address)
         members = (_member(*values) for values in workers)
-        return Sight(bool(settled), run_id.decode(), coordinators, tuple(sorted(members, key=lambda one: one.id)))
+        return Sight(bool(settled), run_id.decode(), coordinators, float(now), tuple(sorted(members, key=lambda one: one.id)))
 
     async def go(self, me: Peer) -> None:
         await self._run(scripts.GO, me.id)

@@ -106,13 +106,13 @@ return 1
 """
 )
 
-# {settled, run id, how many coordinators, {report, epoch, seconds left, draining}...}: coordinator's ID and address.
+# {settled, run id, how many coordinators, the time, {report, epoch, seconds left, draining}...}: coordinator's ID and address.
 WATCH: Final = script(
     _ROSTER,
     body="""
 local now = clock()
 call('HSET', key('coordinators'), ARGV[3], stamp(now) .. ' ' .. ARGV[4])
-local found = {settle(now), run_id(), #coordinators(now) / 2}
+local found = {settle(now), run_id(), #coordinators(now) / 2, stamp(now)}
 for _, id in ipairs(call('SMEMBERS', key('workers'))) do
   local one = call('HMGET', key('worker', id), 'report', 'epoch', 'until', 'draining')
   if one[1] then
@@ -140,12 +140,14 @@ return 1
 REMOVE: Final = script(
     _ROSTER,
     body="""
+if call('EXISTS', key('did', token)) == 1 then return 'gone' end
 local mine = key('worker', ARGV[3])
 local until_ = call('HGET', mine, 'until')
 if not until_ then return 'unknown' end
 if tonumber(until_) > clock() then return 'alive' end
 call('DEL', mine)
 call('SREM', key('workers'), ARGV[3])
+call('SET', key('did', token), '1', 'PX', DID_MS)
 return 'gone'
 """,
 )

@@ -148,6 +148,8 @@ class Router:
         A session that its caller could not ask for again, because it has no name, gets its id here: if the caller goes
         away, however far the making has come, it is ended.
         """
+        if not self._fleet.has_redis:
+            raise Unavailable("Redis is away: no session can be made now", remedy="try again soon", retry_after_s=2)
         members = self._fleet.placed(self._wanted(scope["caller"], asked))
         new_id = "" if asked.thread_id or _has_key(scope) else new_session_id()
         for number, member in enumerate(members):

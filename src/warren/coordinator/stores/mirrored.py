@@ -82,9 +82,10 @@ class MirroredStore:
         return theirs.state is SessionState.RUNNING or mine.state is not SessionState.RUNNING
 
     async def _published(self, mine: Session) -> Session | None:
-        if mine.state is SessionState.RUNNING and await self._shared.restore(mine):
-            return mine
-        return await self._shared.get(mine.tenant, mine.id)
+        """What the shared store has of a session that is not among our active ones there; only what runs is put back."""
+        if mine.state is not SessionState.RUNNING:
+            return None
+        return mine if await self._shared.restore(mine) else await self._shared.get(mine.tenant, mine.id)
 
     async def _remember(self, session: Session) -> None:
         if session.worker != self._worker or not session.active:

@@ -148,17 +148,24 @@ return {'new'}
 """,
 )
 
+# The session, nothing, or {'blank'}: whether there is one is not known, for Redis has lost its data.
+_FOUND: Final = """
+return found or (call('EXISTS', KEYS[1]) == 0 and {'blank'})
+"""
+
 GET: Final = script(
-    body="""
+    body=f"""
 local tenant, data = unpack(call('HMGET', key('session', ARGV[4]), 'tenant', 'data'))
-return tenant == ARGV[3] and data
+local found = tenant == ARGV[3] and data
+{_FOUND}
 """
 )
 
 OF_THREAD: Final = script(
-    body="""
+    body=f"""
 local id = call('GET', key('holder', ARGV[3], ARGV[4])) or call('ZREVRANGE', key('thread', ARGV[3], ARGV[4]), 0, 0)[1]
-return id and call('HGET', key('session', id), 'data')
+local found = id and call('HGET', key('session', id), 'data')
+{_FOUND}
 """
 )
 

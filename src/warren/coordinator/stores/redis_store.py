@@ -79,10 +79,7 @@ class RedisStore:
         if which == b"conflict":
             raise Conflict(f"there is a session {session.id} already")
         if which == b"blank":
-            raise Unavailable(
-                "Redis is empty, or has lost its data: workers have some seconds to publish the sessions they have",
-                retry_after_s=5,
-            )
+            raise _blank()
         return self._decoded(rest[0]) if rest else session, Added(which.decode())
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
@@ -178,8 +175,17 @@ class RedisStore:
     def _decoded(self, data: bytes) -> Session:
         return decoded(data, self._sealer)
 
-    def _perhaps(self, data: bytes | None) -> Session | None:
+    def _perhaps(self, data: Any) -> Session | None:
+        if isinstance(data, list):
+            raise _blank()
         return None if data is None else self._decoded(data)
+
+
+def _blank() -> Unavailable:
+    return Unavailable(
+        "Redis is empty, or has lost its data: workers have some seconds to publish the sessions they have",
+        retry_after_s=5,
+    )
 
 
 def _name(key: Key) -> tuple[str, str, str, str]:
