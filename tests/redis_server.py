@@ -10,7 +10,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,23 @@ _TOGETHER = ("setpriv", "--pdeathsig", "KILL")  # it does not outlive the tests,
 
 
 class RedisServer:
-    """`start` returns when it answers; `kill` is kill -9. It may be started again, with the same port and files."""
+    """`start` returns when it answers; `kill` is kill -9. It may be started again, with the same port and files.
 
-    def __init__(self, directory: Path, *flags: str, password: str | None = None, tls_files: str = "") -> None:
+    `host` is where it listens; `within` is a command that runs it somewhere else, in a network of its own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        password: str | None = None,
+        tls_files: str = "",
+        host: str = "127.0.0.1",
+        within: Sequence[str] = (),
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
+        self._host, self._within = host, within
         self.port = free_port()
         self.password = secrets.token_hex(16) if password is None else password
         self.socket = directory / "redis.sock"
@@ -42,7 +54,7 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        return f"redis://:{self.password}@127.0.0.1:{self.port}/0"
+        return f"redis://:{self.password}@{self._host}:{self.port}/0"
 
     @property
     def tls_url(self) -> str:
@@ -58,10 +70,10 @@ class RedisServer:
         config = self.directory / "redis.conf"
         pairs = zip(self._flags[::2], self._flags[1::2], strict=True)
         config.write_text("".join(f'{name.removeprefix("--")} "{value}"\n' for name, value in pairs))
-        fixed = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self.directory), "--save", ""]
+        fixed = ["--bind", self._host, "--port", str(self.port), "--dir", str(self.directory), "--save", ""]
         with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*_TOGETHER, "redis-server", str(config), *fixed, "--daemonize", "no"],
+                [*self._within, *_TOGETHER, "redis-server", str(config), *fixed, "--daemonize", "no"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -70,7 +82,8 @@ class RedisServer:
         wait_until(self._answers, f"redis-server did not start, see {self.directory}/log")
 
     def ask(self, *command: Any) -> Any:
-        with redis.Redis(port=self.port, password=self.password or None, protocol=2, socket_timeout=PATIENCE_S) as one:
+        where: dict[str, Any] = {"unix_socket_path": str(self.socket)} if self._within else {"port": self.port}
+        with redis.Redis(**where, password=self.password or None, protocol=2, socket_timeout=PATIENCE_S) as one:
             return one.execute_command(*command)
 
     def calls(self, command: str) -> int:

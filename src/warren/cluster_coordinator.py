@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from typing import Any, Final
+from typing import Any
 
 from starlette.types import ASGIApp
 
@@ -18,16 +18,16 @@ from warren.coordinator.cluster.front import CoordinatorFront
 from warren.coordinator.cluster.members import Peer
 from warren.coordinator.cluster.roster import Roster
 from warren.coordinator.cluster.warden import Warden
+from warren.coordinator.forwarding.lookout import Lookout
 from warren.coordinator.forwarding.router import Router
 from warren.coordinator.lifecycle import Lifecycle
 from warren.coordinator.office import Office
 from warren.coordinator.sessions import Sessions
 from warren.coordinator.stores.redis_store import RedisStore
 from warren.finishing import to_its_end
-from warren.model.errors import Unavailable, WarrenError
+from warren.model.errors import WarrenError
 from warren.wiring import build_context, build_edge, build_sessions
 
-_AGAIN_S: Final = 1.0
 _log = logging.getLogger("warren.cluster")
 
 
@@ -42,6 +42,7 @@ class CoordinatorService:
         self._links = wiring.build_links(settings)
         self._trust = wiring.build_trust(settings)
         self._errands = Errands(self._links, self._trust)
+        self._lookout = Lookout(self._errands.who)
         self._roster = Roster(self._link)
         self._store = RedisStore(self._link, wiring.build_sealer(settings))
         self._fleet = Fleet(
@@ -52,6 +53,7 @@ class CoordinatorService:
         )
         self._office: Office | None = None
         self._looking: asyncio.Task[Any] | None = None
+        self._watching: asyncio.Task[Any] | None = None
 
     async def start(self) -> None:
         """Waits for Redis; returns when requests can be answered."""
@@ -62,7 +64,7 @@ class CoordinatorService:
             raise
 
     async def _start(self) -> None:
-        settings, clock = self._settings, ClusterClock(await self._time_of_redis())
+        settings, clock = self._settings, ClusterClock(await wiring.time_of_redis(self._link))
         self.office = self._office = await wiring.build_office(settings, self._store, self._link, clock)
         lifecycle = Lifecycle(
             self._store, {}, clock, claim_timeout_s=settings.claim_timeout_s, others=True, events=self.office.events
@@ -72,18 +74,8 @@ class CoordinatorService:
         self.control = Control(self._fleet, self._roster, warden, self._errands.stats)
         await self._fleet.look()
         self._looking = asyncio.create_task(self._fleet.run(warden.tick), name="fleet")
+        self._watching = asyncio.create_task(self._lookout.run(), name="lookout")
         self.office.start()
-
-    async def _time_of_redis(self) -> float:
-        told = False
-        while True:
-            try:
-                return await wiring.told_time(self._link)
-            except Unavailable as exc:
-                if not told:
-                    _log.warning("waiting for Redis: %s", exc)
-                told = True
-            await asyncio.sleep(_AGAIN_S)
 
     def app(self, identity: Identity) -> ASGIApp:
         settings = self._settings
@@ -96,6 +88,7 @@ class CoordinatorService:
                 self._store,
                 self._links,
                 self._trust,
+                self._lookout,
                 environment=settings.default_environment,
                 tls=wiring.build_client_tls(settings),
             )
@@ -109,6 +102,9 @@ class CoordinatorService:
         await to_its_end(self._close())
 
     async def _close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)

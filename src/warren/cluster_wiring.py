@@ -1,7 +1,9 @@
 """Puts the parts of a cluster together: what coordinators and workers have in common."""
 
+import asyncio
 import hashlib
 import json
+import logging
 import os
 import platform
 import secrets
@@ -27,12 +29,15 @@ from warren.coordinator.webhooks.outbox import Webhooks
 from warren.coordinator.webhooks.post import Poster
 from warren.interfaces.store import SessionStore
 from warren.model.audit import CommandText
-from warren.model.errors import InvalidRequest
+from warren.model.errors import InvalidRequest, Unavailable
 from warren.wiring import build_environments
 
 WORKER_PORT: Final = 5000
 _CLOCK: Final = "clock.json"
 _HOME: Final = "home"
+_AGAIN_S: Final = 1.0
+
+_log = logging.getLogger("warren.cluster")
 
 
 def of_worker(settings: Settings) -> Settings:
@@ -168,10 +173,18 @@ async def build_office(settings: Settings, store: SessionStore, link: RedisLink,
     )
 
 
-async def told_time(link: RedisLink) -> float:
-    """How far the time of day of Redis is ahead of this machine's count."""
-    await check_it_is_ours(link, take=False)
-    return link.time_of_day() - boot_time()
+async def time_of_redis(link: RedisLink) -> float:
+    """How far the time of day of Redis is ahead of this machine's count. Waits for Redis: nothing is known without."""
+    told = ""
+    while True:
+        try:
+            await check_it_is_ours(link, take=False)
+            return link.time_of_day() - boot_time()
+        except Unavailable as exc:
+            if exc.message != told:
+                _log.warning("waiting for Redis: %s", exc)
+            told = exc.message
+        await asyncio.sleep(_AGAIN_S)
 
 
 def kept_clock(state_dir: Path, offset_s: float) -> tuple[ClusterClock, bool]:

@@ -1,6 +1,6 @@
 """A worker process: everything that one machine runs, in a cluster. The store is shared, the sandboxes are its own."""
 
-import asyncio
+import contextlib
 import logging
 import signal
 from collections import Counter
@@ -24,12 +24,11 @@ from warren.coordinator.stores.mirrored import MirroredStore
 from warren.coordinator.stores.redis_store import RedisStore
 from warren.coordinator.stores.sqlite import SqliteStore
 from warren.interfaces.store import SessionStore
-from warren.model.errors import Unavailable
+from warren.model.errors import WarrenError
 from warren.service import Service
 from warren.wiring import build_context, build_edge, build_labels
 
 _COPIES: Final = "cluster.db"
-_AGAIN_S: Final = 1.0
 _TENANTS: Final = 64  # so many of those with most sessions are told of
 _PLENTY: Final = 3  # times what must be kept
 _MB_EACH: Final = 64  # what a sandbox takes at least, for how many a machine holds
@@ -52,29 +51,18 @@ class WorkerService(Service):
         self._labels = build_labels(settings)
         self._version = package_version()
         self._home = ""
+        self._in_order = False
 
     async def _opened_store(self) -> SessionStore:
         settings = self._settings
         self._home = home_of(settings.state_dir)
-        self._clock, self._rebooted = kept_clock(settings.state_dir, await self._time_of_redis())
+        self._clock, self._rebooted = kept_clock(settings.state_dir, await wiring.time_of_redis(self._link))
         sealer = build_sealer(settings)
         self._copies = await SqliteStore.open(settings.state_dir / _COPIES, sealer=sealer)
         shared = RedisStore(self._link, sealer)
         self._mirror = MirroredStore(shared, self._copies.records, settings.worker_id, sealer)
         await self._mirror.load()
         return self._mirror
-
-    async def _time_of_redis(self) -> float:
-        """Waits for Redis: without it, it is not known which sessions are still this worker's."""
-        told = False
-        while True:
-            try:
-                return await wiring.told_time(self._link)
-            except Unavailable as exc:
-                if not told:
-                    _log.warning("waiting for Redis: %s", exc)
-                told = True
-            await asyncio.sleep(_AGAIN_S)
 
     async def _opened_office(self, store: SessionStore) -> Office:
         return await build_office(self._settings, store, self._link, self._clock)
@@ -144,13 +132,19 @@ class WorkerService(Service):
         return build_edge(self._settings, front, any_host=True)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
+        """Coordinators hear at once that nothing new should come; at the end, that it may come back."""
         self.sessions.stopping = True
         if self._membership is not None:
-            await self._membership.leave()
+            with contextlib.suppress(WarrenError):
+                await self._membership.beat()
+        self._in_order = True
         await super().stop(grace_s, destroy=destroy)
 
     async def _close(self) -> None:
+        self._store = None  # the way to Redis is needed to the end
         await super()._close()
+        if self._membership is not None and self._in_order:
+            await self._membership.leave()
         await self._links.close()
         if self._copies is not None:
             await self._copies.close()

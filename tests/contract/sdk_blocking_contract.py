@@ -66,9 +66,8 @@ class SessionContract:
             assert (client.info()).state == "running"
 
     def test_labels_that_no_machine_has_are_refused_in_words(self, new: New) -> None:
-        with pytest.raises(InvalidRequest, match="label gpu=no such"):
-            with new(labels={"arch": platform.machine(), "gpu": "no such"}):
-                pass
+        with pytest.raises(InvalidRequest, match="label gpu=no such"), new(labels={"gpu": "no such"}):
+            pass
 
     def test_keep_alive_and_change_answer_with_the_session(self, new: New) -> None:
         with new() as client:

@@ -204,7 +204,8 @@ class TestRestarts:
             await store.get("acme", session.id)
         assert caught.value.retry_after_s
         server.start()
-        assert await store.get("acme", session.id) is None
+        with pytest.raises(Unavailable, match="has lost its data"):
+            await store.get("acme", session.id)
         assert not await store.swap(session.moved_to(S.RUNNING))
         await _refused_until_settled(store, server)
         await added(store)
@@ -214,7 +215,8 @@ class TestRestarts:
         server.ask("SCRIPT", "FLUSH")
         assert await store.of_thread("acme", "t") == session
         server.ask("FLUSHALL")
-        assert await store.of_thread("acme", "t") is None
+        with pytest.raises(Unavailable, match="has lost its data"):
+            await store.of_thread("acme", "t")
         assert await store.count() == dict.fromkeys(S, 0)
         await _refused_until_settled(store, server)
         again = await added(store, a_key(), thread_id="t")
@@ -343,9 +345,11 @@ async def _refused_until_settled(store: RedisStore, server: RedisServer) -> None
         with pytest.raises(Unavailable, match="Redis is empty, or has lost its data") as caught:
             await store.add(late, key)
         assert caught.value.retry_after_s
+    with pytest.raises(Unavailable, match="has lost its data"):
+        await store.get("acme", late.id)
+    server.ask("SET", "{warren}", redis_scripts.VERSION)
     assert await store.get("acme", late.id) is None
     assert await store.of_thread("acme", "late") is None
-    server.ask("SET", "{warren}", redis_scripts.VERSION)
 
 
 def _claimer(url: str, number: int) -> "subprocess.Popen[str]":

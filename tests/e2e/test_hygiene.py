@@ -32,14 +32,14 @@ UPGRADE = (
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def place(request: pytest.FixtureRequest, new_state: NewState) -> Iterator[Place]:
+def served(request: pytest.FixtureRequest, new_state: NewState) -> Iterator[Place]:
     with running(request.param, new_state) as place:
         yield place
 
 
 @pytest.fixture(scope="module")
-def server(place: Place) -> ServerProcess:
-    return place.server
+def server(served: Place) -> ServerProcess:
+    return served.server
 
 
 @pytest.fixture(scope="module")
@@ -187,14 +187,14 @@ async def provided(api: Api, path: str) -> str:
 
 
 @pytest.mark.parametrize("good", [good for good in GOOD if good.method == "GET"], ids=str)
-async def test_head_is_get_without_a_body(place: Place, api: Api, session: SessionApi, good: Request) -> None:
+async def test_head_is_get_without_a_body(served: Place, api: Api, session: SessionApi, good: Request) -> None:
     await session.write("kept.txt", b"something to keep")
     process = await session.start("sleep 1000") if "{process_id}" in good.path else ""
     path = good.path.replace("{session_id}", session.id).replace("{process_id}", process)
     path = await provided(api, path)
     query: dict[str, Any] = {name: value.replace("{session_id}", session.id) for name, value in good.query.items()}
     async with api.ask("HEAD", path, **query) as head:
-        assert (head.status, await head.read()) == (good.status_in(place.redis is not None), b"")
+        assert (head.status, await head.read()) == (good.status_in(served.redis is not None), b"")
     async with api.ask("GET", path, **query) as get:
         told = ("Content-Type", "X-File-Size", "Accept-Ranges", "Cache-Control", "Content-Security-Policy")
         assert [head.headers.get(name) for name in told] == [get.headers.get(name) for name in told]

@@ -102,6 +102,8 @@ class Things:
         """Three calls of four reach something real. No webhook calls another machine."""
         if _name(case) == "create_webhook" and isinstance(case.body, dict) and isinstance(case.body.get("url"), str):
             case.body["url"] = _NOBODY
+        if isinstance(case.path_parameters, dict) and "worker_id" in case.path_parameters:
+            self._aim_at_worker(case)
         if next(self._numbers) % 4 == 0:
             return
         name = _name(case)
@@ -115,13 +117,15 @@ class Things:
         if isinstance(case.path_parameters, dict) and "webhook_id" in case.path_parameters:
             case.path_parameters["webhook_id"] = self.new_webhook()
 
-        if isinstance(case.path_parameters, dict) and "worker_id" in case.path_parameters:
-            self._place.bury()
-            case.path_parameters["worker_id"] = DEAD
-
         for place, key in ((case.query, "path"), (case.body, "source")):
             if name in _OF_A_FILE and isinstance(place, dict) and isinstance(place.get(key), str):
                 place[key] = self.new_file(session_id)
+
+    def _aim_at_worker(self, case: Any) -> None:
+        """Never at the one that the sessions are on: the generator learns its name, and would drain it."""
+        self._place.bury()
+        if next(self._numbers) % 4 or case.path_parameters["worker_id"] == "worker-1":
+            case.path_parameters["worker_id"] = DEAD
 
     def tidy(self, case: Any, response: Response) -> None:
         if _name(case) in _CREATING and response.status_code < 300:

@@ -2,9 +2,10 @@
 
 Lines of commands are run one by one. Blocks that talk to a server (sh and python, with http://127.0.0.1:8000 in them,
 or sh with lines that begin with `warren`) are run page by page, in order, against a real server; only the port is
-another.
+another. The server of the page about clusters is a cluster, started as that page says.
 """
 
+import contextlib
 import json
 import os
 import pty
@@ -18,12 +19,12 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from server_process import ServerProcess, free_port, running_server
+from server_process import ServerProcess, clean_environ, free_port, running_server
 
 import warren.coordinator.api.app
 from warren.coordinator.api import problems
@@ -40,6 +41,9 @@ _GUARDED = {ROOT / "README.md", ROOT / "docs" / "tenants.md"}
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
 GOALS = ("make test", "make check", "make setup")
 SHOWN_SERVER = "http://127.0.0.1:8000"
+OTHER_COORDINATOR = "http://127.0.0.1:8001"
+_CLUSTER_UP = ["cluster", "up"]
+_CLUSTERED = ROOT / "docs" / "cluster.md"
 
 Block = tuple[str, str]
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.M | re.S)
@@ -63,7 +67,7 @@ def commands(page: Path) -> list[str]:
     """Lines of code blocks, fenced or indented, without their comments; but for blocks that have tests of their own."""
 
     def as_indented(match: re.Match[str]) -> str:
-        apart = match[1] in ("toml", "python") or asks_a_server((match[1], match[2]))
+        apart = match[1] in ("toml", "python", "text") or asks_a_server((match[1], match[2]))
         return "" if apart else re.sub("^", "    ", match[2], flags=re.M)
 
     lines = re.findall(r"^(?: {4}|\t)(\S.*)$", _FENCED.sub(as_indented, page.read_text()), flags=re.M)
@@ -101,7 +105,7 @@ def test_the_two_commands_are_shown() -> None:
 
 
 @pytest.mark.parametrize(("page", "line"), SHOWN, ids=[f"{page.name}: {line}" for page, line in SHOWN])
-def test_a_shown_command_works(page: Path, line: str, environment: dict[str, str]) -> None:
+def test_a_shown_command_works(page: Path, line: str, environment: dict[str, str], fresh_state: Path) -> None:
     if line.startswith(GOALS):
         goal = line.split()[1]
         assert re.search(rf"^{goal}:", (ROOT / "Makefile").read_text(), flags=re.M)
@@ -113,6 +117,9 @@ def test_a_shown_command_works(page: Path, line: str, environment: dict[str, str
     if words[2] == "serve":
         serve_and_stop(words[3:], environment)
         return
+    if words[2:4] == _CLUSTER_UP:
+        with cluster_up(words[4:], fresh_state):
+            return
     code, said = in_a_terminal([sys.executable, "-m", "warren.cli.main", *words[2:]], environment)
     assert code == 0, said
 
@@ -138,6 +145,35 @@ def serve_and_stop(flags: list[str], environment: dict[str, str]) -> None:
     server = ServerProcess(Path(environment["WARREN_STATE_DIR"]), *flags)
     server.start()
     assert server.stop() == 0
+
+
+@contextlib.contextmanager
+def cluster_up(flags: Sequence[str], state: Path) -> Iterator[int]:
+    """A cluster, started as it is shown, but for its ports: gives the first. Ctrl-C ends it, and nothing stays."""
+    port = two_free_ports()
+    argv = [sys.executable, "-m", "warren.cli.main", *_CLUSTER_UP, *flags, "--port", str(port)]
+    own = {"WARREN_STATE_DIR": str(state), "WARREN_CREDENTIALS": str(state / "credentials.json"), "POOL_SIZE": "1"}
+    environ = {**clean_environ(), **own, "WARREN_ON_STOP": "destroy"}
+    process = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        with process.stdout as said:
+            assert any("The cluster is up" in line for line in iter(said.readline, ""))
+            yield port
+    finally:
+        process.send_signal(signal.SIGINT)
+        ended = process.wait(timeout=120)
+    assert ended == 0
+    assert list((state / "cluster").glob("worker-*/sandboxes/*")) == []
+
+
+def two_free_ports() -> int:
+    """A free port that is followed by another."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 0)) as first:
+            port = int(first.getsockname()[1])
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
 
 
 # -- files of options
@@ -172,11 +208,11 @@ def test_the_pages_about_the_server_show_requests() -> None:
 @pytest.mark.parametrize("page", TALKING, ids=lambda page: page.name)
 def test_the_requests_of_a_page_work(page: Path, fresh_state: Path, tmp_path: Path) -> None:
     (tmp_path / ".curlrc").write_text("fail-with-body\nmax-time = 60\n")
-    with running_server(fresh_state, WARREN_AUTH=str(page in _GUARDED)) as server:
-        script = as_script([block for block in fenced(page) if asks_a_server(block)], server.url)
+    with as_it_says(page, fresh_state) as port:
+        script = as_script([block for block in fenced(page) if asks_a_server(block)], port)
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         environ = {"PATH": path, "CURL_HOME": str(tmp_path), "PYTHONPATH": ":".join(sys.path), "TERM": "xterm"}
-        environ["WARREN_CREDENTIALS"] = str(server.credentials)
+        environ["WARREN_CREDENTIALS"] = str(fresh_state / "credentials.json")
         outcome = subprocess.run(
             ["bash", "-aeuxo", "pipefail", "-c", script],
             cwd=ROOT,
@@ -188,11 +224,24 @@ def test_the_requests_of_a_page_work(page: Path, fresh_state: Path, tmp_path: Pa
     assert outcome.returncode == 0, f"{outcome.stderr[-3000:]}\n{outcome.stdout[-1000:]}"
 
 
-def as_script(blocks: list[Block], url: str) -> str:
+@contextlib.contextmanager
+def as_it_says(page: Path, state: Path) -> Iterator[int]:
+    """What the requests of a page are for: a server, or a cluster. Gives its port."""
+    if page != _CLUSTERED:
+        with running_server(state, WARREN_AUTH=str(page in _GUARDED)) as server:
+            yield server.port
+        return
+    (flags,) = [words[4:] for words in map(shlex.split, commands(page)) if words[2:4] == _CLUSTER_UP]
+    with cluster_up(flags, state) as port:
+        yield port
+
+
+def as_script(blocks: list[Block], port: int) -> str:
     """All blocks as one script: what a block sets, the next ones may use."""
     parts = []
     for kind, text in blocks:
-        text = text.replace(SHOWN_SERVER, url)
+        for offset, shown in enumerate((SHOWN_SERVER, OTHER_COORDINATOR)):
+            text = text.replace(shown, f"http://127.0.0.1:{port + offset}")
         text = _IN_TERMINAL.sub(typing_exit, text)
         parts.append(text if kind == "sh" else f"{shlex.quote(sys.executable)} -c {shlex.quote(text)}\n")
     return "\n".join(parts)

@@ -26,9 +26,12 @@ _EMPTY_S: Final = 30.0
 
 
 def run_cluster(workers: int, coordinators: int, port: int, directory: Path | None) -> int:
+    from warren.service import lock_state
+
     settings = read_settings()
-    place = directory or settings.state_dir / "cluster"
+    place = (directory or settings.state_dir / "cluster").absolute()
     place.mkdir(mode=0o711, parents=True, exist_ok=True)
+    lock = lock_state(place)
     local = _Cluster(settings, place)
     signal.signal(signal.SIGTERM, _stop)
     try:
@@ -41,6 +44,7 @@ def run_cluster(workers: int, coordinators: int, port: int, directory: Path | No
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         local.stop()
+        os.close(lock)
 
 
 def _stop(number: int, frame: object) -> None:
@@ -61,11 +65,7 @@ class _Cluster:
         }
         urls = [f"http://127.0.0.1:{port + number}" for number in range(coordinators)]
         self._take_into_use(url, urls)
-        for number in range(1, workers + 1):
-            state = self._place / f"worker-{number}"
-            self._share_images(state)
-            own = {"WORKER_ID": state.name, "PORT": str(_free_port(_WORKER_PORT + number - 1))}
-            self._start(state.name, "worker", {**environ, **own, "WARREN_STATE_DIR": str(state)})
+        self._start_workers(workers, environ)
         for number in range(1, coordinators + 1):
             name = f"coordinator-{number}"
             own = {"WORKER_ID": name, "PORT": str(port + number - 1), "WARREN_STATE_DIR": str(self._place / name)}
@@ -73,6 +73,19 @@ class _Cluster:
         for number, at in enumerate(urls, 1):
             self._wait_until_ready(f"coordinator-{number}", f"{at}/ready")
             click.echo(f"  coordinator-{number}: {at}")
+
+    def _start_workers(self, count: int, environ: Mapping[str, str]) -> None:
+        """Coordinators come after them: those would take what an earlier start has left in Redis for workers."""
+        ports = {}
+        for number in range(1, count + 1):
+            state = self._place / f"worker-{number}"
+            self._share_images(state)
+            ports[state.name] = _free_port(_WORKER_PORT + number - 1)
+            own = {"WORKER_ID": state.name, "PORT": str(ports[state.name]), "WARREN_STATE_DIR": str(state)}
+            self._start(state.name, "worker", {**environ, **own})
+        for name, port in ports.items():
+            if self._settings.cluster_ca is None:  # else they speak with coordinators only
+                self._wait_until_ready(name, f"http://127.0.0.1:{port}/ready")
 
     def wait(self) -> int:
         """Until one of the processes ends by itself."""
@@ -169,8 +182,8 @@ class _Cluster:
     def _check(self, name: str, deadline: float) -> None:
         for each, process in self._running.items():
             if process.poll() is not None:
-                last = self._log(each).read_text(errors="replace").strip().rpartition("\n")[2]
-                raise Unavailable(f"{each} did not start: {last}", remedy=f"its log is {self._log(each)}")
+                why = _last_words(self._log(each).read_text(errors="replace"))
+                raise Unavailable(f"{each} did not start: {why}", remedy=f"its log is {self._log(each)}")
         if time.monotonic() > deadline:
             raise Unavailable(f"{name} was not ready in {_START_S:g} s", remedy=f"its log is {self._log(name)}")
         time.sleep(0.05)
@@ -186,6 +199,12 @@ def _answers(path: Path) -> bool:
         client.sendall(b"PING\r\n")
         return client.recv(16).startswith(b"+PONG")
     return False
+
+
+def _last_words(log: str) -> str:
+    """What went wrong, without the hints below it."""
+    lines = [line for line in log.splitlines() if line.strip() and not line.startswith(" ")]
+    return lines[-1].removeprefix("warren: ") if lines else "it did not say why"
 
 
 def _free_port(wanted: int) -> int:

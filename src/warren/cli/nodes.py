@@ -37,7 +37,7 @@ def worker(flags: dict[str, Any]) -> int:
     """Make the sandboxes of this machine for a cluster until it is told to stop.
 
     It listens on port 5000 and serves coordinators only. When it is stopped, its sandboxes go on for the next start,
-    which must come within 8 seconds: else its sessions are reported lost. A worker that should go for good is drained
+    which must come within a minute: else its sessions are reported lost. A worker that should go for good is drained
     first: `warren cluster drain`.
 
     Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren worker --host 0.0.0.0 --labels gpu=1

@@ -182,6 +182,9 @@ class Lifecycle:
         task.add_done_callback(lambda _: self._ending.pop(stopping.id, None))
         return task
 
+    def is_ending(self, session: Session) -> bool:
+        return session.id in self._ending
+
     async def _finish(self, stopping: Session) -> Session:
         try:
             if stopping.sandbox_id:
@@ -213,7 +216,7 @@ class Lifecycle:
         names = dict.fromkeys(session.env, "")
         ended = session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), env=names)
         try:
-            told = await self.store.swap(ended)
+            told = await self._wrote_end(ended)
         except WarrenError:
             self._unwritten[ended.id] = ended
             told = True
@@ -223,6 +226,16 @@ class Lifecycle:
             self._tell(kind, ended, reason=str(reason), lived_s=round(self.clock.now() - session.started, 3))
         return ended
 
+    async def _wrote_end(self, ended: Session) -> bool:
+        """A session that was not to come about may have begun to run after all: the store went away over it, and
+        nobody knew. Then it is ended as what it is."""
+        if await self.store.swap(ended):
+            return True
+        current = await self.store.get(ended.tenant, ended.id)
+        if current is not None and current.state is SessionState.RUNNING and current.version == ended.version:
+            self._own(self.end(current, ended.reason, ended.detail), f"ending {ended.id}")
+        return False
+
     def _tell(self, kind: EventKind, session: Session, **data: Any) -> None:
         about = {"thread_id": session.thread_id or None, "memory_mb": session.memory_mb, **data}
         self._events.publish(Event(kind, session.tenant, self.clock.wall(), session.id, about))
@@ -230,7 +243,7 @@ class Lifecycle:
     async def retry(self) -> None:
         """What could not be finished before is tried again."""
         for session_id, ended in list(self._unwritten.items()):
-            await self.store.swap(ended)
+            await self._wrote_end(ended)
             del self._unwritten[session_id]
         for session_id in self._unfinished.keys() - self._ending.keys():
             self.finishing(self._unfinished.pop(session_id))  # if it fails it is among them again
@@ -246,6 +259,8 @@ class Lifecycle:
                 self._own(self._let_go(session), f"clearing {session.sandbox_id}")
                 return lost
             session = await self.get(session.tenant, session.id)
+        if session.state is SessionState.LOST and session.sandbox_id in self._holder:
+            self._own(self._let_go(session), f"clearing {session.sandbox_id}")
         return session
 
     def tell_lost(self, lost: Session) -> None:

@@ -65,7 +65,10 @@ class Reaper:
 
     async def _expire(self, session: Session) -> None:
         reason = session.expiry(self._clock.now())
-        if session.state is SessionState.CREATING:
+        if session.state is SessionState.STOPPING:
+            if not self._lifecycle.is_ending(session):
+                await self._end(session)
+        elif session.state is SessionState.CREATING:
             await self._lifecycle.undo(session)
         elif reason is not None and not (reason is EndReason.IDLE and self._sessions.is_busy(session)):
             if session.state is SessionState.LOST:

@@ -39,6 +39,7 @@ WarrenError
 ├── Interrupted                    the worker went away over it: nobody knows whether it was done
 └── Unavailable                    this machine cannot do it now
     ├── ProviderUnavailable
+    ├── StoreAway                  what sessions are kept in cannot be reached
     ├── ServerUnreachable          the client cannot reach the server, or lost it
     ├── NoCapacity                 nothing became free in time
     │   └── MachineFull            memory or disk of the host would run out
@@ -225,6 +226,12 @@ class Unavailable(WarrenError):
 
 class ProviderUnavailable(Unavailable):
     code = "provider_unavailable"
+
+
+class StoreAway(Unavailable):
+    """Where the store is concerns its operator: callers hear no more than that it is away."""
+
+    public: ClassVar[str] = "the store of this server does not answer"
 
 
 class ServerUnreachable(Unavailable):

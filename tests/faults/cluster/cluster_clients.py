@@ -42,7 +42,9 @@ class ClusterLedger:
         for other in list(self.held.values()):
             if new.thread_id and other.thread_id == new.thread_id and other.id != new.id:
                 self.gone[other.id] = self.held.pop(other.id)
-        return self.held.setdefault(new.id, new)
+        if new.id in self.gone or new.id in self.deleted:
+            self.wrong.append(f"{new} is given out, and was gone")
+        return self.held.setdefault(new.id, self.doubted.pop(new.id, new))
 
 
 class ClusterClient:

@@ -75,6 +75,9 @@ class ClusterWorld:
     def close(self) -> None:
         self.cluster.kill()
         self.redis.kill()
+        self._remove_states()
+
+    def _remove_states(self) -> None:
         for state in self._states:
             remove_state(state)
 
@@ -103,7 +106,7 @@ class ClusterWorld:
             await asyncio.sleep(0.1)
 
     async def _troubles(self, caller: ClusterCaller) -> list[str]:
-        found = []
+        found = [] if self.redis.ask("EXISTS", "{warren}") else ["Redis has lost its data"]
         for number in range(len(caller.urls)):
             answer = await caller.through(number).ask("GET", "/api/cluster")
             if not answer.ok:
@@ -142,6 +145,11 @@ class ClusterWorld:
             found: dict[str, Any] = json.load(answer)["stats"]
             return found
 
+    def last_words(self, lines: int = 25) -> list[str]:
+        """The ends of the logs, for messages."""
+        processes = [*self.workers.values(), *self.coordinators]
+        return [f"-- {one.log_path}\n" + "\n".join(one.log.splitlines()[-lines:]) for one in processes]
+
     def threads(self) -> Counter[str]:
         """By the file that clients write into the sandboxes of their threads, how many live sandboxes each has."""
         found: Counter[str] = Counter()
@@ -174,6 +182,7 @@ def _differences(state_dir: Path, running: list[dict[str, Any]], stats: dict[str
     if len(there) != len(used) + ready:
         unused = ", ".join(described(state_dir, there - used))
         yield f"{len(there)} sandboxes, for {len(used)} sessions and a pool of {ready}; without a session: {unused}"
+        yield f"the worker says {stats}"
     if (claims := uid_ranges(state_dir)) != len(there):
         yield f"{claims} uid ranges for {len(there)} sandboxes"
     yield from strays(state_dir)

@@ -167,19 +167,22 @@ async def test_fifty_random_faults_break_no_promise(image_cache: Path, capsys: p
     chance = random.Random(SEED)
     order = [fault for fault, count in FAULTS.items() for _ in range(count)]
     chance.shuffle(order)
-    world, ledger, survived = ClusterWorld(image_cache), ClusterLedger(), 0
+    world, ledger, survived, doing = ClusterWorld(image_cache), ClusterLedger(), 0, ""
     clients = [ClusterClient(number, random.Random(chance.random()), ledger) for number in range(CLIENTS)]
     try:
         world.start()
         async with calling_cluster(world.urls, random.Random(chance.random())) as caller:
             assert await set_quota(caller)
             for fault in order:
+                doing = fault.__name__
                 await one_fault(world, caller, clients, ledger, fault, chance)
-                survived += 1
+                survived, doing = survived + 1, ""
     finally:
         with capsys.disabled():
             done: Counter[str] = sum((client.done for client in clients), start=Counter())
             print(f"\nfaults survived / tried: {survived} / {len(order)}; answers: {dict(sorted(done.items()))}")
+            if doing:
+                print(f"it broke over {doing}", *(world.last_words()), sep="\n")
         await asyncio.to_thread(world.close)
 
 

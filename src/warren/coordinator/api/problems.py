@@ -31,7 +31,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.coordinator.asking import note
-from warren.model.errors import InvalidJson, InvalidRequest, Misdirected, TooLarge, WarrenError
+from warren.model.errors import InvalidJson, InvalidRequest, Misdirected, StoreAway, TooLarge, WarrenError
 
 MEDIA_TYPE = "application/problem+json"
 MAX_DEPTH = 100
@@ -57,12 +57,13 @@ _log = logging.getLogger("warren.api")
 
 def problem(exc: WarrenError, instance: str = "") -> Response:
     fields: dict[str, object] = {"retryable": exc.retryable}
-    if exc.remedy:
+    shown = exc.public if isinstance(exc, StoreAway) else exc.message
+    if exc.remedy and shown is exc.message:
         fields = {"remedy": exc.remedy, **fields}
     if instance:
         fields["instance"] = instance
     note(error=exc.code)
-    response = _answer(exc.http_status, exc.code, exc.message, fields, retry_after_s=exc.retry_after_s)
+    response = _answer(exc.http_status, exc.code, shown, fields, retry_after_s=exc.retry_after_s)
     if isinstance(exc, Misdirected):
         response.headers["x-warren-worker"] = exc.worker
     return response

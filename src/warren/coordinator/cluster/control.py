@@ -37,9 +37,11 @@ class Control:
         return _shown(self._fleet.member(worker_id))
 
     async def remove(self, worker_id: str) -> None:
-        """A dead worker is forgotten, and its sessions are given up now. Not before workers that have done without Redis
-        have had the time to be heard of again: see `Fleet.steady_s`."""
-        if not self._fleet.settled or self._fleet.steady_s < LEASE_S:
+        """A dead worker is forgotten, and its sessions are given up now. Not before workers that have done without
+        Redis have had the time to be heard of again: see `Fleet.steady_s`."""
+        await self._fleet.look()
+        known_s = self._fleet.steady_s if self._fleet.settled else 0.0
+        if not self._fleet.member(worker_id).alive and known_s < LEASE_S:
             raise Unavailable(
                 "this coordinator has not seen the cluster for long enough to know who is dead", retry_after_s=LEASE_S
             )

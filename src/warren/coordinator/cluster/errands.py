@@ -13,6 +13,7 @@ from warren.coordinator.forwarding.links import Links
 from warren.model.errors import Unavailable
 
 _ANSWER_S: Final = 2.0
+_RENEWING_S: Final = 4.0  # who is asked may have to find out that Redis does not answer
 _LONGEST: Final = 64 * 1024
 
 
@@ -24,7 +25,7 @@ class Errands:
     async def renew(self, peer: Peer, worker_id: str, epoch: int) -> Pulse | None:
         """Has a coordinator renew a worker's lease; None if it has lost Redis too."""
         query = urlencode({"worker": worker_id, "epoch": epoch})
-        pulse = (await self._ask(peer.address, "POST", f"{LEASE_PATH}?{query}"))["pulse"]
+        pulse = (await self._ask(peer.address, "POST", f"{LEASE_PATH}?{query}", _RENEWING_S))["pulse"]
         return None if pulse is None else Pulse(pulse)
 
     async def who(self, address: str) -> str:
@@ -35,10 +36,10 @@ class Errands:
         """What the worker at an address says of itself now."""
         return dict((await self._ask(address, "GET", WORKER_PATH))["stats"])
 
-    async def _ask(self, address: str, method: str, target: str) -> Any:
+    async def _ask(self, address: str, method: str, target: str, within_s: float = _ANSWER_S) -> Any:
         headers = [(b"host", address.rpartition("//")[2].encode()), *self._trust.headers()]
         try:
-            async with self._links.asked(address, method, target.encode(), headers, head_timeout_s=_ANSWER_S) as answer:
+            async with self._links.asked(address, method, target.encode(), headers, head_timeout_s=within_s) as answer:
                 text = await answer.all(_LONGEST)
         except ForwardingFailed as exc:
             raise Unavailable(f"{address} does not answer: {exc.why}") from exc

@@ -8,14 +8,15 @@ from urllib.parse import parse_qs
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warren.coordinator.api.door import OPEN
 from warren.coordinator.asking import set_patience, set_session_id
 from warren.coordinator.cluster.fleet import Fleet
 from warren.coordinator.cluster.lease import Lease
 from warren.coordinator.cluster.trust import CLIENT, PATIENCE, SCHEME, SESSION, Trust
+from warren.model.errors import InvalidRequest
 
 LEASE_PATH: Final = "/internal/lease"
 WORKER_PATH: Final = "/internal/worker"
+FOR_ALL: Final = frozenset({"/health", "/ready"})  # what watches over processes has no secret
 _SECURE: Final = {"http": "https", "websocket": "wss"}
 
 
@@ -29,7 +30,7 @@ class WorkerFront:
         self._described = described
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and scope["path"] not in OPEN:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in FOR_ALL:
             self._trust.check(scope["headers"])
             if scope["path"] == WORKER_PATH:
                 await JSONResponse(self._described())(scope, receive, send)
@@ -60,8 +61,15 @@ class CoordinatorFront:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == LEASE_PATH:
             self._trust.check(scope["headers"])
-            asked = parse_qs(scope["query_string"].decode("latin-1"))
-            pulse = await self._fleet.renewed(asked["worker"][0], int(asked["epoch"][0]))
+            pulse = await self._fleet.renewed(*_whose(scope))
             await JSONResponse({"pulse": pulse})(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+def _whose(scope: Scope) -> tuple[str, int]:
+    asked = parse_qs(scope["query_string"].decode("latin-1"))
+    try:
+        return asked["worker"][0], int(asked["epoch"][0])
+    except (KeyError, ValueError) as exc:
+        raise InvalidRequest("whose lease is to be renewed is said by `worker` and `epoch`") from exc

@@ -10,6 +10,9 @@ HEARTBEAT_S: Final = 2.0
 LEASE_S: Final = 8.0
 """A worker that was not heard of for so long is given up, and knows it: it serves nobody until it has asked again."""
 
+RESTART_S: Final = 60.0
+"""So long a worker that was stopped in order has to come back to its sessions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

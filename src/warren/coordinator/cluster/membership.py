@@ -9,6 +9,7 @@ over. Whatever may have changed meanwhile is found out by `reconcile` before it 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from warren.clock import Clock
@@ -101,7 +102,7 @@ class Membership:
 
     async def _renewed(self, heard: Heard, asked_at: float) -> None:
         restarted = heard.run_id not in ("", self._run_id)
-        if self._trouble:
+        if self._trouble and heard.run_id:
             _log.info("the cluster is there again")
             self._trouble = ""
         if heard.coordinators:
@@ -137,16 +138,22 @@ class Membership:
         self._epoch = await self._roster.enter(self._report(), self._epoch)
 
     async def _through_others(self) -> Heard | None:
-        """Asks all coordinators at once; None if nothing is known. If none of them has Redis, nobody has taken anything
-        since then; what was taken before, after the lease was over, they could not say."""
+        """Asks all coordinators at once, and waits for no other when one knows; None if nothing is known."""
         if not self._coordinators:
             return None
-        answers = await asyncio.gather(*map(self._asked, self._coordinators))
-        told = [answer for answer in answers if isinstance(answer, Pulse)]
-        if told:
-            return Heard(told[0])
-        nobody_can = all(answer is None for answer in answers)
-        return Heard(Pulse.OK) if nobody_can and self._lease.left_s > 0 else None
+        asking = [asyncio.ensure_future(self._asked(peer)) for peer in self._coordinators]
+        answers = []
+        try:
+            for answered in asyncio.as_completed(asking):
+                answers.append(answer := await answered)
+                if isinstance(answer, Pulse):
+                    return Heard(answer)
+        finally:
+            for task in asking:
+                task.cancel()
+        # A lease that is over may have been seen by one of them before that one lost Redis.
+        may_go_on = self._lease.left_s > 0 and all(answer is None for answer in answers)
+        return Heard(Pulse.OK) if may_go_on else None
 
     async def _asked(self, peer: Peer) -> Pulse | Unavailable | None:
         try:
@@ -155,9 +162,10 @@ class Membership:
             return exc
 
     async def leave(self) -> None:
-        """Nothing new comes here any more; what is here stays, for a while, for the next process."""
+        """After the last heartbeat: what is here stays, for a while, for the next process."""
+        self._lease.drop()
         try:
-            await self._roster.leave(self._report(), self._epoch)
+            await self._roster.leave(replace(self._report(), leaving=True), self._epoch)
         except WarrenError as exc:
             _log.warning("the cluster could not be told that this worker stops: %s", exc)
 

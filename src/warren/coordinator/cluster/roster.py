@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from warren.coordinator.cluster import scripts
-from warren.coordinator.cluster.members import Member, Peer, Report
+from warren.coordinator.cluster.members import RESTART_S, Member, Peer, Report
 from warren.coordinator.stores.redis_link import RedisLink
 from warren.model.errors import Conflict, NotFound
 
@@ -66,13 +66,14 @@ class Roster:
         return _heard(await self._run(scripts.BEAT, worker_id, epoch, ""))
 
     async def leave(self, report: Report, epoch: int) -> None:
-        await self._run(scripts.LEAVE, report.id, epoch, report.encoded())
+        """A worker stops in order: its sessions wait for it, longer than for one that has died."""
+        await self._run(scripts.LEAVE, report.id, epoch, report.encoded(), RESTART_S)
 
     async def watch(self, me: Peer) -> Sight:
         """Says that this coordinator is there, and sees who else is."""
         settled, run_id, coordinators, now, *workers = await self._run(scripts.WATCH, me.id, me.address)
-        members = (_member(*values) for values in workers)
-        return Sight(bool(settled), run_id.decode(), coordinators, float(now), tuple(sorted(members, key=lambda one: one.id)))
+        members = sorted((_member(*values) for values in workers), key=lambda one: one.id)
+        return Sight(bool(settled), run_id.decode(), coordinators, float(now), tuple(members))
 
     async def go(self, me: Peer) -> None:
         await self._run(scripts.GO, me.id)

@@ -97,16 +97,20 @@ return {'ok', run_id(), unpack(coordinators(now))}
 """,
 )
 
-# A worker that stops in order: its lease goes on, so that it can come back.
+# A worker that stops in order: nothing is taken from it for so many seconds, in which it may come back.
 LEAVE: Final = script(
+    _ROSTER,
     body="""
-local mine = key('worker', ARGV[3])
-if call('HGET', mine, 'epoch') == ARGV[4] then call('HSET', mine, 'report', ARGV[5]) end
+local mine, now = key('worker', ARGV[3]), clock()
+local old = call('HMGET', mine, 'epoch', 'until')
+if old[1] ~= ARGV[4] or tonumber(old[2]) < now then return 0 end
+call('HSET', mine, 'report', ARGV[5], 'until', stamp(now + tonumber(ARGV[6])))
 return 1
-"""
+""",
 )
 
-# {settled, run id, how many coordinators, the time, {report, epoch, seconds left, draining}...}: coordinator's ID and address.
+# {settled, run id, how many coordinators, the time, {report, epoch, seconds left, draining}...}: ID and address of the
+# coordinator that looks.
 WATCH: Final = script(
     _ROSTER,
     body="""

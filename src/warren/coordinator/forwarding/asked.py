@@ -64,7 +64,7 @@ def from_path(scope: Scope) -> Asked:
 
 
 def from_query(scope: Scope) -> Asked:
-    values = parse_qs(scope["query_string"].decode("latin-1"))
+    values = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     return Asked(values.get("session_id", [""])[-1], values.get("thread_id", [""])[-1])
 
 

@@ -23,9 +23,10 @@ from warren.coordinator.cluster.members import Member
 from warren.coordinator.cluster.trust import CALLER, CLIENT, PATIENCE, SCHEME, SESSION, Trust, written_caller
 from warren.coordinator.forwarding import asked as reading
 from warren.coordinator.forwarding.asked import Asked, Where
-from warren.coordinator.forwarding.failures import Broken, Unreachable
+from warren.coordinator.forwarding.failures import Broken, ForwardingFailed, Refused, Unreachable
 from warren.coordinator.forwarding.http import RequestBody, forwarded, pass_on
 from warren.coordinator.forwarding.links import Answer, Header, Links
+from warren.coordinator.forwarding.lookout import Lookout
 from warren.coordinator.forwarding.websocket import forward_websocket
 from warren.coordinator.placement import Want
 from warren.interfaces.store import SessionStore
@@ -41,6 +42,10 @@ _NOT_HERE: Final = frozenset({SessionState.LOST, SessionState.ENDED})
 _NEXT: Final = frozenset({NoCapacity.code, MachineFull.code, Stopping.code, Unavailable.code})
 _OURS: Final = frozenset({b"x-request-id", b"date", b"server", *(name for name, _ in CAUTION)})
 _LONGEST_REFUSAL: Final = 64 * 1024
+_DISCARDING_S: Final = 60.0
+_SAFE: Final = frozenset({"GET", "HEAD"})
+_LOST: Final = 1011  # how a WebSocket is closed whose worker is gone
+_STRANGER: Final = 401  # a worker says it to us: who the caller is was found out here
 
 
 class Router:
@@ -51,6 +56,7 @@ class Router:
         store: SessionStore,
         links: Links,
         trust: Trust,
+        lookout: Lookout,
         *,
         environment: str,
         tls: ssl.SSLContext | None = None,
@@ -60,6 +66,7 @@ class Router:
         self._store = store
         self._links = links
         self._trust = trust
+        self._lookout = lookout
         self._environment = environment
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
@@ -105,7 +112,8 @@ class Router:
         if session is None or session.state in _NOT_HERE or not session.worker:
             self._whose.pop(name, None)
             return session, ""
-        self._remember(name, session.worker)
+        for each in {name, (session.tenant, "session", session.id)}:
+            self._remember(each, session.worker)
         return session, session.worker
 
     def _remember(self, name: tuple[str, str, str], worker_id: str) -> None:
@@ -130,29 +138,54 @@ class Router:
         member = self._fleet.reachable(worker_id)
         try:
             if scope["type"] == "websocket":
-                headers = self._headers(scope)
-                scope["forwarded"] = True
-                await forward_websocket(member.address, scope, receive, send, headers=headers, tls=self._tls)
+                await self._joined(member, scope, receive, send)
                 return
             await self._asked(member, scope, body, send, last=True)
         except Unreachable as exc:
             scope["forwarded"] = False
             self._fleet.shun(worker_id)
             raise _away(worker_id, exc) from exc
+        except Refused as exc:
+            scope["forwarded"] = False
+            raise _strange(worker_id) from exc
         except Broken as exc:
+            if scope["type"] == "http" and scope["method"] in _SAFE:
+                raise _away(worker_id, exc) from exc
             raise _broken(worker_id, exc) from exc
+
+    async def _joined(self, member: Member, scope: Scope, receive: Receive, send: Send) -> None:
+        """A client's WebSocket and the worker's; if the worker falls silent, a client that was let in is told."""
+        headers, said = self._headers(scope), set[str]()
+
+        async def noting(message: Message) -> None:
+            said.add(message["type"])
+            await send(message)
+
+        scope["forwarded"] = True
+        try:
+            async with self._lookout.over(member.address):
+                await forward_websocket(
+                    member.address, scope, receive, noting, headers=headers, tls=self._tls, elsewhere=(_STRANGER,)
+                )
+        except Broken as exc:
+            if "websocket.accept" not in said:
+                raise
+            if "websocket.close" not in said:
+                await send({"type": "websocket.close", "code": _LOST, "reason": exc.why})
 
     async def _to_any(self, scope: Scope, asked: Asked, body: "_Body", send: Send) -> None:
         """Asks one after the other until one does not refuse.
 
         A session that its caller could not ask for again, because it has no name, gets its id here: if the caller goes
-        away, however far the making has come, it is ended.
+        away, however far the making has come, it is ended. Another one for each worker: one that refuses may have
+        stored it all the same.
         """
         if not self._fleet.has_redis:
             raise Unavailable("Redis is away: no session can be made now", remedy="try again soon", retry_after_s=2)
         members = self._fleet.placed(self._wanted(scope["caller"], asked))
-        new_id = "" if asked.thread_id or _has_key(scope) else new_session_id()
+        is_nameless = not asked.thread_id and not _has_key(scope)
         for number, member in enumerate(members):
+            new_id = new_session_id() if is_nameless else ""
             self._fleet.sent(member.id)
             try:
                 if await self._made(member, scope, body, send, new_id, last=number == len(members) - 1):
@@ -180,7 +213,11 @@ class Router:
         target = f"/api/sessions/{session_id}".encode()
         with contextlib.suppress(Unreachable, Broken):
             async with self._links.asked(
-                member.address, "DELETE", target, [(b"host", b"localhost"), *self._headers(scope)]
+                member.address,
+                "DELETE",
+                target,
+                [(b"host", b"localhost"), *self._headers(scope)],
+                head_timeout_s=_DISCARDING_S,
             ) as answer:
                 await answer.all(_LONGEST_REFUSAL)
 
@@ -210,8 +247,12 @@ class Router:
         if not last:
             headers.append((PATIENCE, b"%g" % _PATIENCE_S))
         elsewhere = ""
-        async with forwarded(self._links, member.address, scope, body.whole(), headers=headers) as answer:
-            if answer.status == 503 and body.rewind():
+        asking = forwarded(self._links, member.address, scope, body.whole(), headers=headers)
+        async with self._lookout.over(member.address), asking as answer:
+            if answer.status == _STRANGER:
+                if last or not body.rewind():
+                    raise _strange(member.id)
+            elif answer.status == 503 and body.rewind():
                 refusal = await answer.all(_LONGEST_REFUSAL)
                 elsewhere = (answer.header(b"x-warren-worker") or b"").decode("latin-1")
                 if not elsewhere and (last or _code(refusal) not in _NEXT):
@@ -324,11 +365,18 @@ def _code(refusal: bytes) -> str:
         return ""
 
 
-def _away(worker_id: str, exc: Unreachable) -> Unavailable:
+def _away(worker_id: str, exc: ForwardingFailed) -> Unavailable:
     return Unavailable(
         f"the worker {worker_id!r} cannot be reached: {exc.why}",
         remedy="try again: within seconds it is back, or the session is reported lost",
         retry_after_s=2,
+    )
+
+
+def _strange(worker_id: str) -> Unavailable:
+    return Unavailable(
+        f"the worker {worker_id!r} does not take this coordinator for one of its cluster: their secrets differ",
+        remedy="give all coordinators and workers the same WARREN_CLUSTER_SECRET",
     )
 
 

@@ -3,10 +3,15 @@
 While a worker has its lease nobody else ends what is its own, so it reads its own rows from the copies, and serves the
 sessions it has when Redis is away. Every change is made in the shared store first; a change that was not
 possible there has not happened. Copies are kept in a file too: a Redis that has lost its data gets them back.
+
+When the shared store goes away over a change, it may have been made or not. That is found out when the store is back:
+a change that was made is `due`, so that whoever looks after sessions does what it asks for, as after a restart.
 """
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from warren.coordinator.stores.rows import decoded, encoded
@@ -19,6 +24,8 @@ from warren.model.session import Session, SessionState
 
 _KIND: Final = "copy"
 _PAGE: Final = 1000
+_SURE_S: Final = 3.0  # longer than a change may be on its way
+_MOST_UNSURE: Final = 10_000
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +46,7 @@ class MirroredStore:
         self._sealer = sealer
         self._rows: dict[str, Session] = {}
         self._records: dict[str, Record] = {}
+        self._unsure: dict[str, tuple[Session, float]] = {}  # perhaps changed to this; since when that is looked at
 
     def __repr__(self) -> str:
         return f"<MirroredStore of {self._worker}: {len(self._rows)} sessions, {self._shared!r}>"
@@ -82,7 +90,7 @@ class MirroredStore:
         return theirs.state is SessionState.RUNNING or mine.state is not SessionState.RUNNING
 
     async def _published(self, mine: Session) -> Session | None:
-        """What the shared store has of a session that is not among our active ones there; only what runs is put back."""
+        """What the shared store has of a session that is not among our active ones there; what runs is put back."""
         if mine.state is not SessionState.RUNNING:
             return None
         return mine if await self._shared.restore(mine) else await self._shared.get(mine.tenant, mine.id)
@@ -111,7 +119,8 @@ class MirroredStore:
     # -- as every store
 
     async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
-        found, added = await self._shared.add(session, key, caps)
+        with self._doubting(session):
+            found, added = await self._shared.add(session, key, caps)
         if added is Added.NEW:
             await self._remember(found)
         return found, added
@@ -141,10 +150,15 @@ class MirroredStore:
             raise
 
     async def swap(self, session: Session) -> bool:
-        if await self._shared.swap(session):
-            await self._remember(session)
+        before = self._rows.get(session.id)
+        with self._doubting(session):
+            is_made = await self._shared.swap(session)
+        if is_made:
+            if self._rows.get(session.id) is before:  # else a later change was faster to come back
+                await self._remember(session)
             return True
-        if await self._refreshed(session) is None and session.id in self._rows:
+        lost = await self._refreshed(session) is None
+        if lost and before is not None and before.tenant == session.tenant:
             raise Unavailable("Redis has lost its data, this session is being published again", retry_after_s=2)
         return False
 
@@ -155,8 +169,40 @@ class MirroredStore:
         return list(self._rows.values())
 
     async def due(self, now: float, limit: int) -> Sequence[Session]:
+        turned_out = await self._turned_out(now)
         over = [one for one in self._rows.values() if one.state in EXPIRING and one.deadline <= now]
-        return sorted(over, key=lambda session: session.deadline)[:limit]
+        return [*turned_out, *sorted(over, key=lambda session: session.deadline)][:limit]
+
+    @contextlib.contextmanager
+    def _doubting(self, session: Session) -> Iterator[None]:
+        try:
+            yield
+        except (Unavailable, asyncio.CancelledError):
+            if len(self._unsure) < _MOST_UNSURE:
+                self._unsure[session.id] = (session, float("inf"))
+            raise
+
+    async def _turned_out(self, now: float) -> Sequence[Session]:
+        """Changes that were made, though it was not known."""
+        found = []
+        for tried, since in list(self._unsure.values()):
+            self._unsure[tried.id] = (tried, min(since, now))
+            if now - since >= _SURE_S:
+                try:
+                    current = await self._shared.get(tried.tenant, tried.id)
+                except Unavailable:
+                    break
+                del self._unsure[tried.id]
+                if current is not None and await self._is_news(current, tried):
+                    found.append(current)
+        return found
+
+    async def _is_news(self, current: Session, tried: Session) -> bool:
+        kept = self._rows.get(current.id)
+        if current.version < tried.version or (kept is not None and kept.version >= current.version):
+            return False
+        await self._remember(current)
+        return current.id in self._rows
 
     async def count(self) -> Mapping[SessionState, int]:
         try:

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 
 from warren.coordinator.stores.redis_address import RedisAddress, RedisKind, read_address
 from warren.coordinator.stores.redis_lua import TOKEN_BYTES, Script
-from warren.model.errors import NoSpace, Unavailable, WarrenError
+from warren.model.errors import NoSpace, StoreAway, Unavailable, WarrenError
 
 TIMEOUT_S: Final = 2.0
 _RETRY_AFTER_S: Final = 1.0
@@ -50,6 +50,7 @@ class RedisLink:
         self._room = asyncio.Semaphore(_AT_ONCE)
         self._ahead_s: float | None = None  # of Redis' clock, before the loop's
         self._closed = False
+        self._is_away = self._is_tried = False
 
     def __repr__(self) -> str:
         return f"<RedisLink {self.address}{' closed' if self._closed else ''}>"
@@ -58,11 +59,23 @@ class RedisLink:
         """What the script gives. Raises Unavailable or NoSpace."""
         if self._closed:
             raise Unavailable(f"the connection to Redis at {self.address} is closed")
+        if self._is_away and self._is_tried:
+            raise self._silent()  # somebody waits for it already: one is enough
         packed = (secrets.token_hex(TOKEN_BYTES // 2), *map(_packed, values))
+        self._is_tried = True
+        try:
+            return await self._told(script, packed)
+        finally:
+            self._is_tried = False
+
+    async def _told(self, script: Script, packed: tuple[Any, ...]) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s) as limit, self._room:
-                return await self._in_time(script, packed, limit.when() or 0.0)
+                result = await self._in_time(script, packed, limit.when() or 0.0)
+            self._is_away = False
+            return result
         except TimeoutError as exc:
+            self._is_away = True
             raise self._silent() from exc
         except theirs.RedisClusterException as exc:
             raise self._ours_of_cluster(exc) from None  # its text may hold what was to be stored
@@ -110,7 +123,7 @@ class RedisLink:
         return self._away(f"did not answer within {self._timeout_s:g} s")
 
     def _away(self, what: str, remedy: str = "") -> Unavailable:
-        return Unavailable(f"Redis at {self.address} {what}", remedy=remedy, retry_after_s=_RETRY_AFTER_S)
+        return StoreAway(f"Redis at {self.address} {what}", remedy=remedy, retry_after_s=_RETRY_AFTER_S)
 
     def _ours(self, exc: Exception) -> WarrenError:
         if isinstance(exc, theirs.OutOfMemoryError):

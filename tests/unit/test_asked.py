@@ -1,0 +1,196 @@
+"""Which session a request is about: a table for every place that it may be said in, and anything at all."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from warren.coordinator.forwarding.asked import Asked, Where, from_form, from_json, from_path, from_query, where
+
+
+def scope(method: str, path: str, query: bytes = b"", kind: str = "http") -> dict[str, Any]:
+    return {"type": kind, "method": method, "path": path, "query_string": query}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "wanted"),
+    [
+        ("POST", "/api/sessions", Where.JSON),
+        ("GET", "/api/sessions", Where.NOWHERE),
+        ("POST", "/create_session", Where.JSON),
+        ("POST", "/execute", Where.JSON),
+        ("GET", "/execute", Where.NOWHERE),
+        ("POST", "/cleanup", Where.JSON),
+        ("POST", "/api/e2b/execute", Where.JSON),
+        ("POST", "/api/e2b/files", Where.JSON),
+        ("GET", "/api/e2b/files/ses_1", Where.PATH),
+        ("GET", "/download_file", Where.QUERY),
+        ("GET", "/list_files", Where.QUERY),
+        ("POST", "/upload_file", Where.FORM),
+        ("GET", "/api/sessions/ses_1", Where.PATH),
+        ("DELETE", "/api/sessions/ses_1", Where.PATH),
+        ("PUT", "/api/sessions/ses_1/files/content", Where.PATH),
+        ("GET", "/api/sessions/ses_1/", Where.PATH),
+        ("GET", "/api/sessions/", Where.NOWHERE),
+        ("GET", "/api/sessionsx/ses_1", Where.NOWHERE),
+        ("GET", "/sessions", Where.NOWHERE),
+        ("GET", "/health", Where.NOWHERE),
+        ("GET", "/api/cluster", Where.NOWHERE),
+        ("GET", "/api/admin/keys", Where.NOWHERE),
+        ("GET", "//api/sessions/ses_1", Where.NOWHERE),
+    ],
+)
+def test_where_it_is_said(method: str, path: str, wanted: Where) -> None:
+    assert where(scope(method, path)) is wanted
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("/api/sessions/ses_1/exec", "ses_1"),
+        ("/api/sessions/ses_1/processes/p/attach", "ses_1"),
+        ("/api/sessions/a\nb/exec\n", "a\nb"),
+        ("/api/sessions/ünï", "ünï"),
+    ],
+)
+def test_a_session_in_the_path(path: str, wanted: str) -> None:
+    for kind in ("http", "websocket"):
+        asked = scope("GET", path, kind=kind)
+        assert where(asked) is Where.PATH
+        assert from_path(asked) == Asked(wanted)
+
+
+@pytest.mark.parametrize(
+    ("query", "session_id", "thread_id"),
+    [
+        (b"session_id=a", "a", ""),
+        (b"thread_id=t&path=x", "", "t"),
+        (b"session_id=a&thread_id=t", "a", "t"),
+        (b"session_id=a&session_id=b", "b", ""),
+        (b"session_id=a&session_id=", "", ""),
+        (b"session_id=%C3%BC+%2F", "ü /", ""),
+        (b"session_id=%FF", "\ufffd", ""),
+        (b"session_id", "", ""),
+        (b"Session_Id=a", "", ""),
+        (b"", "", ""),
+        (b"&&==&%zz", "", ""),
+    ],
+)
+def test_a_session_in_the_query_the_last_one_counts_as_it_does_for_the_app(
+    query: bytes, session_id: str, thread_id: str
+) -> None:
+    assert from_query(scope("GET", "/list_files", query)) == Asked(session_id, thread_id)
+
+
+@pytest.mark.parametrize(
+    ("body", "session_id", "thread_id"),
+    [
+        (b'{"session_id": "a"}', "a", ""),
+        (b'{"thread_id": "t", "command": "true"}', "", "t"),
+        (b'{"session_id": "a", "thread_id": "t"}', "a", "t"),
+        (b'{"session_id": "a", "session_id": "b"}', "b", ""),
+        (b'{"session_id": null, "thread_id": "t"}', "", "t"),
+        (b'{"session_id": 7, "thread_id": ["t"]}', "", ""),
+        (b'{"session_id": "\\ud800"}', "\ud800", ""),
+        (b"", "", ""),
+        (b"  ", "", ""),
+        (b"[]", "", ""),
+        (b'"session_id"', "", ""),
+        (b"null", "", ""),
+        (b"{", "", ""),
+        (b'{"session_id": "\xff"}', "", ""),
+        (b"[" * 100_000, "", ""),
+        (b'{"x": ' + b"9" * 5000 + b"}", "", ""),
+    ],
+)
+def test_a_session_in_a_json_body(body: bytes, session_id: str, thread_id: str) -> None:
+    asked = from_json(body)
+    assert (asked.session_id, asked.thread_id) == (session_id, thread_id)
+
+
+def test_the_other_fields_of_a_json_body_are_there_too() -> None:
+    assert from_json(b'{"labels": {"gpu": "1"}, "image": "x"}').values == {"labels": {"gpu": "1"}, "image": "x"}
+    assert from_json(b"[1]").values == {}
+
+
+def field(name: str, value: str, more: str = "") -> bytes:
+    return f'--cut\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'.encode()
+
+
+FILE = field("file", "hello", '; filename="up.txt"')
+END = b"--cut--\r\n"
+
+
+@pytest.mark.parametrize(
+    ("form", "session_id", "thread_id"),
+    [
+        (field("session_id", "a") + FILE + END, "a", ""),
+        (FILE + field("session_id", "a") + END, "a", ""),
+        (field("thread_id", "t") + FILE + END, "", "t"),
+        (field("session_id", "") + field("thread_id", "t") + FILE + END, "", "t"),
+        (field("session_id", "a").replace(b"Content-Disp", b"content-disp") + END, "a", ""),
+        (field("session_id", "a").replace(b"\r\n\r\n", b"\r\nContent-Type: text/plain\r\n\r\n") + END, "a", ""),
+        (field("session_id", "ünï") + END, "ünï", ""),
+    ],
+)
+def test_a_session_in_a_form(form: bytes, session_id: str, thread_id: str) -> None:
+    found = from_form(form)
+    assert found == Asked(session_id, thread_id)
+
+
+@pytest.mark.parametrize("form", [b"", FILE, field("session_id", "") + END, field("session", "a") + END, b"--cut\r\n"])
+def test_a_form_that_has_not_said_it_yet(form: bytes) -> None:
+    assert from_form(form) is None
+
+
+def test_a_field_that_has_not_come_to_its_end_is_waited_for() -> None:
+    whole = field("session_id", "ses_123")
+    for length in range(len(whole)):
+        assert from_form(whole[:length]) is None
+    assert from_form(whole + b"--cut") == Asked("ses_123")
+
+
+# Whatever comes.
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["session_id", "thread_id", "labels"]) | st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.binary(max_size=300))
+@example(b"\xef\xbb\xbf{}")
+@example(b"\xff\xfe{\x00}\x00")
+def test_no_body_is_too_strange(body: bytes) -> None:
+    for asked in (from_json(body), from_form(body) or Asked(), from_query(scope("GET", "/list_files", body))):
+        assert isinstance(asked.session_id, str)
+        assert isinstance(asked.thread_id, str)
+        assert isinstance(asked.values, dict)
+
+
+@given(_JSON)
+def test_no_json_is_too_strange(value: Any) -> None:
+    asked = from_json(json.dumps(value).encode())
+    named = value.get("session_id") if isinstance(value, dict) else None
+    assert asked.session_id == (named if isinstance(named, str) else "")
+
+
+@given(st.text(max_size=80), st.sampled_from(["GET", "POST", "DELETE", "WHATEVER"]))
+def test_no_path_is_too_strange(text: str, method: str) -> None:
+    for path in (text, f"/api/sessions/{text}", f"/api/e2b/files/{text}"):
+        asked = scope(method, path)
+        if where(asked) is Where.PATH:
+            assert from_path(asked).session_id
+            assert "/" not in from_path(asked).session_id
+
+
+@given(st.binary(max_size=200))
+def test_a_form_with_its_field_first_is_understood_whatever_the_file_is(content: bytes) -> None:
+    form = field("session_id", "ses_1") + b'--cut\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + content
+    found = from_form(form)
+    assert found is not None
+    assert found.session_id
