@@ -41,7 +41,7 @@ class ServerProcess:
         # Servers of tests ask for no key, unless one is given or the test wants it so.
         auth = {} if "WARREN_API_KEY" in environ else {"WARREN_AUTH": "false"}
         self.credentials = state_dir / "credentials.json"
-        self._environ = {**clean_environ(), **auth, "WARREN_CREDENTIALS": str(self.credentials), **environ}
+        self.environ = {**clean_environ(), **auth, "WARREN_CREDENTIALS": str(self.credentials), **environ}
         self._process: subprocess.Popen[bytes] | None = None
         self.log_path = state_dir / "server.log"
 
@@ -61,7 +61,7 @@ class ServerProcess:
     def start(self, *, wait: bool = True) -> None:
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._argv, env=self._environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                self._argv, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         if wait:
             self.wait_until_ready()

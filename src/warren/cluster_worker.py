@@ -1,7 +1,6 @@
 """A worker process: everything that one machine runs, in a cluster. The store is shared, the sandboxes are its own."""
 
 import contextlib
-import logging
 import signal
 from collections import Counter
 from typing import Any, ClassVar, Final
@@ -32,8 +31,6 @@ _COPIES: Final = "cluster.db"
 _TENANTS: Final = 64  # so many of those with most sessions are told of
 _PLENTY: Final = 3  # times what must be kept
 _MB_EACH: Final = 64  # what a sandbox takes at least, for how many a machine holds
-
-_log = logging.getLogger("warren.cluster")
 
 
 class WorkerService(Service):
@@ -92,9 +89,8 @@ class WorkerService(Service):
         """What is not ours any more is destroyed; of what is ours all sandboxes must be there."""
         assert self._mirror is not None
         assert self._lifecycle is not None
-        for session in await self._mirror.reconcile():
-            _log.warning("session %s was given up: its sandbox is destroyed", session.id)
-            await self._lifecycle.forget(session)
+        await self._mirror.reconcile()
+        await self._lifecycle.forget_lost()
         for session in await self._mirror.active():
             await self._lifecycle.check(session)
 

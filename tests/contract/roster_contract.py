@@ -111,9 +111,7 @@ class RosterContract:
         [member] = (await roster.watch(ME)).workers
         assert (member.report.claimed, member.alive) == (2, True)
 
-    async def test_a_heartbeat_that_comes_too_late_changes_nothing(
-        self, roster: AnyRoster, world: RosterWorld
-    ) -> None:
+    async def test_a_heartbeat_that_comes_too_late_changes_nothing(self, roster: AnyRoster, world: RosterWorld) -> None:
         await roster.enter(a_report(claimed=1), 0)
         world.run_out("w")
         for _ in range(2):
@@ -164,9 +162,7 @@ class RosterContract:
 
     # Coordinators.
 
-    async def test_workers_hear_of_the_coordinators_that_are_there(
-        self, roster: AnyRoster, world: RosterWorld
-    ) -> None:
+    async def test_workers_hear_of_the_coordinators_that_are_there(self, roster: AnyRoster, world: RosterWorld) -> None:
         other = Peer("coordinator-2", "[::1]:8000")
         await roster.enter(a_report(), 0)
         assert (await roster.beat(a_report(), 1)).coordinators == ()
@@ -256,5 +252,3 @@ class RosterContract:
         heard = await roster.beat(a_report(), 1)
         assert heard.pulse is Pulse.OK
         assert heard.run_id not in ("", before)
-
-

@@ -1,4 +1,4 @@
-"""The store of a worker keeps the contract over a real Redis, with its copies in a real file; so does what it stands on.
+"""The store of a worker keeps the contract over a real Redis, with copies in a real file; so does what it stands on.
 
 The contract's sessions name no worker, so this worker has no name: then they are its own, and `active` and `due`,
 which are about a worker's own sessions, give all of them. What has ended is no worker's, coordinators forget it: here

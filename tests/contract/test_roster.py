@@ -213,6 +213,6 @@ class TestWhatIsInRedis:
                 roster.drain("w", True),
                 roster.remove("w"),
             ):
-                with pytest.raises(Unavailable, match="Redis at 127.0.0.1"):
+                with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1"):
                     await call
             await link.close()

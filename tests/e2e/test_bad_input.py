@@ -32,7 +32,7 @@ from e2e.bad_input_routes import (
 )
 from e2e.bad_input_sockets import ADDRESSES, FIRST, LATER, OPENED
 from e2e.conftest import NewState
-from server_process import ServerProcess, running_server
+from server_process import running_server
 
 from warren.model.spec import USER_UID
 

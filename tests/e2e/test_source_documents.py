@@ -276,7 +276,7 @@ class AsTheDocumentsStartIt(ServerProcess):
     def __init__(self, state_dir: Path, **environ: str) -> None:
         super().__init__(state_dir, **environ)
         self._argv = [sys.executable, "-m", "warren.cli.main", "serve", "--on-stop", "destroy"]
-        self._environ |= {"WARREN_STATE_DIR": str(state_dir), "PORT": str(self.port)}
+        self.environ |= {"WARREN_STATE_DIR": str(state_dir), "PORT": str(self.port)}
 
 
 def ask(server: ServerProcess, path: str, body: dict[str, Any] | None = None) -> Any:

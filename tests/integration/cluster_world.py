@@ -69,7 +69,10 @@ def nodes_on(redis: RedisServer, images: Path | None = None) -> Iterator[Nodes]:
 
 @contextlib.contextmanager
 def new_nodes(images: Path | None = None) -> Iterator[Nodes]:
-    with tempfile.TemporaryDirectory(prefix="warren-redis-") as place, nodes_on(RedisServer(Path(place)), images) as all_:
+    with (
+        tempfile.TemporaryDirectory(prefix="warren-redis-") as place,
+        nodes_on(RedisServer(Path(place)), images) as all_,
+    ):
         yield all_
 
 

@@ -77,9 +77,7 @@ async def test_a_worker_serves_nobody_who_does_not_know_the_secret(worker: Serve
                 ("GET", "/nowhere"),
                 ("GET", "/api/sessions/x/terminal"),
             ):
-                found = await api.refused(
-                    method, place, headers={**headers, **secret}, status=401, code="unauthorized"
-                )
+                found = await api.refused(method, place, headers={**headers, **secret}, status=401, code="unauthorized")
                 assert "serves the coordinators of its cluster" in found["detail"]
                 assert "WARREN_CLUSTER_SECRET" in found["remedy"]
                 assert SECRET not in json.dumps(found)
@@ -107,7 +105,9 @@ async def test_a_coordinator_with_another_secret_tells_its_callers_what_is_wrong
             theirs.refused("POST", "/api/sessions", {}, status=503, code="unavailable"),
             theirs.refused("POST", "/execute", {"thread_id": "t", "command": "true"}, status=503, code="unavailable"),
             theirs.refused("GET", f"/api/sessions/{session.id}", status=503, code="unavailable"),
-            theirs.refused("POST", f"/api/sessions/{session.id}/exec", {"command": "true"}, status=503, code="unavailable"),
+            theirs.refused(
+                "POST", f"/api/sessions/{session.id}/exec", {"command": "true"}, status=503, code="unavailable"
+            ),
         ):
             found = await ask
             assert "secrets differ" in found["detail"]
@@ -234,7 +234,9 @@ def a_row(worker: str) -> Session:
 
 
 async def test_what_only_a_coordinator_may_say_is_not_heard_from_a_client(nodes: Nodes, api: Api) -> None:
-    made = await api.post("/api/admin/keys", {"name": "theirs", "tenant": "theirs", "scopes": ["sessions", "read", "exec"]}, status=201)
+    made = await api.post(
+        "/api/admin/keys", {"name": "theirs", "tenant": "theirs", "scopes": ["sessions", "read", "exec"]}, status=201
+    )
     chosen = new_session_id()
     lies = {
         "X-Warren-Caller": written_caller(Caller("default", "boss", ALL_SCOPES)).decode(),

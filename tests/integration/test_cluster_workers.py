@@ -80,9 +80,7 @@ async def test_a_draining_worker_gets_no_new_sessions_and_keeps_those_it_has(nod
             async with sessions(api, MANY) as made:
                 assert set(where(nodes, made)) == {"plain"}
             assert await kept.output("echo goes on") == "goes on\n"
-            found = await api.refused(
-                "POST", "/api/sessions", {"labels": {"gpu": "1"}}, status=503, code="no_capacity"
-            )
+            found = await api.refused("POST", "/api/sessions", {"labels": {"gpu": "1"}}, status=503, code="no_capacity")
             assert "draining" in found["detail"]
         finally:
             back = await api.call("PATCH", "/api/cluster/workers/special", {"draining": False})
@@ -239,8 +237,6 @@ def real(image_cache: Path) -> Iterator[Nodes]:
         for process in nodes.all:
             assert process.stop() == 0
             assert not list((process.state_dir / "sandboxes").glob("*"))
-
-
 
 
 async def on_each(api: Api, stack: contextlib.AsyncExitStack) -> dict[str, SessionApi]:

@@ -1,6 +1,8 @@
 """Which session a request is about: a table for every place that it may be said in, and anything at all."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -123,41 +125,73 @@ FILE = field("file", "hello", '; filename="up.txt"')
 END = b"--cut--\r\n"
 
 
+def read(*pieces: bytes, kind: str = "multipart/form-data; boundary=cut") -> Asked:
+    async def coming() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    return asyncio.run(from_form(coming(), kind))
+
+
 @pytest.mark.parametrize(
     ("form", "session_id", "thread_id"),
     [
         (field("session_id", "a") + FILE + END, "a", ""),
         (FILE + field("session_id", "a") + END, "a", ""),
         (field("thread_id", "t") + FILE + END, "", "t"),
+        (field("thread_id", "t") + field("session_id", "a") + FILE + END, "a", "t"),
         (field("session_id", "") + field("thread_id", "t") + FILE + END, "", "t"),
         (field("session_id", "a").replace(b"Content-Disp", b"content-disp") + END, "a", ""),
+        (field("session_id", "a").replace(b'"', b"") + END, "a", ""),
         (field("session_id", "a").replace(b"\r\n\r\n", b"\r\nContent-Type: text/plain\r\n\r\n") + END, "a", ""),
         (field("session_id", "ünï") + END, "ünï", ""),
+        (field("session_id", "evil", '; filename="x"') + field("session_id", "a") + END, "a", ""),
+        (field("file", field("session_id", "evil").decode().replace("cut", "not")) + field("thread_id", "t"), "", ""),
+        (FILE + END, "", ""),
+        (field("session", "a") + END, "", ""),
+        (field("session_id", "a")[:-4], "", ""),
+        (b"", "", ""),
     ],
 )
-def test_a_session_in_a_form(form: bytes, session_id: str, thread_id: str) -> None:
-    found = from_form(form)
-    assert found == Asked(session_id, thread_id)
+def test_a_session_in_a_form_in_whatever_pieces_it_comes(form: bytes, session_id: str, thread_id: str) -> None:
+    for size in (1, 7, len(form) or 1):
+        assert read(*(form[at : at + size] for at in range(0, len(form), size))) == Asked(session_id, thread_id)
 
 
-@pytest.mark.parametrize("form", [b"", FILE, field("session_id", "") + END, field("session", "a") + END, b"--cut\r\n"])
-def test_a_form_that_has_not_said_it_yet(form: bytes) -> None:
-    assert from_form(form) is None
+def test_no_more_of_a_form_is_read_than_is_needed() -> None:
+    taken = []
+
+    async def coming() -> AsyncIterator[bytes]:
+        for piece in (field("session_id", "a"), FILE[:20], b"more"):
+            taken.append(piece)
+            yield piece
+
+    assert asyncio.run(from_form(coming(), "multipart/form-data; boundary=cut")) == Asked("a")
+    assert len(taken) == 2
 
 
-def test_a_field_that_has_not_come_to_its_end_is_waited_for() -> None:
-    whole = field("session_id", "ses_123")
-    for length in range(len(whole)):
-        assert from_form(whole[:length]) is None
-    assert from_form(whole + b"--cut") == Asked("ses_123")
+@pytest.mark.parametrize("kind", ["", "text/plain", "multipart/form-data", "multipart/form-data; boundary=\xff"])
+def test_a_form_without_a_boundary_names_nothing(kind: str) -> None:
+    assert read(field("session_id", "a") + END, kind=kind) == Asked()
+
+
+@pytest.mark.parametrize(
+    "fill", [b"x", b"Content-Disposition:", b'Content-Disposition: name="session_id"\r\n', b"\r\n--cu"]
+)
+def test_what_is_in_a_large_file_is_not_looked_through_again_and_again(fill: bytes) -> None:
+    head = b'--cut\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+    piece = (fill * (65536 // len(fill) + 1))[:65536]
+    assert read(head, *([piece] * 140), b"\r\n" + field("session_id", "a") + END) == Asked("a")
 
 
 # Whatever comes.
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["session_id", "thread_id", "labels"]) | st.text(), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["session_id", "thread_id", "labels"]) | st.text(), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -166,7 +200,7 @@ _JSON = st.recursive(
 @example(b"\xef\xbb\xbf{}")
 @example(b"\xff\xfe{\x00}\x00")
 def test_no_body_is_too_strange(body: bytes) -> None:
-    for asked in (from_json(body), from_form(body) or Asked(), from_query(scope("GET", "/list_files", body))):
+    for asked in (from_json(body), read(body), from_query(scope("GET", "/list_files", body))):
         assert isinstance(asked.session_id, str)
         assert isinstance(asked.thread_id, str)
         assert isinstance(asked.values, dict)
@@ -190,7 +224,5 @@ def test_no_path_is_too_strange(text: str, method: str) -> None:
 
 @given(st.binary(max_size=200))
 def test_a_form_with_its_field_first_is_understood_whatever_the_file_is(content: bytes) -> None:
-    form = field("session_id", "ses_1") + b'--cut\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + content
-    found = from_form(form)
-    assert found is not None
-    assert found.session_id
+    head = b'--cut\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
+    assert read(field("session_id", "ses_1") + head + content) == Asked("ses_1")

@@ -1,4 +1,4 @@
-"""A worker's place: kept with heartbeats, through coordinators when Redis is away, and taken again after it was lost."""
+"""A worker's place: kept with heartbeats, through coordinators when Redis is away, taken again after it was lost."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -8,6 +8,7 @@ a request: a caller that goes away neither stops them half-way nor loses track o
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
@@ -28,9 +29,10 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.events import Event, EventKind
-from warren.model.session import EndReason, Session, SessionState
+from warren.model.session import CAME_TO_NOTHING, EndReason, Session, SessionState
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 STEPS: Final = ("stored", "claimed", "running", "stopping", "destroyed", "ended")
 
@@ -136,10 +138,17 @@ class Lifecycle:
             raise
         if not written:
             await self._let_go(running)
-            raise SessionEnded(f"session {session.id} was deleted while it was being made")
+            raise await self._why_unmade(session)
         self._tell(EventKind.SESSION_CREATED, running, environment=running.environment, pooled=running.pooled)
         self._fault("running")
         return running
+
+    async def _why_unmade(self, session: Session) -> WarrenError:
+        """Somebody has ended it in the meantime: a caller, or whoever thought that it is not being made any more."""
+        current = await self.store.get(session.tenant, session.id)
+        if current is not None and current.reason in CAME_TO_NOTHING:
+            return Unavailable(f"session {session.id} was given up while it was being made", retry_after_s=1)
+        return SessionEnded(f"session {session.id} was deleted while it was being made")
 
     def _claim(self, session: Session) -> Claim:
         return Claim(
@@ -266,11 +275,23 @@ class Lifecycle:
     def tell_lost(self, lost: Session) -> None:
         self._tell(EventKind.SESSION_LOST, lost, detail=lost.detail)
 
-    async def forget(self, session: Session) -> None:
-        """A session that is not ours any more: its sandbox goes, its row is somebody else's affair."""
-        self._holder.pop(session.sandbox_id, None)
-        if session.sandbox_id:
-            await self.workers[session.worker].destroy(session.sandbox_id)
+    async def forget_lost(self) -> None:
+        """Sandboxes of sessions that were taken from this worker are destroyed; their rows are somebody else's affair.
+
+        Whoever came to know of it first, and whatever was done about it: what counts is which sandboxes are held.
+        """
+        own = {session.id: session for session in await self.store.active()}
+        busy = {*self._making, *self._ending}
+        gone = {}
+        for sandbox_id, (_, session_id) in self._holder.items():
+            session = own.get(session_id)
+            if session_id not in busy and (session is None or session.state is SessionState.LOST):
+                _log.warning("session %s was given up: its sandbox is destroyed", session_id)
+                gone[sandbox_id] = session_id
+        for sandbox_id in gone:
+            del self._holder[sandbox_id]
+        for worker in self.workers.values():
+            await asyncio.gather(*map(worker.destroy, gone))
 
     async def check(self, session: Session) -> None:
         """A running session whose sandbox is not here is lost."""

@@ -92,7 +92,9 @@ class Sessions:
             except Unavailable:
                 if earlier is None or idempotency is not None or earlier.state is not SessionState.RUNNING:
                     raise
-                return Opened(await self._noted(earlier), created=False)  # a thread that has one needs no store for it
+                with contextlib.suppress(SessionEnded, SandboxLost):  # in between: look again
+                    return Opened(await self._noted(earlier), created=False)  # who has one needs no store for it
+                continue
             note(session_id=session.id)
             if added is Added.NEW:
                 made = await self.lifecycle.made(session, orphan=not key and not wanted.thread_id)

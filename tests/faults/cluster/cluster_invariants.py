@@ -6,6 +6,7 @@ from typing import Final
 from faults.cluster.cluster_caller import ClusterCaller
 from faults.cluster.cluster_clients import Acknowledged, ClusterLedger
 from faults.cluster.cluster_world import ClusterWorld
+from faults.world import until
 
 _HELD: Final = ("creating", "running", "stopping")
 
@@ -68,4 +69,15 @@ async def _tidy(caller: ClusterCaller, ledger: ClusterLedger) -> None:
     ledger.gone.clear()
     for session in await caller.sessions():
         if session["session_id"] not in ledger.held:
-            (await caller.delete(session["session_id"])).good()
+            await _delete(caller, session["session_id"])
+
+
+async def _delete(caller: ClusterCaller, session_id: str) -> None:
+    """An end that was cut off may have to be found out about first."""
+
+    async def is_deleted() -> bool:
+        answer = await caller.delete(session_id)
+        assert answer.ok or answer.status == 503, answer
+        return answer.ok
+
+    await until(is_deleted, f"session {session_id} is deleted")

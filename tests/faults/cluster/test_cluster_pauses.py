@@ -56,12 +56,15 @@ async def test_a_worker_that_stood_still_is_fenced_and_clears_away_what_was_give
     old = await thread_with_file(caller, "paused")
     worker = world.workers[old["worker"]]
     async with watched(lambda: inside(worker.state_dir, old["sandbox_id"], "late.txt")) as written:
+        early = await said_to(worker, old["session_id"], "echo x > /workspace/early.txt; sleep 1")
+        await until(lambda: is_inside(worker, old, "early.txt"), "a command runs")
         with stopped(worker.pid):
             await asyncio.gather(asyncio.sleep(PAUSE_S), given_up(caller, old))
             new = await started_anew(caller, old)
             late = await said_to(worker, old["session_id"], "echo late > /workspace/late.txt")
             assert old["sandbox_id"] in sandboxes(worker.state_dir)
         assert await late() in (410, 503)
+        assert await early() in (410, 502)
         await until(lambda: destroyed(worker, old["sandbox_id"]), "the old sandbox is destroyed")
     assert written == []
     await check_given_up(world, caller, old["session_id"])
@@ -119,6 +122,10 @@ async def watched(look: "Callable[[], str]") -> AsyncIterator[list[str]]:
     finally:
         watching.cancel()
         await asyncio.wait([watching])
+
+
+async def is_inside(worker: ServerProcess, session: dict[str, Any], name: str) -> bool:
+    return bool(inside(worker.state_dir, session["sandbox_id"], name))
 
 
 async def destroyed(worker: ServerProcess, sandbox_id: str) -> bool:

@@ -6,13 +6,13 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from warren.coordinator.asking import set_patience, set_session_id
 from warren.coordinator.cluster.fleet import Fleet
 from warren.coordinator.cluster.lease import Lease
 from warren.coordinator.cluster.trust import CLIENT, PATIENCE, SCHEME, SESSION, Trust
-from warren.model.errors import InvalidRequest
+from warren.model.errors import Interrupted, InvalidRequest
 
 LEASE_PATH: Final = "/internal/lease"
 WORKER_PATH: Final = "/internal/worker"
@@ -21,7 +21,11 @@ _SECURE: Final = {"http": "https", "websocket": "wss"}
 
 
 class WorkerFront:
-    """Says who the client of the coordinator is, as if it had come by itself."""
+    """Says who the client of the coordinator is, as if it had come by itself.
+
+    What was begun under a lease that is over by the time of the answer may be of a session that is somebody else's by
+    now, as when the process stood still in between: then nobody is told that it was done.
+    """
 
     def __init__(self, app: ASGIApp, trust: Trust, lease: Lease, described: Callable[[], Mapping[str, Any]]) -> None:
         self._app = app
@@ -37,7 +41,19 @@ class WorkerFront:
                 return
             self._lease.check()
             _speak_for_client(scope)
+            send = self._fenced(send)
         await self._app(scope, receive, send)
+
+    def _fenced(self, send: Send) -> Send:
+        async def fenced(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._lease.left_s <= 0 and message["status"] < 400:
+                raise Interrupted(
+                    "this worker lost touch with its cluster over this, and its sessions may have been given up",
+                    remedy="look at the session: it goes on, or is reported lost",
+                )
+            await send(message)
+
+        return fenced
 
 
 def _speak_for_client(scope: Scope) -> None:

@@ -138,22 +138,23 @@ class Membership:
         self._epoch = await self._roster.enter(self._report(), self._epoch)
 
     async def _through_others(self) -> Heard | None:
-        """Asks all coordinators at once, and waits for no other when one knows; None if nothing is known."""
+        """Asks all coordinators at once, and waits for no other when one knows; None if nothing is known. If none of
+        them has Redis, nobody has taken anything since then; what was taken before, after the lease was over, they
+        could not say."""
         if not self._coordinators:
             return None
         asking = [asyncio.ensure_future(self._asked(peer)) for peer in self._coordinators]
-        answers = []
+        nobody_can = True
         try:
             for answered in asyncio.as_completed(asking):
-                answers.append(answer := await answered)
+                answer = await answered
                 if isinstance(answer, Pulse):
                     return Heard(answer)
+                nobody_can = nobody_can and answer is None
         finally:
             for task in asking:
                 task.cancel()
-        # A lease that is over may have been seen by one of them before that one lost Redis.
-        may_go_on = self._lease.left_s > 0 and all(answer is None for answer in answers)
-        return Heard(Pulse.OK) if may_go_on else None
+        return Heard(Pulse.OK) if nobody_can and self._lease.left_s > 0 else None
 
     async def _asked(self, peer: Peer) -> Pulse | Unavailable | None:
         try:

@@ -1,8 +1,10 @@
 """Which session a request is about: read from its path, its query, or the beginning of its body. Pure, but for the
 reading of the body."""
 
+import contextlib
 import json
 import re
+from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
@@ -10,11 +12,10 @@ from urllib.parse import parse_qs
 
 from starlette.types import Scope
 
+from warren.coordinator.api.multipart import read_parts
+from warren.model.errors import InvalidRequest, TooLarge
+
 _IN_PATH: Final = re.compile(r"/api/(?:sessions|e2b/files)/([^/]+)(?:/.*)?", re.DOTALL)
-_FIELD: Final = re.compile(
-    rb'Content-Disposition:[^\r\n]*\bname="(session_id|thread_id)"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]*)\r\n--',
-    re.IGNORECASE,
-)
 
 
 class Where(Enum):
@@ -79,10 +80,18 @@ def from_json(body: bytes) -> Asked:
     return Asked(_text(values.get("session_id")), _text(values.get("thread_id")), values)
 
 
-def from_form(seen: bytes) -> Asked | None:
-    """From what has come of a form so far; None if its fields have not come yet."""
-    found = {name.decode().lower(): value.decode(errors="replace") for name, value in _FIELD.findall(seen)}
-    return Asked(found.get("session_id", ""), found.get("thread_id", "")) if any(found.values()) else None
+async def from_form(pieces: AsyncIterable[bytes], content_type: str) -> Asked:
+    """Reads as much of a form as it takes to know, with what the app reads it with. One that is not right, or says it
+    later than `pieces` go, names nothing."""
+    found = {"session_id": "", "thread_id": ""}
+    with contextlib.suppress(InvalidRequest, TooLarge):
+        async for part in read_parts(pieces, content_type):
+            is_file = part.filename is not None or part.name == "file"
+            if not is_file and part.name in found:
+                found[part.name] = await part.text()
+            if found["session_id"] or (is_file and found["thread_id"]):
+                break
+    return Asked(found["session_id"], found["thread_id"])
 
 
 def _text(value: Any) -> str:

@@ -12,17 +12,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from warren.coordinator.forwarding.failures import Broken
-from warren.model.errors import WarrenError
 
 EVERY_S: Final = 1.0
 TRIES: Final = 3
 
 
 class Lookout:
-    """`ask` asks whoever is at an address for a sign of life; it raises a WarrenError when none comes in seconds."""
+    """`ask` asks whoever is at an address for a sign of life; it raises when none comes in seconds."""
 
-    def __init__(self, ask: Callable[[str], Awaitable[object]]) -> None:
+    def __init__(self, ask: Callable[[str], Awaitable[object]], *, every_s: float = EVERY_S) -> None:
         self._ask = ask
+        self._every_s = every_s
         self._waiting: dict[str, dict[asyncio.Timeout, float]] = {}
         self._silent: Counter[str] = Counter()
 
@@ -49,8 +49,8 @@ class Lookout:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(EVERY_S)
-            long_ago = asyncio.get_running_loop().time() - EVERY_S
+            await asyncio.sleep(self._every_s)
+            long_ago = asyncio.get_running_loop().time() - self._every_s
             watched = [name for name, waiting in self._waiting.items() if min(waiting.values()) < long_ago]
             self._silent = Counter({name: self._silent[name] for name in watched})
             await asyncio.gather(*map(self._look, watched))
@@ -58,7 +58,8 @@ class Lookout:
     async def _look(self, address: str) -> None:
         try:
             await self._ask(address)
-        except WarrenError:
+        except Exception:
+            # Whatever it is: no sign of life.
             self._silent[address] += 1
         else:
             self._silent[address] = 0

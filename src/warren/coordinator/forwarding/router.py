@@ -11,7 +11,7 @@ import contextlib
 import json
 import ssl
 from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect
@@ -303,15 +303,16 @@ class _Body:
                 await self._read()
             return reading.from_json(b"".join(self._seen))
         named = reading.from_query(scope)
-        return named if named.session_id or named.thread_id else await self._in_form()
+        if named.session_id or named.thread_id:
+            return named
+        kind = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
+        return await reading.from_form(self._pieces(), kind)
 
-    async def _in_form(self) -> Asked:
+    async def _pieces(self) -> AsyncIterator[bytes]:
         size = 0
         while not self._done and size < _MOST_SEEN:
             size += await self._read()
-            if (found := reading.from_form(b"".join(self._seen))) is not None:
-                return found
-        return Asked()
+            yield self._seen[-1]
 
     async def _read(self) -> int:
         message = await self._receive()

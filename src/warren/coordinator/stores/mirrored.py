@@ -123,7 +123,7 @@ class MirroredStore:
             found, added = await self._shared.add(session, key, caps)
         if added is Added.NEW:
             await self._remember(found)
-        return found, added
+        return self._surely(found), added
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
         """What is lost anybody may end: then the shared store is asked."""
@@ -132,7 +132,14 @@ class MirroredStore:
             return await self._shared.get(tenant, session_id)
         if mine.state is SessionState.LOST:
             return await self._refreshed(mine)
-        return mine
+        return self._surely(mine)
+
+    def _surely(self, session: Session) -> Session:
+        """Nobody is given a session of which it is not known whether it was ended."""
+        tried, _ = self._unsure.get(session.id, (session, 0.0))
+        if session.state is SessionState.RUNNING and tried.state is SessionState.STOPPING:
+            raise Unavailable(f"whether session {session.id} was ended is not known yet", retry_after_s=2)
+        return session
 
     async def _refreshed(self, mine: Session) -> Session | None:
         current = await self._shared.get(mine.tenant, mine.id)
@@ -142,12 +149,13 @@ class MirroredStore:
 
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
         try:
-            return await self._shared.of_thread(tenant, thread_id)
+            found = await self._shared.of_thread(tenant, thread_id)
         except Unavailable:
             for session in self._rows.values():
                 if (session.tenant, session.thread_id) == (tenant, thread_id):
-                    return session
+                    return self._surely(session)
             raise
+        return None if found is None else self._surely(found)
 
     async def swap(self, session: Session) -> bool:
         before = self._rows.get(session.id)

@@ -1,0 +1,122 @@
+"""Changes that were made in the shared store while nobody could tell: they are found out, and seen to."""
+
+import asyncio
+
+import pytest
+from contract.store_values import S, a_session
+from unit.restoring_store import RestoringStore
+
+from warren.coordinator.stores.memory_records import MemoryRecords
+from warren.coordinator.stores.mirrored import MirroredStore
+from warren.interfaces.store import NO_CAPS, Added, Caps, Key
+from warren.model.errors import Unavailable
+from warren.model.session import EndReason, Session
+
+pytestmark = pytest.mark.anyio
+
+
+class Shared(RestoringStore):
+    """`loses`: the next changes are made, or not, and nobody hears of it."""
+
+    loses = False
+    makes = True
+
+    async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
+        if not self.loses:
+            return await super().add(session, key, caps)
+        if self.makes:
+            await super().add(session, key, caps)
+        raise Unavailable("Redis is away")
+
+    async def swap(self, session: Session) -> bool:
+        if not self.loses:
+            return await super().swap(session)
+        if self.makes:
+            await super().swap(session)
+        raise Unavailable("Redis is away")
+
+
+@pytest.fixture
+def shared() -> Shared:
+    return Shared()
+
+
+@pytest.fixture
+def store(shared: Shared) -> MirroredStore:
+    return MirroredStore(shared, MemoryRecords(), "w")
+
+
+async def running(store: MirroredStore) -> Session:
+    session, _ = await store.add(a_session(worker="w", thread_id="t", idle_timeout_s=1000.0))
+    run = session.moved_to(S.RUNNING, sandbox_id="box")
+    assert await store.swap(run)
+    return run
+
+
+async def turned_out(store: MirroredStore) -> list[Session]:
+    """What is due a while after it is first looked for."""
+    assert await store.due(100.0, 100) == []
+    return list(await store.due(110.0, 100))
+
+
+async def test_a_session_that_was_added_unheard_is_due(store: MirroredStore, shared: Shared) -> None:
+    shared.loses = True
+    with pytest.raises(Unavailable):
+        await store.add(a_session(worker="w"))
+    shared.loses = False
+    [found] = await turned_out(store)
+    assert found.state is S.CREATING
+    assert found in store.own()
+    assert await store.due(120.0, 100) == []
+
+
+async def test_what_was_not_made_is_forgotten(store: MirroredStore, shared: Shared) -> None:
+    session = await running(store)
+    shared.loses, shared.makes = True, False
+    for change in (session.moved_to(S.STOPPING, reason=EndReason.DELETED), session.changed(used=200.0)):
+        with pytest.raises(Unavailable):
+            await store.swap(change)
+    with pytest.raises(Unavailable):
+        await store.add(a_session(worker="w"))
+    shared.loses = False
+    assert await turned_out(store) == []
+    assert list(store.own()) == [session]
+    assert await store.get(session.tenant, session.id) == session
+
+
+async def test_an_end_that_was_written_unheard_is_due_and_nobody_is_given_the_session_meanwhile(
+    store: MirroredStore, shared: Shared
+) -> None:
+    session = await running(store)
+    stopping = session.moved_to(S.STOPPING, reason=EndReason.DELETED)
+    shared.loses = True
+    with pytest.raises(Unavailable):
+        await store.swap(stopping)
+    shared.loses, shared.away = False, True
+    with pytest.raises(Unavailable, match="was ended is not known"):
+        await store.get(session.tenant, session.id)
+    with pytest.raises(Unavailable, match="was ended is not known"):
+        await store.of_thread(session.tenant, "t")
+    assert await turned_out(store) == []
+    shared.away = False
+    assert await store.due(110.0, 100) == [stopping]
+    assert await store.get(session.tenant, session.id) == stopping
+
+
+async def test_a_caller_that_goes_away_over_a_change_leaves_a_doubt(store: MirroredStore, shared: Shared) -> None:
+    adding = asyncio.ensure_future(store.add(a_session(worker="w")))
+    adding.cancel()
+    await asyncio.wait([adding])
+    assert await turned_out(store) == []
+
+
+async def test_a_later_change_that_was_heard_of_settles_the_doubt(store: MirroredStore, shared: Shared) -> None:
+    session = await running(store)
+    shared.loses, shared.makes = True, False
+    with pytest.raises(Unavailable):
+        await store.swap(session.changed(used=200.0))
+    shared.loses = False
+    later = session.changed(used=300.0)
+    assert await store.swap(later)
+    assert await turned_out(store) == []
+    assert list(store.own()) == [later]
