@@ -103,6 +103,17 @@ async def test_an_end_that_was_written_unheard_is_due_and_nobody_is_given_the_se
     assert await store.get(session.tenant, session.id) == stopping
 
 
+async def test_what_comparing_has_brought_to_light_is_due_all_the_same(store: MirroredStore, shared: Shared) -> None:
+    session = await running(store)
+    stopping = session.moved_to(S.STOPPING, reason=EndReason.DELETED)
+    shared.loses = True
+    with pytest.raises(Unavailable):
+        await store.swap(stopping)
+    shared.loses = False
+    await store.reconcile()
+    assert await turned_out(store) == [stopping]
+
+
 async def test_a_caller_that_goes_away_over_a_change_leaves_a_doubt(store: MirroredStore, shared: Shared) -> None:
     adding = asyncio.ensure_future(store.add(a_session(worker="w")))
     adding.cancel()

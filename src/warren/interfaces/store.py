@@ -71,7 +71,8 @@ class SessionStore(Protocol):
     write for want of space, and Unavailable when it cannot work for another reason; then nothing
     was changed, except that a store over the network may raise Unavailable for a change that it made and whose
     answer got lost (see stores/redis_link.py). A shared store that has lost its data refuses `add` with Unavailable
-    until those who have sessions have had the time to restore them: otherwise a thread could get a second sandbox.
+    until those who have sessions have had the time to restore them: otherwise a thread could get a second sandbox. So
+    do `get` and `of_thread` for what they do not find meanwhile: it may be there in a moment.
 
     `add` stores a new session, if there is nothing in its way: a key that is known gives the session it
     stands for (also an ended one), then an active session of the same thread gives that one and, if it is

@@ -69,10 +69,10 @@ async def _tidy(caller: ClusterCaller, ledger: ClusterLedger) -> None:
     ledger.gone.clear()
     for session in await caller.sessions():
         if session["session_id"] not in ledger.held:
-            await _delete(caller, session["session_id"])
+            await ended(caller, session["session_id"])
 
 
-async def _delete(caller: ClusterCaller, session_id: str) -> None:
+async def ended(caller: ClusterCaller, session_id: str) -> None:
     """An end that was cut off may have to be found out about first."""
 
     async def is_deleted() -> bool:

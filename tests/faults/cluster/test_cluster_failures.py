@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 from faults.caller import Caller
 from faults.cluster.cluster_caller import ClusterCaller, calling_cluster
+from faults.cluster.cluster_invariants import ended
 from faults.cluster.cluster_world import ClusterWorld
 from faults.cluster.conftest import NewWorld
 from faults.cluster.test_cluster_pauses import thread_with_file
@@ -38,7 +39,7 @@ async def caller(world: ClusterWorld) -> AsyncIterator[ClusterCaller]:
         yield caller
         await world.recovered(caller)
         for session in await caller.sessions():
-            (await caller.delete(session["session_id"])).good()
+            await ended(caller, session["session_id"])
         await world.settled(caller)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import pytest
 from faults.cluster.cluster_caller import ClusterCaller, calling_cluster
+from faults.cluster.cluster_invariants import ended
 from faults.cluster.networked_cluster import HEADERS, NetworkedWorld
 from faults.cluster.test_cluster_pauses import (
     check_given_up,
@@ -43,7 +44,7 @@ async def caller(world: NetworkedWorld) -> AsyncIterator[ClusterCaller]:
         yield caller
         await world.recovered(caller)
         for session in await caller.sessions():
-            (await caller.delete(session["session_id"])).good()
+            await ended(caller, session["session_id"])
         await world.settled(caller)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 from faults.caller import Answer
 from faults.cluster.cluster_caller import ClusterCaller, calling_cluster
+from faults.cluster.cluster_invariants import ended
 from faults.cluster.cluster_world import TRUSTED, ClusterWorld, inside, stopped
 from faults.cluster.conftest import NewWorld
 from faults.host_view import sandboxes
@@ -36,7 +37,7 @@ async def caller(world: ClusterWorld) -> AsyncIterator[ClusterCaller]:
         yield caller
         await world.recovered(caller)
         for session in await caller.sessions():
-            (await caller.delete(session["session_id"])).good()
+            await ended(caller, session["session_id"])
         await world.settled(caller)
 
 

@@ -162,6 +162,7 @@ class MirroredStore:
         with self._doubting(session):
             is_made = await self._shared.swap(session)
         if is_made:
+            self._unsure.pop(session.id, None)
             if self._rows.get(session.id) is before:  # else a later change was faster to come back
                 await self._remember(session)
             return True
@@ -194,20 +195,22 @@ class MirroredStore:
         """Changes that were made, though it was not known."""
         found = []
         for tried, since in list(self._unsure.values()):
+            if tried.id not in self._unsure:
+                continue  # a later change has settled it meanwhile
             self._unsure[tried.id] = (tried, min(since, now))
             if now - since >= _SURE_S:
                 try:
                     current = await self._shared.get(tried.tenant, tried.id)
                 except Unavailable:
                     break
-                del self._unsure[tried.id]
+                self._unsure.pop(tried.id, None)
                 if current is not None and await self._is_news(current, tried):
                     found.append(current)
         return found
 
     async def _is_news(self, current: Session, tried: Session) -> bool:
         kept = self._rows.get(current.id)
-        if current.version < tried.version or (kept is not None and kept.version >= current.version):
+        if current.version < tried.version or (kept is not None and kept.version > current.version):
             return False
         await self._remember(current)
         return current.id in self._rows
