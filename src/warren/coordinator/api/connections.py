@@ -53,6 +53,7 @@ class Phase(Enum):
     LINGERING = "refused; what still comes is thrown away until the client has read why"
 
 
+_PARTING_S = 0.5  # who has connected before the server stops has so long to begin with its request
 _PATIENCE_S = {Phase.DRAINING: 5.0, Phase.LINGERING: 2.0}
 
 
@@ -112,6 +113,7 @@ class WatchedHttp(HttpToolsProtocol):
         self._limits = limits
         self._phase, self._since = Phase.HEAD, self.loop.time()
         self._in_head = False
+        self._parting = False
         self._received = 0
         self._unparsed = 0
         self._refusal: WarrenError | None = None
@@ -171,6 +173,8 @@ class WatchedHttp(HttpToolsProtocol):
         if self._phase is Phase.HEAD:
             self._enter(Phase.OPEN)
         super().on_headers_complete()
+        if self._parting and self.cycle is not None:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
@@ -210,6 +214,18 @@ class WatchedHttp(HttpToolsProtocol):
 
     def abort(self) -> None:
         self.transport.abort()
+
+    def shutdown(self) -> None:
+        """A request that is on its way, or will be in a moment, is still answered; it is the last one."""
+        if self._phase is Phase.HEAD:
+            self._parting = True
+            self.loop.call_later(_PARTING_S, self._part)
+        else:
+            super().shutdown()
+
+    def _part(self) -> None:
+        if self._phase is Phase.HEAD:
+            self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle

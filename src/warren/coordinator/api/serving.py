@@ -84,7 +84,7 @@ class HttpServer:
         """Stops listening at once, lets requests finish for so long, and then ends the rest."""
         if self._server is None:
             return
-        self._server.close()
+        await self._close_door(self._server)
         self._server = None
         for connection in list(self._state.connections):
             connection.shutdown()
@@ -92,6 +92,21 @@ class HttpServer:
             await self._settle(grace_s)
         finally:
             await self._end_all()
+
+    async def _close_door(self, server: asyncio.AbstractServer) -> None:
+        """Who has connected already, and was not taken in yet, is; closing would send them away without a word."""
+        with cast(asyncio.Server, server).sockets[0].dup() as listener:
+            listener.setblocking(False)
+            server.close()
+            while True:
+                try:
+                    waiting, _ = listener.accept()
+                except OSError:
+                    return
+                waiting.setblocking(False)
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._new_connection, waiting, **self._over_tls()
+                )
 
     def _over_tls(self) -> dict[str, Any]:
         """The handshake has the time that the head of a request has."""

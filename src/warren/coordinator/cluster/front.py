@@ -8,6 +8,7 @@ from urllib.parse import parse_qs
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from warren.coordinator.api.problems import problem
 from warren.coordinator.asking import set_patience, set_session_id
 from warren.coordinator.cluster.fleet import Fleet
 from warren.coordinator.cluster.lease import Lease
@@ -17,6 +18,10 @@ from warren.model.errors import Interrupted, InvalidRequest
 LEASE_PATH: Final = "/internal/lease"
 WORKER_PATH: Final = "/internal/worker"
 FOR_ALL: Final = frozenset({"/health", "/ready"})  # what watches over processes has no secret
+_OVER: Final = Interrupted(
+    "this worker lost touch with its cluster over this, and its sessions may have been given up",
+    remedy="look at the session: it goes on, or is reported lost",
+)
 _SECURE: Final = {"http": "https", "websocket": "wss"}
 
 
@@ -41,17 +46,20 @@ class WorkerFront:
                 return
             self._lease.check()
             _speak_for_client(scope)
-            send = self._fenced(send)
+            send = self._fenced(scope, receive, send)
         await self._app(scope, receive, send)
 
-    def _fenced(self, send: Send) -> Send:
+    def _fenced(self, scope: Scope, receive: Receive, send: Send) -> Send:
+        """The app must not notice: an error in the middle of its answer it would take for one of its own."""
+        replaced = False
+
         async def fenced(message: Message) -> None:
+            nonlocal replaced
             if message["type"] == "http.response.start" and self._lease.left_s <= 0 and message["status"] < 400:
-                raise Interrupted(
-                    "this worker lost touch with its cluster over this, and its sessions may have been given up",
-                    remedy="look at the session: it goes on, or is reported lost",
-                )
-            await send(message)
+                replaced = True
+                await problem(_OVER)(scope, receive, send)
+            elif not replaced:
+                await send(message)
 
         return fenced
 
