@@ -1,5 +1,6 @@
 """Uid ranges: nobody shares one, nothing is lost for good."""
 
+import fcntl
 import multiprocessing
 import subprocess
 from pathlib import Path
@@ -95,3 +96,20 @@ def test_a_range_that_a_process_still_lives_in_is_not_taken_over(tmp_path: Path)
         survivor.kill()
         survivor.wait()
     assert ranges.claim(live) == index
+
+
+def test_nobody_waits_for_somebody_who_stands_still_with_the_lock(tmp_path: Path) -> None:
+    ranges = UidRanges(tmp_path / "uids", count=2)
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    claimed = ranges.claim(one)
+    with (tmp_path / "uids" / ".lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert ranges.claim(other) != claimed
+        ranges.release(claimed, one)
+        assert ranges.owner(claimed) is None
+        other.rmdir()  # its claim is stale, and it would take the lock to take it over
+        assert ranges.claim(one) == claimed
+        with pytest.raises(ProviderUnavailable):
+            ranges.claim(one)

@@ -3,10 +3,12 @@
 A claim is a symbolic link `<directory>/<n>` that points to the sandbox's directory: made and read
 in one step, so a claim without its owner cannot be seen. A claim whose owner's directory is gone is
 stale and may be taken over, unless a process still has one of its uids: somebody has removed the
-directory of a live sandbox. All changes happen under a file lock, so several processes, with
-several state directories, can share the ranges. The claims do not outlive a boot, nor do sandboxes.
+directory of a live sandbox. Several processes, with several state directories, share the ranges: a free one is taken
+in one step, and only for taking over a stale one there is a file lock. Nobody waits for it, because whoever has it may
+be standing still: there are other ranges. The claims do not outlive a boot, nor do sandboxes.
 """
 
+import contextlib
 import fcntl
 import os
 import random
@@ -37,16 +39,16 @@ class UidRanges:
     def claim(self, owner: Path) -> int:
         """The index of a range that is `owner`'s alone. `owner` must be an existing directory."""
         start = random.randrange(self._count)  # not the lowest: a range rests before it is used again
-        with self._locked():
-            for step in range(self._count):
-                index = (start + step) % self._count
-                if self._take(index, owner):
-                    return index
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for step in range(self._count):
+            index = (start + step) % self._count
+            if self._is_free(index, owner) or self._take_over(index, owner):
+                return index
         raise ProviderUnavailable(f"all {self._count} uid ranges are in use", remedy="destroy some sandboxes")
 
     def release(self, index: int, owner: Path) -> None:
-        """Idempotent; a claim that has become somebody else's stays."""
-        with self._locked():
+        """Idempotent; a claim that has become somebody else's stays. While the owner is there nobody takes it over."""
+        with contextlib.nullcontext() if owner.is_dir() else self._locked(fcntl.LOCK_EX):
             if self.owner(index) == owner:
                 self._link(index).unlink(missing_ok=True)
 
@@ -61,25 +63,43 @@ class UidRanges:
         except FileNotFoundError:
             return None
 
-    def _take(self, index: int, owner: Path) -> bool:
-        holder = self.owner(index)
-        if holder is not None:
-            if holder.is_dir() or _lives_in(range(uid_base(index), uid_base(index) + RANGE)):
+    def _is_free(self, index: int, owner: Path) -> bool:
+        """If so, it is the owner's now."""
+        try:
+            os.symlink(owner, self._link(index))
+        except FileExistsError:
+            return False
+        return True
+
+    def _take_over(self, index: int, owner: Path) -> bool:
+        if not self._is_stale(index):
+            return False
+        with self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB) as is_mine:
+            if not is_mine or not self._is_stale(index):
                 return False
             self._link(index).unlink(missing_ok=True)
-        os.symlink(owner, self._link(index))
-        return True
+            return self._is_free(index, owner)
+
+    def _is_stale(self, index: int) -> bool:
+        holder = self.owner(index)
+        if holder is None or holder.is_dir():
+            return False
+        return not _lives_in(range(uid_base(index), uid_base(index) + RANGE))
 
     def _link(self, index: int) -> Path:
         return self._directory / str(index)
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, operation: int) -> Iterator[bool]:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self._directory / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
+            try:
+                fcntl.flock(fd, operation)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
         finally:
             os.close(fd)
 
