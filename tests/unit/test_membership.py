@@ -305,3 +305,15 @@ async def test_leaving_is_told_and_does_not_fail_when_redis_is_away(world: World
     await world.member.leave()
     world.roster.away = True
     await world.member.leave()
+
+
+async def test_who_was_allowed_to_go_on_without_redis_serves_while_it_compares_afterwards(world: World) -> None:
+    world.roster.away = True
+    world.says = {ONE.id: None, TWO.id: None}
+    for _ in range(round(LONG_S * 4)):
+        await world.clock.advance(0.25)
+        assert world.serves
+    world.roster.away = False
+    await world.clock.advance(HEARTBEAT_S)
+    assert "compared, serving" in world.steps
+    assert world.serves

@@ -47,6 +47,7 @@ class Membership:
         self._superseded = superseded
         self._epoch = 0
         self._run_id = ""
+        self._lengthened = False
         self._compared = True  # what is ours, with what Redis says is
         self._coordinators: tuple[Peer, ...] = ()
         self._trouble = ""
@@ -113,11 +114,14 @@ class Membership:
         if heard.run_id or self._lease.left_s <= 0:  # who has no way to Redis has nothing to compare with
             await self._compare()
         self._run_id = heard.run_id or self._run_id
+        self._lengthened = not heard.run_id
         self._lease.renewed(asked_at)
 
     async def _come_back(self, pulse: Pulse) -> None:
-        """Nobody is served until it is known what is still ours."""
-        self._lease.drop()
+        """Nobody is served until it is known what is still ours; but for the rest of a lease that was lengthened while
+        nobody had Redis: then nobody could take anything either."""
+        if not self._lengthened:
+            self._lease.drop()
         self._compared = False
         _log.warning("the lease is %s: sessions are compared with the cluster's", pulse)
         asked_at = self._clock.now()
