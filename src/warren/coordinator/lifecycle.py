@@ -136,17 +136,24 @@ class Lifecycle:
             await to_its_end(self._let_go(running))
             await to_its_end(self._failed(session, exc))
             raise
-        if not written:
+        if not written or await self._was_taken(running):
             await self._let_go(running)
             raise await self._why_unmade(session)
         self._tell(EventKind.SESSION_CREATED, running, environment=running.environment, pooled=running.pooled)
         self._fault("running")
         return running
 
+    async def _was_taken(self, running: Session) -> bool:
+        """Whether it was given up, as that of a worker that stood still, before this worker knew that it runs."""
+        if not self.others:
+            return False
+        current = await self.store.get(running.tenant, running.id)
+        return current is None or current.state in (SessionState.LOST, SessionState.ENDED)
+
     async def _why_unmade(self, session: Session) -> WarrenError:
         """Somebody has ended it in the meantime: a caller, or whoever thought that it is not being made any more."""
         current = await self.store.get(session.tenant, session.id)
-        if current is not None and current.reason in CAME_TO_NOTHING:
+        if current is None or current.state is SessionState.LOST or current.reason in CAME_TO_NOTHING:
             return Unavailable(f"session {session.id} was given up while it was being made", retry_after_s=1)
         return SessionEnded(f"session {session.id} was deleted while it was being made")
 
@@ -281,7 +288,8 @@ class Lifecycle:
         Whoever came to know of it first, and whatever was done about it: what counts is which sandboxes are held.
         """
         own = {session.id: session for session in await self.store.active()}
-        busy = {*self._making, *self._ending}
+        tasks = (*self._making.items(), *self._ending.items())
+        busy = {session_id for session_id, task in tasks if not task.done()}  # those see to it themselves
         gone = {}
         for sandbox_id, (_, session_id) in self._holder.items():
             session = own.get(session_id)

@@ -29,6 +29,7 @@ from warren.model.errors import Unavailable
 _BACKLOG = 2048
 _WS_MAX_SIZE = 1024 * 1024
 _UNWIND_S = 5.0
+_TAKEN_IN_S = 0.01
 _GOODBYE_S = 2.0  # a client that leaves the end of TLS unanswered for so long is not waited for
 
 
@@ -102,11 +103,12 @@ class HttpServer:
                 try:
                     waiting, _ = listener.accept()
                 except OSError:
-                    return
+                    break
                 waiting.setblocking(False)
                 await asyncio.get_running_loop().connect_accepted_socket(
                     self._new_connection, waiting, **self._over_tls()
                 )
+        await asyncio.sleep(_TAKEN_IN_S)  # for those whom the loop has just accepted
 
     def _over_tls(self) -> dict[str, Any]:
         """The handshake has the time that the head of a request has."""

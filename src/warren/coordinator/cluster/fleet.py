@@ -21,6 +21,7 @@ from warren.model.errors import InvalidRequest, NoCapacity, NoSpace, Unavailable
 
 WATCH_S: Final = 1.0
 _GAP_S: Final = 3.0
+_FRESH_S: Final = 0.1
 _JUMP_S: Final = 1.0  # if the clock of Redis was set, leases look over that are not
 _SHUNNED_S: Final = 2.0  # a worker that could not be reached is asked last for so long
 
@@ -83,8 +84,11 @@ class Fleet:
         self._sight, self._looked_at = sight, now
         await self._look_where_named()
         seen = {one.id: replace(one, at=self._named.get(one.id, "")) for one in sight.workers}
-        # A Redis that has lost its data knows nobody for a moment; who was there still is, and says so itself.
-        self._members = seen if sight.settled else {**self._members, **seen}
+        if not sight.settled or self.steady_s < LEASE_S:
+            # Redis was away, or has lost its data: who was there may be there still, and says so itself.
+            kept = {one.id: one for one in self._members.values() if one.alive}
+            seen |= {name: one for name, one in kept.items() if name not in seen or not seen[name].alive}
+        self._members = seen
 
     async def _look_where_named(self) -> None:
         missing = set(self._addresses) - set(self._named.values())
@@ -139,6 +143,16 @@ class Fleet:
                 remedy="run the same version of Warren on all machines of the cluster",
             )
         return member
+
+    async def found(self, worker_id: str) -> Member:
+        """As `reachable`; one that is not known as such may have come since the last look."""
+        try:
+            return self.reachable(worker_id)
+        except Unavailable:
+            if not self.has_redis or self._now() - self._looked_at < _FRESH_S:
+                raise
+            await self.look()
+            return self.reachable(worker_id)
 
     def _is_alive(self, member: Member) -> bool:
         return member.left_s > (self._now() - self._looked_at if self.has_redis else 0)

@@ -135,7 +135,7 @@ class Router:
     # -- handing on
 
     async def _to_owner(self, worker_id: str, scope: Scope, receive: Receive, body: "_Body", send: Send) -> None:
-        member = self._fleet.reachable(worker_id)
+        member = await self._fleet.found(worker_id)
         try:
             if scope["type"] == "websocket":
                 await self._joined(member, scope, receive, send)
@@ -267,7 +267,7 @@ class Router:
         if elsewhere:
             if elsewhere == member.id:
                 raise Misdirected("the session has just moved")
-            await self._asked(self._fleet.reachable(elsewhere), scope, body, send, last=True)
+            await self._asked(await self._fleet.found(elsewhere), scope, body, send, last=True)
             return True
         return False
 
