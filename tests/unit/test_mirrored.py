@@ -315,3 +315,26 @@ async def test_comparing_fails_while_the_shared_store_is_away_and_drops_nothing(
     with pytest.raises(Unavailable):
         await world.store.reconcile()
     assert list(world.store.own()) == [session]
+
+
+class SlowStore(RestoringStore):
+    """While a change is on its way, its worker compares; what is read is the same, and another object, as from Redis."""
+
+    store: MirroredStore
+
+    async def active(self) -> list[Session]:
+        return [replace(session) for session in await super().active()]
+
+    async def swap(self, session: Session) -> bool:
+        await self.store.reconcile()
+        return await super().swap(session)
+
+
+async def test_what_was_read_again_over_a_change_does_not_hide_the_change() -> None:
+    shared = SlowStore()
+    shared.store = MirroredStore(shared, MemoryRecords(), "w")
+    creating, _ = await shared.store.add(mine(state=SessionState.CREATING))
+    assert await shared.store.swap(creating.moved_to(SessionState.RUNNING, sandbox_id="sb"))
+    found = await shared.store.get(creating.tenant, creating.id)
+    assert found is not None
+    assert found.state is SessionState.RUNNING

@@ -163,8 +163,9 @@ class MirroredStore:
             is_made = await self._shared.swap(session)
         if is_made:
             self._unsure.pop(session.id, None)
-            if self._rows.get(session.id) is before:  # else a later change was faster to come back
-                await self._remember(session)
+            kept = self._rows.get(session.id)
+            if kept is before or (kept is not None and kept.version < session.version):
+                await self._remember(session)  # else a later change was faster to come back
             return True
         lost = await self._refreshed(session) is None
         if lost and before is not None and before.tenant == session.tenant:
