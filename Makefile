@@ -1,4 +1,5 @@
 # make test     everything: sets up, checks, builds, makes the images, runs all tests with a Docker engine of its own
+# make endurance   a cluster under random faults, for minutes
 # make check    linters and types only
 # make setup    packages of the system and .venv
 # make clean    removes what was built (not .venv, not the test images)
@@ -10,7 +11,7 @@ PYTHON_FILES := src tests bench scripts examples
 SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents
 
 .DEFAULT_GOAL := build
-.PHONY: setup build agent launcher test-agents images check test clean
+.PHONY: setup build agent launcher test-agents images check test endurance clean
 
 setup: $(VENV)/.stamp
 
@@ -48,6 +49,9 @@ check: build
 test: check images test-agents
 	@[ "$$(id -u)" = 0 ] || { echo "the tests start real sandboxes and a Docker engine: run them as root (sudo make test)" >&2; exit 1; }
 	$(BIN)/python -m pytest $(PYTEST)
+
+endurance: build images
+	$(BIN)/python -m pytest -m endurance tests/faults
 
 clean:
 	@$(MAKE) --no-print-directory -C agent clean

@@ -318,7 +318,7 @@ async def test_comparing_fails_while_the_shared_store_is_away_and_drops_nothing(
 
 
 class SlowStore(RestoringStore):
-    """While a change is on its way, its worker compares; what is read is the same, and another object, as from Redis."""
+    """While a change is on its way, its worker compares; what is read is the same, and a new object, as from Redis."""
 
     store: MirroredStore
 

@@ -15,7 +15,7 @@ from faults.cluster.cluster_invariants import check_cluster
 from faults.cluster.cluster_world import SURE_S, ClusterWorld, stopped
 from faults.world import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900), pytest.mark.endurance]
 
 SEED: Final = 20_241_115
 CLIENTS: Final = 6
