@@ -18,7 +18,6 @@ from warren.coordinator.cluster.trust import (
     Trusted,
     read_caller,
     sealing_key,
-    without_ours,
     written_caller,
 )
 from warren.coordinator.stores.sealing import read_key
@@ -116,8 +115,3 @@ def test_what_is_sealed_with_is_another_for_every_secret_and_does_not_tell_it() 
         assert len(read_key(key)) == 32
         assert "secret" not in key
     assert sealing_key("a") == sealing_key("a")
-
-
-def test_what_a_client_claims_to_be_of_the_cluster_is_left_out() -> None:
-    headers = [(b"host", b"x"), (b"x-warren-caller", b"me"), (b"x-warren-new", b"1"), (b"x-warrenty", b"yes")]
-    assert without_ours(headers) == [(b"host", b"x"), (b"x-warrenty", b"yes")]

@@ -7,7 +7,6 @@ the secret is asked for all the same.
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -91,7 +90,3 @@ def read_caller(text: bytes) -> Caller:
 
 def _quota(values: Any) -> Quota:
     return Caller().quota if values is None else Quota.from_mapping(values)
-
-
-def without_ours(headers: Iterable[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    return [header for header in headers if not header[0].startswith(b"x-warren-")]

@@ -17,13 +17,14 @@ from typing import Any, Final
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warren.coordinator.api.edge import CAUTION, request_id
+from warren.coordinator.api.edge import request_id
 from warren.coordinator.cluster.fleet import Fleet
 from warren.coordinator.cluster.members import Member
 from warren.coordinator.cluster.trust import CALLER, CLIENT, PATIENCE, SCHEME, SESSION, Trust, written_caller
 from warren.coordinator.forwarding import asked as reading
 from warren.coordinator.forwarding.asked import Asked, Where
 from warren.coordinator.forwarding.failures import Broken, ForwardingFailed, Refused, Unreachable
+from warren.coordinator.forwarding.heads import headers_for_client
 from warren.coordinator.forwarding.http import RequestBody, forwarded, pass_on
 from warren.coordinator.forwarding.links import Answer, Header, Links
 from warren.coordinator.forwarding.lookout import Lookout
@@ -40,7 +41,6 @@ _MOST_SEEN: Final = 9 * 1024 * 1024  # of a form, to find out which session it i
 _PATIENCE_S: Final = 10.0  # how long a worker may let a create wait, if there is another to ask
 _NOT_HERE: Final = frozenset({SessionState.LOST, SessionState.ENDED})
 _NEXT: Final = frozenset({NoCapacity.code, MachineFull.code, Stopping.code, Unavailable.code})
-_OURS: Final = frozenset({b"x-request-id", b"date", b"server", *(name for name, _ in CAUTION)})
 _LONGEST_REFUSAL: Final = 64 * 1024
 _DISCARDING_S: Final = 60.0
 _SAFE: Final = frozenset({"GET", "HEAD"})
@@ -261,7 +261,6 @@ class Router:
                     return True
             else:
                 scope["forwarded"] = True
-                answer.headers[:] = _theirs(answer.headers)
                 await pass_on(answer, send)
                 return True
         if elsewhere:
@@ -345,13 +344,14 @@ class _Body:
         return replayed
 
 
-def _theirs(headers: Sequence[Header]) -> list[Header]:
-    """Without what this server says of every answer itself."""
-    return [header for header in headers if header[0] not in _OURS]
-
-
 async def _send(answer: Answer, body: bytes, send: Send) -> None:
-    await send({"type": "http.response.start", "status": answer.status, "headers": _theirs(answer.headers)})
+    await send(
+        {
+            "type": "http.response.start",
+            "status": answer.status,
+            "headers": headers_for_client(answer.status, answer.headers),
+        }
+    )
     await send({"type": "http.response.body", "body": body})
 
 
