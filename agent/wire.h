@@ -1,4 +1,4 @@
-/* The language between worker and agent, version 1. Described in full in src/warren/worker/wire.py. */
+/* The language between worker and agent, version 1. Described in full in src/warren/worker/agent/wire.py. */
 #ifndef WARREN_WIRE_H
 #define WARREN_WIRE_H
 

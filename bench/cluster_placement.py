@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from sandboxes import Table
 
-from warren.coordinator.placement import COORDINATORS, Candidate, Want, ranked
+from warren.cluster.placement import COORDINATORS, Candidate, Want, ranked
 
 WORKERS = 1000
 PER_WORKER = 100

@@ -29,13 +29,13 @@ from docker_engine import DockerEngine  # noqa: E402
 from warren.interfaces.images import RootFs  # noqa: E402
 from warren.model.operations import Command  # noqa: E402
 from warren.model.spec import Limits, SandboxSpec  # noqa: E402
-from warren.worker.agent_sandbox import AgentSandbox  # noqa: E402
-from warren.worker.boot import boot_id  # noqa: E402
-from warren.worker.images import ImageStore  # noqa: E402
+from warren.worker.agent.sandbox import AgentSandbox  # noqa: E402
+from warren.worker.host.boot import boot_id  # noqa: E402
+from warren.worker.host.spawning import run  # noqa: E402
+from warren.worker.images.store import ImageStore  # noqa: E402
 from warren.worker.providers import oci_launch  # noqa: E402
 from warren.worker.providers.oci import OciProvider  # noqa: E402
 from warren.worker.providers.record import Record  # noqa: E402
-from warren.worker.spawning import run  # noqa: E402
 
 MIB = 1024 * 1024
 TRUE = Command(argv=("true",))

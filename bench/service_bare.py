@@ -15,12 +15,12 @@ from sandboxes import SPEC
 from service_server import IMAGES, ROOT
 
 from warren.interfaces.images import RootFs
-from warren.worker.boot import boot_id
-from warren.worker.images import ImageStore
+from warren.worker.host.boot import boot_id
+from warren.worker.host.spawning import run
+from warren.worker.images.store import ImageStore
 from warren.worker.providers import oci_launch
 from warren.worker.providers.oci import OciProvider
 from warren.worker.providers.record import Record
-from warren.worker.spawning import run
 
 _LOOP_S = 300.0
 _LOOP = 'for i in $(seq "$0"); do a=$EPOCHREALTIME; "$@" || exit; echo "took $a $EPOCHREALTIME"; done >&2'

@@ -1,6 +1,6 @@
 """Makes the blocking client from the one for asyncio: `python scripts/generate_sync.py [--check]`.
 
-Every file of sdk/aio but the transport and the flavour becomes one of sdk/blocking, and the clients' contract suite
+Every file of sdk/aio but the transport and the platform becomes one of sdk/blocking, and the clients' contract suite
 becomes that of the blocking client: `async` and `await` go, names lose their `Async`. With --check nothing is
 written, and the exit code says whether it is all up to date.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SDK = ROOT / "src" / "warren" / "sdk"
 CONTRACTS = ROOT / "tests" / "contract"
-BY_HAND = {"__init__.py", "transport.py", "flavour.py"}
+BY_HAND = {"__init__.py", "transport.py", "platform.py"}
 _RULES = "C416,F401,I,SIM117,UP028"
 NOTE = "# Made from {source} by scripts/generate_sync.py: edit that one.\n"
 WORDS = [

@@ -11,7 +11,7 @@ import pytest
 from docker_engine import DockerEngine
 from leftovers import ours
 
-from warren.worker.images import BUILDABLE, ImageStore
+from warren.worker.images.store import BUILDABLE, ImageStore
 
 _CACHE = Path(__file__).parents[1] / "build" / "test-state"
 _PATIENCE_S = 10.0  # the kernel takes its time with cgroups and namespaces

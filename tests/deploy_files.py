@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from warren.config import Settings, read_settings
+from warren.config.settings import Settings, read_settings
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

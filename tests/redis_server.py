@@ -198,11 +198,11 @@ class LossyWire:
         self._conversations.add(task)
         try:
             theirs, to_them = await asyncio.open_connection("127.0.0.1", self._to)
-            asking = asyncio.create_task(_copied(reader, to_them))
+            request_context = asyncio.create_task(_copied(reader, to_them))
             try:
                 await self._answer(theirs, writer)
             finally:
-                asking.cancel()
+                request_context.cancel()
                 to_them.close()
         finally:
             writer.close()

@@ -19,8 +19,8 @@ import anyio
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidRequest, IsolationUnavailable, SandboxNotFound
 from warren.model.spec import Isolation, Layer, SandboxSpec
-from warren.worker.agent_link import AgentLink
-from warren.worker.agent_sandbox import AgentSandbox
+from warren.worker.agent.link import AgentLink
+from warren.worker.agent.sandbox import AgentSandbox
 
 LAUNCHER = Path(__file__).with_name("namespace_launcher.py")
 

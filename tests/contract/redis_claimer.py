@@ -5,7 +5,7 @@ import sys
 
 from contract.store_values import a_session
 
-from warren.coordinator.stores.redis_store import RedisStore
+from warren.stores.redis_store import RedisStore
 
 
 async def main(url: str, number: int) -> None:

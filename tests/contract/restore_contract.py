@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 import pytest
 from contract.store_values import ALL, S, a_full_session, a_session, added, ended, swapped
 
-from warren.coordinator.stores.mirrored import SharedStore
 from warren.interfaces.store import Caps, Page
 from warren.model.errors import QuotaExceeded
+from warren.stores.mirrored import SharedStore
 
 
 @pytest.mark.anyio

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import pytest
 
-from warren.coordinator.cluster.members import LEASE_S, PROTOCOL, Peer, Report
-from warren.coordinator.cluster.roster import Heard, Pulse, Sight
+from warren.cluster.members import LEASE_S, PROTOCOL, Peer, Report
+from warren.cluster.roster import Heard, Pulse, Sight
 from warren.model.errors import Conflict, NotFound
 
 ME = Peer("coordinator-1", "127.0.0.1:8000")

@@ -22,7 +22,7 @@ from warren.model.errors import (
 )
 from warren.sdk.aio.batch import AsyncBatchSandboxClient
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.flavour import all_of
+from warren.sdk.aio.platform import all_of
 from warren.sdk.results import ExecuteResult
 
 New = Callable[..., AsyncSandboxClient]

@@ -19,7 +19,7 @@ from warren.model.errors import (
     UnknownUser,
 )
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.flavour import all_of
+from warren.sdk.aio.platform import all_of
 
 New = Callable[..., AsyncSandboxClient]
 ODD_NAMES = ["two words", "-dash", "ünï", "100%", "a#b?c&d=e+f", "line\nbreak", "%41", "semi;colon"]

@@ -24,7 +24,7 @@ from warren.model.errors import (
 )
 from warren.sdk.blocking.batch import BatchSandboxClient
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.flavour import all_of
+from warren.sdk.blocking.platform import all_of
 from warren.sdk.results import ExecuteResult
 
 New = Callable[..., SandboxClient]

@@ -21,7 +21,7 @@ from warren.model.errors import (
     UnknownUser,
 )
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.flavour import all_of
+from warren.sdk.blocking.platform import all_of
 
 New = Callable[..., SandboxClient]
 ODD_NAMES = ["two words", "-dash", "ünï", "100%", "a#b?c&d=e+f", "line\nbreak", "%41", "semi;colon"]

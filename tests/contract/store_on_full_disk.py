@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from contract.store_values import EPOCH, S, a_key, a_session
 
-from warren.coordinator.stores.sqlite import SqliteStore
 from warren.interfaces.store import Added, KeyRecord
 from warren.model.errors import NoSpace
 from warren.model.session import Session
+from warren.stores.sqlite import SqliteStore
 
 
 async def main(directory: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from contract.store_values import S, a_session
 
-from warren.coordinator.stores.sqlite import SqliteStore
+from warren.stores.sqlite import SqliteStore
 
 
 async def main() -> None:

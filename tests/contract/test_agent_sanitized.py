@@ -16,7 +16,7 @@ from contract.sandbox_contract import SandboxContract
 from contract.test_agent import BIN, NamespaceHooks
 
 from warren.model.spec import SandboxSpec
-from warren.worker.wire import HEADER, Ask, Flag, Tag, fields, frame
+from warren.worker.agent.wire import HEADER, Ask, Flag, Tag, fields, frame
 
 
 class Sanitized(NamespaceHooks):

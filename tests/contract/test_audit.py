@@ -16,14 +16,14 @@ import anyio
 import pytest
 from contract.audit_contract import EVERYTHING, AuditContract, a_deed, all_of
 
-from warren.coordinator.audit.files import FileAudit
-from warren.coordinator.audit.journal import Appended, Journal, make_directory
-from warren.coordinator.audit.memory import MemoryAudit
-from warren.coordinator.audit.reading import lines_before, read_page
-from warren.coordinator.audit.writer import AuditWriter
 from warren.interfaces.audit import AuditLog, Query
 from warren.model.audit import DROPPED, CommandText
 from warren.model.errors import Unavailable
+from warren.tenancy.audit.files import FileAudit
+from warren.tenancy.audit.journal import Appended, Journal, make_directory
+from warren.tenancy.audit.reading import lines_before, read_page
+from warren.tenancy.audit.writer import AuditWriter
+from warren.testing.memory_audit import MemoryAudit
 
 _PROGRAMS = Path(__file__).parent
 

@@ -24,10 +24,10 @@ from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import WarrenError
 from warren.model.operations import Command
 from warren.model.spec import USER_UID, Limits, SandboxSpec
-from warren.worker.images import ImageStore
+from warren.worker.host.uids import uid_base
+from warren.worker.images.store import ImageStore
 from warren.worker.providers.docker import DockerProvider
 from warren.worker.providers.docker_record import DockerRecord
-from warren.worker.uids import uid_base
 
 BIN = Path(warren.__file__).parent / "bin"
 

@@ -10,7 +10,7 @@ from contract.sandbox_contract import SandboxContract
 
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
-from warren.worker.providers.fake import FakeProvider
+from warren.testing.fake_provider import FakeProvider
 
 
 class FakeHooks(ProviderHooks):

@@ -17,15 +17,15 @@ from contract.store_values import S, a_session, added, ended, swapped
 from redis_server import PATIENCE_S, LossyWire, RedisServer, lossy_wire, running_redis
 from unit.restoring_store import RestoringStore
 
-from warren.coordinator.cluster import scripts
-from warren.coordinator.cluster.roster import Roster
-from warren.coordinator.stores import redis_scripts
-from warren.coordinator.stores.mirrored import MirroredStore, SharedStore
-from warren.coordinator.stores.redis_link import RedisLink, connect
-from warren.coordinator.stores.redis_store import RedisStore
-from warren.coordinator.stores.sealing import Sealer
-from warren.coordinator.stores.sqlite import SqliteStore
+from warren.cluster.roster import Roster
 from warren.interfaces.store import SessionStore
+from warren.stores import redis_roster_scripts as scripts
+from warren.stores import redis_scripts
+from warren.stores.mirrored import MirroredStore, SharedStore
+from warren.stores.redis_link import RedisLink, connect
+from warren.stores.redis_store import RedisStore
+from warren.stores.sealing import Sealer
+from warren.stores.sqlite import SqliteStore
 
 SEALER = Sealer(bytes(32))
 

@@ -20,7 +20,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.model.operations import Command, Reason
 from warren.model.spec import Limits, SandboxSpec
-from warren.worker.images import ImageStore
+from warren.worker.images.store import ImageStore
 from warren.worker.providers import oci_bundle
 from warren.worker.providers.oci import STEPS, OciProvider
 from warren.worker.providers.record import Record
@@ -172,7 +172,7 @@ KILLED = """
 import asyncio, os, sys
 from pathlib import Path
 from warren.model.spec import SandboxSpec
-from warren.worker.images import ImageStore
+from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
 
 state, bin_dir, step = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]

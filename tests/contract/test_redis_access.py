@@ -17,8 +17,8 @@ from cryptography.x509.oid import NameOID
 from redis_server import PATIENCE_S, RedisServer, running_cluster, running_redis
 from server_process import free_port
 
-from warren.coordinator.stores.redis_store import RedisStore
 from warren.model.errors import Unavailable
+from warren.stores.redis_store import RedisStore
 
 pytestmark = pytest.mark.anyio
 

@@ -23,11 +23,11 @@ from redis_server import (
 )
 from server_process import free_port
 
-from warren.coordinator.stores import redis_record_scripts, redis_scripts
-from warren.coordinator.stores.redis_lua import Script
-from warren.coordinator.stores.redis_store import RedisStore
 from warren.interfaces.store import Added, KeyRecord, Page
 from warren.model.errors import KeyReused, NoSpace, Unavailable
+from warren.stores import redis_record_scripts, redis_scripts
+from warren.stores.redis_lua import Script
+from warren.stores.redis_store import RedisStore
 
 pytestmark = pytest.mark.anyio
 

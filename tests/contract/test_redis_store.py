@@ -9,11 +9,11 @@ from contract.store_contract import DurableStoreContract, StoreContract
 from contract.store_values import EPOCH, S, a_key, a_session, added, ended, swapped
 from redis_server import PATIENCE_S, RedisSentinel, RedisServer, running_cluster, running_redis, wait_until
 
-from warren.coordinator.stores.redis_store import RedisStore
-from warren.coordinator.stores.sealing import Sealer
 from warren.interfaces.records import Record
 from warren.interfaces.store import Caps, Page, SessionStore
 from warren.model.errors import Unavailable
+from warren.stores.redis_store import RedisStore
+from warren.stores.sealing import Sealer
 
 
 @pytest.fixture(scope="module")

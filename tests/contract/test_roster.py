@@ -10,14 +10,14 @@ from contract.roster_contract import ME, AnyRoster, RosterContract, RosterWorld,
 from redis_server import PATIENCE_S, LossyWire, RedisServer, lossy_wire, running_redis
 from unit.fake_roster import FakeRoster
 
-from warren.clock import ManualClock
-from warren.coordinator.cluster import scripts
-from warren.coordinator.cluster.members import LEASE_S, Report
-from warren.coordinator.cluster.roster import Pulse, Roster
-from warren.coordinator.stores.redis_link import RedisLink, connect
-from warren.coordinator.stores.redis_lua import Script
-from warren.coordinator.stores.redis_scripts import VERSION
+from warren.cluster.members import LEASE_S, Report
+from warren.cluster.roster import Pulse, Roster
 from warren.model.errors import Unavailable
+from warren.stores import redis_roster_scripts as scripts
+from warren.stores.redis_link import RedisLink, connect
+from warren.stores.redis_lua import Script
+from warren.stores.redis_scripts import VERSION
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from server_process import running_server
 
 from warren import AsyncBatchSandboxClient, AsyncSandboxClient, BatchSandboxClient, SandboxClient
 from warren.local import Local
-from warren.local_engine import ENGINE
+from warren.local.engine import ENGINE
 
 Options = dict[str, str]
 

@@ -24,7 +24,7 @@ from warren.sdk.aio.remote import AsyncRemote
 from warren.sdk.aio.transport import AsyncTransport
 from warren.sdk.blocking.remote import Remote
 from warren.sdk.blocking.transport import Transport
-from warren.sdk.places import find_key, find_url
+from warren.sdk.discovery import find_key, find_url
 from warren.sdk.wire import Patience
 
 pytestmark = pytest.mark.anyio

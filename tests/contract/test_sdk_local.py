@@ -119,7 +119,7 @@ except WarrenError as exc:
 def test_loops_and_threads_use_one_service_at_once(run: Run) -> None:
     code = """
 import asyncio, threading
-from warren.local_engine import ENGINE
+from warren.local.engine import ENGINE
 said = []
 def blocking(number):
     with SandboxClient(mode="local") as sandbox:
@@ -216,7 +216,7 @@ print(SandboxClient.delete_thread("kept", mode="local"))
 def test_what_the_collector_closes_in_any_thread_stops_nobody(run: Run) -> None:
     code = """
 import gc, threading
-from warren.local_engine import ENGINE
+from warren.local.engine import ENGINE
 
 class Cycle:
     def __init__(self, held):
@@ -251,7 +251,7 @@ print(ENGINE)
 def test_the_last_client_may_be_closed_by_the_collector_in_the_engines_own_thread(run: Run) -> None:
     code = """
 import gc, time
-from warren.local_engine import ENGINE
+from warren.local.engine import ENGINE
 
 class Leaves:
     def __init__(self):

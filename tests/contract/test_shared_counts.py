@@ -12,11 +12,11 @@ from certificates import make_certificates
 from redis_server import PATIENCE_S, RedisSentinel, RedisServer, running_cluster, running_redis
 from server_process import free_port
 
-from warren.clock import ManualClock
-from warren.coordinator.access.quotas import DAY_S, Quotas
-from warren.coordinator.access.shared_counts import SharedCounts, shared_storage
 from warren.model.access import Caller, Quota
 from warren.model.errors import InvalidRequest, RateLimited, Unavailable
+from warren.tenancy.quotas import DAY_S, Quotas
+from warren.tenancy.shared_counts import SharedCounts, shared_storage
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

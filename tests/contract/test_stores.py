@@ -17,12 +17,12 @@ import pytest
 from contract.store_contract import DurableStoreContract, StoreContract
 from contract.store_values import S, a_key, a_session, added, swapped
 
-from warren.clock import ManualClock
-from warren.coordinator.stores.memory import MemoryStore
-from warren.coordinator.stores.sqlite import CHECKPOINT_S, SqliteStore
-from warren.coordinator.stores.sqlite_file import SqliteFile
 from warren.interfaces.store import Page, SessionStore
 from warren.model.errors import Unavailable
+from warren.stores.memory import MemoryStore
+from warren.stores.sqlite import CHECKPOINT_S, SqliteStore
+from warren.stores.sqlite_file import SqliteFile
+from warren.testing.manual_clock import ManualClock
 
 _PROGRAMS = Path(__file__).parent
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from redis_server import PATIENCE_S, running_redis
 
-from warren.coordinator.stores.memory import MemoryStore
-from warren.coordinator.stores.redis_store import RedisStore
-from warren.coordinator.stores.sqlite import SqliteStore
 from warren.interfaces.store import Key, Page, SessionStore
 from warren.model.errors import WarrenError
 from warren.model.session import NEXT, EndReason, Session
+from warren.stores.memory import MemoryStore
+from warren.stores.redis_store import RedisStore
+from warren.stores.sqlite import SqliteStore
 
 TENANTS = st.sampled_from(["a", "b"])
 THREADS = st.sampled_from(["", "t", "ü", "\ud800"])

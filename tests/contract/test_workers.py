@@ -14,7 +14,7 @@ from contract.test_fake import FakeHooks
 from contract.test_oci import OciHooks
 from contract.worker_contract import CLAIM, NONE, OWN, SOME, Startable, WorkerContract, at_rest, until
 
-from warren.clock import ManualClock, SystemClock
+from warren.clock import SystemClock
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
@@ -28,8 +28,9 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.spec import Limits, SandboxSpec
+from warren.testing.fake_provider import FakeProvider
+from warren.testing.manual_clock import ManualClock
 from warren.worker.guard import MachineGuard, Room
-from warren.worker.providers.fake import FakeProvider
 from warren.worker.worker import LABELS, STEPS, LocalWorker
 
 pytestmark = pytest.mark.anyio

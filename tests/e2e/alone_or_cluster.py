@@ -12,7 +12,7 @@ from e2e.conftest import NewState
 from redis_server import RedisServer
 from server_process import ServerProcess, running_server
 
-from warren.coordinator.cluster.members import Report
+from warren.cluster.members import Report
 
 KINDS = ("alone", "cluster")
 DEAD = "worker-dead"

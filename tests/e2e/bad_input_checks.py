@@ -16,7 +16,7 @@ from e2e.bad_input_routes import NOBODY, Request
 from server_process import ServerProcess
 from yarl import URL
 
-from warren.coordinator.api import connections, edge, files, problems  # noqa: F401  (their codes)
+from warren.http import problems
 from warren.model.errors import WarrenError
 
 KEPT = b"was here before"

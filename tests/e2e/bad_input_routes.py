@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema_rs
 from fastapi.routing import APIRoute, APIWebSocketRoute
 
-from warren.coordinator.api.app import ROUTERS
+from warren.http.app import ROUTERS
 
 TAR_END = bytes(1024)
 UNKNOWN_ID = "ses_00000000000000000000000000000000"

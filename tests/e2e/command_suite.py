@@ -146,9 +146,9 @@ class LinuxCommandSuite:
         assert await sleepers(session) == 0
 
     async def test_a_client_that_goes_away_ends_its_command(self, session: SessionApi) -> None:
-        asking = asyncio.ensure_future(session.exec("sh -c 'sleep 1002 & sleep 1002'; true"))
+        request_context = asyncio.ensure_future(session.exec("sh -c 'sleep 1002 & sleep 1002'; true"))
         await until(lambda: at_least(session, 2))
-        await cut_off(asking, 0.3)
+        await cut_off(request_context, 0.3)
         await until(lambda: none_sleep(session))
         assert not [one for one in (await session.get("/processes"))["processes"] if one["running"]]
 

@@ -12,12 +12,12 @@ def key() -> dict[str, str]:
     return {"Idempotency-Key": f"k-{secrets.token_hex(8)}"}
 
 
-async def cut_off(asking: "asyncio.Future[Any]", after_s: float) -> None:
+async def cut_off(request_context: "asyncio.Future[Any]", after_s: float) -> None:
     """The client goes away."""
     await asyncio.sleep(after_s)
-    assert not asking.done()
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
+    assert not request_context.done()
+    request_context.cancel()
+    await asyncio.gather(request_context, return_exceptions=True)
 
 
 @pytest.mark.anyio
@@ -104,15 +104,15 @@ class OnceSuite:
     async def test_a_caller_with_a_key_may_go_away_and_come_back(self, session: SessionApi) -> None:
         headers = key()
         line = "echo begun >> count; sleep 1.5; echo done >> count; cat count"
-        asking = asyncio.ensure_future(session.exec(line, headers=headers))
-        await cut_off(asking, 0.7)
+        request_context = asyncio.ensure_future(session.exec(line, headers=headers))
+        await cut_off(request_context, 0.7)
         result = await session.exec(line, headers=headers)
         assert (result["exit_code"], result["reason"]) == (0, "exited")
         assert result["output"] == "begun\ndone\n"
 
     async def test_a_command_with_a_key_goes_on_when_nobody_comes_back(self, session: SessionApi) -> None:
-        asking = asyncio.ensure_future(session.exec("sleep 1; echo done > late", headers=key()))
-        await cut_off(asking, 0.5)
+        request_context = asyncio.ensure_future(session.exec("sleep 1; echo done > late", headers=key()))
+        await cut_off(request_context, 0.5)
 
         async def written() -> bool:
             return bool((await session.exec("cat late"))["output"] == "done\n")

@@ -265,13 +265,13 @@ class LinuxSessionSuite:
     async def test_callers_that_go_away_while_their_sessions_are_made_leave_none(self, api: Api) -> None:
         label = unique()
         wanted = {"metadata": {"label": label}, "limits": {"memory_mb": 128}}
-        asking = [asyncio.ensure_future(create(api, **wanted)) for _ in range(120)]
+        request_context = [asyncio.ensure_future(create(api, **wanted)) for _ in range(120)]
         await asyncio.sleep(0.7)
-        answered = [one.result()[1]["session_id"] for one in asking if one.done()]
+        answered = [one.result()[1]["session_id"] for one in request_context if one.done()]
         assert len(answered) < 120
-        for one in asking:
+        for one in request_context:
             one.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*request_context, return_exceptions=True)
 
         async def settled() -> bool:
             # An answer may have been on its way.

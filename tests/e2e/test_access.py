@@ -18,10 +18,10 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.routing import Route
 
-from warren.config import read_settings
-from warren.coordinator.api.app import with_routes
-from warren.coordinator.api.context import tenant_of
-from warren.coordinator.api.door import OPEN
+from warren.config.settings import read_settings
+from warren.http.admission import OPEN
+from warren.http.app import with_routes
+from warren.http.context import tenant_of
 from warren.model.access import Scope
 
 pytestmark = pytest.mark.anyio
@@ -194,12 +194,14 @@ async def test_foreign_sessions_take_no_longer_than_none(url: str, admin: Api) -
     """Medians of many, taken in turns, differ by less than what a look at a sandbox takes."""
     theirs = await new_key(admin, *Scope, tenant="theirs")
     mine = await new_key(admin, *Scope, tenant="mine")
-    async with Api(url, theirs) as api, api.session() as session, Api(url, mine) as asking:
+    async with Api(url, theirs) as api, api.session() as session, Api(url, mine) as request_context:
         took: dict[str, list[float]] = {session.id: [], NOBODYS: []}
         for _ in range(200):
             for session_id, times in took.items():
                 began = time.perf_counter()
-                await asking.refused("GET", f"/api/sessions/{session_id}", status=404, code="session_not_found")
+                await request_context.refused(
+                    "GET", f"/api/sessions/{session_id}", status=404, code="session_not_found"
+                )
                 times.append(time.perf_counter() - began)
         first, second = (sorted(times)[100] for times in took.values())
         assert max(first, second) / min(first, second) < 2

@@ -22,8 +22,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from warren.coordinator.api.edge import Edge
-from warren.coordinator.api.serving import HttpServer
+from warren.http.server.http_guard import HttpGuard
+from warren.http.server.serving import HttpServer
 
 KEY = "correct-horse-battery-staple"
 PIECE = bytes(range(256)) * 4096
@@ -195,7 +195,7 @@ async def echo(certificates: Certificates) -> AsyncIterator[tuple[NginxProcess, 
         assert request.client is not None
         return JSONResponse({"client": request.client.host, "scheme": request.url.scheme})
 
-    edge = Edge(Starlette(routes=[Route("/", show)]), allowed_hosts=["*"], trusted_proxies=["127.0.0.1"])
+    edge = HttpGuard(Starlette(routes=[Route("/", show)]), allowed_hosts=["*"], trusted_proxies=["127.0.0.1"])
     server = HttpServer(edge, port=0)
     await server.start()
     with tempfile.TemporaryDirectory(prefix="warren-nginx-") as path:

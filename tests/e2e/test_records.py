@@ -13,7 +13,7 @@ from e2e.api_client import Api, until
 from e2e.conftest import NewState
 from server_process import ServerProcess, running_server
 
-from warren.coordinator.api.door import REFUSED_A_MINUTE
+from warren.http.admission import REFUSED_A_MINUTE
 
 pytestmark = pytest.mark.anyio
 

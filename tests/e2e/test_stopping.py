@@ -106,8 +106,8 @@ async def test_a_signal_ends_a_server_that_is_still_starting(new_state: NewState
         engine.settimeout(60)
         server.start(wait=False)
         try:
-            asking, _ = await asyncio.to_thread(engine.accept)
-            with asking:
+            request_context, _ = await asyncio.to_thread(engine.accept)
+            with request_context:
                 server.send(signal.SIGTERM)
                 assert await asyncio.to_thread(server.wait_for_end, 15) == 0
         finally:

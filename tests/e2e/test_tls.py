@@ -20,9 +20,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
-from warren.coordinator.api.edge import Edge, EdgeLimits, StreamedAnswer
-from warren.coordinator.api.serving import HttpServer
-from warren.coordinator.api.tls import new_tls_context
+from warren.http.server.http_guard import HttpGuard, HttpLimits, StreamedAnswer
+from warren.http.server.serving import HttpServer
+from warren.http.server.tls import new_tls_context
 
 pytestmark = pytest.mark.anyio
 LONGEST_S = 60.0
@@ -206,9 +206,9 @@ class Site:
 
 @pytest.fixture
 async def small(certificates: Certificates) -> AsyncIterator[tuple[Site, int]]:
-    site, limits = Site(), EdgeLimits(send_timeout_s=0.5)
+    site, limits = Site(), HttpLimits(send_timeout_s=0.5)
     tls = new_tls_context(certificates.cert, certificates.key)
-    server = HttpServer(Edge(site.app, max_body=1000), port=0, limits=limits, tls=tls)
+    server = HttpServer(HttpGuard(site.app, max_body=1000), port=0, limits=limits, tls=tls)
     await server.start()
     yield site, server.port
     await server.stop(0)
@@ -250,7 +250,7 @@ async def test_a_refusal_is_read_also_by_a_client_that_sends_everything_first(
 
 async def test_a_server_that_stops_does_not_wait_for_silent_clients(certificates: Certificates) -> None:
     tls = new_tls_context(certificates.cert, certificates.key)
-    server = HttpServer(Edge(Site().app), port=0, tls=tls)
+    server = HttpServer(HttpGuard(Site().app), port=0, tls=tls)
     await server.start()
     silent = await asyncio.to_thread(socket.create_connection, ("127.0.0.1", server.port))
     _, writer = await dial(server.port, certificates)

@@ -18,13 +18,13 @@ from typing import Any, Final
 
 import click
 
+from warren.app.service import Service
 from warren.cli.serve import run_server
-from warren.config import read_settings
-from warren.coordinator.stores.sqlite import SqliteStore
-from warren.options import serve_options
-from warren.service import Service
-from warren.worker.agent_process import AgentProcess
-from warren.worker.agent_sandbox import AgentSandbox
+from warren.config.options import serve_options
+from warren.config.settings import read_settings
+from warren.stores.sqlite import SqliteStore
+from warren.worker.agent.process import AgentProcess
+from warren.worker.agent.sandbox import AgentSandbox
 
 FAULT: Final = "fault"
 SEEN: Final = "seen"

@@ -16,7 +16,7 @@ from faults.faulty_server import arm
 from faults.invariants import COUNTER, Held
 from faults.world import World, until
 
-from warren.coordinator.lifecycle import STEPS as LIFECYCLE_STEPS
+from warren.sessions.lifecycle import STEPS as LIFECYCLE_STEPS
 from warren.worker.providers.oci import STEPS as PROVIDER_STEPS
 from warren.worker.worker import STEPS as WORKER_STEPS
 
@@ -150,10 +150,10 @@ async def test_a_command_with_a_key_that_is_repeated_ran_once(world: World, call
 
 async def test_a_command_with_a_key_goes_on_while_no_server_is_there(world: World, caller: Caller) -> None:
     held = await a_session(world, caller)
-    asking = asyncio.ensure_future(caller.exec(held.id, ONCE.replace("0.3", "1"), key="k"))
+    request_context = asyncio.ensure_future(caller.exec(held.id, ONCE.replace("0.3", "1"), key="k"))
     await until(lambda: caller.output(held.id, "cat once.txt || true"), "the command has begun")
     world.server.kill()
-    assert (await asking).cut
+    assert (await request_context).cut
     world.restart()
     result = (await caller.exec(held.id, ONCE.replace("0.3", "1"), key="k")).good()
     assert (result["exit_code"], result["stdout"]) == (0, "done\n")
@@ -196,10 +196,10 @@ async def test_a_background_process_is_started_once(world: World, caller: Caller
 async def test_a_stream_that_is_killed_ends_and_the_session_goes_on(world: World, caller: Caller) -> None:
     held = await a_session(world, caller)
     command = "touch begun; while :; do echo y; sleep 0.05; done"
-    asking = asyncio.ensure_future(caller.exec(held.id, command, stream=True))
+    request_context = asyncio.ensure_future(caller.exec(held.id, command, stream=True))
     await until(lambda: caller.output(held.id, "ls begun || true"), "the stream has begun")
     world.server.kill()
-    assert (await asking).cut
+    assert (await request_context).cut
     world.restart()
     await world.check(caller)
 

@@ -14,8 +14,8 @@ from faults.host_view import sandboxes
 from faults.invariants import Ledger, check, occupied, settled
 from server_process import ServerProcess
 
-from warren.coordinator.stores.sqlite import SqliteStore
-from warren.wiring import DATABASE
+from warren.app.wiring import DATABASE
+from warren.stores.sqlite import SqliteStore
 from warren.worker.providers.record import Record
 
 pytestmark = pytest.mark.anyio

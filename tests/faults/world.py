@@ -15,7 +15,7 @@ from faults.invariants import Ledger, check, differences, occupied
 from server_process import ServerProcess
 
 import warren
-from warren.worker.images import ImageStore
+from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"

@@ -11,7 +11,7 @@ from integration.remote_cli import RemoteCli
 from server_process import ServerProcess, running_server
 
 import warren
-from warren.worker.images import ImageStore
+from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
 
 

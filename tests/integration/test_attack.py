@@ -14,13 +14,13 @@ import pytest
 
 import warren
 from warren.attack.arena import Arena, read_outcome
-from warren.attack.probe import Finding, Group, Outcome, Probe, Verdict, contained
+from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
 from warren.attack.suite import PROBES, attack, choose
 from warren.model.errors import InvalidRequest
 from warren.model.operations import ExecResult, Reason
 from warren.model.spec import Layer, SandboxSpec
-from warren.worker.images import ImageStore
-from warren.worker.providers.fake import FakeProvider
+from warren.testing.fake_provider import FakeProvider
+from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
@@ -107,34 +107,34 @@ async def test_a_weakened_sandbox_is_seen_through(
     findings = await attack(weak, SPEC, probes=choose(probes))
     await weak.close()
     verdicts = {finding.probe.id: finding.outcome.verdict for finding in findings}
-    unseen = {name for name, verdict in verdicts.items() if verdict is not Verdict.GOT_THROUGH}
+    unseen = {name for name, verdict in verdicts.items() if verdict is not ProbeVerdict.GOT_THROUGH}
     assert unseen <= {"af-alg"}, findings  # a kernel may be built without it
 
 
 async def test_a_sandbox_that_dies_was_not_contained_and_is_replaced(provider: OciProvider) -> None:
-    async def kill(arena: Arena) -> Outcome:
+    async def kill(arena: Arena) -> ProbeResult:
         os.kill(arena.host.first_pid, signal.SIGKILL)
         return contained("so it says")
 
     deadly = Probe("deadly", Group.AGENT, "kill the agent from the host", kill)
     findings = await attack(provider, SPEC, probes=[deadly, *choose(("no-new-privs",))])
-    assert [finding.outcome.verdict for finding in findings] == [Verdict.GOT_THROUGH, Verdict.CONTAINED]
+    assert [finding.outcome.verdict for finding in findings] == [ProbeVerdict.GOT_THROUGH, ProbeVerdict.CONTAINED]
     assert "so it says" in findings[0].outcome.evidence
 
 
 async def test_a_probe_that_breaks_is_undecided_and_counts_as_a_failure(provider: OciProvider) -> None:
-    async def broken(arena: Arena) -> Outcome:
+    async def broken(arena: Arena) -> ProbeResult:
         return await arena.inside("escape:no_such_attack")
 
     (finding,) = await attack(provider, SPEC, probes=[Probe("broken", Group.ESCAPE, "nothing", broken)])
-    assert finding.outcome.verdict is Verdict.UNDECIDED
+    assert finding.outcome.verdict is ProbeVerdict.UNDECIDED
     assert finding.failed
 
 
 async def test_an_attack_that_is_cancelled_leaves_no_sandbox(provider: OciProvider) -> None:
     running = asyncio.Event()
 
-    async def wait(arena: Arena) -> Outcome:
+    async def wait(arena: Arena) -> ProbeResult:
         running.set()
         await asyncio.sleep(3600)
         return contained("never")
@@ -158,17 +158,17 @@ async def test_an_image_without_python_is_refused_and_nothing_is_left() -> None:
 @pytest.mark.parametrize(
     ("stdout", "verdict"),
     [
-        ('warren-attack:{"verdict": "contained", "evidence": "x"}', Verdict.CONTAINED),
-        ('noise\nwarren-attack:{"verdict": "through", "evidence": "x"}\nmore noise', Verdict.GOT_THROUGH),
-        ('warren-attack:{"verdict": "n/a", "evidence": "x"}', Verdict.NOT_APPLICABLE),
-        ('warren-attack:{"error": "broke"}', Verdict.UNDECIDED),
-        ('warren-attack:{"verdict": "fine", "evidence": "x"}', Verdict.UNDECIDED),
-        ("warren-attack:[1", Verdict.UNDECIDED),
-        ("warren-attack:[]", Verdict.UNDECIDED),
-        ("", Verdict.UNDECIDED),
+        ('warren-attack:{"verdict": "contained", "evidence": "x"}', ProbeVerdict.CONTAINED),
+        ('noise\nwarren-attack:{"verdict": "through", "evidence": "x"}\nmore noise', ProbeVerdict.GOT_THROUGH),
+        ('warren-attack:{"verdict": "n/a", "evidence": "x"}', ProbeVerdict.NOT_APPLICABLE),
+        ('warren-attack:{"error": "broke"}', ProbeVerdict.UNDECIDED),
+        ('warren-attack:{"verdict": "fine", "evidence": "x"}', ProbeVerdict.UNDECIDED),
+        ("warren-attack:[1", ProbeVerdict.UNDECIDED),
+        ("warren-attack:[]", ProbeVerdict.UNDECIDED),
+        ("", ProbeVerdict.UNDECIDED),
     ],
 )
-def test_only_a_clear_word_is_a_verdict(stdout: str, verdict: Verdict) -> None:
+def test_only_a_clear_word_is_a_verdict(stdout: str, verdict: ProbeVerdict) -> None:
     result = ExecResult(0, stdout, "", stdout, Reason.EXITED, None, 1.0, 1.0, len(stdout), False)
     assert read_outcome(result).verdict is verdict
 

@@ -11,8 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from warren.config import read_settings
-from warren.options import OPTIONS, markdown_rows, serve_options
+from warren.config.options import OPTIONS, markdown_rows, serve_options
+from warren.config.settings import read_settings
 
 PAGE = Path(__file__).parents[2] / "docs/configuration.md"
 
@@ -98,7 +98,7 @@ def test_what_cannot_be_is_one_clear_sentence(text: str, environ: dict[str, str]
 
 
 def test_the_table_of_the_documents_can_be_printed() -> None:
-    assert python("warren.options").stdout.splitlines() == markdown_rows()
+    assert python("warren.config.options").stdout.splitlines() == markdown_rows()
 
 
 def served(*arguments: str) -> tuple[int, dict[str, object], str]:
@@ -140,7 +140,7 @@ def test_the_help_of_serve_shows_every_flag_and_no_secret() -> None:
 
 def test_the_page_has_the_table_as_it_is() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
-    assert rows == markdown_rows(), "`python -m warren.options` prints the table for docs/configuration.md"
+    assert rows == markdown_rows(), "`python -m warren.config.options` prints the table for docs/configuration.md"
 
 
 def test_the_files_that_the_page_shows_can_be_read(tmp_path: Path) -> None:

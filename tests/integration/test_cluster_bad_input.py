@@ -17,11 +17,11 @@ from e2e.api_client import Api
 from integration.cluster_world import ADMIN, Nodes, new_nodes, wait_until
 from server_process import ServerProcess, clean_environ, free_port
 
-from warren.coordinator.cluster.members import PROTOCOL, Report
-from warren.coordinator.cluster.trust import written_caller
-from warren.coordinator.stores.redis_store import RedisStore
+from warren.cluster.auth import written_caller
+from warren.cluster.members import PROTOCOL, Report
 from warren.model.access import ALL_SCOPES, Caller
 from warren.model.session import Session, SessionState, new_session_id
+from warren.stores.redis_store import RedisStore
 
 pytestmark = pytest.mark.anyio
 

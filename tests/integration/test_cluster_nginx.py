@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from warren.coordinator.api.serving import HttpServer
+from warren.http.server.serving import HttpServer
 
 PATIENCE_S = 60
 LARGE_MB = 32
@@ -114,7 +114,7 @@ async def running(*coordinators: Coordinator) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def asking(ports: Iterable[int]) -> AsyncIterator[aiohttp.ClientSession]:
+async def request_context(ports: Iterable[int]) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of an nginx before the servers at `ports`."""
     with tempfile.TemporaryDirectory(prefix="warren-nginx-") as path:
         nginx = ClusterNginx(Path(path), list(ports))
@@ -132,13 +132,13 @@ async def asking(ports: Iterable[int]) -> AsyncIterator[aiohttp.ClientSession]:
 async def half_down() -> AsyncIterator[tuple[aiohttp.ClientSession, Coordinator]]:
     """One coordinator runs; nobody listens where the other should be."""
     alive = Coordinator("alive")
-    async with running(alive), asking([free_port(), alive.server.port]) as client:
+    async with running(alive), request_context([free_port(), alive.server.port]) as client:
         yield client, alive
 
 
 async def test_both_coordinators_are_asked() -> None:
     one, two = Coordinator("one"), Coordinator("two")
-    async with running(one, two), asking([one.server.port, two.server.port]) as client:
+    async with running(one, two), request_context([one.server.port, two.server.port]) as client:
         for _ in range(20):
             async with client.get("/api/sessions") as answer:
                 assert answer.status == 200
@@ -158,7 +158,7 @@ async def test_requests_go_on_when_one_coordinator_is_down(method: str) -> None:
 
 async def test_requests_go_on_when_a_coordinator_is_stopped_in_between() -> None:
     one, two = Coordinator("one"), Coordinator("two")
-    async with running(one, two), asking([one.server.port, two.server.port]) as client:
+    async with running(one, two), request_context([one.server.port, two.server.port]) as client:
         for number in range(20):
             if number == 10:
                 await one.server.stop(0)
@@ -171,7 +171,7 @@ async def test_requests_go_on_when_a_coordinator_is_stopped_in_between() -> None
 @pytest.mark.parametrize("method", ["POST", "PATCH"])
 async def test_what_a_coordinator_has_taken_is_not_sent_to_the_other(method: str) -> None:
     broken, alive = Broken(), Coordinator("alive")
-    async with running(alive), broken.listening() as port, asking([port, alive.server.port]) as client:
+    async with running(alive), broken.listening() as port, request_context([port, alive.server.port]) as client:
         while not broken.count:
             before = alive.count
             async with client.request(method, "/api/sessions", data="x") as answer:
@@ -182,7 +182,7 @@ async def test_what_a_coordinator_has_taken_is_not_sent_to_the_other(method: str
 
 
 async def test_without_any_coordinator_the_answer_is_a_problem() -> None:
-    async with asking([free_port(), free_port()]) as client, client.get("/health") as answer:
+    async with request_context([free_port(), free_port()]) as client, client.get("/health") as answer:
         assert (answer.status, answer.content_type) == (503, "application/problem+json")
         assert answer.headers["Cache-Control"] == "no-store"
         assert (await answer.json())["retryable"] is True

@@ -32,7 +32,7 @@ import warren
 from warren.cli.main import cli
 from warren.model.operations import Command
 from warren.model.spec import SandboxSpec
-from warren.worker.images import ImageStore
+from warren.worker.images.store import ImageStore
 from warren.worker.providers.docker import DockerProvider
 
 IMAGES = ("coordinator", "worker", "sandbox")

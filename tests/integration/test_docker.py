@@ -20,11 +20,11 @@ from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import ImageNotFound, InvalidRequest, IsolationUnavailable, ProviderUnavailable, SandboxLost
 from warren.model.operations import Command, Reason, TerminalSize
 from warren.model.spec import Layer, Limits, SandboxSpec
-from warren.worker.cgroups import Hierarchies
-from warren.worker.images import ImageStore
+from warren.worker.host.cgroups import Hierarchies
+from warren.worker.host.uids import DIRECTORY as CLAIMS
+from warren.worker.images.store import ImageStore
 from warren.worker.providers.docker import STEPS, DockerProvider
 from warren.worker.providers.docker_record import DockerRecord
-from warren.worker.uids import DIRECTORY as CLAIMS
 
 BIN = Path(warren.__file__).parent / "bin"
 SCRATCH = "warren-tests/scratch:1"
@@ -332,7 +332,7 @@ KILLED = """
 import asyncio, os, sys
 from pathlib import Path
 from warren.model.spec import SandboxSpec
-from warren.worker.images import ImageStore
+from warren.worker.images.store import ImageStore
 from warren.worker.providers.docker import DockerProvider
 
 state, bin_dir, url, step = Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:]

@@ -26,8 +26,8 @@ from pathlib import Path
 import pytest
 from server_process import ServerProcess, clean_environ, free_port, running_server
 
-import warren.coordinator.api.app
-from warren.coordinator.api import problems
+import warren.http.app
+from warren.http import problems
 from warren.model.access import Quota, Scope
 from warren.model.errors import WarrenError
 from warren.model.usage import Usage
@@ -255,7 +255,7 @@ def typing_exit(line: re.Match[str]) -> str:
 def test_every_error_code_is_in_the_reference_with_its_status() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (yes|no) \| \S", (ROOT / "docs" / "api.md").read_text(), flags=re.M)
     shown = {code: (int(status), again == "yes") for code, status, again in rows}
-    assert warren.coordinator.api.app  # whatever it defines is known by now
+    assert warren.http.app  # whatever it defines is known by now
     known: dict[str, type[WarrenError]] = {**WarrenError.by_code, "internal": WarrenError}
     for code, error in known.items():
         assert shown.pop(code, None) == (error.http_status, error.retryable), f"{code} in docs/api.md"

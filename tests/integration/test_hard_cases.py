@@ -264,7 +264,7 @@ import asyncio, sys
 from pathlib import Path
 from warren.model.operations import Command
 from warren.model.spec import SandboxSpec
-from warren.worker.images import ImageStore
+from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
 async def main():
     state = Path({str(state_dir)!r})

@@ -18,13 +18,13 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from warren.coordinator.api import problems
-from warren.coordinator.api.edge import Edge, EdgeLimits, StreamedAnswer, request_id
-from warren.coordinator.api.serving import HttpServer
+from warren.http import problems
+from warren.http.server.http_guard import HttpGuard, HttpLimits, StreamedAnswer, request_id
+from warren.http.server.serving import HttpServer
 from warren.model.errors import NoCapacity, SessionNotFound, Unavailable
 
 pytestmark = pytest.mark.anyio
-SHORT = EdgeLimits(header_timeout_s=0.3, body_timeout_s=0.3, send_timeout_s=0.5, keep_alive_s=1)
+SHORT = HttpLimits(header_timeout_s=0.3, body_timeout_s=0.3, send_timeout_s=0.5, keep_alive_s=1)
 GET = b"GET /hello HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -182,10 +182,10 @@ class Served:
 async def serve() -> AsyncIterator[Callable[..., Any]]:
     running: list[HttpServer] = []
 
-    async def start(limits: EdgeLimits = SHORT, **edge: Any) -> Served:
+    async def start(limits: HttpLimits = SHORT, **edge: Any) -> Served:
         site = new_site()
         edge.setdefault("is_upload", lambda scope: scope["path"] == "/upload")
-        server = HttpServer(Edge(site.app, **edge), port=0, limits=limits)
+        server = HttpServer(HttpGuard(site.app, **edge), port=0, limits=limits)
         await server.start()
         running.append(server)
         return Served(site, server, server.port)
@@ -448,8 +448,8 @@ MEMORY_SCRIPT = """
 import asyncio, json, re, pathlib
 from starlette.applications import Starlette
 from starlette.routing import Route
-from warren.coordinator.api.edge import Edge, EdgeLimits, StreamedAnswer
-from warren.coordinator.api.serving import HttpServer, new_event_loop
+from warren.http.server.http_guard import Edge, EdgeLimits, StreamedAnswer
+from warren.http.server.serving import HttpServer, new_event_loop
 
 ended = asyncio.Event()
 def rss():
@@ -485,7 +485,7 @@ asyncio.Runner(loop_factory=new_event_loop).run(main())
 
 class TestManyConnections:
     async def test_two_thousand_idle_connections_do_not_hurt_another_client(self, serve: Any) -> None:
-        served = await serve(EdgeLimits())
+        served = await serve(HttpLimits())
         idle = []
         for _ in range(20):
             idle += await asyncio.gather(*(dial(served.port) for _ in range(100)))
@@ -772,7 +772,7 @@ class TestErrorBodies:
 
 class TestWebSockets:
     async def test_a_flood_of_pings_is_not_kept(self, serve: Any) -> None:
-        served = await serve(EdgeLimits(send_timeout_s=0.5))
+        served = await serve(HttpLimits(send_timeout_s=0.5))
         reader, writer = await dial(served.port, limit=1024)
         writer.write(upgrade("/ws"))
         await reader.readuntil(b"\r\n\r\n")
@@ -851,7 +851,7 @@ class TestStop:
 
     @pytest.mark.parametrize("path", ["/endless", "/quiet", "/deaf/"])
     async def test_an_endless_stream_is_cut_after_the_grace(self, serve: Any, path: str) -> None:
-        served = await serve(EdgeLimits())
+        served = await serve(HttpLimits())
         reader, writer = await dial(served.port)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         await reader.readuntil(b"\r\n\r\n")

@@ -6,7 +6,7 @@ import socket
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from warren.coordinator.api.serving import HttpServer, new_event_loop
+from warren.http.server.serving import HttpServer, new_event_loop
 
 _REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

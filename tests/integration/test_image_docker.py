@@ -6,7 +6,7 @@ import pytest
 from docker_engine import DockerEngine
 
 from warren.model.errors import ImageNotFound, InvalidRequest, ProviderUnavailable
-from warren.worker.images import ImageStore
+from warren.worker.images.store import ImageStore
 
 
 @pytest.fixture

@@ -10,18 +10,18 @@ from fastapi import FastAPI
 from integration.webhook_receiver import PUBLIC, receiving
 from integration.webhook_world import FAILS, TAKES, an_event, ids, until_states, wait_until
 from starlette.types import ASGIApp, Receive, Scope, Send
-from unit.coordinator_world import World, environment, world
+from unit.session_world import World, environment, world
 
-from warren.coordinator.access.identity import Anybody
-from warren.coordinator.api import webhooks as routes
-from warren.coordinator.api.context import Context
-from warren.coordinator.api.problems import register
-from warren.coordinator.office import Office
-from warren.coordinator.webhooks.addresses import read_networks
-from warren.coordinator.webhooks.outbox import Webhooks
-from warren.coordinator.webhooks.post import Poster
+from warren.http.context import Context
+from warren.http.problems import register
+from warren.http.routes import webhooks as routes
 from warren.model.access import USUAL_SCOPES, Caller
 from warren.model.access import Scope as AccessScope
+from warren.tenancy.identity import Anybody
+from warren.tenancy.tenancy import Tenancy
+from warren.tenancy.webhooks.addresses import read_networks
+from warren.tenancy.webhooks.outbox import Webhooks
+from warren.tenancy.webhooks.post import Poster
 
 pytestmark = pytest.mark.anyio
 PLACE = "/api/webhooks"
@@ -39,25 +39,25 @@ def with_caller(app: ASGIApp) -> ASGIApp:
     return called
 
 
-def client(served: World, office: Office, tenant: str, scope: str = "sessions") -> httpx2.AsyncClient:
+def client(served: World, tenancy: Tenancy, tenant: str, scope: str = "sessions") -> httpx2.AsyncClient:
     app = FastAPI()
     register(app)
     app.include_router(routes.router)
-    app.state.context = Context(served.sessions, office, Anybody(office.tenants), "fake", "local", "1")
+    app.state.context = Context(served.sessions, tenancy, Anybody(tenancy.tenants), "fake", "local", "1")
     transport = httpx2.ASGITransport(with_caller(app))
     return httpx2.AsyncClient(transport=transport, base_url="http://warren", headers={"tenant": tenant, "scope": scope})
 
 
 @asynccontextmanager
-async def running_office(served: World, *, sends: bool = True) -> AsyncIterator[Office]:
+async def running_office(served: World, *, sends: bool = True) -> AsyncIterator[Tenancy]:
     poster = Poster(read_networks([f"{PUBLIC}/32"]))
     made = Webhooks(served.store.records, served.clock, poster)
-    office = Office(served.store.records, served.clock, environment, webhooks=made if sends else None)
-    office.start()
+    tenancy = Tenancy(served.store.records, served.clock, environment, webhooks=made if sends else None)
+    tenancy.start()
     try:
-        yield office
+        yield tenancy
     finally:
-        await office.close()
+        await tenancy.close()
 
 
 async def created(api: httpx2.AsyncClient, **values: object) -> dict[str, Any]:
@@ -68,7 +68,7 @@ async def created(api: httpx2.AsyncClient, **values: object) -> dict[str, Any]:
 
 
 async def test_a_webhook_is_made_shown_listed_and_deleted() -> None:
-    async with world() as served, running_office(served) as office, client(served, office, "acme") as api:
+    async with world() as served, running_office(served) as tenancy, client(served, tenancy, "acme") as api:
         made = await created(api)
         assert made.pop("secret").startswith("whsec_")
         assert made == {
@@ -86,7 +86,7 @@ async def test_a_webhook_is_made_shown_listed_and_deleted() -> None:
 
 
 async def test_without_events_all_are_wanted() -> None:
-    async with world() as served, running_office(served) as office, client(served, office, "acme") as api:
+    async with world() as served, running_office(served) as tenancy, client(served, tenancy, "acme") as api:
         answer = await api.post(PLACE, json={"url": BODY["url"]})
         assert answer.json()["events"] == ["*"]
 
@@ -106,7 +106,7 @@ async def test_without_events_all_are_wanted() -> None:
     ids=str,
 )
 async def test_what_cannot_be_is_refused(change: dict[str, object]) -> None:
-    async with world() as served, running_office(served) as office, client(served, office, "acme") as api:
+    async with world() as served, running_office(served) as tenancy, client(served, tenancy, "acme") as api:
         answer = await api.post(PLACE, json={**BODY, **change})
         assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
         assert (await api.get(PLACE)).json() == {"webhooks": []}
@@ -116,9 +116,9 @@ async def test_what_cannot_be_is_refused(change: dict[str, object]) -> None:
 async def test_another_tenants_webhook_is_not_found(method: str, rest: str) -> None:
     async with (
         world() as served,
-        running_office(served) as office,
-        client(served, office, "acme") as api,
-        client(served, office, "other") as other,
+        running_office(served) as tenancy,
+        client(served, tenancy, "acme") as api,
+        client(served, tenancy, "other") as other,
     ):
         mine, missing = (await created(api))["id"], f"wh_{'0' * 24}"
         theirs = await other.request(method, f"{PLACE}/{mine}{rest}")
@@ -134,7 +134,7 @@ async def test_another_tenants_webhook_is_not_found(method: str, rest: str) -> N
 )
 @pytest.mark.parametrize("scope", ["read", "exec", "files"])
 async def test_webhooks_need_the_scope_of_sessions(method: str, rest: str, scope: str) -> None:
-    async with world() as served, running_office(served) as office, client(served, office, "acme", scope) as api:
+    async with world() as served, running_office(served) as tenancy, client(served, tenancy, "acme", scope) as api:
         answer = await api.request(method, f"{PLACE}{rest}", json=BODY if method == "POST" else None)
         assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
 
@@ -142,8 +142,8 @@ async def test_webhooks_need_the_scope_of_sessions(method: str, rest: str, scope
 async def test_a_server_that_sends_none_says_so() -> None:
     async with (
         world() as served,
-        running_office(served, sends=False) as office,
-        client(served, office, "acme") as api,
+        running_office(served, sends=False) as tenancy,
+        client(served, tenancy, "acme") as api,
     ):
         answer = await api.get(PLACE)
         assert answer.status_code == 404
@@ -155,14 +155,14 @@ async def test_what_the_office_hears_of_is_sent_and_failures_are_shown() -> None
         world() as served,
         receiving(TAKES) as good,
         receiving(FAILS) as bad,
-        running_office(served) as office,
-        client(served, office, "acme") as api,
+        running_office(served) as tenancy,
+        client(served, tenancy, "acme") as api,
     ):
         hooks = [await created(api, url=each.url(), events=["*"]) for each in (good, bad)]
-        office.events.publish(event := an_event())
-        assert office.webhooks is not None
+        tenancy.events.publish(event := an_event())
+        assert tenancy.webhooks is not None
         await wait_until(lambda: ids(good) == [event.id])
-        await until_states(office.webhooks, hooks[1]["id"], ("waiting", 1))
+        await until_states(tenancy.webhooks, hooks[1]["id"], ("waiting", 1))
         (shown,) = (await api.get(f"{PLACE}/{hooks[1]['id']}/deliveries")).json()["deliveries"]
         assert (shown["state"], shown["attempts"], shown["status"]) == ("waiting", 1, 500)
         assert shown["message_id"] == event.id

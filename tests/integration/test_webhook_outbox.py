@@ -24,16 +24,16 @@ from integration.webhook_world import (
     working,
 )
 
-from warren.clock import ManualClock
-from warren.coordinator.stores.memory_records import MemoryRecords
-from warren.coordinator.webhooks.courier import LOOK_AT_ALL_S
-from warren.coordinator.webhooks.deliveries import FAILED_KEPT_S, MOST_FAILED
-from warren.coordinator.webhooks.outbox import REMEMBERED_S
-from warren.coordinator.webhooks.places import OF_A_WEBHOOK
-from warren.coordinator.webhooks.retries import ATTEMPTS, PAUSES_S, SPREAD
-from warren.coordinator.webhooks.signing import verify
 from warren.model.errors import Conflict, RateLimited, Unauthorized
 from warren.model.events import EventKind
+from warren.stores.memory_records import MemoryRecords
+from warren.tenancy.webhooks.courier import LOOK_AT_ALL_S
+from warren.tenancy.webhooks.deliveries import FAILED_KEPT_S, MOST_FAILED
+from warren.tenancy.webhooks.outbox import REMEMBERED_S
+from warren.tenancy.webhooks.retries import ATTEMPTS, PAUSES_S, SPREAD
+from warren.tenancy.webhooks.signing import verify
+from warren.tenancy.webhooks.slots import OF_A_WEBHOOK
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 ALL = ["*"]

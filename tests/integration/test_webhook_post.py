@@ -14,9 +14,9 @@ import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 from integration.webhook_receiver import PRIVATE, PUBLIC, Names, Receiver, receiving, result, saying, two_receivers
 
-from warren.coordinator.webhooks.addresses import read_networks
-from warren.coordinator.webhooks.post import Answer, Poster
 from warren.model.errors import InvalidRequest, Unavailable
+from warren.tenancy.webhooks.addresses import read_networks
+from warren.tenancy.webhooks.post import Poster, ReceiverResponse
 
 pytestmark = pytest.mark.anyio
 PATIENCE_S = 60.0
@@ -50,7 +50,7 @@ async def posting(
 async def test_a_webhook_arrives_as_it_was_given() -> None:
     async with receiving(saying(b"thank you", "202 Accepted", "Retry-After: 7")) as receiver, posting() as poster:
         answer = await poster.post(receiver.url("/hook?a=b#c"), b'{"a": 1}', HEADERS)
-    assert answer == Answer(202, "thank you", "7")
+    assert answer == ReceiverResponse(202, "thank you", "7")
     head, _, body = receiver.requests[0].partition(b"\r\n\r\n")
     assert body == b'{"a": 1}'
     assert head.startswith(b"POST /hook?a=b HTTP/1.1\r\n")
@@ -71,7 +71,7 @@ async def test_a_name_is_looked_up_for_every_post_and_is_in_the_request() -> Non
 @pytest.mark.parametrize("status", ["400 Bad Request", "410 Gone", "500 Oh", "503 Busy"])
 async def test_a_refusal_is_an_answer(status: str) -> None:
     async with receiving(saying(b"no", status)) as receiver, posting() as poster:
-        assert await poster.post(receiver.url(), b"{}", {}) == Answer(int(status[:3]), "no")
+        assert await poster.post(receiver.url(), b"{}", {}) == ReceiverResponse(int(status[:3]), "no")
 
 
 async def test_of_an_answer_without_end_the_beginning_is_kept() -> None:
@@ -82,7 +82,7 @@ async def test_of_an_answer_without_end_the_beginning_is_kept() -> None:
             await writer.drain()
 
     async with receiving(talk) as receiver, posting() as poster:
-        assert await poster.post(receiver.url(), b"{}", {}) == Answer(200, "a" * 1024)
+        assert await poster.post(receiver.url(), b"{}", {}) == ReceiverResponse(200, "a" * 1024)
 
 
 async def test_an_answer_is_not_unpacked_and_shows_nothing_unprintable() -> None:
@@ -99,7 +99,7 @@ async def test_a_body_that_breaks_off_leaves_the_status() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
 
     async with receiving(talk) as receiver, posting() as poster:
-        assert await poster.post(receiver.url(), b"{}", {}) == Answer(200, "half")
+        assert await poster.post(receiver.url(), b"{}", {}) == ReceiverResponse(200, "half")
 
 
 async def test_a_body_that_does_not_end_in_time_leaves_the_status() -> None:
@@ -108,7 +108,7 @@ async def test_a_body_that_does_not_end_in_time_leaves_the_status() -> None:
         await reader.read()
 
     async with receiving(talk) as receiver, posting(timeout_s=4.0) as poster:
-        assert await poster.post(receiver.url(), b"{}", {}) == Answer(200, "half")
+        assert await poster.post(receiver.url(), b"{}", {}) == ReceiverResponse(200, "half")
 
 
 # -- no answer
@@ -219,7 +219,7 @@ async def test_with_its_network_allowed_the_same_machine_is_reached_by_name() ->
     """Else the test above could not fail."""
     async with receiving(saying(b"yes"), PRIVATE) as receiver, posting(allowed=["127.0.0.0/8", "::1"]) as poster:
         for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]"):
-            assert await poster.post(f"http://{host}:{receiver.port}/", b"{}", {}) == Answer(200, "yes")
+            assert await poster.post(f"http://{host}:{receiver.port}/", b"{}", {}) == ReceiverResponse(200, "yes")
 
 
 async def test_a_name_that_moves_to_a_private_address_is_not_followed_there() -> None:
@@ -337,7 +337,7 @@ async def test_tls_is_made_with_the_name_and_its_certificate(certificate: Path, 
     async with receiving_tls(certificate, asked_names) as receiver, posting(Names([PUBLIC]), tls=trusting) as poster:
         for name in ("hooks.test", "hooks.test."):
             answer = await poster.post(f"https://{name}:{receiver.port}/", b"{}", {})
-            assert answer == Answer(200, "over tls")
+            assert answer == ReceiverResponse(200, "over tls")
     assert asked_names == ["hooks.test"] * 2
 
 

@@ -30,15 +30,15 @@ from integration.webhook_world import (
 )
 from redis_server import running_redis
 
-from warren.clock import ManualClock
-from warren.coordinator.stores.memory_records import MemoryRecords
-from warren.coordinator.stores.redis_store import RedisStore
-from warren.coordinator.stores.sqlite import SqliteStore
-from warren.coordinator.webhooks.courier import LEASE_S
-from warren.coordinator.webhooks.outbox import REMEMBERED_S
-from warren.coordinator.webhooks.places import AT_ONCE, OF_A_TENANT, OF_A_WEBHOOK
 from warren.interfaces.records import Record
 from warren.interfaces.store import SessionStore
+from warren.stores.memory_records import MemoryRecords
+from warren.stores.redis_store import RedisStore
+from warren.stores.sqlite import SqliteStore
+from warren.tenancy.webhooks.courier import LEASE_S
+from warren.tenancy.webhooks.outbox import REMEMBERED_S
+from warren.tenancy.webhooks.slots import AT_ONCE, OF_A_TENANT, OF_A_WEBHOOK
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 ALL = ["*"]

@@ -8,11 +8,11 @@ from pathlib import Path
 from integration.webhook_receiver import PUBLIC
 
 from warren.clock import SystemClock
-from warren.coordinator.stores.sqlite import SqliteStore
-from warren.coordinator.webhooks.addresses import read_networks
-from warren.coordinator.webhooks.outbox import Webhooks
-from warren.coordinator.webhooks.post import Poster
 from warren.model.events import Event, EventKind
+from warren.stores.sqlite import SqliteStore
+from warren.tenancy.webhooks.addresses import read_networks
+from warren.tenancy.webhooks.outbox import Webhooks
+from warren.tenancy.webhooks.post import Poster
 
 
 async def main() -> None:

@@ -11,15 +11,16 @@ from typing import Any
 from aiohttp.abc import AbstractResolver
 from integration.webhook_receiver import PUBLIC, Receiver, Talk, saying
 
-from warren.clock import Clock, ManualClock
-from warren.coordinator.stores.memory_records import MemoryRecords
-from warren.coordinator.stores.sealing import Sealer
-from warren.coordinator.webhooks.addresses import read_networks
-from warren.coordinator.webhooks.outbox import MOST_WAITING, Webhooks
-from warren.coordinator.webhooks.post import Poster
+from warren.clock import Clock
 from warren.interfaces.records import Record, RecordStore
 from warren.model.errors import Unavailable
 from warren.model.events import Event, EventKind
+from warren.stores.memory_records import MemoryRecords
+from warren.stores.sealing import Sealer
+from warren.tenancy.webhooks.addresses import read_networks
+from warren.tenancy.webhooks.outbox import MOST_WAITING, Webhooks
+from warren.tenancy.webhooks.post import Poster
+from warren.testing.manual_clock import ManualClock
 
 PATIENCE_S = 60.0
 NOW = 1_800_000_000.0

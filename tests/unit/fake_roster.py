@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from warren.clock import ManualClock
-from warren.coordinator.cluster.members import LEASE_S, Member, Peer, Report
-from warren.coordinator.cluster.roster import Heard, Pulse, Roster, Sight, unknown_worker
-from warren.coordinator.cluster.scripts import COORDINATOR_S
+from warren.cluster.members import LEASE_S, Member, Peer, Report
+from warren.cluster.roster import Heard, Pulse, Roster, Sight, unknown_worker
 from warren.model.errors import Conflict, Unavailable
+from warren.stores.redis_roster_scripts import COORDINATOR_S
+from warren.testing.manual_clock import ManualClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from unit.fake_roster import FakeRoster
 
-from warren.coordinator.stores.memory import MemoryStore
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key
 from warren.model.errors import Unavailable
 from warren.model.session import Session, SessionState
+from warren.stores.memory import MemoryStore
 
 
 class RestoringStore(MemoryStore):

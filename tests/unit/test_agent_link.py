@@ -10,9 +10,9 @@ import pytest
 from unit.scripted_agent import exit_frame, hello, linked, output, said
 
 from warren.model.errors import FileNotFound, InvalidRequest, ProtocolError, SandboxLost
-from warren.worker.agent_channel import Output, Reply
-from warren.worker.agent_link import AgentLink
-from warren.worker.wire import (
+from warren.worker.agent.channel import Output, Reply
+from warren.worker.agent.link import AgentLink
+from warren.worker.agent.wire import (
     MAX_FRAME_IN,
     MAX_FRAME_OUT,
     OUTPUT_WINDOW,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from warren.worker.cgroups import (
+from warren.worker.host.cgroups import (
     CgroupLimits,
     SandboxCgroup,
     parse_flat,

@@ -4,10 +4,10 @@ import pytest
 
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, Reason, TerminalSize
-from warren.worker.agent_channel import Output, printable
-from warren.worker.command_result import exec_result, lost_result, start_payload, texts
-from warren.worker.oom_watch import OomLedger
-from warren.worker.wire import EndReason, Fields, Flag, Tag, fields
+from warren.worker.agent.channel import Output, printable
+from warren.worker.agent.command_result import exec_result, lost_result, start_payload, texts
+from warren.worker.agent.oom_watch import OomLedger
+from warren.worker.agent.wire import EndReason, Fields, Flag, Tag, fields
 
 OUT, ERR, TERMINAL = 1, 2, 3
 

@@ -4,7 +4,7 @@ import pytest
 from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
 from limits.aio.strategies import FixedWindowRateLimiter, RateLimiter, SlidingWindowCounterRateLimiter
 
-from warren.coordinator.access.counters import Counters
+from warren.tenancy.counters import Counters
 
 pytestmark = pytest.mark.anyio
 

@@ -6,34 +6,34 @@ from datetime import date
 from typing import Any
 
 import pytest
-from unit.coordinator_world import TENANT, World, world
+from unit.session_world import TENANT, World, world
 
-from warren.coordinator.access.quotas import Quotas
-from warren.coordinator.access.tenants import Tenant
-from warren.coordinator.asking import Asking, set_asking
-from warren.coordinator.once import exec_once
-from warren.coordinator.usage import day_of
-from warren.coordinator.wanted import NewSession
 from warren.interfaces.sandbox import Sandbox
 from warren.model.access import Caller, Quota
 from warren.model.errors import Unavailable
 from warren.model.operations import Command, Reason
 from warren.model.policy import Policy
 from warren.model.usage import Usage
+from warren.sessions.idempotency import exec_once
+from warren.sessions.new_session import NewSession
+from warren.sessions.request_context import RequestContext, set_request_context
+from warren.tenancy.quotas import Quotas
+from warren.tenancy.tenants import Tenant
+from warren.tenancy.usage import day_of
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
 def nobody_asks() -> Iterator[None]:
-    set_asking(Asking())
+    set_request_context(RequestContext())
     yield
-    set_asking(Asking())
+    set_request_context(RequestContext())
 
 
 async def used(w: World) -> Usage:
     today: date = day_of(w.clock.wall())
-    (row,) = await w.office.usage.between(TENANT, today, today)
+    (row,) = await w.tenancy.usage.between(TENANT, today, today)
     return row.usage
 
 
@@ -58,14 +58,14 @@ async def test_a_command_whose_caller_leaves_is_counted_for_the_time_it_had() ->
 
 async def test_a_command_that_is_broken_off_is_counted_for_the_time_it_had() -> None:
     async with world() as w:
-        w.office.overseer.slice_s = 0.05
+        w.tenancy.metering.slice_s = 0.05
         session = (await w.sessions.create(TENANT, NewSession())).session
-        set_asking(Asking(caller := Caller(quota=Quota(exec_seconds_per_day=1000))))
+        set_request_context(RequestContext(caller := Caller(quota=Quota(exec_seconds_per_day=1000))))
         async with w.sessions.using(TENANT, session.id) as (_, sandbox):
             running = asyncio.create_task(sandbox.exec(Command(shell="sleep 100")))
             await until_running(sandbox)
             await w.clock.advance(20)
-            await w.office.overseer.quotas.spend(caller, "exec_seconds", 1000)
+            await w.tenancy.metering.quotas.spend(caller, "exec_seconds", 1000)
             assert (await running).reason is Reason.CANCELLED
         assert (await used(w)).exec_s == 20
 
@@ -84,24 +84,24 @@ async def test_a_background_command_that_goes_with_its_session_is_counted() -> N
 
 async def test_after_a_restart_running_commands_are_still_paid_for() -> None:
     async with world() as w:
-        await w.office.tenants.put(Tenant(TENANT, Quota(exec_seconds_per_day=3)))
+        await w.tenancy.tenants.put(Tenant(TENANT, Quota(exec_seconds_per_day=3)))
         session = (await w.sessions.create(TENANT, NewSession())).session
         async with w.sessions.using(TENANT, session.id) as (_, sandbox):
             process = await sandbox.start(Command(shell="sleep 100"))
         await w.worker.close()
         again = World(clock=w.clock, provider=w.provider, store=w.store)
-        again.office.overseer.slice_s = 0.01
+        again.tenancy.metering.slice_s = 0.01
         await again.reaper.recover()
         await again.worker.start()
         async with again.sessions.using(TENANT, session.id) as (_, sandbox):
             assert (await (await sandbox.process(process.id)).wait()).exit_code != 0
-        await again.office.close()
+        await again.tenancy.close()
         await again.worker.close()
 
 
 async def test_a_background_command_runs_on_while_nobody_can_say_what_is_left() -> None:
     async with world() as w:
-        w.office.overseer.slice_s = 0.01
+        w.tenancy.metering.slice_s = 0.01
         tried = asyncio.Event()
 
         async def no_store(tenant: str, what: str) -> float:
@@ -109,13 +109,13 @@ async def test_a_background_command_runs_on_while_nobody_can_say_what_is_left() 
             raise Unavailable("the store does not answer")
 
         session = (await w.sessions.create(TENANT, NewSession())).session
-        set_asking(Asking(caller := Caller(quota=Quota(exec_seconds_per_day=1000))))
+        set_request_context(RequestContext(caller := Caller(quota=Quota(exec_seconds_per_day=1000))))
         async with w.sessions.using(TENANT, session.id) as (_, sandbox):
             process = await sandbox.start(Command(shell="sleep 100"))
-            w.office.overseer.quotas = Quotas(w.clock, spent_before=no_store)
+            w.tenancy.metering.quotas = Quotas(w.clock, spent_before=no_store)
             await tried.wait()
-            assert await w.office.overseer.can_go_on(caller)
-            assert (await w.office.usage.between(TENANT, *[day_of(w.clock.wall())] * 2))[0].usage.commands == 0
+            assert await w.tenancy.metering.can_go_on(caller)
+            assert (await w.tenancy.usage.between(TENANT, *[day_of(w.clock.wall())] * 2))[0].usage.commands == 0
             await process.kill(0)
 
 
@@ -141,7 +141,7 @@ async def test_what_is_answered_again_is_noted_like_the_first_time() -> None:
 
 
 async def noted(w: World, session_id: str, command: Command, stdin: bytes) -> dict[str, Any]:
-    set_asking(asking := Asking())
+    set_request_context(request_context := RequestContext())
     await w.sessions.get(TENANT, session_id)
     await exec_once(w.sessions, TENANT, session_id, command, stdin, "key")
-    return asking.notes
+    return request_context.notes

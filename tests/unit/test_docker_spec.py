@@ -14,10 +14,10 @@ from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, Provider
 from warren.model.spec import MIB, WRITABLE, Limits, SandboxSpec
 from warren.worker.providers.docker_api import Engine, translated
 from warren.worker.providers.docker_images import slug, tar_parts, version
-from warren.worker.providers.docker_spec import EngineImage, Place, agent_argv, container, directories, etc_files
+from warren.worker.providers.docker_spec import EngineImage, SandboxPaths, agent_argv, container, directories, etc_files
 
 BASE = 0x78000000
-PLACE = Place(Path("/w/disk"), Path("/w/run"))
+PLACE = SandboxPaths(Path("/w/disk"), Path("/w/run"))
 
 
 def config(

@@ -7,7 +7,7 @@ import pytest
 from warren.doctor.check import Check, Level
 from warren.doctor.machine import check_cgroups, check_kernel
 from warren.doctor.parts import check_programs, judge_docker, judge_runtimes, known_holes, parse_version
-from warren.worker.cgroups import Hierarchies
+from warren.worker.host.cgroups import Hierarchies
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport
 
 

@@ -7,12 +7,12 @@ import pytest
 from contract.roster_contract import ME, a_report
 from unit.fake_roster import FakeRoster
 
-from warren.clock import ManualClock
-from warren.coordinator.cluster.fleet import Fleet
-from warren.coordinator.cluster.members import LEASE_S, PROTOCOL, Peer
-from warren.coordinator.cluster.roster import Pulse, Sight
-from warren.coordinator.placement import Want
+from warren.cluster.fleet import Fleet
+from warren.cluster.members import LEASE_S, PROTOCOL, Peer
+from warren.cluster.placement import Want
+from warren.cluster.roster import Pulse, Sight
 from warren.model.errors import InvalidRequest, NoCapacity, NotFound, Unavailable
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from warren.model.errors import InvalidRequest
-from warren.worker.image_import import Caps, copy_directory, unpack_tar
-from warren.worker.image_tree import Tree
+from warren.worker.images.import_tree import Caps, copy_directory, unpack_tar
+from warren.worker.images.tree import Tree
 
 Entry = tuple[str, bytes, str]  # name, type, link target or contents
 

@@ -12,10 +12,10 @@ import pytest
 
 from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.spec import WRITABLE
-from warren.worker.image_build import copy_public_etc, host_suite
-from warren.worker.image_prepare import group_with_user, passwd_with_user
-from warren.worker.image_tree import Tree
-from warren.worker.images import ImageStore
+from warren.worker.images.build import copy_public_etc, host_suite
+from warren.worker.images.prepare import group_with_user, passwd_with_user
+from warren.worker.images.store import ImageStore
+from warren.worker.images.tree import Tree
 
 
 @pytest.fixture
@@ -181,7 +181,7 @@ def test_images_cannot_hold_the_images(store: ImageStore, source: Path, tmp_path
 KILLED_IMPORT = """
 import os, signal, sys
 from pathlib import Path
-from warren.worker.images import ImageStore
+from warren.worker.images.store import ImageStore
 class Endless:
     def read(self, count):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from warren.clock import ManualClock
-from warren.coordinator.access.keys import REMEMBERED_S, Keys, key_view
-from warren.coordinator.stores.memory_records import MemoryRecords
 from warren.model.access import ALL_SCOPES, Caller, Quota, Scope
 from warren.model.errors import InvalidRequest, NotFound, Unauthorized
+from warren.stores.memory_records import MemoryRecords
+from warren.tenancy.keys import REMEMBERED_S, Keys, key_view
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from warren.clock import ManualClock
-from warren.coordinator.cluster.lease import Lease
-from warren.coordinator.cluster.members import HEARTBEAT_S, LEASE_S
+from warren.cluster.lease import Lease
+from warren.cluster.members import HEARTBEAT_S, LEASE_S
 from warren.model.errors import Unavailable
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -8,13 +8,13 @@ import pytest
 from contract.store_values import S, a_key, a_session, ended, swapped
 from unit.restoring_store import RestoringStore
 
-from warren.coordinator.stores.memory_records import MemoryRecords
-from warren.coordinator.stores.mirrored import MirroredStore
-from warren.coordinator.stores.sealing import Sealer
 from warren.interfaces.records import Record
 from warren.interfaces.store import Added, Page
 from warren.model.errors import NoSpace, Unavailable
 from warren.model.session import EndReason, Session, SessionState
+from warren.stores.memory_records import MemoryRecords
+from warren.stores.mirrored import MirroredStore
+from warren.stores.sealing import Sealer
 
 pytestmark = pytest.mark.anyio
 

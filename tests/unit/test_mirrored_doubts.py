@@ -6,11 +6,11 @@ import pytest
 from contract.store_values import S, a_session
 from unit.restoring_store import RestoringStore
 
-from warren.coordinator.stores.memory_records import MemoryRecords
-from warren.coordinator.stores.mirrored import MirroredStore
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key
 from warren.model.errors import Unavailable
 from warren.model.session import EndReason, Session
+from warren.stores.memory_records import MemoryRecords
+from warren.stores.mirrored import MirroredStore
 
 pytestmark = pytest.mark.anyio
 

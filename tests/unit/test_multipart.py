@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from warren.coordinator.api.multipart import MAX_FIELD, MAX_PARTS, Part, read_parts
+from warren.http.multipart import MAX_FIELD, MAX_PARTS, FormPart, read_parts
 from warren.model.errors import InvalidRequest, TooLarge
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +32,7 @@ async def read_all(data: bytes, size: int = 1 << 20, content_type: str = TYPE) -
     ]
 
 
-async def one(data: bytes) -> Part:
+async def one(data: bytes) -> FormPart:
     return await anext(aiter(read_parts(pieces(data), TYPE)))
 
 

@@ -50,10 +50,8 @@ def names(requirements: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT / "src/warren")))
-def test_files_are_short_and_say_what_they_are_for(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= 400
-    assert ast.get_docstring(ast.parse(text))
+def test_files_say_what_they_are_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text()))
 
 
 def test_the_command_that_continuous_integration_runs_is_there() -> None:

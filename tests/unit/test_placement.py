@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.coordinator.placement import CHANCE, FEW, SEEN, SHARE, Candidate, Want, ranked, why_none
+from warren.cluster.placement import CHANCE, FEW, SEEN, SHARE, Candidate, Want, ranked, why_none
 
 PLAIN = Want("base", "acme")
 GPU = Want("base", "acme", labels={"gpu": "1"})

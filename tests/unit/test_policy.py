@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from unit.policy_cases import DENIED, ELSEWHERE, FINE, UNKNOWN
 
-from warren.coordinator.policy import Verdict, judge, refusal
 from warren.model.errors import InvalidRequest
 from warren.model.operations import Command, Reason
 from warren.model.policy import Policy, PolicyMode, Rule
+from warren.tenancy.policy import PolicyVerdict, judge, refusal
 
 ROOT = Path(__file__).parents[2]
 DENY = Policy.from_mapping({"deny": ["curl", "wget*", "git push", "/usr/sbin/*"]})
@@ -30,7 +30,7 @@ TOOLS = [
 ]  # fmt: skip
 
 
-def verdict(line: str, policy: Policy = DENY) -> Verdict:
+def verdict(line: str, policy: Policy = DENY) -> PolicyVerdict:
     return judge(policy, Command(shell=line))
 
 
@@ -211,7 +211,7 @@ def test_shells_in_shells_are_followed_only_so_far() -> None:
     ],
 )  # fmt: skip
 def test_what_is_on_the_allow_list_may_run(line: str) -> None:
-    assert verdict(line, ALLOW) == Verdict(True, found=verdict(line, ALLOW).found)
+    assert verdict(line, ALLOW) == PolicyVerdict(True, found=verdict(line, ALLOW).found)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_the_deny_list_wins_over_the_allow_list() -> None:
 
 def test_a_policy_that_is_off_judges_nothing_and_loads_no_grammar() -> None:
     code = (
-        "import sys; from warren.coordinator.policy import judge; from warren.model.policy import Policy;"
+        "import sys; from warren.tenancy.policy import judge; from warren.model.policy import Policy;"
         "from warren.model.operations import Command; assert judge(Policy(), Command(shell='curl')).allowed;"
         "assert not [name for name in sys.modules if name.startswith('tree_sitter')]"
     )

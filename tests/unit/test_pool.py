@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from warren.clock import ManualClock
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claimed
 from warren.model.environment import Environment, PoolSize
@@ -23,8 +22,9 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.spec import SandboxSpec
+from warren.testing.fake_provider import FakeProvider
+from warren.testing.manual_clock import ManualClock
 from warren.worker.pool import Pool
-from warren.worker.providers.fake import FakeProvider
 
 pytestmark = pytest.mark.anyio
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from warren.coordinator.api.problems import MAX_VALUES, MEDIA_TYPE, internal_problem, plain_error, problem, read_json
+from warren.http.problems import MAX_VALUES, MEDIA_TYPE, internal_problem, plain_error, problem, read_json
 from warren.model.errors import InvalidJson, LimitReached, NoCapacity, SessionNotFound, TooLarge, WarrenError
 
 

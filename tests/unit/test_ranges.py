@@ -2,7 +2,7 @@
 
 import pytest
 
-from warren.coordinator.api.files import read_range
+from warren.http.routes.files import read_range
 from warren.model.errors import InvalidRequest
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from warren.coordinator.audit.deeds import LINE_MOST, deed_of, kept, kept_line, line_of
-from warren.coordinator.audit.redaction import GONE, forms_of, redacted, without_shapes
 from warren.model.audit import CommandText, Deed
+from warren.tenancy.audit.deeds import LINE_MOST, deed_of, kept, kept_line, line_of
+from warren.tenancy.audit.redaction import GONE, forms_of, redacted, without_shapes
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEhunter2\nAAAA\n-----END RSA PRIVATE KEY-----"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.dozjgNryP4J3jVmNHl0w5N"

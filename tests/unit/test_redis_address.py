@@ -2,8 +2,8 @@
 
 import pytest
 
-from warren.coordinator.stores.redis_address import RedisAddress, RedisKind, read_address
 from warren.model.errors import InvalidRequest
+from warren.stores.redis_address import RedisAddress, RedisKind, read_address
 
 K = RedisKind
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from warren.config.registry import Registry, packaged_registry
 from warren.model.environment import PoolSize
 from warren.model.errors import InvalidRequest, UnknownEnvironment
 from warren.model.spec import Limits
-from warren.registry import Registry, packaged_registry
 
 
 def write(directory: Path, name: str, text: str) -> Registry:

@@ -7,9 +7,9 @@ from contract.store_values import a_session
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.coordinator.stores.rows import decoded, encoded
-from warren.coordinator.stores.sealing import KEY_BYTES, Sealer, key_in, read_key
 from warren.model.errors import InvalidRequest, Unavailable
+from warren.stores.rows import decoded, encoded
+from warren.stores.sealing import KEY_BYTES, Sealer, key_in, read_key
 
 SEALER = Sealer(b"k" * KEY_BYTES)
 

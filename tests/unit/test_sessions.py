@@ -3,9 +3,8 @@
 import asyncio
 
 import pytest
-from unit.coordinator_world import TENANT, world
+from unit.session_world import TENANT, world
 
-from warren.coordinator.wanted import NewSession
 from warren.interfaces.store import Page
 from warren.model.errors import (
     InvalidRequest,
@@ -20,7 +19,8 @@ from warren.model.errors import (
 )
 from warren.model.operations import Command
 from warren.model.session import EndReason, Session, SessionState
-from warren.worker.providers.fake import FakeProvider
+from warren.sessions.new_session import NewSession
+from warren.testing.fake_provider import FakeProvider
 
 pytestmark = pytest.mark.anyio
 
@@ -89,14 +89,14 @@ async def test_a_caller_that_goes_away_leaves_no_sandbox_that_nobody_can_ask_for
 
 async def test_a_caller_that_goes_away_gives_up_its_place_in_the_queue() -> None:
     async with world(provider=FakeProvider(delay_s=600)) as w:
-        asking = asyncio.ensure_future(w.sessions.create(TENANT, NewSession()))
+        request_context = asyncio.ensure_future(w.sessions.create(TENANT, NewSession()))
         while not w.worker.stats()["pools"]["base"]["waiting"]:
             await asyncio.sleep(0)
         (row,) = await w.sessions.list(TENANT, Page())
         looking = asyncio.ensure_future(w.lifecycle.settled(row))
         await asyncio.sleep(0)
-        asking.cancel()
-        await asyncio.wait([asking])
+        request_context.cancel()
+        await asyncio.wait([request_context])
         await w.lifecycle.all_done()
         assert w.worker.stats()["pools"]["base"]["waiting"] == 0
         ended = await w.session(row)

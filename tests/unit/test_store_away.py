@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from warren.clock import ManualClock
-from warren.coordinator.access.identity import Proven
-from warren.coordinator.access.keys import _MOST_REMEMBERED, REMEMBERED_S, TRUSTED_S, Keys
-from warren.coordinator.access.tenants import Tenant, Tenants
-from warren.coordinator.stores.memory_records import MemoryRecords
 from warren.interfaces.records import Record
 from warren.model.access import ALL_SCOPES, ANY_TENANT, NO_QUOTA, Quota
 from warren.model.errors import Unauthorized, Unavailable
+from warren.stores.memory_records import MemoryRecords
+from warren.tenancy.identity import Proven
+from warren.tenancy.keys import _MOST_REMEMBERED, REMEMBERED_S, TRUSTED_S, Keys
+from warren.tenancy.tenants import Tenant, Tenants
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -3,14 +3,14 @@
 import asyncio
 
 import pytest
-from unit.coordinator_world import TENANT, World, world
+from unit.session_world import TENANT, World, world
 
-from warren.clock import ManualClock
-from warren.coordinator.once import exec_once
-from warren.coordinator.wanted import NewSession
 from warren.model.errors import InvalidRequest, KeyReused, SandboxLost, UnknownUser
 from warren.model.operations import Command
 from warren.model.session import EndReason, SessionState
+from warren.sessions.idempotency import exec_once
+from warren.sessions.new_session import NewSession
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.clock import ManualClock
-from warren.coordinator.stores.memory_records import MemoryRecords
-from warren.coordinator.stores.sqlite import SqliteStore
-from warren.coordinator.usage import FLUSH_S, MOST_SUMS, UsageBook, day_of
-from warren.coordinator.usage_export import as_csv, row_view
 from warren.interfaces.records import Record, RecordStore
 from warren.model.errors import NoSpace, Unavailable
 from warren.model.usage import NO_USAGE, DayUsage, Usage
+from warren.stores.memory_records import MemoryRecords
+from warren.stores.sqlite import SqliteStore
+from warren.tenancy.usage import FLUSH_S, MOST_SUMS, UsageBook, day_of
+from warren.tenancy.usage_export import as_csv, row_view
+from warren.testing.manual_clock import ManualClock
 
 NOON = datetime(2026, 3, 31, 12, tzinfo=UTC).timestamp()
 TODAY = date(2026, 3, 31)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.coordinator.webhooks.addresses import check_address, read_address, read_networks, why_refused
-from warren.coordinator.webhooks.post import new_socket
-from warren.coordinator.webhooks.urls import DENIED_PORTS, MAX_URL, read_url
 from warren.model.errors import InvalidRequest
+from warren.tenancy.webhooks.addresses import check_address, read_address, read_networks, why_refused
+from warren.tenancy.webhooks.post import new_socket
+from warren.tenancy.webhooks.urls import DENIED_PORTS, MAX_URL, read_url
 
 # Written down here once more, from the registries of special addresses and not from the code.
 FORBIDDEN_4 = [

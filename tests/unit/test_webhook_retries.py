@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.coordinator.webhooks.retries import (
+from warren.tenancy.webhooks.retries import (
     ATTEMPTS,
     LONGEST_ASKED_S,
     PAUSES_S,
     SPREAD,
     Next,
-    Verdict,
+    NextStep,
     after_answer,
     after_failure,
     read_retry_after,
 )
 
 NOW = 1_445_412_420.0  # Wed, 21 Oct 2015 07:27:00 GMT
-AGAIN, GIVEN_UP, DELIVERED, GONE = Verdict.TRY_AGAIN, Verdict.GIVEN_UP, Verdict.DELIVERED, Verdict.GONE
+AGAIN, GIVEN_UP, DELIVERED, GONE = NextStep.TRY_AGAIN, NextStep.GIVEN_UP, NextStep.DELIVERED, NextStep.GONE
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ AGAIN, GIVEN_UP, DELIVERED, GONE = Verdict.TRY_AGAIN, Verdict.GIVEN_UP, Verdict.
         (410, GONE),
     ],
 )
-def test_what_a_status_means(status: int, verdict: Verdict) -> None:
+def test_what_a_status_means(status: int, verdict: NextStep) -> None:
     assert after_answer(1, status, 0.0, 0.0).verdict is verdict
 
 

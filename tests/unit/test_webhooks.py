@@ -5,18 +5,18 @@ from itertools import product
 
 import pytest
 
-from warren.clock import ManualClock
-from warren.coordinator.stores.memory_records import MemoryRecords
-from warren.coordinator.stores.sealing import Sealer
-from warren.coordinator.webhooks.addresses import read_networks
-from warren.coordinator.webhooks.bell import Bell
-from warren.coordinator.webhooks.deliveries import Lines, delivery_view, new_message
-from warren.coordinator.webhooks.hooks import MAX_DESCRIPTION, MOST_HOOKS, Hooks, read_events, webhook_view
-from warren.coordinator.webhooks.outbox import Webhooks
-from warren.coordinator.webhooks.places import AT_ONCE, OF_A_TENANT, OF_A_WEBHOOK, Places
-from warren.coordinator.webhooks.post import Poster
 from warren.model.errors import InvalidRequest, NotFound, Unavailable
 from warren.model.events import EventKind
+from warren.stores.memory_records import MemoryRecords
+from warren.stores.sealing import Sealer
+from warren.tenancy.webhooks.addresses import read_networks
+from warren.tenancy.webhooks.deliveries import DeliveryQueues, delivery_view, new_message
+from warren.tenancy.webhooks.hooks import MAX_DESCRIPTION, MOST_HOOKS, Hooks, read_events, webhook_view
+from warren.tenancy.webhooks.outbox import Webhooks
+from warren.tenancy.webhooks.post import Poster
+from warren.tenancy.webhooks.slots import AT_ONCE, OF_A_TENANT, OF_A_WEBHOOK, DeliverySlots
+from warren.tenancy.webhooks.wakeup import Wakeup
+from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
 URL = "https://hooks.example.com/warren"
@@ -194,7 +194,7 @@ async def test_a_damaged_webhook_harms_no_other_and_can_be_deleted(records: Memo
 
 
 async def test_deliveries_are_shown_newest_first_and_without_what_is_in_them(records: MemoryRecords) -> None:
-    lines = Lines(records)
+    lines = DeliveryQueues(records)
     for number in (2, 1, 3):
         message = new_message(f"evt_{number}", "session.ended", 100.0 + number, "acme", "ses_1", {"hush": 1})
         assert await lines.add("wh_1", "acme", message, 100.0 + number, now=200.0)
@@ -209,7 +209,7 @@ async def test_deliveries_are_shown_newest_first_and_without_what_is_in_them(rec
 
 
 def test_places_are_bounded_for_all_for_a_tenant_and_for_a_webhook() -> None:
-    places = Places()
+    places = DeliverySlots()
     taken = []
     for tenant, hook, _ in product(range(AT_ONCE), range(AT_ONCE), range(AT_ONCE)):
         name = f"t{tenant}", f"t{tenant}-h{hook}"
@@ -228,6 +228,6 @@ def test_places_are_bounded_for_all_for_a_tenant_and_for_a_webhook() -> None:
 
 
 async def test_a_bell_that_rang_before_is_not_missed() -> None:
-    bell = Bell(ManualClock())
-    bell.ring()
-    await bell.rest(10.0)
+    wakeup = Wakeup(ManualClock())
+    wakeup.ring()
+    await wakeup.rest(10.0)

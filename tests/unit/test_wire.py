@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from unit.scripted_agent import hello, linked, output, said
 
 from warren.model.errors import ProtocolError, SandboxLost, WarrenError
-from warren.worker.agent_link import AgentLink
-from warren.worker.wire import (
+from warren.worker.agent.link import AgentLink
+from warren.worker.agent.wire import (
     MAX_RECORD,
     Ask,
     Code,
@@ -25,7 +25,7 @@ from warren.worker.wire import (
     frame,
     record,
 )
-from warren.worker.wire import output as parse_output
+from warren.worker.agent.wire import output as parse_output
 
 TAGS = st.sampled_from(list(Tag))
 # A busy machine is no failure; the first text drawn loads the tables of Unicode, which takes seconds.

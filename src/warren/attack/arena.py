@@ -17,7 +17,7 @@ from typing import Any
 
 from warren.attack.host_view import HostView
 from warren.attack.inside.run import MARK
-from warren.attack.probe import Outcome, Verdict, undecided
+from warren.attack.probe import ProbeResult, ProbeVerdict, undecided
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest, WarrenError
@@ -27,9 +27,9 @@ from warren.model.spec import SandboxSpec
 _PLACE = "/tmp/.warren-attack"
 _BOOT = f"import sys; sys.path.insert(0, {_PLACE!r}); from inside.run import main; main()"
 _VERDICTS = {
-    "contained": Verdict.CONTAINED,
-    "through": Verdict.GOT_THROUGH,
-    "n/a": Verdict.NOT_APPLICABLE,
+    "contained": ProbeVerdict.CONTAINED,
+    "through": ProbeVerdict.GOT_THROUGH,
+    "n/a": ProbeVerdict.NOT_APPLICABLE,
 }
 _TIMEOUT_S = 30.0
 
@@ -79,7 +79,7 @@ class Arena:
 
     async def inside(
         self, attack: str, *, box: Sandbox | None = None, timeout_s: float = _TIMEOUT_S, **arguments: object
-    ) -> Outcome:
+    ) -> ProbeResult:
         """What the attack says of itself; UNDECIDED when it did not say anything clear."""
         return read_outcome(await self.run(attack, box=box, timeout_s=timeout_s, **arguments))
 
@@ -108,7 +108,7 @@ class Arena:
                 await self.sandbox.write("/workspace/.usable", b"yes")
         except (WarrenError, TimeoutError) as exc:
             return f"{type(exc).__name__}: {exc}"
-        return "" if outcome.verdict is Verdict.CONTAINED else outcome.evidence
+        return "" if outcome.verdict is ProbeVerdict.CONTAINED else outcome.evidence
 
 
 def attack_command(attack: str, arguments: dict[str, Any], timeout_s: float | None) -> Command:
@@ -116,7 +116,7 @@ def attack_command(attack: str, arguments: dict[str, Any], timeout_s: float | No
     return Command(argv=argv, timeout_s=timeout_s, grace_s=0.2, cwd="/tmp", keep_bytes=1 << 20)
 
 
-def read_outcome(result: ExecResult) -> Outcome:
+def read_outcome(result: ExecResult) -> ProbeResult:
     lines = [line for line in result.stdout.splitlines() if line.startswith(MARK)]
     if not lines:
         said = result.output.strip().splitlines()[-1:] or ["nothing was said"]
@@ -125,7 +125,7 @@ def read_outcome(result: ExecResult) -> Outcome:
         values = json.loads(lines[-1].removeprefix(MARK))
         if "error" in values:
             return undecided(str(values["error"]))
-        return Outcome(_VERDICTS[values["verdict"]], str(values["evidence"]))
+        return ProbeResult(_VERDICTS[values["verdict"]], str(values["evidence"]))
     except (ValueError, KeyError, TypeError) as exc:
         return undecided(f"a verdict that cannot be read: {exc}")
 

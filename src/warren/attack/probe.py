@@ -19,7 +19,7 @@ class Group(StrEnum):
     LIFECYCLE = "lifecycle"
 
 
-class Verdict(StrEnum):
+class ProbeVerdict(StrEnum):
     """UNDECIDED is a failure: what was not seen to hold does not count as contained."""
 
     CONTAINED = "contained"
@@ -29,12 +29,12 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    verdict: Verdict
+class ProbeResult:
+    verdict: ProbeVerdict
     evidence: str
 
 
-Attack = Callable[["Arena"], Awaitable[Outcome]]
+Attack = Callable[["Arena"], Awaitable[ProbeResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,38 +48,38 @@ class Probe:
 @dataclass(frozen=True, slots=True)
 class Finding:
     probe: Probe
-    outcome: Outcome
+    outcome: ProbeResult
     seconds: float
 
     @property
     def failed(self) -> bool:
-        return self.outcome.verdict in (Verdict.GOT_THROUGH, Verdict.UNDECIDED)
+        return self.outcome.verdict in (ProbeVerdict.GOT_THROUGH, ProbeVerdict.UNDECIDED)
 
 
-def contained(evidence: str) -> Outcome:
-    return Outcome(Verdict.CONTAINED, evidence)
+def contained(evidence: str) -> ProbeResult:
+    return ProbeResult(ProbeVerdict.CONTAINED, evidence)
 
 
-def got_through(evidence: str) -> Outcome:
-    return Outcome(Verdict.GOT_THROUGH, evidence)
+def got_through(evidence: str) -> ProbeResult:
+    return ProbeResult(ProbeVerdict.GOT_THROUGH, evidence)
 
 
-def not_applicable(reason: str) -> Outcome:
-    return Outcome(Verdict.NOT_APPLICABLE, reason)
+def not_applicable(reason: str) -> ProbeResult:
+    return ProbeResult(ProbeVerdict.NOT_APPLICABLE, reason)
 
 
-def undecided(evidence: str) -> Outcome:
-    return Outcome(Verdict.UNDECIDED, evidence)
+def undecided(evidence: str) -> ProbeResult:
+    return ProbeResult(ProbeVerdict.UNDECIDED, evidence)
 
 
-def judged(holds: bool, evidence: str) -> Outcome:
+def judged(holds: bool, evidence: str) -> ProbeResult:
     return contained(evidence) if holds else got_through(evidence)
 
 
 def within(id: str, group: Group, tries: str, attack: str, **arguments: Any) -> Probe:
     """A probe that is one function of `inside/`, whose word is enough."""
 
-    async def run(arena: "Arena") -> Outcome:
+    async def run(arena: "Arena") -> ProbeResult:
         return await arena.inside(attack, **arguments)
 
     return Probe(id, group, tries, run)

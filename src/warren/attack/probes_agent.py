@@ -4,7 +4,7 @@ starved or imitated by what they run."""
 import asyncio
 
 from warren.attack.arena import Arena
-from warren.attack.probe import Group, Outcome, Probe, contained, got_through, judged, undecided, within
+from warren.attack.probe import Group, Probe, ProbeResult, contained, got_through, judged, undecided, within
 from warren.model.errors import UnknownUser
 from warren.model.operations import Command, Reason
 
@@ -12,7 +12,7 @@ _G = Group.AGENT
 _PATIENCE_S = 8.0
 
 
-async def _stop_storm(arena: Arena) -> Outcome:
+async def _stop_storm(arena: Arena) -> ProbeResult:
     """A stopped process must not keep the agent from ending a command in time, also one it has only just forked."""
     stopped = 0
     async with arena.holding(arena.sandbox, "agent:stop_everything", seconds=60):
@@ -34,7 +34,7 @@ async def _stop_storm(arena: Arena) -> Outcome:
     return contained(f"{stopped} commands were stopped as they started, all were ended in time")
 
 
-async def _stop_file_jobs(arena: Arena) -> Outcome:
+async def _stop_file_jobs(arena: Arena) -> ProbeResult:
     """Writes that began in the storm have to come to an end, good or bad, once it is over."""
     async with arena.holding(arena.sandbox, "agent:stop_everything", seconds=6):
         writes = [
@@ -48,14 +48,14 @@ async def _stop_file_jobs(arena: Arena) -> Outcome:
     return judged(not hung, f"{ended} of 20 writes came to an end, {len(hung)} hang for ever")
 
 
-async def _kill_storm(arena: Arena) -> Outcome:
+async def _kill_storm(arena: Arena) -> ProbeResult:
     line = "trap '' TERM; while :; do kill -KILL -1; done"
     await arena.sandbox.exec(Command(shell=line, timeout_s=2, grace_s=0, carry_state=False))
     result = await arena.sandbox.exec(Command(argv=("echo", "alive"), timeout_s=10))
     return judged(result.stdout == "alive\n", f"afterwards: {result.reason}, {result.stdout.strip()!r}")
 
 
-async def _be_the_agent(arena: Arena) -> Outcome:
+async def _be_the_agent(arena: Arena) -> ProbeResult:
     """The agent's own uid, by name or number, is nobody's to take."""
     taken = []
     for user in ("root", "0", "00", "65535", "4294967295", "-1", "+0", " 0", "0x0", "999999999999"):
@@ -68,7 +68,7 @@ async def _be_the_agent(arena: Arena) -> Outcome:
     return judged(not taken, "; ".join(taken) or "the agent's uid, and uids that are none, are refused")
 
 
-async def _forged_frames(arena: Arena) -> Outcome:
+async def _forged_frames(arena: Arena) -> ProbeResult:
     """Output is data, whatever it looks like."""
     code = "import os\nfor n in range(3000): os.write(1 + n % 2, os.urandom(n % 600) + bytes(range(256)))"
     result = await arena.sandbox.exec(Command(argv=("python3", "-c", code), timeout_s=30, keep_bytes=1 << 24))
@@ -78,7 +78,7 @@ async def _forged_frames(arena: Arena) -> Outcome:
     return judged(result.bytes_total == wanted and after.stdout == "alive\n", evidence)
 
 
-async def _shell_state(arena: Arena) -> Outcome:
+async def _shell_state(arena: Arena) -> ProbeResult:
     """What a command leaves behind for the next shell must not grow in the agent, nor reach other commands."""
     spoil = "export LD_PRELOAD=/tmp/evil.so PYTHONSTARTUP=/tmp/evil BASH_ENV=/tmp/evil; cd /tmp; exit 0"
     await arena.sandbox.exec(Command(shell=spoil, timeout_s=10))
@@ -96,7 +96,7 @@ async def _shell_state(arena: Arena) -> Outcome:
     return judged(not leaked and held < 32 and "alive" in after.stdout, evidence)
 
 
-async def _many_background(arena: Arena) -> Outcome:
+async def _many_background(arena: Arena) -> ProbeResult:
     """Commands that say much, many at once: what is kept of them must not fill the sandbox's memory."""
     line = "head -c 30000000 /dev/zero; sleep 30"
     processes = [await arena.sandbox.start(Command(shell=line, carry_state=False)) for _ in range(4)]
@@ -113,7 +113,7 @@ async def _many_background(arena: Arena) -> Outcome:
     return judged(held < limit * 1024 // 4, evidence)
 
 
-async def _oom_agent(arena: Arena) -> Outcome:
+async def _oom_agent(arena: Arena) -> ProbeResult:
     """Makes the agent the biggest process there is, by output that it keeps; then fills memory that is nobody's."""
     line = "head -c 12000000 /dev/zero; sleep 60"
     for _ in range(4):

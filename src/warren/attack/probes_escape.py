@@ -5,7 +5,7 @@ from pathlib import Path
 
 from warren.attack.arena import Arena
 from warren.attack.host_view import NAMESPACES
-from warren.attack.probe import Group, Outcome, Probe, judged, not_applicable, within
+from warren.attack.probe import Group, Probe, ProbeResult, judged, not_applicable, within
 from warren.model.operations import Command
 from warren.model.spec import Layer
 
@@ -14,21 +14,21 @@ _VSOCK, _ALG, _PACKET = 40, 38, 17
 _LEAST_UID = 100_000
 
 
-async def _namespaces(arena: Arena) -> Outcome:
+async def _namespaces(arena: Arena) -> ProbeResult:
     ours = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES}
     theirs, others = arena.host.namespaces(), arena.neighbour_host.namespaces()
     shared = [kind for kind in NAMESPACES if kind != "user" and theirs[kind] in (ours[kind], others[kind])]
     return judged(not shared, f"shared with the host or the neighbour: {', '.join(shared) or 'none'}")
 
 
-async def _user_namespace(arena: Arena) -> Outcome:
+async def _user_namespace(arena: Arena) -> ProbeResult:
     ours, theirs = os.readlink("/proc/self/ns/user"), arena.host.namespaces()["user"]
     if ours == theirs and Layer.USER_NAMESPACE in arena.sandbox.isolation.missing:
         return not_applicable(f"the provider {arena.provider.name} has none for each sandbox, and says so itself")
     return judged(theirs not in (ours, arena.neighbour_host.namespaces()["user"]), f"{theirs}, the host's is {ours}")
 
 
-async def _uids(arena: Arena) -> Outcome:
+async def _uids(arena: Arena) -> ProbeResult:
     first = [int(word) for word in arena.host.status("Uid").split()]
     mine, other = (
         {arena.host.uid, *first},
@@ -38,14 +38,14 @@ async def _uids(arena: Arena) -> Outcome:
     return judged(min(mine) >= _LEAST_UID and not mine & other and arena.host.uid not in first, evidence)
 
 
-async def _leaked_descriptors(arena: Arena) -> Outcome:
+async def _leaked_descriptors(arena: Arena) -> ProbeResult:
     """CVE-2024-21626: a descriptor of the host's tree left open in the first process is a way out."""
     names = arena.host.descriptors()
     paths = [name for name in names if name.startswith("/") and not name.startswith(("/dev/null", "/dev/pts"))]
     return judged(not paths, f"PID 1 holds {len(names)} descriptors; of files: {', '.join(paths) or 'none'}")
 
 
-async def _host_programs(arena: Arena) -> Outcome:
+async def _host_programs(arena: Arena) -> ProbeResult:
     """CVE-2019-5736: overwrite the runtime, or our agent, through /proc/1/exe."""
     exe = Path(f"/proc/{arena.host.first_pid}/exe")
     before = exe.read_bytes()

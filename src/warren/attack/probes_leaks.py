@@ -7,7 +7,17 @@ import tempfile
 from pathlib import Path
 
 from warren.attack.arena import Arena, attack_command, read_outcome
-from warren.attack.probe import Group, Outcome, Probe, Verdict, contained, got_through, judged, undecided, within
+from warren.attack.probe import (
+    Group,
+    Probe,
+    ProbeResult,
+    ProbeVerdict,
+    contained,
+    got_through,
+    judged,
+    undecided,
+    within,
+)
 from warren.model.errors import UnknownUser
 from warren.model.operations import Command
 
@@ -15,15 +25,15 @@ _G = Group.LEAKS
 _HELD_S = 30
 
 
-async def _host_texts(arena: Arena) -> Outcome:
+async def _host_texts(arena: Arena) -> ProbeResult:
     needles = [str(path) for path in arena.secret_paths]
     return await arena.inside("leaks:host_texts", needles=needles, host_name=arena.host_name)
 
 
-async def _mount_paths(arena: Arena) -> Outcome:
+async def _mount_paths(arena: Arena) -> ProbeResult:
     """Where a mount comes from stands in mountinfo; a path of at least two parts that the host has is the host's."""
     outcome = await arena.inside("leaks:mount_table")
-    if outcome.verdict is not Verdict.CONTAINED or " - " not in outcome.evidence:
+    if outcome.verdict is not ProbeVerdict.CONTAINED or " - " not in outcome.evidence:
         return undecided(f"no mount table: {outcome.evidence[:200]}")
     found = []
     for line in outcome.evidence.splitlines():
@@ -35,7 +45,7 @@ async def _mount_paths(arena: Arena) -> Outcome:
     return judged(not found, f"paths of the host in the mount table: {', '.join(sorted(set(found))[:4]) or 'none'}")
 
 
-async def _host_files(arena: Arena) -> Outcome:
+async def _host_files(arena: Arena) -> ProbeResult:
     with tempfile.TemporaryDirectory(prefix="warren-attack-") as folder:
         secret = Path(folder) / arena.canary
         secret.write_text(arena.canary)
@@ -49,12 +59,12 @@ async def _host_files(arena: Arena) -> Outcome:
             shared.unlink()
 
 
-async def _host_secrets(arena: Arena) -> Outcome:
+async def _host_secrets(arena: Arena) -> ProbeResult:
     """The word is in this process's environment since before the sandbox was made."""
     return await arena.inside("leaks:find_token", token=arena.canary, timeout_s=60)
 
 
-async def _neighbour_processes(arena: Arena) -> Outcome:
+async def _neighbour_processes(arena: Arena) -> ProbeResult:
     token = f"{arena.canary}neighbour"
     await arena.neighbour.write(f"/workspace/{token}", token.encode())
     await arena.neighbour.write(f"/tmp/{token}", token.encode())
@@ -65,7 +75,7 @@ async def _neighbour_processes(arena: Arena) -> Outcome:
         await process.kill(0)
 
 
-async def _touch_devices(arena: Arena) -> Outcome:
+async def _touch_devices(arena: Arena) -> ProbeResult:
     names = ("null", "zero", "full", "random", "urandom", "tty")
     before = {name: _mark(f"/dev/{name}") for name in names}
     inside = await arena.inside("leaks:touch_devices")
@@ -78,12 +88,12 @@ def _mark(path: str) -> tuple[int, int, int, int]:
     return stat.st_mtime_ns, stat.st_mode, stat.st_uid, stat.st_gid
 
 
-async def _locks(arena: Arena) -> Outcome:
+async def _locks(arena: Arena) -> ProbeResult:
     async with arena.holding(arena.neighbour, "neighbour:hold_locks", seconds=_HELD_S):
         return await arena.inside("neighbour:see_locks")
 
 
-async def _host_locks(arena: Arena) -> Outcome:
+async def _host_locks(arena: Arena) -> ProbeResult:
     held = []
     try:
         for path in ("/dev/null", "/dev/zero", "/dev/urandom"):
@@ -95,7 +105,7 @@ async def _host_locks(arena: Arena) -> Outcome:
             os.close(fd)
 
 
-async def _watch(arena: Arena) -> Outcome:
+async def _watch(arena: Arena) -> ProbeResult:
     process = await arena.sandbox.start(_watcher())
     text = ""
     async for chunk in process.output():
@@ -110,13 +120,13 @@ def _watcher() -> Command:
     return attack_command("neighbour:watch_files", {"seconds": 3}, 20)
 
 
-async def _ipc(arena: Arena) -> Outcome:
+async def _ipc(arena: Arena) -> ProbeResult:
     token = f"{arena.canary}shm"
     async with arena.holding(arena.neighbour, "neighbour:hold_ipc", seconds=_HELD_S, token=token):
         return await arena.inside("neighbour:see_ipc", token=token)
 
 
-async def _inotify(arena: Arena) -> Outcome:
+async def _inotify(arena: Arena) -> ProbeResult:
     """Per-user limits of the kernel, used up in one sandbox, must not be used up for the neighbour or the host."""
     async with arena.holding(arena.sandbox, "neighbour:use_up_inotify", seconds=_HELD_S) as line:
         beside = await arena.inside("neighbour:one_inotify", box=arena.neighbour)
@@ -124,12 +134,12 @@ async def _inotify(arena: Arena) -> Outcome:
         if fd < 0:
             return got_through("the host's root has no inotify instance left")
         os.close(fd)
-    if beside.verdict is not Verdict.CONTAINED:
+    if beside.verdict is not ProbeVerdict.CONTAINED:
         return beside
     return contained(f"{line.split()[-1]} instances were taken; neighbour and host still have theirs")
 
 
-async def _environment(arena: Arena) -> Outcome:
+async def _environment(arena: Arena) -> ProbeResult:
     """A secret given to one command: not in a command of another user beside it, not in one after it."""
     token = f"{arena.canary}env"
     await arena.sandbox.exec(Command(shell="true", env={"SECRET": token}, timeout_s=10))

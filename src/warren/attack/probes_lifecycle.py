@@ -6,7 +6,7 @@ import tarfile
 
 from warren.attack.arena import Arena
 from warren.attack.host_view import HostView, with_uid, with_word
-from warren.attack.probe import Group, Outcome, Probe, contained, got_through, judged
+from warren.attack.probe import Group, Probe, ProbeResult, contained, got_through, judged
 from warren.model.errors import InvalidPath, WarrenError
 from warren.model.operations import Command, Reason
 
@@ -21,7 +21,7 @@ _UNWRITABLE = (
 )
 
 
-async def _daemons(arena: Arena) -> Outcome:
+async def _daemons(arena: Arena) -> ProbeResult:
     """The host looks for them by name: a result that says `killed` is not yet a proof."""
     token = f"{arena.canary}daemon"
     running = asyncio.ensure_future(arena.run("limits:daemons", count=20, token=token, timeout_s=3))
@@ -34,7 +34,7 @@ async def _daemons(arena: Arena) -> Outcome:
     return judged(there > 0 and not left and result.survivors == 0 and result.reason is Reason.TIMEOUT, evidence)
 
 
-async def _stopped_tree(arena: Arena) -> Outcome:
+async def _stopped_tree(arena: Arena) -> ProbeResult:
     """A tree that has stopped itself ends in time, too."""
     line = "(setsid sh -c 'kill -STOP $$; sleep 600' &); (trap '' TERM; sleep 600) & kill -STOP $$; sleep 600"
     command = Command(shell=line, timeout_s=1, grace_s=0.3, carry_state=False)
@@ -45,7 +45,7 @@ async def _stopped_tree(arena: Arena) -> Outcome:
     return judged(result.reason is Reason.TIMEOUT and took < 8 and result.survivors == 0, evidence)
 
 
-async def _held_output(arena: Arena) -> Outcome:
+async def _held_output(arena: Arena) -> ProbeResult:
     command = Command(shell="(setsid sleep 20 &); echo done", timeout_s=30, carry_state=False)
     started = asyncio.get_running_loop().time()
     result = await arena.sandbox.exec(command)
@@ -56,7 +56,7 @@ async def _held_output(arena: Arena) -> Outcome:
     )
 
 
-async def _zombies(arena: Arena) -> Outcome:
+async def _zombies(arena: Arena) -> ProbeResult:
     result = await arena.run("limits:zombie_storm", count=800, timeout_s=60)
     outcome = await arena.inside("limits:count_zombies")
     code = await arena.sandbox.exec(Command(shell="exit 42", timeout_s=10))
@@ -65,7 +65,7 @@ async def _zombies(arena: Arena) -> Outcome:
     return judged(result.exit_code == 0 and outcome.verdict == "contained", f"800 orphans; {outcome.evidence}")
 
 
-async def _deleted_cwd(arena: Arena) -> Outcome:
+async def _deleted_cwd(arena: Arena) -> ProbeResult:
     line = "mkdir -p /tmp/gone/deep && cd /tmp/gone/deep && rm -rf /tmp/gone"
     await arena.sandbox.exec(Command(shell=line, timeout_s=10))
     result = await arena.sandbox.exec(Command(shell="echo alive; cd /workspace", timeout_s=10))
@@ -74,7 +74,7 @@ async def _deleted_cwd(arena: Arena) -> Outcome:
     )
 
 
-async def _descriptor_cwd(arena: Arena) -> Outcome:
+async def _descriptor_cwd(arena: Arena) -> ProbeResult:
     """CVE-2024-21626: a working directory that is somebody's descriptor."""
     entered = []
     places = [f"/proc/self/fd/{fd}" for fd in range(3, 64)]
@@ -94,7 +94,7 @@ async def _descriptor_cwd(arena: Arena) -> Outcome:
     return judged(not entered, f"entered: {', '.join(entered[:4]) or 'none'} of {len(places)}")
 
 
-async def _read_links(arena: Arena) -> Outcome:
+async def _read_links(arena: Arena) -> ProbeResult:
     """The file API reads with the user's rights, wherever a link points."""
     got = []
     for index, target in enumerate(_FORBIDDEN):
@@ -110,7 +110,7 @@ async def _read_links(arena: Arena) -> Outcome:
     return judged(not got, f"read: {'; '.join(got) or 'none'} of {len(_FORBIDDEN)} forbidden files")
 
 
-async def _write_links(arena: Arena) -> Outcome:
+async def _write_links(arena: Arena) -> ProbeResult:
     """Judge0's CVE-2024-28185 and -28189: a privileged writer that follows links."""
     got = []
     for index, target in enumerate(_UNWRITABLE):
@@ -128,7 +128,7 @@ async def _write_links(arena: Arena) -> Outcome:
     return judged(not got, f"changed through links: {', '.join(got) or 'none'} of {len(_UNWRITABLE)}")
 
 
-async def _other_operations(arena: Arena) -> Outcome:
+async def _other_operations(arena: Arena) -> ProbeResult:
     """Remove, rename, mkdir and list through a link to a directory of the system."""
     await arena.sandbox.exec(Command(shell="ln -sfn /etc /workspace/etc; ln -sfn /root /workspace/root", timeout_s=5))
     done = []
@@ -152,7 +152,7 @@ async def _other_operations(arena: Arena) -> Outcome:
     )
 
 
-async def _race(arena: Arena) -> Outcome:
+async def _race(arena: Arena) -> ProbeResult:
     """A name that is a file now and a link to a forbidden one the next moment."""
     swap = "while :; do ln -sfn /etc/shadow race; ln -sfn /proc/1/environ race; rm -f race; echo mine > race; done"
     process = await arena.sandbox.start(Command(shell=f"cd /workspace; {swap}", carry_state=False))
@@ -174,7 +174,7 @@ async def _race(arena: Arena) -> Outcome:
     )
 
 
-async def _archives(arena: Arena) -> Outcome:
+async def _archives(arena: Arena) -> ProbeResult:
     """`..`, absolute paths, links out, devices, and a link that was there before."""
     await arena.sandbox.exec(
         Command(shell="mkdir -p /workspace/out && ln -sfn /etc /workspace/out/planted", timeout_s=5)
@@ -222,7 +222,7 @@ def _tar(*members: tuple[str, bytes, str]) -> bytes:
     return room.getvalue()
 
 
-async def _destroyed(arena: Arena) -> Outcome:
+async def _destroyed(arena: Arena) -> ProbeResult:
     """Destroys a sandbox with daemons in it, and looks on the host for anything of it."""
     token = f"{arena.canary}left"
     sandbox, host = await arena.fresh()

@@ -7,7 +7,17 @@ import time
 from pathlib import Path
 
 from warren.attack.arena import Arena
-from warren.attack.probe import Group, Outcome, Probe, Verdict, contained, got_through, judged, undecided, within
+from warren.attack.probe import (
+    Group,
+    Probe,
+    ProbeResult,
+    ProbeVerdict,
+    contained,
+    got_through,
+    judged,
+    undecided,
+    within,
+)
 from warren.model.errors import NoSpace, WarrenError
 from warren.model.operations import Command, Reason
 from warren.model.spec import MIB
@@ -17,7 +27,7 @@ _FOLDERS = ["/workspace", "/tmp", "/home/sandboxuser", "/var/tmp"]
 _RESERVE = 80  # processes that are the agent's own: PID 1, supervisors, file jobs
 
 
-async def _fork_bomb(arena: Arena) -> Outcome:
+async def _fork_bomb(arena: Arena) -> ProbeResult:
     most, limit, before = 0, arena.spec.limits.pids, len(arena.host.processes())
     bomb = asyncio.ensure_future(arena.run("limits:fork_bomb", seconds=3, timeout_s=4))
     while not bomb.done():
@@ -30,7 +40,7 @@ async def _fork_bomb(arena: Arena) -> Outcome:
     return judged(held, evidence)
 
 
-async def _agent_during_bomb(arena: Arena) -> Outcome:
+async def _agent_during_bomb(arena: Arena) -> ProbeResult:
     """The agent answers, and files can be read and written, while the bomb goes on."""
     bomb = asyncio.ensure_future(arena.run("limits:fork_bomb", seconds=6, timeout_s=6))
     await asyncio.sleep(2)
@@ -47,17 +57,17 @@ async def _agent_during_bomb(arena: Arena) -> Outcome:
     return judged(held, evidence)
 
 
-async def _threads(arena: Arena) -> Outcome:
+async def _threads(arena: Arena) -> ProbeResult:
     return await arena.inside("limits:threads", most=arena.spec.limits.pids)
 
 
-async def _memory(arena: Arena) -> Outcome:
+async def _memory(arena: Arena) -> ProbeResult:
     result = await arena.run("limits:eat_memory", mib=arena.spec.limits.memory_mb * 2, timeout_s=40)
     first = contained if result.reason is Reason.OOM else got_through
     return first(f"the hog ended by {result.reason}, exit code {result.exit_code}")
 
 
-async def _memory_many(arena: Arena) -> Outcome:
+async def _memory_many(arena: Arena) -> ProbeResult:
     """Many hogs at once: the kernel must find one of them, not the agent."""
     mib = arena.spec.limits.memory_mb
     results = await asyncio.gather(*(arena.run("limits:eat_memory", mib=mib, timeout_s=40) for _ in range(6)))
@@ -66,7 +76,7 @@ async def _memory_many(arena: Arena) -> Outcome:
 
 
 def _kernel_memory(kind: str) -> Probe:
-    async def eat(arena: Arena) -> Outcome:
+    async def eat(arena: Arena) -> ProbeResult:
         mib = arena.spec.limits.memory_mb
         result = await arena.run("limits:eat_kernel_memory", kind=kind, mib=mib + 64, timeout_s=45)
         why = await arena.usable(memory_mib=48)
@@ -85,13 +95,13 @@ def _kernel_memory(kind: str) -> Probe:
 
 
 def _tmpfs(path: str) -> Probe:
-    async def fill(arena: Arena) -> Outcome:
+    async def fill(arena: Arena) -> ProbeResult:
         return await arena.inside("limits:fill_tmpfs", path=path, mib=arena.spec.limits.memory_mb // 2)
 
     return Probe(f"fill{path.replace('/', '-')}", _G, f"fill {path}", fill)
 
 
-async def _disk(arena: Arena) -> Outcome:
+async def _disk(arena: Arena) -> ProbeResult:
     limit = arena.spec.limits.disk_mb
     free = _free_mib(arena)
     outcome = await arena.inside("limits:fill_disk", folders=_FOLDERS, mib=limit, timeout_s=80)
@@ -103,7 +113,7 @@ async def _disk(arena: Arena) -> Outcome:
         full = ""
     await arena.inside("limits:tidy", folders=_FOLDERS)
     await arena.sandbox.write("/workspace/after", b"works again")
-    if outcome.verdict is not Verdict.CONTAINED:
+    if outcome.verdict is not ProbeVerdict.CONTAINED:
         return outcome
     if full or used > limit * 1.2 + 64:
         return got_through(f"{full}; the host's disk lost {used} MiB, the limit is {limit}")
@@ -116,7 +126,7 @@ def _free_mib(arena: Arena) -> int:
     return stat.f_bavail * stat.f_frsize // MIB
 
 
-async def _inodes(arena: Arena) -> Outcome:
+async def _inodes(arena: Arena) -> ProbeResult:
     most = arena.spec.limits.disk_mb * 64 * 2
     outcome = await arena.inside("limits:fill_inodes", folder="/workspace", most=most, timeout_s=80)
     await arena.inside("limits:tidy", folders=_FOLDERS, timeout_s=60)
@@ -124,13 +134,13 @@ async def _inodes(arena: Arena) -> Outcome:
     return outcome
 
 
-async def _shm_inodes(arena: Arena) -> Outcome:
+async def _shm_inodes(arena: Arena) -> ProbeResult:
     outcome = await arena.inside("limits:fill_inodes", folder="/dev/shm", most=100_000, timeout_s=60)
     await arena.inside("limits:tidy", folders=["/dev/shm"])
     return outcome
 
 
-async def _cpu(arena: Arena) -> Outcome:
+async def _cpu(arena: Arena) -> ProbeResult:
     before, started = arena.host.cpu_s(), time.monotonic()
     if before is None:
         return undecided("the kernel's account of processor time cannot be read")
@@ -143,11 +153,11 @@ async def _cpu(arena: Arena) -> Outcome:
     return judged(used / took <= limit * 1.15 + 0.05, evidence)
 
 
-async def _open_files(arena: Arena) -> Outcome:
+async def _open_files(arena: Arena) -> ProbeResult:
     return await arena.inside("limits:open_files", most=arena.spec.limits.open_files)
 
 
-async def _output(arena: Arena) -> Outcome:
+async def _output(arena: Arena) -> ProbeResult:
     before, keep = _resident_mib(), MIB
     command = Command(
         shell="head -c 300000000 /dev/zero | tr '\\0' x", keep_bytes=keep, timeout_s=60, carry_state=False
@@ -164,11 +174,11 @@ def _resident_mib() -> int:
     return pages * resource.getpagesize() // MIB
 
 
-async def _big_file(arena: Arena) -> Outcome:
+async def _big_file(arena: Arena) -> ProbeResult:
     return await arena.inside("limits:big_file", mib=arena.spec.limits.disk_mb)
 
 
-async def _own_tmpfs(arena: Arena) -> Outcome:
+async def _own_tmpfs(arena: Arena) -> ProbeResult:
     """/dev itself is a tmpfs: it must be small, or nobody's to write."""
     return await arena.inside("limits:fill_inodes", folder="/dev", most=200)
 

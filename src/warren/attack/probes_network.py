@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from warren.attack.arena import Arena
-from warren.attack.probe import Group, Outcome, Probe, Verdict, got_through, within
+from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, within
 
 _G = Group.NETWORK
 _HELD_S = 30
@@ -34,7 +34,7 @@ def _host_addresses() -> list[str]:
     return sorted(set(found) - {"127.0.0.1"})
 
 
-async def _host_loopback(arena: Arena) -> Outcome:
+async def _host_loopback(arena: Arena) -> ProbeResult:
     """A server on the host's loopback, and on all its addresses: nobody may come."""
     with _listener("127.0.0.1") as loopback, _listener("0.0.0.0") as everywhere:
         targets: list[list[object]] = [["127.0.0.1", loopback.getsockname()[1]]]
@@ -51,7 +51,7 @@ async def _host_loopback(arena: Arena) -> Outcome:
     return outcome
 
 
-async def _host_datagrams(arena: Arena) -> Outcome:
+async def _host_datagrams(arena: Arena) -> ProbeResult:
     with _listener("0.0.0.0", socket.SOCK_DGRAM) as server:
         port = server.getsockname()[1]
         targets = [[host, port] for host in (*_host_addresses(), "255.255.255.255", "224.0.0.1")]
@@ -63,7 +63,7 @@ async def _host_datagrams(arena: Arena) -> Outcome:
     return got_through("a datagram reached the host")
 
 
-async def _abstract_sockets(arena: Arena) -> Outcome:
+async def _abstract_sockets(arena: Arena) -> ProbeResult:
     """The host's and the neighbour's unix sockets without a file, and the neighbour's loopback."""
     name, port = f"warren-{secrets.token_hex(8)}", 20000 + secrets.randbelow(20000)
     with socket.socket(socket.AF_UNIX) as server:
@@ -75,7 +75,7 @@ async def _abstract_sockets(arena: Arena) -> Outcome:
             beside = await arena.inside(
                 "neighbour:reach_sockets", box=arena.neighbour, names=[f"{name}there"], ports=[port]
             )
-            if beside.verdict is not Verdict.GOT_THROUGH:
+            if beside.verdict is not ProbeVerdict.GOT_THROUGH:
                 raise ValueError(f"the neighbour does not reach its own sockets: {beside.evidence}")
             return await arena.inside("neighbour:reach_sockets", names=[f"{name}host", f"{name}there"], ports=[port])
 

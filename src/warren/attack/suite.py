@@ -14,7 +14,7 @@ import anyio
 
 from warren.attack import probes_agent, probes_escape, probes_leaks, probes_lifecycle, probes_limits, probes_network
 from warren.attack.arena import Arena, host_environment_canary
-from warren.attack.probe import Finding, Group, Outcome, Probe, Verdict, got_through, undecided
+from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, got_through, undecided
 from warren.interfaces.provider import Provider
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.spec import SandboxSpec
@@ -72,7 +72,7 @@ async def run_probe(probe: Probe, arena: Arena) -> Finding:
     return Finding(probe, outcome, round(time.monotonic() - started, 3))
 
 
-async def _outcome(probe: Probe, arena: Arena) -> Outcome:
+async def _outcome(probe: Probe, arena: Arena) -> ProbeResult:
     try:
         async with asyncio.timeout(_PROBE_S):
             return await probe.attack(arena)
@@ -82,7 +82,7 @@ async def _outcome(probe: Probe, arena: Arena) -> Outcome:
         return undecided(f"{type(exc).__name__}: {exc}")
 
 
-def _died(outcome: Outcome, why: str) -> Outcome:
-    if outcome.verdict is Verdict.GOT_THROUGH:
+def _died(outcome: ProbeResult, why: str) -> ProbeResult:
+    if outcome.verdict is ProbeVerdict.GOT_THROUGH:
         return replace(outcome, evidence=f"{outcome.evidence}; and the sandbox is of no use afterwards: {why}")
     return got_through(f"the sandbox is of no use afterwards: {why} (the probe said: {outcome.evidence})")

@@ -16,7 +16,7 @@ from typing import Final
 
 import click
 
-from warren.config import Settings, environment_with, read_settings
+from warren.config.settings import Settings, environment_with, read_settings
 from warren.model.errors import Unavailable
 
 _WORKER_PORT: Final = 5000
@@ -26,7 +26,7 @@ _EMPTY_S: Final = 30.0
 
 
 def run_cluster(workers: int, coordinators: int, port: int, directory: Path | None) -> int:
-    from warren.service import lock_state
+    from warren.app.service import lock_state
 
     settings = read_settings()
     place = (directory or settings.state_dir / "cluster").absolute()
@@ -135,8 +135,8 @@ class _Cluster:
 
         from warren.cli.serve import first_key
         from warren.clock import SystemClock
-        from warren.coordinator.access.keys import Keys
-        from warren.coordinator.stores.redis_store import RedisStore
+        from warren.stores.redis_store import RedisStore
+        from warren.tenancy.keys import Keys
 
         async def take() -> None:
             store = await RedisStore.open(url, timeout_s=_EMPTY_S, namespace=self._settings.redis_namespace)

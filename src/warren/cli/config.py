@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from warren.config import Settings, read_settings
+from warren.config.option_kinds import MEMORY
+from warren.config.options import OPTIONS, Option
+from warren.config.settings import Settings, read_settings
 from warren.model.errors import InvalidRequest
-from warren.option_kinds import MEMORY
-from warren.options import OPTIONS, Option
 
 EXIT_BAD_VALUE = 2
 

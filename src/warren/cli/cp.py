@@ -26,7 +26,7 @@ _WORKSPACE: Final = "/workspace"
 Progress = Callable[[int, int | None], None]
 
 
-class Place(NamedTuple):
+class CopyTarget(NamedTuple):
     """A side of the copy; `session` is None for this machine, empty for --thread's session."""
 
     session: str | None
@@ -59,20 +59,20 @@ def cp(source: str, target: str, thread: str, recursive: bool, url: str, as_json
         print_json({"source": source, "target": to, "bytes": copy.bytes_done})
 
 
-def _place(text: str) -> Place:
+def _place(text: str) -> CopyTarget:
     session, colon, path = text.partition(":")
     is_local = not colon or text.startswith(("/", ".", "~")) or "/" in session
-    return Place(None, text) if is_local else Place(session, path)
+    return CopyTarget(None, text) if is_local else CopyTarget(session, path)
 
 
-def _sides(source: Place, target: Place) -> tuple[str, Place, bool]:
+def _sides(source: CopyTarget, target: CopyTarget) -> tuple[str, CopyTarget, bool]:
     """The path here, the place there, and whether it goes there."""
     if (source.session is None) == (target.session is None):
         raise click.UsageError("one side must be SESSION:PATH, and the other a path of this machine")
     return (source.path, target, True) if source.session is None else (target.path, source, False)
 
 
-def _check_session(there: Place, thread: str) -> None:
+def _check_session(there: CopyTarget, thread: str) -> None:
     if thread and there.session:
         raise click.UsageError("with --thread a path in the session is written :PATH")
     if not thread and not there.session:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from warren.cli.fresh import Wanted, until_signal, wanted_spec
-from warren.config import Settings, read_settings
+from warren.cli.one_off import Wanted, until_signal, wanted_spec
+from warren.config.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     from warren.attack.probe import Finding
@@ -49,9 +49,9 @@ def doctor(attack: bool, environment: str, image: str, provider: str, only: tupl
 
 
 async def _check(settings: Settings, provider_name: str, as_json: bool) -> int:
+    from warren.app.wiring import build_images, build_provider
     from warren.doctor.check import Level
     from warren.doctor.checkup import checkup
-    from warren.wiring import build_images, build_provider
 
     checks: list[Check] = []
     provider, images = build_provider(settings, provider_name), build_images(settings)
@@ -78,8 +78,8 @@ def _print_check(check: "Check") -> None:
 
 
 async def _attack(settings: Settings, wanted: Wanted, only: tuple[str, ...], as_json: bool) -> int:
+    from warren.app.wiring import build_provider
     from warren.attack.suite import attack, choose
-    from warren.wiring import build_provider
 
     spec, started, probes = wanted_spec(settings, wanted), time.monotonic(), choose(only)
     provider = build_provider(settings, wanted.provider)

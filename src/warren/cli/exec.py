@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import click
 
-from warren.cli.fresh import until_signal
+from warren.cli.one_off import until_signal
 from warren.cli.remote import (
     Server,
     complete_session,
@@ -27,7 +27,7 @@ from warren.cli.remote import (
 from warren.cli.streams import read_stream, write_stream
 from warren.cli.tables import print_json
 from warren.cli.terminal import check_terminal, converse_with_server
-from warren.config import read_settings
+from warren.config.settings import read_settings
 from warren.model.errors import ServerUnreachable, WarrenError
 from warren.sdk.results import ExecuteResult
 from warren.sdk.wire import Ask, from_event

@@ -11,18 +11,18 @@ import click
 
 from warren.cli.progress import ProgressLine
 from warren.cli.tables import print_json
-from warren.config import read_settings
+from warren.config.settings import read_settings
 from warren.model.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from warren.worker.images import ImageInfo, ImageStore
+    from warren.worker.images.store import ImageInfo, ImageStore
 
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
 
 
 def _images() -> "ImageStore":
-    from warren.wiring import build_images
+    from warren.app.wiring import build_images
 
     return build_images(read_settings())
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from warren.cli.create import Duration
-from warren.cli.key_places import key_place
+from warren.cli.key_backends import key_place
 from warren.cli.quota import quota_option, read_quota, show_quota
 from warren.cli.remote import server_options
 from warren.cli.tables import print_json, print_table, seconds_since, show_seconds

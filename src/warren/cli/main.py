@@ -141,7 +141,7 @@ def _internal_error(exc: Exception) -> int:
 
 
 def _debug() -> bool:
-    from warren.config import read_settings
+    from warren.config.settings import read_settings
 
     try:
         return read_settings().debug

@@ -109,7 +109,7 @@ async def _serve_stdio(server: "MCPServer[Any]") -> int:
 @contextlib.asynccontextmanager
 async def _server(url: str, local: bool, thread: str, environment: str) -> "AsyncIterator[MCPServer[Any]]":
     from warren import __version__
-    from warren.sdk.aio.flavour import open_backend
+    from warren.sdk.aio.platform import open_backend
 
     try:
         from warren.integrations.mcp.sandboxes import Sandboxes

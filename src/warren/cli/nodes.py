@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from warren.cli.serve import check_open_to, first_key, run_process, serve_until_told, url_of
-from warren.config import Settings, read_settings
-from warren.options import serve_options
+from warren.config.options import serve_options
+from warren.config.settings import Settings, read_settings
 
 if TYPE_CHECKING:
     import ssl
@@ -23,8 +23,8 @@ def coordinator(flags: dict[str, Any]) -> int:
 
     Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren coordinator --host 0.0.0.0
     """
-    from warren.cluster_wiring import of_coordinator
-    from warren.wiring import build_tls
+    from warren.app.cluster_wiring import of_coordinator
+    from warren.app.wiring import build_tls
 
     settings = of_coordinator(read_settings(flags=flags))
     check_open_to(settings)
@@ -42,30 +42,30 @@ def worker(flags: dict[str, Any]) -> int:
 
     Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren worker --host 0.0.0.0 --labels gpu=1
     """
-    from warren.cluster_wiring import build_worker_tls, of_worker
+    from warren.app.cluster_wiring import build_worker_tls, of_worker
 
     settings = of_worker(read_settings(flags=flags))
     return run_process(settings, build_worker_tls(settings), lambda tls: _work(settings, tls))
 
 
 async def _coordinate(settings: Settings, tls: "ssl.SSLContext | None") -> int:
-    from warren.cluster_coordinator import CoordinatorService
-    from warren.wiring import build_identity, build_tokens
+    from warren.app.coordinator_process import CoordinatorService
+    from warren.app.wiring import build_identity, build_tokens
 
     tokens = await build_tokens(settings)
     service = CoordinatorService(settings)
 
     async def greet(port: int) -> None:
-        await first_key(settings, service.office.keys, [url_of(settings, port)])
+        await first_key(settings, service.tenancy.keys, [url_of(settings, port)])
         click.echo(f"Warren coordinates on {settings.host}:{port}; workers: {len(service.control.status()['workers'])}")
 
     return await serve_until_told(
-        settings, service, tls, lambda: service.app(build_identity(settings, service.office, tokens)), greet
+        settings, service, tls, lambda: service.app(build_identity(settings, service.tenancy, tokens)), greet
     )
 
 
 async def _work(settings: Settings, tls: "ssl.SSLContext | None") -> int:
-    from warren.cluster_worker import WorkerService
+    from warren.app.worker_process import WorkerService
 
     service = WorkerService(settings)
 

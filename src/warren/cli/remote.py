@@ -18,7 +18,7 @@ from warren.model.errors import InvalidRequest, SessionNotFound, Unauthorized, W
 from warren.model.operations import Reason
 from warren.sdk.blocking.remote import Remote
 from warren.sdk.blocking.transport import Transport
-from warren.sdk.places import DEFAULT_URL, find_key, find_url
+from warren.sdk.discovery import DEFAULT_URL, find_key, find_url
 from warren.sdk.results import ExecuteResult
 
 EXIT_TIMEOUT: Final = 124

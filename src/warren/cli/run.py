@@ -10,11 +10,11 @@ from dataclasses import asdict
 
 import click
 
-from warren.cli.fresh import Wanted, sandbox_options, use_fresh_sandbox
 from warren.cli.main import EXIT_WARREN_FAILED, report
+from warren.cli.one_off import Wanted, sandbox_options, use_fresh_sandbox
 from warren.cli.streams import read_stream, write_stream
 from warren.cli.tables import print_json
-from warren.config import read_settings
+from warren.config.settings import read_settings
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.operations import Command, ExecResult, Reason, Stream
 

@@ -28,7 +28,7 @@ class CheckFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckResult:
     check: str
     ok: bool
     found: str
@@ -48,9 +48,9 @@ def self_test(url: str, as_json: bool) -> int:
 
     Example: warren self-test --url http://localhost:8000
     """
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckResult] = []
 
-    def note(outcome: Outcome) -> None:
+    def note(outcome: CheckResult) -> None:
         outcomes.append(outcome)
         if not as_json:
             _print(outcome)
@@ -65,12 +65,12 @@ def self_test(url: str, as_json: bool) -> int:
     return 1 if failed else 0
 
 
-def _print(outcome: Outcome) -> None:
+def _print(outcome: CheckResult) -> None:
     word = click.style(f"{'ok':<7}", fg="green") if outcome.ok else click.style("FAILED ", fg="red")
     click.echo(f"{word}{outcome.check:<32} {outcome.duration_ms:7.0f} ms  {outcome.found}")
 
 
-def _test(server: Server, note: Callable[[Outcome], None]) -> None:
+def _test(server: Server, note: Callable[[CheckResult], None]) -> None:
     """Without a server or a session there is nothing more to try."""
     client = SandboxClient(backend=server.backend, metadata={"warren": "self-test"})
     if not _tried("the server answers", lambda: _version(server), note):
@@ -86,13 +86,13 @@ def _test(server: Server, note: Callable[[Outcome], None]) -> None:
             _tried("the session is ended and gone", lambda: _end(server, client, session_id), note)
 
 
-def _tried(name: str, check: Callable[[], str], note: Callable[[Outcome], None]) -> bool:
+def _tried(name: str, check: Callable[[], str], note: Callable[[CheckResult], None]) -> bool:
     began = time.perf_counter()
     try:
         ok, found = True, check()
     except (CheckFailed, WarrenError, OSError) as exc:
         ok, found = False, str(exc)
-    note(Outcome(name, ok, found, round((time.perf_counter() - began) * 1000, 1)))
+    note(CheckResult(name, ok, found, round((time.perf_counter() - began) * 1000, 1)))
     return ok
 
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from warren.config import Settings, read_settings
+from warren.config.options import serve_options
+from warren.config.settings import Settings, read_settings
 from warren.model.addresses import is_loopback
 from warren.model.errors import InvalidRequest
-from warren.options import serve_options
 
 if TYPE_CHECKING:
     import ssl
 
     from starlette.types import ASGIApp
 
-    from warren.coordinator.access.keys import Keys
-    from warren.service import Service
+    from warren.app.service import Service
+    from warren.tenancy.keys import Keys
 
 _log = logging.getLogger("warren.serve")
 
@@ -40,8 +40,8 @@ def serve(flags: dict[str, Any]) -> int:
 
 def run_server(settings: Settings, make_service: "Callable[[Settings], Service] | None" = None) -> int:
     """Until it is told to stop; gives the exit code. `make_service` may give the service more than the settings say."""
-    from warren.service import Service
-    from warren.wiring import build_tls
+    from warren.app.service import Service
+    from warren.app.wiring import build_tls
 
     check_open_to(settings)
     return run_process(
@@ -54,9 +54,9 @@ def run_process(
     tls: "ssl.SSLContext | None",
     work: "Callable[[ssl.SSLContext | None], Coroutine[Any, Any, int]]",
 ) -> int:
-    from warren.coordinator.api.edge import request_id
-    from warren.coordinator.api.serving import new_event_loop
-    from warren.telemetry import set_up_logs
+    from warren.http.server.http_guard import request_id
+    from warren.http.server.serving import new_event_loop
+    from warren.logs import set_up_logs
 
     set_up_logs(settings.log_level, settings.log_format, request_id.get)
     for warning in settings.warnings:
@@ -83,16 +83,16 @@ def check_open_to(settings: Settings) -> None:
 
 
 async def _serve(settings: Settings, service: "Service", tls: "ssl.SSLContext | None") -> int:
-    from warren.wiring import build_app, build_identity, build_tokens
+    from warren.app.wiring import build_app, build_identity, build_tokens
 
     tokens = await build_tokens(settings)
 
     def app() -> "ASGIApp":
-        identity = build_identity(settings, service.office, tokens)
-        return build_app(settings, service.sessions, service.office, identity)
+        identity = build_identity(settings, service.tenancy, tokens)
+        return build_app(settings, service.sessions, service.tenancy, identity)
 
     async def greet(port: int) -> None:
-        _greet(settings, port, await first_key(settings, service.office.keys, [url_of(settings, port)]))
+        _greet(settings, port, await first_key(settings, service.tenancy.keys, [url_of(settings, port)]))
 
     return await serve_until_told(settings, service, tls, app, greet)
 
@@ -105,13 +105,13 @@ async def serve_until_told(
     greet: Callable[[int], Awaitable[None]],
 ) -> int:
     """`service` is what has the work: it is started before anybody is served, and stopped after."""
-    from warren.coordinator.api.edge import EdgeLimits
-    from warren.coordinator.api.serving import HttpServer
+    from warren.http.server.http_guard import HttpLimits
+    from warren.http.server.serving import HttpServer
 
     caught = _Signals()
     if not await caught.none_during(service.start()):
         return 0
-    limits = EdgeLimits(
+    limits = HttpLimits(
         header_timeout_s=settings.header_timeout_s,
         body_timeout_s=settings.body_timeout_s,
         send_timeout_s=settings.send_timeout_s,
@@ -187,7 +187,7 @@ async def first_key(settings: Settings, keys: "Keys", urls: Sequence[str]) -> st
     from warren.model.access import ALL_SCOPES
     from warren.model.session import DEFAULT_TENANT
     from warren.sdk.credentials import write_key
-    from warren.sdk.places import credentials_path
+    from warren.sdk.discovery import credentials_path
 
     if not settings.auth or settings.api_key or settings.jwt_jwks:
         return ""

@@ -4,10 +4,10 @@ import asyncio
 
 import click
 
-from warren.cli.fresh import Wanted, sandbox_options, until_signal, use_fresh_sandbox
+from warren.cli.one_off import Wanted, sandbox_options, until_signal, use_fresh_sandbox
 from warren.cli.run import exit_code_of
 from warren.cli.terminal import check_terminal, converse, converse_with_server, size_here
-from warren.config import read_settings
+from warren.config.settings import read_settings
 from warren.interfaces.sandbox import Sandbox
 from warren.model.operations import Command
 

@@ -14,7 +14,7 @@ from warren.doctor.parts import (
     check_runtimes,
 )
 from warren.interfaces.provider import Provider
-from warren.worker.images import ImageStore
+from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from warren.doctor import trials
 from warren.doctor.check import Check, fail, ok, warn
-from warren.worker.cgroups import NEEDED, Hierarchies
-from warren.worker.uids import FIRST
+from warren.worker.host.cgroups import NEEDED, Hierarchies
+from warren.worker.host.uids import FIRST
 
 _LEAST_KERNEL = (5, 12)  # mount_setattr, idmapped mounts
 _ARCHITECTURES = ("x86_64", "aarch64")

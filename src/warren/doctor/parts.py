@@ -10,14 +10,14 @@ from warren.doctor.check import Check, fail, ok, warn
 from warren.interfaces.provider import Provider
 from warren.model.errors import WarrenError
 from warren.model.spec import Layer, SandboxSpec
-from warren.worker.cgroups import Hierarchies
-from warren.worker.images import ImageInfo
+from warren.worker.agent.wire import VERSION as WIRE_VERSION
+from warren.worker.host.cgroups import Hierarchies
+from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
+from warren.worker.images.store import ImageInfo
 from warren.worker.providers.docker_api import Engine
 from warren.worker.providers.oci import OciProvider
 from warren.worker.providers.oci_runtime import RuntimeReport
 from warren.worker.providers.record import Record
-from warren.worker.uids import DIRECTORY as UID_CLAIMS
-from warren.worker.wire import VERSION as WIRE_VERSION
 
 _LAUNCHER_VERSION = 1
 _BUILD = "build it with `make build`, or install Warren again"

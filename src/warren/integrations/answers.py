@@ -13,7 +13,7 @@ LONGEST_S: Final = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolAnswer:
     """`exit_code` is 124 when the command took too long, and 125 when there was no sandbox to run it in."""
 
     text: str
@@ -21,13 +21,13 @@ class Answer:
     truncated: bool = False
 
 
-def run_command(command: str, timeout_s: float, *, max_chars: int | None = None) -> Plan[Answer]:
+def run_command(command: str, timeout_s: float, *, max_chars: int | None = None) -> Plan[ToolAnswer]:
     """Runs a line for bash. A time-out of 0 means: as long as the server allows."""
     limit_s = timeout_s if timeout_s > 0 else LONGEST_S
     try:
         result: ExecuteResult = yield from call("execute", command, limit_s)
     except WarrenError as exc:
-        return Answer(said(exc), NOT_RUN)
+        return ToolAnswer(said(exc), NOT_RUN)
     return _answer(result, limit_s, max_chars)
 
 
@@ -39,11 +39,11 @@ def said(exc: WarrenError) -> str:
     return text
 
 
-def _answer(result: ExecuteResult, limit_s: float, max_chars: int | None) -> Answer:
+def _answer(result: ExecuteResult, limit_s: float, max_chars: int | None) -> ToolAnswer:
     output, cut = shortened(result.output, max_chars)
     notes = [f"[{result.notice}]\n"] if result.notice else []
     code, ending = _ending(result, limit_s)
-    return Answer("".join(notes) + output + ending, code, result.truncated or cut)
+    return ToolAnswer("".join(notes) + output + ending, code, result.truncated or cut)
 
 
 def _ending(result: ExecuteResult, limit_s: float) -> tuple[int, str]:

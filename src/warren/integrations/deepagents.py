@@ -24,7 +24,7 @@ from deepagents.backends.sandbox import BaseSandbox
 
 from warren.integrations import deepagents_files as in_files
 from warren.integrations import deepagents_search as search
-from warren.integrations.answers import Answer, run_command
+from warren.integrations.answers import ToolAnswer, run_command
 from warren.integrations.threads import Pair, ThreadClients, current_thread
 from warren.model.errors import InvalidRequest
 from warren.sdk.aio.client import AsyncSandboxClient
@@ -189,7 +189,7 @@ class ThreadSandbox(_Backend):
         await self.clients.links.aclose()
 
 
-def _response(answer: Answer) -> ExecuteResponse:
+def _response(answer: ToolAnswer) -> ExecuteResponse:
     return ExecuteResponse(output=answer.text, exit_code=answer.exit_code, truncated=answer.truncated)
 
 

@@ -17,10 +17,10 @@ from warren.integrations.steps import Plan, arun, call, run
 from warren.model.errors import InvalidRequest
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.flavour import open_backend as open_async_backend
+from warren.sdk.aio.platform import open_backend as open_async_backend
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.flavour import open_backend
+from warren.sdk.blocking.platform import open_backend
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ def thread_of(configurable: Any) -> str:
     return str(thread_id)
 
 
-class Links:
+class ThreadLinks:
     """The connections to one server (or this machine), made with the first use, for threads and event loops alike."""
 
     def __init__(self, mode: str, server_url: str, api_key: str) -> None:
@@ -107,7 +107,7 @@ class Pair:
     """The two clients of one session: one may be given, the others are made like it and join its session."""
 
     def __init__(
-        self, links: Links, options: dict[str, Any], given: SandboxClient | AsyncSandboxClient | None = None
+        self, links: ThreadLinks, options: dict[str, Any], given: SandboxClient | AsyncSandboxClient | None = None
     ) -> None:
         self._links, self._options, self._given = links, options, given
         self._last_session = ""
@@ -119,10 +119,10 @@ class Pair:
     @classmethod
     def of(cls, client: SandboxClient | AsyncSandboxClient) -> "Pair":
         place = (client.options[name] for name in ("mode", "server_url", "api_key"))
-        return cls(Links(*place), client.options, client)
+        return cls(ThreadLinks(*place), client.options, client)
 
     @property
-    def links(self) -> Links:
+    def links(self) -> ThreadLinks:
         return self._links
 
     @property
@@ -177,7 +177,7 @@ class ThreadClients:
                 raise InvalidRequest(f"{name} cannot be given here: every thread has a sandbox of its own")
         self._options: dict[str, Any] = {"replace_lost": True, **options}
         mode, api_key = options.get("mode", "remote"), options.get("api_key", "")
-        self.links = Links(mode, server_url, api_key)
+        self.links = ThreadLinks(mode, server_url, api_key)
         self._make: Callable[[str], Pair] = lambda thread_id: Pair(
             self.links, {**self._options, "server_url": server_url, "thread_id": thread_id}
         )

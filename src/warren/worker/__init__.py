@@ -1,1 +1,1 @@
-"""Runs on the host of the sandboxes: makes them, talks to the agents inside, unmakes them."""
+"""The owner of one host's sandboxes: makes them ahead, hands them out, destroys them."""

@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from warren.clock import Clock
-from warren.finishing import to_its_end
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed, Loss
@@ -35,6 +34,7 @@ from warren.model.errors import (
     Unavailable,
 )
 from warren.model.spec import SandboxSpec
+from warren.shielding import run_shielded
 from warren.worker.guard import MachineGuard, usable_cores
 from warren.worker.orphans import plan_recovery
 from warren.worker.pool import Pool
@@ -146,7 +146,7 @@ class LocalWorker:
             # A task cancelled since its last await drops what it returns: be cancelled here instead.
             await asyncio.sleep(0)
         except BaseException:
-            await to_its_end(asyncio.wait([self._destruction(sandbox.id)]))
+            await run_shielded(asyncio.wait([self._destruction(sandbox.id)]))
             raise
         self._hold(sandbox)
         return claimed
@@ -162,13 +162,13 @@ class LocalWorker:
         try:
             await asyncio.wait((making, alarm), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await to_its_end(self._undo(making))
+            await run_shielded(self._undo(making))
             raise
         finally:
             alarm.cancel()
         if making.done():
             return making.result()
-        await to_its_end(self._undo(making))
+        await run_shielded(self._undo(making))
         raise NoCapacity(
             f"no sandbox of {spec.image} could be made within {timeout_s:g} s, {self._creating} are being made",
             remedy="try again later, or wait longer",

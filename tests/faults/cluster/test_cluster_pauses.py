@@ -16,7 +16,7 @@ from faults.host_view import sandboxes
 from faults.world import until
 from server_process import ServerProcess
 
-from warren.coordinator.cluster.trust import written_caller
+from warren.cluster.auth import written_caller
 from warren.model.access import ALL_SCOPES, Caller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]

@@ -11,7 +11,7 @@ import stat
 import struct
 import time
 
-from .calls import CONTAINED, REFUSED, THROUGH, Account, Verdict, call, in_child, ready
+from .calls import CONTAINED, REFUSED, THROUGH, Account, ProbeVerdict, call, in_child, ready
 
 _GONE = (*REFUSED, errno.ESRCH)
 _READABLE = ["environ", "mem", "maps", "smaps", "auxv", "stack", "syscall", "io", "pagemap", "personality", "timers"]
@@ -35,7 +35,7 @@ def _target(who: str) -> int:
     return 1 if who == "agent" else os.getppid()
 
 
-def signals(who: str) -> Verdict:
+def signals(who: str) -> ProbeVerdict:
     """Every signal, in every way there is to send one."""
     pid, account = _target(who), Account()
     pidfd = call("pidfd_open", pid, 0)[0]
@@ -50,7 +50,7 @@ def signals(who: str) -> Verdict:
     return account.verdict()
 
 
-def signal_by_descriptor(who: str) -> Verdict:
+def signal_by_descriptor(who: str) -> ProbeVerdict:
     """Lets the kernel send the signal: the owner of a pipe is told when something can be read."""
     pid = _target(who)
     for sig in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGIO, signal.SIGRTMIN + 1):
@@ -71,14 +71,14 @@ def signal_by_descriptor(who: str) -> Verdict:
     return (THROUGH, f"{who} is in state {state}") if state in "TtZX" else (CONTAINED, f"{who} is in state {state}")
 
 
-def trace(who: str) -> Verdict:
+def trace(who: str) -> ProbeVerdict:
     pid, account = _target(who), Account()
     for name, request in {"attach": 16, "seize": 0x4206}.items():
         account.note(f"ptrace {name}", call("ptrace", request, pid, 0, 0)[1])
     return account.verdict()
 
 
-def trace_another_command() -> Verdict:
+def trace_another_command() -> ProbeVerdict:
     pid, account = _sleeper(), Account()
     try:
         for name, request in {"attach": 16, "seize": 0x4206}.items():
@@ -90,7 +90,7 @@ def trace_another_command() -> Verdict:
     return account.verdict()
 
 
-def read_memory(who: str) -> Verdict:
+def read_memory(who: str) -> ProbeVerdict:
     pid, account = _target(who), Account()
     room = ctypes.create_string_buffer(16)
     local = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(room), 16))
@@ -104,7 +104,7 @@ def read_memory(who: str) -> Verdict:
     return account.verdict()
 
 
-def read_proc(who: str) -> Verdict:
+def read_proc(who: str) -> ProbeVerdict:
     folder, account = f"/proc/{_target(who)}", Account()
     for name in _READABLE:
         if os.path.exists(f"{folder}/{name}"):
@@ -126,7 +126,7 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
-def write_proc(who: str) -> Verdict:
+def write_proc(who: str) -> ProbeVerdict:
     folder, account = f"/proc/{_target(who)}", Account()
     for name in _WRITABLE:
         if os.path.exists(f"{folder}/{name}"):
@@ -134,7 +134,7 @@ def write_proc(who: str) -> Verdict:
     return account.verdict()
 
 
-def starve(who: str) -> Verdict:
+def starve(who: str) -> ProbeVerdict:
     """Its limits, its priority, its processors."""
     pid, account = _target(who), Account()
     for name in ("NOFILE", "NPROC", "AS", "CPU", "STACK"):
@@ -148,7 +148,7 @@ def starve(who: str) -> Verdict:
     return account.verdict()
 
 
-def find_agent_socket() -> Verdict:
+def find_agent_socket() -> ProbeVerdict:
     """Every socket with a name: in the file system, and in the abstract space."""
     found = [path for path in _walk("/") if _is_socket(path)]
     with open("/proc/net/unix") as file:
@@ -182,7 +182,7 @@ def _is_socket(path: str) -> bool:
         return False
 
 
-def inherited_descriptors() -> Verdict:
+def inherited_descriptors() -> ProbeVerdict:
     """Nothing but the three standard streams may come with a command."""
     extra = {}
     for name in os.listdir("/proc/self/fd"):
@@ -197,7 +197,7 @@ def inherited_descriptors() -> Verdict:
     return CONTAINED, "only stdin, stdout and stderr"
 
 
-def own_oom_score() -> Verdict:
+def own_oom_score() -> ProbeVerdict:
     """A command that makes itself the last to be killed leaves the agent to be killed first."""
     with open("/proc/1/oom_score_adj") as file:
         of_agent = int(file.read())
@@ -224,7 +224,7 @@ def _sleeper() -> int:
     return pid
 
 
-def stop_everything(seconds: float) -> Verdict:
+def stop_everything(seconds: float) -> ProbeVerdict:
     """SIGSTOP to all there is, over and over: also to what the agent is just about to start.
 
     One process only: two would stop each other.
@@ -239,7 +239,7 @@ def stop_everything(seconds: float) -> Verdict:
     return CONTAINED, "done"
 
 
-def spoil_shell_state(size: int) -> Verdict:
+def spoil_shell_state(size: int) -> ProbeVerdict:
     """Writes to the descriptor by which the agent learns of the shell's variables."""
     written = 0
     for fd in _OWN_FDS:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 CONTAINED, THROUGH, NOT_APPLICABLE = "contained", "through", "n/a"
-Verdict = tuple[str, str]
+ProbeVerdict = tuple[str, str]
 
 # The answers by which the kernel, or the filter in front of it, says no before it looks at anything else.
 REFUSED = (errno.EPERM, errno.ENOSYS, errno.EACCES)
@@ -167,7 +167,7 @@ class Account:
         else:
             self.through.append(f"{what} worked" + (f": {came!r:.120}" if came is not None else ""))
 
-    def verdict(self, nothing_tried: str = "") -> Verdict:
+    def verdict(self, nothing_tried: str = "") -> ProbeVerdict:
         if self.through:
             return THROUGH, "; ".join(self.through[:6]) + (" …" if len(self.through) > 6 else "")
         if not self.held:

@@ -6,7 +6,7 @@ import stat
 import struct
 import subprocess
 
-from .calls import CONTAINED, THROUGH, Account, Verdict, call, in_child
+from .calls import CONTAINED, THROUGH, Account, ProbeVerdict, call, in_child
 
 NEW = {
     "user": 0x10000000,
@@ -25,7 +25,7 @@ _AT_FDCWD = -100
 _ATTR_RDONLY = 1
 
 
-def unshare_namespaces() -> Verdict:
+def unshare_namespaces() -> ProbeVerdict:
     account = Account()
     for kind, flag in NEW.items():
         account.note(f"unshare {kind}", in_child(lambda flag=flag: call("unshare", flag))[1])  # type: ignore[misc]
@@ -44,7 +44,7 @@ def _clone(flags: int) -> "tuple[int, int]":
     return result, code
 
 
-def clone_namespaces() -> Verdict:
+def clone_namespaces() -> ProbeVerdict:
     account = Account()
     for kind, flag in NEW.items():
         if kind != "time":  # clone has no bit for it
@@ -54,7 +54,7 @@ def clone_namespaces() -> Verdict:
     return account.verdict()
 
 
-def clone3_namespaces() -> Verdict:
+def clone3_namespaces() -> ProbeVerdict:
     def clone3(flag: int) -> "tuple[int, int]":
         text = ctypes.create_string_buffer(struct.pack("11Q", flag, 0, 0, 0, _SIGCHLD, 0, 0, 0, 0, 0, 0))
         result, code = call("clone3", text, 88)
@@ -71,7 +71,7 @@ def clone3_namespaces() -> Verdict:
     return account.verdict()
 
 
-def enter_namespaces() -> Verdict:
+def enter_namespaces() -> ProbeVerdict:
     account = Account()
     for pid in ("1", "self"):
         for kind in ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup"):
@@ -85,7 +85,7 @@ def enter_namespaces() -> Verdict:
     return account.verdict()
 
 
-def mount_filesystems() -> Verdict:
+def mount_filesystems() -> ProbeVerdict:
     account = Account()
     for kind in (
         b"tmpfs",
@@ -104,7 +104,7 @@ def mount_filesystems() -> Verdict:
     return account.verdict()
 
 
-def remount_writable() -> Verdict:
+def remount_writable() -> ProbeVerdict:
     attributes = ctypes.create_string_buffer(struct.pack("4Q", 0, _ATTR_RDONLY, 0, 0))
     account = Account()
     for path in (b"/", b"/usr", b"/proc/sys", b"/.warren/agent"):
@@ -114,7 +114,7 @@ def remount_writable() -> Verdict:
     return account.verdict()
 
 
-def new_mount_calls() -> Verdict:
+def new_mount_calls() -> ProbeVerdict:
     account = Account()
     account.note("fsopen", call("fsopen", b"tmpfs", 0)[1])
     account.note("open_tree", call("open_tree", _AT_FDCWD, b"/", 1)[1])
@@ -125,7 +125,7 @@ def new_mount_calls() -> Verdict:
     return account.verdict()
 
 
-def unmount() -> Verdict:
+def unmount() -> ProbeVerdict:
     account = Account()
     for path in (b"/proc/kallsyms", b"/proc/sys", b"/proc/keys", b"/proc", b"/dev/shm", b"/usr", b"/"):
         for flags in (0, 2):
@@ -133,14 +133,14 @@ def unmount() -> Verdict:
     return account.verdict()
 
 
-def change_root() -> Verdict:
+def change_root() -> ProbeVerdict:
     account = Account()
     account.note("chroot", in_child(lambda: call("chroot", b"/tmp"))[1])
     account.note("pivot_root", in_child(lambda: call("pivot_root", b"/tmp", b"/tmp"))[1])
     return account.verdict()
 
 
-def write_system_files() -> Verdict:
+def write_system_files() -> ProbeVerdict:
     account = Account()
     for folder in (
         "/",
@@ -164,7 +164,7 @@ def write_system_files() -> Verdict:
     return account.verdict()
 
 
-def make_devices() -> Verdict:
+def make_devices() -> ProbeVerdict:
     devices = {
         "mem": (stat.S_IFCHR, 1, 1),
         "null": (stat.S_IFCHR, 1, 3),
@@ -184,7 +184,7 @@ def make_devices() -> Verdict:
     return account.verdict()
 
 
-def become_root() -> Verdict:
+def become_root() -> ProbeVerdict:
     account = Account()
     changes = {
         "setuid 0": lambda: os.setuid(0),
@@ -213,7 +213,7 @@ def _chown_own(uid: int) -> None:
         os.unlink(path)
 
 
-def capability_sets() -> Verdict:
+def capability_sets() -> ProbeVerdict:
     status = _status()
     sets = {name: status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}
     full = [f"{name} {value}" for name, value in sets.items() if int(value, 16)]
@@ -228,14 +228,14 @@ def capability_sets() -> Verdict:
     return verdict, f"all five sets are empty; {evidence}"
 
 
-def no_new_privileges() -> Verdict:
+def no_new_privileges() -> ProbeVerdict:
     status = _status()
     if status.get("NoNewPrivs") != "1":
         return THROUGH, f"NoNewPrivs is {status.get('NoNewPrivs')}"
     return CONTAINED, "NoNewPrivs is 1"
 
 
-def seccomp_filter() -> Verdict:
+def seccomp_filter() -> ProbeVerdict:
     status = _status()
     if status.get("Seccomp") != "2":
         return THROUGH, f"Seccomp is {status.get('Seccomp')}: no filter is in force"
@@ -248,7 +248,7 @@ def _status() -> "dict[str, str]":
         return {name: value.strip() for name, _, value in pairs}
 
 
-def setuid_programs() -> Verdict:
+def setuid_programs() -> ProbeVerdict:
     """The dynamic loader obeys LD_DEBUG only where the kernel did not raise privileges: that tells whether it did."""
     tried, raised = [], []
     for path in _privileged_programs():

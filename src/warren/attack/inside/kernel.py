@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 
-from .calls import CONTAINED, NOT_APPLICABLE, REFUSED, THROUGH, Account, Verdict, call, in_child, number
+from .calls import CONTAINED, NOT_APPLICABLE, REFUSED, THROUGH, Account, ProbeVerdict, call, in_child, number
 
 _ROOM = ctypes.create_string_buffer(512)
 _TIOCSTI = 0x5412
@@ -23,7 +23,7 @@ _FAMILIES = {"UNIX": 1, "INET": 2, "INET6": 10, "NETLINK": 16}
 _NO_SOCKET = (*REFUSED, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT, errno.EINVAL)
 
 
-def refused(calls: "list[tuple[str, list[int]]]") -> Verdict:
+def refused(calls: "list[tuple[str, list[int]]]") -> ProbeVerdict:
     """Each call, with these numbers for arguments (0 where a pointer is expected), must be refused."""
     if all(number(name) < 0 for name, _ in calls):
         return NOT_APPLICABLE, f"{platform.machine()} has no such call"
@@ -34,7 +34,7 @@ def refused(calls: "list[tuple[str, list[int]]]") -> Verdict:
     return account.verdict()
 
 
-def io_uring() -> Verdict:
+def io_uring() -> ProbeVerdict:
     account = Account()
     parameters = ctypes.create_string_buffer(120)
     account.note("io_uring_setup", call("io_uring_setup", 4, parameters)[1])
@@ -43,7 +43,7 @@ def io_uring() -> Verdict:
     return account.verdict()
 
 
-def user_faults() -> Verdict:
+def user_faults() -> ProbeVerdict:
     account = Account()
     for flags in (0, 1):
         account.note(f"userfaultfd({flags})", call("userfaultfd", flags)[1])
@@ -51,7 +51,7 @@ def user_faults() -> Verdict:
     return account.verdict()
 
 
-def bpf() -> Verdict:
+def bpf() -> ProbeVerdict:
     account = Account()
     for command, name in ((0, "map"), (5, "program"), (11, "get next id")):
         attributes = ctypes.create_string_buffer(struct.pack("5I", 2, 4, 4, 1, 0), 128)
@@ -59,7 +59,7 @@ def bpf() -> Verdict:
     return account.verdict()
 
 
-def perf_events() -> Verdict:
+def perf_events() -> ProbeVerdict:
     attributes = ctypes.create_string_buffer(struct.pack("IIQ", 1, 128, 0), 128)
     account = Account()
     for pid, cpu in ((0, -1), (1, -1), (-1, 0)):
@@ -67,7 +67,7 @@ def perf_events() -> Verdict:
     return account.verdict()
 
 
-def keyrings() -> Verdict:
+def keyrings() -> ProbeVerdict:
     account = Account()
     account.note("add_key", call("add_key", b"user", b"warren", b"x", 1, -3)[1])
     account.note("request_key", call("request_key", b"user", b"warren", None, -3)[1])
@@ -76,7 +76,7 @@ def keyrings() -> Verdict:
     return account.verdict()
 
 
-def set_clock() -> Verdict:
+def set_clock() -> ProbeVerdict:
     now = time.time()
     seconds = ctypes.create_string_buffer(struct.pack("qq", int(now), 0))
     nonsense = ctypes.create_string_buffer(struct.pack("I", 0x4000), 256)
@@ -89,7 +89,7 @@ def set_clock() -> Verdict:
     return account.verdict()
 
 
-def file_handles() -> Verdict:
+def file_handles() -> ProbeVerdict:
     """The way CVE-2014-9356's kin walked out: inode 2 of the host's disk by its number."""
     handle = ctypes.create_string_buffer(struct.pack("Ii8B", 8, 1, 2, 0, 0, 0, 0, 0, 0, 0))
     account = Account()
@@ -99,7 +99,7 @@ def file_handles() -> Verdict:
     return account.verdict()
 
 
-def personality() -> Verdict:
+def personality() -> ProbeVerdict:
     account = Account()
     for name, value in {"READ_IMPLIES_EXEC": 0x400000, "PER_LINUX32": 8, "UNAME26": 0x20000, "SVR4": 1}.items():
         account.note(name, in_child(lambda v=value: call("personality", v))[1])  # type: ignore[misc]
@@ -108,7 +108,7 @@ def personality() -> Verdict:
     return account.verdict()
 
 
-def unknown_calls() -> Verdict:
+def unknown_calls() -> ProbeVerdict:
     """Numbers that no kernel has yet, and those that it no longer has."""
     account = Account()
     for index in (*range(472, 560), 1000, 4095, 0x40000000 | 39):
@@ -118,7 +118,7 @@ def unknown_calls() -> Verdict:
     return account.verdict()
 
 
-def other_abi() -> Verdict:
+def other_abi() -> ProbeVerdict:
     if platform.machine() != "x86_64":
         return NOT_APPLICABLE, f"a 64-bit process on {platform.machine()} has no way to make 32-bit calls"
     code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -132,7 +132,7 @@ def other_abi() -> Verdict:
     return THROUGH, f"int 0x80 worked: getpid says {result}"
 
 
-def push_terminal_input() -> Verdict:
+def push_terminal_input() -> ProbeVerdict:
     master, slave = pty.openpty()
     account = Account()
     letter = ctypes.create_string_buffer(b"x")
@@ -144,7 +144,7 @@ def push_terminal_input() -> Verdict:
     return account.verdict()
 
 
-def socket_families() -> Verdict:
+def socket_families() -> ProbeVerdict:
     account = Account()
     for family in range(46):
         if family in _FAMILIES.values():
@@ -154,7 +154,7 @@ def socket_families() -> Verdict:
     return account.verdict()
 
 
-def one_family(family: int) -> Verdict:
+def one_family(family: int) -> ProbeVerdict:
     account = Account()
     for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
         for protocol in (0, 3, 0x0300):
@@ -163,7 +163,7 @@ def one_family(family: int) -> Verdict:
     return account.verdict()
 
 
-def raw_sockets() -> Verdict:
+def raw_sockets() -> ProbeVerdict:
     account = Account()
     for family in (socket.AF_INET, socket.AF_INET6):
         for protocol in (1, 6, 17, 58, 255):
@@ -171,7 +171,7 @@ def raw_sockets() -> Verdict:
     return account.verdict()
 
 
-def rare_protocols() -> Verdict:
+def rare_protocols() -> ProbeVerdict:
     """Each would make the kernel load a module that hardly anybody has looked at."""
     account = Account()
     for name, kind, protocol in (

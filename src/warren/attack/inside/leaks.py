@@ -4,7 +4,7 @@ import os
 import socket
 import stat
 
-from .calls import CONTAINED, THROUGH, Account, Verdict, call
+from .calls import CONTAINED, THROUGH, Account, ProbeVerdict, call
 
 _SECRETS = [
     "/proc/kcore",
@@ -88,7 +88,7 @@ _TEXTS = (
 _OWN_TEXTS = ("/proc/1/cmdline", "/etc/hosts", "/etc/hostname", "/proc/cmdline", "/proc/swaps", "/etc/machine-id")
 
 
-def write_sysctl() -> Verdict:
+def write_sysctl() -> ProbeVerdict:
     """Only opens: every setting there is, for writing."""
     account, seen = Account(), 0
     for folder, _, names in os.walk("/proc/sys"):
@@ -102,7 +102,7 @@ def write_sysctl() -> Verdict:
     return account.verdict()
 
 
-def write_proc() -> Verdict:
+def write_proc() -> ProbeVerdict:
     """Files of /proc that are not about processes, for writing."""
     account = Account()
     for name in os.listdir("/proc"):
@@ -113,7 +113,7 @@ def write_proc() -> Verdict:
     return account.verdict()
 
 
-def read_kernel_secrets() -> Verdict:
+def read_kernel_secrets() -> ProbeVerdict:
     told, silent = [], 0
     for path in _SECRETS:
         try:
@@ -133,14 +133,14 @@ def read_kernel_secrets() -> Verdict:
     return CONTAINED, f"{silent} files of the kernel say nothing"
 
 
-def kernel_log() -> Verdict:
+def kernel_log() -> ProbeVerdict:
     account = Account()
     for action in (3, 10, 9):
         account.note(f"syslog {action}", call("syslog", action, None, 0)[1])
     return account.verdict()
 
 
-def sys_tree() -> Verdict:
+def sys_tree() -> ProbeVerdict:
     """/sys may be absent or there; nothing in it may be written, and nothing tell of the host."""
     account, seen = Account(), 0
     for folder, _, names in os.walk("/sys"):
@@ -163,7 +163,7 @@ def _entries(path: str) -> "list[str]":
         return []
 
 
-def cgroup_tree() -> Verdict:
+def cgroup_tree() -> ProbeVerdict:
     with open("/proc/self/mountinfo") as file:
         mounted = [line.split()[4] for line in file if " - cgroup" in line]
     with open("/proc/self/cgroup") as file:
@@ -180,7 +180,7 @@ def cgroup_tree() -> Verdict:
     return verdict, f"no cgroup is mounted, and its place is /; {evidence}"
 
 
-def devices() -> Verdict:
+def devices() -> ProbeVerdict:
     extra = [name for name in os.listdir("/dev") if name not in _DEVICES]
     account = Account()
     if extra:
@@ -190,7 +190,7 @@ def devices() -> Verdict:
     return account.verdict()
 
 
-def host_texts(needles: "list[str]", host_name: str) -> Verdict:
+def host_texts(needles: "list[str]", host_name: str) -> ProbeVerdict:
     """`needles` are paths of the host that no sandbox need know."""
     found = []
     for path in (*_TEXTS, *_OWN_TEXTS):
@@ -208,13 +208,13 @@ def host_texts(needles: "list[str]", host_name: str) -> Verdict:
     return CONTAINED, f"none of {len(needles)} host paths shows; the name here is {os.uname().nodename}"
 
 
-def mount_table() -> Verdict:
+def mount_table() -> ProbeVerdict:
     """Not an attack: hands the mount table out, for a look from the host."""
     with open("/proc/self/mountinfo") as file:
         return CONTAINED, file.read()
 
 
-def find_token(token: str) -> Verdict:
+def find_token(token: str) -> ProbeVerdict:
     """Looks for a word in every process's command line and environment, every file's name, and this environment."""
     found = [f"environment {name}" for name, value in os.environ.items() if token in value]
     for pid in (name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()):
@@ -235,7 +235,7 @@ def find_token(token: str) -> Verdict:
     return CONTAINED, f"not in any process or environment, nor among {count} files"
 
 
-def host_files(paths: "list[str]") -> Verdict:
+def host_files(paths: "list[str]") -> ProbeVerdict:
     """A file of the host, by every road that might lead there."""
     account = Account()
     for path in paths:
@@ -244,7 +244,7 @@ def host_files(paths: "list[str]") -> Verdict:
     return account.verdict()
 
 
-def private_files() -> Verdict:
+def private_files() -> ProbeVerdict:
     account = Account()
     for path in (
         "/etc/shadow",
@@ -258,7 +258,7 @@ def private_files() -> Verdict:
     return account.verdict()
 
 
-def touch_devices() -> Verdict:
+def touch_devices() -> ProbeVerdict:
     """Not an attack by itself: the host looks whether its own devices changed."""
     tried = []
     for name in ("null", "zero", "full", "random", "urandom", "tty"):

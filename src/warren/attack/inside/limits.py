@@ -11,12 +11,12 @@ import socket
 import threading
 import time
 
-from .calls import CONTAINED, THROUGH, Account, Verdict, libc
+from .calls import CONTAINED, THROUGH, Account, ProbeVerdict, libc
 
 _MIB = 1 << 20
 
 
-def fork_bomb(seconds: float) -> Verdict:
+def fork_bomb(seconds: float) -> ProbeVerdict:
     """Forks as fast as it can, in every child too; all of them ignore SIGTERM and sit in sessions of their own."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end = time.monotonic() + seconds
@@ -30,7 +30,7 @@ def fork_bomb(seconds: float) -> Verdict:
     return THROUGH, "nobody ended this"
 
 
-def threads(most: int) -> Verdict:
+def threads(most: int) -> ProbeVerdict:
     started, stop = 0, threading.Event()
     threading.stack_size(256 * 1024)
     try:
@@ -44,14 +44,14 @@ def threads(most: int) -> Verdict:
     return THROUGH, f"{started} threads, above the limit of {most}"
 
 
-def eat_memory(mib: int) -> Verdict:
+def eat_memory(mib: int) -> ProbeVerdict:
     hoard = []
     for _ in range(mib):
         hoard.append(bytearray(os.urandom(64)) * (_MIB // 64))
     return THROUGH, f"{len(hoard)} MiB could be had"
 
 
-def allocate(mib: int) -> Verdict:
+def allocate(mib: int) -> ProbeVerdict:
     """What an honest program does after an attack."""
     block = mmap.mmap(-1, mib * _MIB)
     for at in range(0, mib * _MIB, 4096):
@@ -59,7 +59,7 @@ def allocate(mib: int) -> Verdict:
     return CONTAINED, f"{mib} MiB could be had"
 
 
-def eat_kernel_memory(kind: str, mib: int) -> Verdict:
+def eat_kernel_memory(kind: str, mib: int) -> ProbeVerdict:
     """Memory that outlives the process which took it: SysV objects belong to nobody the kernel could kill."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("0")
@@ -111,7 +111,7 @@ def _fill_sockets(mib: int) -> None:
         os.waitpid(pid, 0)
 
 
-def remove_ipc() -> Verdict:
+def remove_ipc() -> ProbeVerdict:
     """Tidies up after `eat_kernel_memory`."""
     for index in range(40000):
         for remove in (libc.shmctl, libc.msgctl):
@@ -120,7 +120,7 @@ def remove_ipc() -> Verdict:
     return CONTAINED, "done"
 
 
-def fill_tmpfs(path: str, mib: int) -> Verdict:
+def fill_tmpfs(path: str, mib: int) -> ProbeVerdict:
     size = 0
     try:
         with open(f"{path}/attack-fill", "wb") as file:
@@ -135,7 +135,7 @@ def fill_tmpfs(path: str, mib: int) -> Verdict:
     return THROUGH, f"{size // _MIB} MiB went into {path}"
 
 
-def fill_disk(folders: "list[str]", mib: int) -> Verdict:
+def fill_disk(folders: "list[str]", mib: int) -> ProbeVerdict:
     """Really allocated, in files of 32 MiB, over all writable places together."""
     total, reason = 0, ""
     for folder in folders:
@@ -161,7 +161,7 @@ def fill_disk(folders: "list[str]", mib: int) -> Verdict:
     return CONTAINED, f"{reason} after {total} MiB, the limit is {mib}"
 
 
-def fill_inodes(folder: str, most: int) -> Verdict:
+def fill_inodes(folder: str, most: int) -> ProbeVerdict:
     """Only being full, or being forbidden, is a limit: any other error decides nothing."""
     count = 0
     try:
@@ -176,7 +176,7 @@ def fill_inodes(folder: str, most: int) -> Verdict:
     return THROUGH, f"{count} files could be made"
 
 
-def tidy(folders: "list[str]") -> Verdict:
+def tidy(folders: "list[str]") -> ProbeVerdict:
     for folder in folders:
         for name in os.listdir(folder):
             if name.startswith("attack-fill"):
@@ -188,7 +188,7 @@ def tidy(folders: "list[str]") -> Verdict:
     return CONTAINED, "done"
 
 
-def burn(seconds: float, count: int) -> Verdict:
+def burn(seconds: float, count: int) -> ProbeVerdict:
     end = time.monotonic() + seconds
     for _ in range(count - 1):
         if os.fork() == 0:
@@ -198,7 +198,7 @@ def burn(seconds: float, count: int) -> Verdict:
     return CONTAINED, "burnt"
 
 
-def open_files(most: int) -> Verdict:
+def open_files(most: int) -> ProbeVerdict:
     held: list[int] = []
     try:
         while len(held) <= most:
@@ -213,7 +213,7 @@ def open_files(most: int) -> Verdict:
     return CONTAINED, f"{code} after {len(held)}"
 
 
-def raise_limits() -> Verdict:
+def raise_limits() -> ProbeVerdict:
     account = Account()
     for name in ("NOFILE", "NPROC", "CORE", "FSIZE", "MEMLOCK", "NICE", "RTPRIO"):
         kind = getattr(resource, f"RLIMIT_{name}")
@@ -231,7 +231,7 @@ def raise_limits() -> Verdict:
     return account.verdict()
 
 
-def lock_memory(mib: int) -> Verdict:
+def lock_memory(mib: int) -> ProbeVerdict:
     account = Account()
     block = mmap.mmap(-1, mib * _MIB)
     address = ctypes.addressof(ctypes.c_char.from_buffer(block))
@@ -240,7 +240,7 @@ def lock_memory(mib: int) -> Verdict:
     return account.verdict()
 
 
-def huge_pages() -> Verdict:
+def huge_pages() -> ProbeVerdict:
     """Huge pages are the whole machine's; memory limits do not count them."""
     try:
         block = mmap.mmap(-1, 8 * _MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000)
@@ -250,7 +250,7 @@ def huge_pages() -> Verdict:
     return THROUGH, "8 MiB of huge pages could be had"
 
 
-def big_file(mib: int) -> Verdict:
+def big_file(mib: int) -> ProbeVerdict:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     path = "/workspace/attack-big"
     fd = os.open(path, os.O_CREAT | os.O_WRONLY)
@@ -264,7 +264,7 @@ def big_file(mib: int) -> Verdict:
     return THROUGH, "a sparse file of 1 TiB could be made"
 
 
-def dump_core() -> Verdict:
+def dump_core() -> ProbeVerdict:
     os.chdir("/tmp")
     before = set(os.listdir("."))
     pid = os.fork()
@@ -279,7 +279,7 @@ def dump_core() -> Verdict:
     return CONTAINED, "no core was dumped"
 
 
-def zombie_storm(count: int) -> Verdict:
+def zombie_storm(count: int) -> ProbeVerdict:
     """Orphans that end at once: whoever adopts them has to reap them."""
     made = 0
     for _ in range(count):
@@ -293,7 +293,7 @@ def zombie_storm(count: int) -> Verdict:
     return CONTAINED, f"{made} orphans were made"
 
 
-def count_zombies() -> Verdict:
+def count_zombies() -> ProbeVerdict:
     zombies = []
     for pid in (name for name in os.listdir("/proc") if name.isdigit()):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
@@ -304,7 +304,7 @@ def count_zombies() -> Verdict:
     return CONTAINED, f"{len(zombies)} zombies are left"
 
 
-def daemons(count: int, token: str) -> Verdict:
+def daemons(count: int, token: str) -> ProbeVerdict:
     """Processes that did all a daemon does to get away, and then stay. `token` makes them findable."""
     for _ in range(count):
         if os.fork() == 0:

@@ -9,7 +9,7 @@ import socket
 import struct
 import time
 
-from .calls import CONTAINED, THROUGH, Account, Verdict, libc, ready
+from .calls import CONTAINED, THROUGH, Account, ProbeVerdict, libc, ready
 
 _SHARED = (
     "/dev/null",
@@ -26,13 +26,13 @@ _KEY = 0x57415252
 _IPC_CREAT = 0o1000
 
 
-def _stay(seconds: float) -> Verdict:
+def _stay(seconds: float) -> ProbeVerdict:
     ready()
     time.sleep(seconds)
     return CONTAINED, "held"
 
 
-def hold_locks(seconds: float) -> Verdict:
+def hold_locks(seconds: float) -> ProbeVerdict:
     held = []
     for path in _SHARED:
         try:
@@ -46,7 +46,7 @@ def hold_locks(seconds: float) -> Verdict:
     return _stay(seconds)
 
 
-def see_locks() -> Verdict:
+def see_locks() -> ProbeVerdict:
     free, blocked = [], []
     for path in _SHARED:
         try:
@@ -66,7 +66,7 @@ def see_locks() -> Verdict:
     return CONTAINED, f"{len(free)} files can be locked although others have locked theirs"
 
 
-def watch_files(seconds: float) -> Verdict:
+def watch_files(seconds: float) -> ProbeVerdict:
     fd = libc.inotify_init1(os.O_NONBLOCK)
     if fd < 0:
         raise OSError(ctypes.get_errno(), "inotify_init1")
@@ -89,7 +89,7 @@ def watch_files(seconds: float) -> Verdict:
     return CONTAINED, f"none of the neighbour's accesses was seen on {len([w for w in watched if w >= 0])} watches"
 
 
-def use_files() -> Verdict:
+def use_files() -> ProbeVerdict:
     for path in _SHARED:
         try:
             with open(path, "rb") as file:
@@ -100,7 +100,7 @@ def use_files() -> Verdict:
     return CONTAINED, "used"
 
 
-def hold_ipc(seconds: float, token: str) -> Verdict:
+def hold_ipc(seconds: float, token: str) -> ProbeVerdict:
     mode = _IPC_CREAT | 0o666
     if min(libc.shmget(_KEY, 4096, mode), libc.msgget(_KEY, mode), libc.semget(_KEY, 1, mode)) < 0:
         raise RuntimeError("the neighbour could not make its own SysV objects")
@@ -109,7 +109,7 @@ def hold_ipc(seconds: float, token: str) -> Verdict:
     return _stay(seconds)
 
 
-def see_ipc(token: str) -> Verdict:
+def see_ipc(token: str) -> ProbeVerdict:
     seen = [
         name
         for name, found in (
@@ -126,7 +126,7 @@ def see_ipc(token: str) -> Verdict:
     )
 
 
-def hold_sockets(seconds: float, token: str, port: int) -> Verdict:
+def hold_sockets(seconds: float, token: str, port: int) -> ProbeVerdict:
     abstract, loopback = socket.socket(socket.AF_UNIX), socket.socket()
     abstract.bind(f"\0{token}")
     loopback.bind(("127.0.0.1", port))
@@ -135,7 +135,7 @@ def hold_sockets(seconds: float, token: str, port: int) -> Verdict:
     return _stay(seconds)
 
 
-def reach_sockets(names: "list[str]", ports: "list[int]") -> Verdict:
+def reach_sockets(names: "list[str]", ports: "list[int]") -> ProbeVerdict:
     account = Account()
     for name in names:
         account.attempt(f"abstract {name}", lambda name=name: _connect(socket.AF_UNIX, f"\0{name}"))  # type: ignore[misc]
@@ -150,7 +150,7 @@ def _connect(family: int, address: "str | tuple[str, int]") -> None:
         client.connect(address)
 
 
-def use_up_inotify(seconds: float) -> Verdict:
+def use_up_inotify(seconds: float) -> ProbeVerdict:
     """Holds every inotify instance it can get."""
     got = 0
     while libc.inotify_init1(0) >= 0:
@@ -160,7 +160,7 @@ def use_up_inotify(seconds: float) -> Verdict:
     return CONTAINED, str(got)
 
 
-def one_inotify() -> Verdict:
+def one_inotify() -> ProbeVerdict:
     if libc.inotify_init1(0) < 0:
         return THROUGH, f"this sandbox has no inotify instance left: {errno.errorcode[ctypes.get_errno()]}"
     return CONTAINED, "an inotify instance can still be had here"

@@ -5,19 +5,19 @@ import os
 import socket
 import struct
 
-from .calls import CONTAINED, THROUGH, Account, Verdict
+from .calls import CONTAINED, THROUGH, Account, ProbeVerdict
 
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCADDRT, _SIOCBRADDBR = 0x8914, 0x8916, 0x890B, 0x89A0
 
 
-def interfaces() -> Verdict:
+def interfaces() -> ProbeVerdict:
     names = [name for _, name in socket.if_nameindex()]
     if names != ["lo"]:
         return THROUGH, f"interfaces: {', '.join(names) or 'none that can be listed'}"
     return CONTAINED, "only lo"
 
 
-def routes() -> Verdict:
+def routes() -> ProbeVerdict:
     with open("/proc/net/route") as file:
         found = [line.split()[0] for line in file.readlines()[1:]]
     try:
@@ -28,7 +28,7 @@ def routes() -> Verdict:
     return (THROUGH, f"routes by {', '.join(found)}") if found else (CONTAINED, "no route leads out")
 
 
-def connect(targets: "list[tuple[str, int]]") -> Verdict:
+def connect(targets: "list[tuple[str, int]]") -> ProbeVerdict:
     """(host, port) by TCP and by UDP; a UDP packet counts as through when it can be sent."""
     account = Account()
     for host, port in targets:
@@ -51,7 +51,7 @@ def _udp(family: int, address: "tuple[str, int]") -> None:
         client.sendto(b"warren", address)
 
 
-def resolve() -> Verdict:
+def resolve() -> ProbeVerdict:
     """A question for each name server that is written down, and for those that often sit on loopback."""
     servers = ["127.0.0.1", "127.0.0.11", "127.0.0.53", "192.0.2.53"]
     try:
@@ -74,7 +74,7 @@ def _ask(server: str) -> None:
         client.recv(512)
 
 
-def reconfigure() -> Verdict:
+def reconfigure() -> ProbeVerdict:
     """An address, a route, an interface, a bridge: by ioctl and by netlink."""
     account = Account()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
@@ -105,7 +105,7 @@ def _netlink(kind: int, flags: int, body: bytes) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def bind_outside() -> Verdict:
+def bind_outside() -> ProbeVerdict:
     """A port on an address that is not here; and a low port on one that is."""
     account = Account()
     for host in ("192.0.2.1", "10.0.0.1", "169.254.169.254"):

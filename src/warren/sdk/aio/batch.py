@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.flavour import all_of
+from warren.sdk.aio.platform import all_of
 from warren.sdk.results import ExecuteResult
 
 Line = str | Sequence[str]

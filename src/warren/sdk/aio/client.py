@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.files import AsyncFiles
-from warren.sdk.aio.flavour import before_long, open_backend
+from warren.sdk.aio.platform import before_long, open_backend
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
 from warren.sdk.chunks import Chunks
 from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo, SessionInfo

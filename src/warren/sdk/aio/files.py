@@ -17,8 +17,8 @@ from warren.model.errors import (
     NotADirectory,
     RangeNotSatisfiable,
 )
-from warren.sdk.aio.flavour import AsyncPieces, in_thread, pieces_of
-from warren.sdk.aio.holding import AsyncHolding
+from warren.sdk.aio.platform import AsyncPieces, in_thread, pieces_of
+from warren.sdk.aio.session_holder import AsyncSessionHolder
 from warren.sdk.results import FileChange, FileEntry
 from warren.sdk.wire import CHUNK, new_key
 
@@ -29,7 +29,7 @@ Progress = Callable[[int, int | None], None]
 _WORKSPACE = "/workspace"
 
 
-class AsyncFiles(AsyncHolding):
+class AsyncFiles(AsyncSessionHolder):
     async def upload_file(
         self,
         local_path: str | os.PathLike[str],

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.flavour import all_of
+from warren.sdk.blocking.platform import all_of
 from warren.sdk.results import ExecuteResult
 
 Line = str | Sequence[str]

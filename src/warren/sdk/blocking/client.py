@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.files import Files
-from warren.sdk.blocking.flavour import before_long, open_backend
+from warren.sdk.blocking.platform import before_long, open_backend
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
 from warren.sdk.chunks import Chunks
 from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo, SessionInfo

@@ -19,8 +19,8 @@ from warren.model.errors import (
     NotADirectory,
     RangeNotSatisfiable,
 )
-from warren.sdk.blocking.flavour import Pieces, in_thread, pieces_of
-from warren.sdk.blocking.holding import Holding
+from warren.sdk.blocking.platform import Pieces, in_thread, pieces_of
+from warren.sdk.blocking.session_holder import SessionHolder
 from warren.sdk.results import FileChange, FileEntry
 from warren.sdk.wire import CHUNK, new_key
 
@@ -31,7 +31,7 @@ Progress = Callable[[int, int | None], None]
 _WORKSPACE = "/workspace"
 
 
-class Files(Holding):
+class Files(SessionHolder):
     def upload_file(
         self,
         local_path: str | os.PathLike[str],

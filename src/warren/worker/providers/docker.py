@@ -29,21 +29,21 @@ from typing import Final
 from warren.interfaces.images import Images
 from warren.model.errors import ProviderUnavailable, SandboxLost
 from warren.model.spec import USER_UID, Layer, SandboxSpec
-from warren.worker import isolation
-from warren.worker.agent_link import AgentLink
-from warren.worker.agent_sandbox import AgentSandbox
-from warren.worker.boot import boot_id
-from warren.worker.cgroups import SandboxCgroup
-from warren.worker.disks import STOCK, tmpfs_options
-from warren.worker.mounts import unmount
+from warren.worker.agent.link import AgentLink
+from warren.worker.agent.sandbox import AgentSandbox
+from warren.worker.host import isolation
+from warren.worker.host.boot import boot_id
+from warren.worker.host.cgroups import SandboxCgroup
+from warren.worker.host.disks import STOCK, tmpfs_options
+from warren.worker.host.mounts import unmount
+from warren.worker.host.spawning import run
+from warren.worker.host.uids import uid_base
 from warren.worker.providers import docker_spec, first_process
 from warren.worker.providers.docker_api import Engine
 from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_record import DockerRecord
 from warren.worker.providers.docker_spec import EngineImage, container_name
 from warren.worker.providers.host_provider import Fault, HostProvider, translated
-from warren.worker.spawning import run
-from warren.worker.uids import uid_base
 
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "files", "container", "created", "start", "started"),
@@ -197,7 +197,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         return docker_spec.container(
             record.spec,
             image,
-            docker_spec.Place(directory / "disk", _RUN / record.sandbox_id),
+            docker_spec.SandboxPaths(directory / "disk", _RUN / record.sandbox_id),
             sandbox_id=record.sandbox_id,
             state_id=self._state_id,
             uid_base=uid_base(record.uid_index),

@@ -15,8 +15,8 @@ import aiohttp
 from aiodocker import Docker
 from aiodocker.exceptions import DockerError
 
-from warren.finishing import to_its_end
 from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, ProviderUnavailable, SandboxLost, WarrenError
+from warren.shielding import run_shielded
 
 DEFAULT_URL: Final = "unix:///var/run/docker.sock"
 _UNIX: Final = "unix://"
@@ -62,12 +62,12 @@ class Engine:
     async def create(self, name: str, config: Json) -> str:
         """The new container's id."""
         with self._errors("creating a sandbox"):
-            container = await to_its_end(self._client().containers.create(config, name=name))
+            container = await run_shielded(self._client().containers.create(config, name=name))
             return str(container.id)
 
     async def start(self, container: str) -> None:
         with self._errors("starting a sandbox"):
-            await to_its_end(self._client().containers.container(container).start())
+            await run_shielded(self._client().containers.container(container).start())
 
     async def state(self, container: str) -> Json:
         with self._errors("looking at a sandbox"):

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from warren.finishing import to_its_end
 from warren.interfaces.images import Images
 from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.shielding import run_shielded
 from warren.worker.providers.docker_api import Engine
 from warren.worker.providers.docker_spec import EngineImage
 
@@ -91,7 +91,7 @@ def _image(found: dict[str, Any]) -> EngineImage:
 async def _tar(root: Path) -> AsyncIterator[bytes]:
     """The tree as a tar, read by threads, never more than a part of it in memory."""
     parts = tar_parts(root)
-    while part := await to_its_end(asyncio.to_thread(next, parts, b"")):
+    while part := await run_shielded(asyncio.to_thread(next, parts, b"")):
         yield part
 
 

@@ -50,7 +50,7 @@ class EngineImage:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SandboxPaths:
     """What of the host a sandbox's container is made of.
 
     The agent and the files of /etc lie on the sandbox's own disk (`SYSTEM`): a file that two sandboxes
@@ -64,7 +64,7 @@ class Place:
 def container(
     spec: SandboxSpec,
     image: EngineImage,
-    place: Place,
+    place: SandboxPaths,
     *,
     sandbox_id: str,
     state_id: str,
@@ -139,7 +139,7 @@ def _check_volume(path: str) -> None:
 
 
 def _host_config(
-    spec: SandboxSpec, image: EngineImage, place: Place, hard_limits: Mapping[str, int], machine: str
+    spec: SandboxSpec, image: EngineImage, place: SandboxPaths, hard_limits: Mapping[str, int], machine: str
 ) -> Json:
     limits = spec.limits
     return {
@@ -197,7 +197,7 @@ def _ulimits(limits: Limits, hard_limits: Mapping[str, int]) -> list[Json]:
     return [{"Name": name, "Soft": value, "Hard": value} for name, value in lowered.items()]
 
 
-def _mounts(image: EngineImage, place: Place) -> Iterable[Json]:
+def _mounts(image: EngineImage, place: SandboxPaths) -> Iterable[Json]:
     yield _bind(place.disk / SYSTEM / "agent", AGENT, read_only=True)
     yield _bind(place.run, RUN)
     for name in etc_files(0):

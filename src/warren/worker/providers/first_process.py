@@ -5,8 +5,8 @@ import os
 import signal
 
 from warren.model.errors import ProviderUnavailable
+from warren.worker.host.spawning import readable
 from warren.worker.providers.record import Record
-from warren.worker.spawning import readable
 
 _DEATH_S = 20.0
 

@@ -15,18 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypeVar
 
-from warren.finishing import to_its_end
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
 from warren.model.spec import Isolation, Layer, SandboxSpec
-from warren.worker import isolation
-from warren.worker.agent_link import AgentLink
-from warren.worker.agent_sandbox import AgentSandbox
-from warren.worker.boot import boot_id
-from warren.worker.cgroups import Hierarchies, SandboxCgroup
-from warren.worker.disks import Disks
+from warren.shielding import run_shielded
+from warren.worker.agent.link import AgentLink
+from warren.worker.agent.sandbox import AgentSandbox
+from warren.worker.host import isolation
+from warren.worker.host.boot import boot_id
+from warren.worker.host.cgroups import Hierarchies, SandboxCgroup
+from warren.worker.host.disks import Disks
+from warren.worker.host.uids import RANGE, UidRanges, uid_base
 from warren.worker.providers.hardening import AGENT_CAPABILITIES
 from warren.worker.providers.record import Record, abandoned
-from warren.worker.uids import RANGE, UidRanges, uid_base
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _NO_SPACE: Final = (28, 122)
@@ -72,7 +72,7 @@ class HostProvider(ABC, Generic[R, Plan]):
                 await asyncio.sleep(0)
                 return sandbox
             except BaseException as exc:
-                await to_its_end(self._unmake(sandbox_id))
+                await run_shielded(self._unmake(sandbox_id))
                 if isinstance(exc, OSError):
                     raise translated("creating a sandbox", exc) from exc
                 raise
@@ -160,7 +160,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             isolation.check(found, record.spec.require | self.promised)
             step("checked")
         except BaseException:
-            await to_its_end(link.close())
+            await run_shielded(link.close())
             raise
         sandbox = AgentSandbox(
             *(record.sandbox_id, link, found),

@@ -22,22 +22,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from warren.finishing import to_its_end
 from warren.interfaces.images import Images, RootFs
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import SandboxSpec
-from warren.worker import isolation
-from warren.worker.agent_link import AgentLink
-from warren.worker.agent_sandbox import AgentSandbox
-from warren.worker.boot import boot_id
-from warren.worker.cgroups import SandboxCgroup, parent_in_use
-from warren.worker.disks import STOCK
+from warren.shielding import run_shielded
+from warren.worker.agent.link import AgentLink
+from warren.worker.agent.sandbox import AgentSandbox
+from warren.worker.host import isolation
+from warren.worker.host.boot import boot_id
+from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
+from warren.worker.host.disks import STOCK
+from warren.worker.host.spawning import Finished, run
+from warren.worker.host.uids import uid_base
 from warren.worker.providers import first_process, oci_bundle, oci_launch
 from warren.worker.providers.host_provider import Fault, HostProvider, translated
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record
-from warren.worker.spawning import Finished, run
-from warren.worker.uids import uid_base
 
 STEPS: Final = (
     *("directory", "uids", "record", "bundle", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
@@ -139,7 +139,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
             with parent_in_use():
                 return await run(argv, timeout_s=self._start_timeout_s)
         finally:
-            await to_its_end(self._unmake(sandbox_id))
+            await run_shielded(self._unmake(sandbox_id))
 
     # -- making
 

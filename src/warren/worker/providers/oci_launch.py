@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from warren.interfaces.images import RootFs
 from warren.model.spec import MIB, USER_UID
-from warren.worker.disks import tmpfs_options
+from warren.worker.host.disks import tmpfs_options
+from warren.worker.host.uids import uid_base
 from warren.worker.providers.oci_bundle import AGENT, BUNDLE, disk_directories
 from warren.worker.providers.record import Record
-from warren.worker.uids import uid_base
 
 DISK: Final = "disk.img"
 PID: Final = "pid"

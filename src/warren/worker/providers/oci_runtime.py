@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Final
 
 from warren.model.errors import InvalidRequest, ProviderUnavailable
-from warren.worker.boot import boot_id
-from warren.worker.spawning import ENVIRONMENT, Finished, run
+from warren.worker.host.boot import boot_id
+from warren.worker.host.spawning import ENVIRONMENT, Finished, run
 
 # Best first: crun starts a sandbox in half of runc's time, and needs no daemon or Go runtime to do it.
 PREFERRED: Final = ("crun", "runc")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from warren.model.spec import Layer, Limits, SandboxSpec
-from warren.worker.boot import boot_id
+from warren.worker.host.boot import boot_id
 
 NAME: Final = "record.json"
 _UNRECORDED_S: Final = 60.0

@@ -1,0 +1,1 @@
+"""Composition roots: which process is made of which parts."""

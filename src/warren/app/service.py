@@ -1,0 +1,174 @@
+"""Everything that one machine runs, without HTTP: store, worker, sessions, reaper.
+
+One service owns a state directory, and a lock on it says so. It takes over what the one before it left,
+then takes work. `stop` is orderly; after a kill -9 the next one finds everything in the store and in the state
+directory.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from warren.app.wiring import (
+    build_clock,
+    build_lifecycle,
+    build_provider,
+    build_reaper,
+    build_sessions,
+    build_store,
+    build_tenancy,
+    build_worker,
+)
+from warren.clock import Clock
+from warren.config.settings import Settings
+from warren.interfaces.provider import Provider
+from warren.interfaces.store import SessionStore
+from warren.model.errors import Unavailable
+from warren.sessions.lifecycle import Lifecycle
+from warren.sessions.manager import Sessions
+from warren.sessions.reaper import Reaper
+from warren.shielding import run_shielded
+from warren.tenancy.tenancy import Tenancy
+from warren.worker.worker import LocalWorker
+
+LOCK: Final = "server.lock"
+
+_log = logging.getLogger("warren.app.service")
+
+
+class Service:
+    """`fault` is called with each step in the life of sessions and sandboxes ("worker destroyed"), for crash tests."""
+
+    sessions: Sessions
+    tenancy: Tenancy
+    others: ClassVar[bool] = False  # whether there are other workers, who share the store
+    goodbye_s: float = 1.0  # so long answers have to leave when the work is done
+
+    def __init__(self, settings: Settings, *, fault: Callable[[str], None] = lambda _: None) -> None:
+        self._settings = settings
+        self._fault = fault
+        self._lock = -1
+        self._clock: Clock = build_clock()
+        self._rebooted = False
+        self._store: SessionStore | None = None
+        self._tenancy: Tenancy | None = None
+        self._provider: Provider | None = None
+        self._worker: LocalWorker | None = None
+        self._lifecycle: Lifecycle | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    async def start(self) -> None:
+        """Returns when it has taken over and takes work; if it cannot, nothing of it is left."""
+        try:
+            await self._start()
+        except BaseException:
+            await run_shielded(self._close())
+            raise
+
+    async def _start(self) -> None:
+        settings = self._settings
+        with _told(settings.state_dir):
+            settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+            self._lock = lock_state(settings.state_dir)
+        self._store = await self._opened_store()
+        self._provider = build_provider(settings, fault=partial(self._reached, "provider"))
+        self._worker = build_worker(settings, self._provider, partial(self._reached, "worker"))
+        self.tenancy = self._tenancy = await self._open_tenancy(self._store)
+        fault = partial(self._reached, "lifecycle")
+        self._lifecycle = build_lifecycle(
+            settings, self._store, self._worker, self.tenancy, fault, clock=self._clock, others=self.others
+        )
+        self.sessions = build_sessions(settings, self._lifecycle, self.tenancy)
+        await self._join()
+        reaper: Reaper = build_reaper(settings, self.sessions, rebooted=self._rebooted)
+        await reaper.recover()
+        await self._worker.start()
+        await self._serve()
+        self._run(reaper.run(), "reaper")
+        self._run(reaper.note_losses(self._worker), "losses")
+
+    async def _opened_store(self) -> SessionStore:
+        return await build_store(self._settings)
+
+    async def _open_tenancy(self, store: SessionStore) -> Tenancy:
+        return await build_tenancy(self._settings, store, self._clock)
+
+    async def _join(self) -> None:
+        """Before it is looked at what an earlier service has left."""
+
+    async def _serve(self) -> None:
+        """All that was left has been looked at."""
+        self.tenancy.start()
+
+    def _reached(self, part: str, step: str) -> None:
+        self._fault(f"{part} {step}")
+
+    def _run(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        task.add_done_callback(_report)
+        self._tasks.append(task)
+
+    async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
+        """Takes no more work, lets running commands finish for so long, and ends the sessions or lets them be."""
+        try:
+            await self.sessions.quiet(grace_s)
+            if self._worker is not None:
+                await self._worker.drain()  # who still waits for a sandbox hears it now, and not when its time is over
+            await self.sessions.stop(0.0, destroy=destroy)
+        finally:
+            await run_shielded(self._close())
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tenancy is not None:
+            await self._tenancy.close()
+        if self._worker is not None:
+            await self._worker.close()
+        if self._provider is not None:
+            await self._provider.close()
+        if self._store is not None:
+            await self._store.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+@contextlib.contextmanager
+def _told(state_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise Unavailable(
+            f"the state directory {state_dir} cannot be used: {exc.strerror or exc}",
+            remedy="give another one with --state-dir or WARREN_STATE_DIR, one that this user may write to",
+        ) from exc
+
+
+def lock_state(state_dir: Path) -> int:
+    """The state directory for this process alone, until the descriptor is closed or the process ends."""
+    fd = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise Unavailable(
+            f"another server uses the state directory {state_dir} (process {holder})",
+            remedy="stop that one, or give this one a state directory of its own with --state-dir",
+        ) from None
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _report(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled() and (exc := task.exception()) is not None:
+        _log.error("the task %s has ended", task.get_name(), exc_info=exc)

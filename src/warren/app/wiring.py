@@ -1,0 +1,296 @@
+"""Puts the parts together: settings in, objects out. Only here are concrete classes chosen.
+
+What only a server needs is imported when one is built: `warren run` should not wait for it.
+"""
+
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from warren.clock import Clock, SystemClock
+from warren.config.registry import Registry, packaged_registry
+from warren.config.settings import Settings, check_provider
+from warren.interfaces.provider import Provider
+from warren.model.environment import Environment, PoolSize
+from warren.model.errors import ProviderUnavailable
+from warren.worker.images.store import ImageStore
+
+if TYPE_CHECKING:
+    import ssl
+
+    from starlette.types import ASGIApp
+
+    from warren.http.context import Context
+    from warren.interfaces.audit import AuditLog
+    from warren.interfaces.cluster import ClusterControl
+    from warren.interfaces.store import SessionStore
+    from warren.sessions.lifecycle import Lifecycle
+    from warren.sessions.manager import Sessions
+    from warren.sessions.reaper import Reaper
+    from warren.stores.sealing import Sealer
+    from warren.tenancy.identity import Identity
+    from warren.tenancy.tenancy import Tenancy
+    from warren.tenancy.tokens import Tokens
+    from warren.worker.worker import LocalWorker
+
+DATABASE: Final = "sessions.db"
+SECRETS_KEY: Final = "secrets.key"
+AUDIT: Final = "audit"
+AUDIT_FILES: Final = 16
+
+Fault = Callable[[str], None]
+
+
+def build_registry(settings: Settings) -> Registry:
+    return Registry(packaged_registry(), *([settings.registry_dir] if settings.registry_dir else []))
+
+
+def build_images(settings: Settings) -> ImageStore:
+    return ImageStore(settings.state_dir)
+
+
+def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: None) -> Provider:
+    """The provider of that name, or the one the settings say."""
+    name = name or settings.provider
+    check_provider(name)
+    if name == "oci":
+        from warren.worker.providers.oci import OciProvider
+
+        return OciProvider(
+            state_dir=settings.state_dir,
+            images=build_images(settings),
+            bin_dir=settings.bin_dir,
+            runtime=settings.runtime or None,
+            fault=fault,
+        )
+    if name == "docker":
+        from warren.worker.providers.docker import DockerProvider
+
+        return DockerProvider(
+            state_dir=settings.state_dir,
+            images=build_images(settings),
+            bin_dir=settings.bin_dir,
+            docker_url=settings.docker_url or None,
+            fault=fault,
+        )
+    if name == "fake":
+        from warren.testing.fake_provider import FakeProvider
+
+        return FakeProvider()
+    raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
+
+
+def build_environments(settings: Settings) -> Callable[[str], Environment]:
+    """Environments by name, with what the settings say about limits and the default environment's image.
+
+    A file of the registry is read when its environment is first asked for, and again when it has changed.
+    """
+    registry = build_registry(settings)
+    limits: dict[str, Any] = {"memory_mb": settings.memory_mb, "cpus": settings.cpus}
+    changes = {name: value for name, value in limits.items() if value is not None}
+
+    made: dict[str, tuple[Environment, Environment]] = {}  # by name: as the registry has it, and as it is given
+
+    def find(name: str) -> Environment:
+        environment = registry.environment(name)
+        known = made.get(name)
+        if known is None or known[0] is not environment:
+            image = settings.container_image if name == settings.default_environment else ""
+            limits = replace(environment.limits, **changes)
+            known = made[name] = environment, replace(environment, image=image or environment.image, limits=limits)
+        return known[1]
+
+    return find
+
+
+async def build_store(settings: Settings) -> "SessionStore":
+    from warren.stores.memory import MemoryStore
+    from warren.stores.sqlite import SqliteStore
+
+    if settings.store == "memory":
+        return MemoryStore()
+    return await SqliteStore.open(settings.state_dir / DATABASE, sealer=build_sealer(settings))
+
+
+def build_sealer(settings: Settings) -> "Sealer":
+    from warren.stores.sealing import Sealer, key_in, read_key
+
+    key = read_key(settings.secrets_key) if settings.secrets_key else key_in(settings.state_dir / SECRETS_KEY)
+    return Sealer(key)
+
+
+def build_worker(settings: Settings, provider: Provider, fault: Fault = lambda _: None) -> "LocalWorker":
+    from warren.worker.guard import MachineGuard
+    from warren.worker.worker import LocalWorker
+
+    return LocalWorker(
+        settings.worker_id,
+        provider,
+        build_environments(settings),
+        clock=build_clock(),
+        guard=MachineGuard(
+            settings.state_dir,
+            min_free_memory_mb=settings.min_free_memory_mb or None,
+            min_free_disk_mb=settings.min_free_disk_mb or None,
+            max_sandboxes=settings.max_sandboxes,
+        ),
+        default_environment=settings.default_environment,
+        default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
+        fault=fault,
+    )
+
+
+def build_clock() -> Clock:
+    return SystemClock()
+
+
+async def build_tenancy(settings: Settings, store: "SessionStore", clock: Clock) -> "Tenancy":
+    from warren.tenancy.tenancy import Tenancy
+    from warren.tenancy.webhooks.addresses import read_networks
+    from warren.tenancy.webhooks.outbox import Webhooks
+    from warren.tenancy.webhooks.post import Poster
+
+    poster = Poster(read_networks(settings.webhook_networks))
+    sealer = None if settings.store == "memory" else build_sealer(settings)
+    return Tenancy(
+        store.records,
+        clock,
+        build_environments(settings),
+        audit=await build_audit(settings),
+        webhooks=Webhooks(store.records, clock, poster, sealer),
+    )
+
+
+async def build_audit(settings: Settings) -> "AuditLog | None":
+    if not settings.audit:
+        return None
+    from warren.model.audit import CommandText
+    from warren.tenancy.audit.files import FileAudit
+
+    commands = CommandText(settings.audit_commands)
+    size = settings.audit_mb * 1024 * 1024 // AUDIT_FILES
+    return await FileAudit.open(settings.state_dir / AUDIT, commands=commands, max_bytes=size, keep_files=AUDIT_FILES)
+
+
+def build_lifecycle(
+    settings: Settings,
+    store: "SessionStore",
+    worker: "LocalWorker",
+    tenancy: "Tenancy",
+    fault: Fault = lambda _: None,
+    *,
+    clock: Clock,
+    others: bool = False,
+) -> "Lifecycle":
+    from warren.sessions.lifecycle import Lifecycle
+
+    return Lifecycle(
+        store,
+        {worker.name: worker},
+        clock,
+        claim_timeout_s=settings.claim_timeout_s,
+        others=others,
+        events=tenancy.events,
+        fault=fault,
+    )
+
+
+def build_sessions(settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy") -> "Sessions":
+    from warren.sessions.manager import Sessions
+    from warren.sessions.new_session import Defaults
+
+    defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
+    return Sessions(lifecycle, build_environments(settings), defaults, tenancy.metering)
+
+
+def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "Identity":
+    """Who may come in, as the settings say."""
+    from warren.tenancy.identity import Anybody, Proven
+
+    if not settings.auth:
+        return Anybody(tenancy.tenants)
+    return Proven(tenancy.keys, tenancy.tenants, tokens, settings.api_key)
+
+
+async def build_tokens(settings: Settings) -> "Tokens | None":
+    """Raises what is wrong with the settings: to be called before anything is started."""
+    if not (settings.auth and settings.jwt_jwks):
+        return None
+    from warren.tenancy.tokens import TokenRules, Tokens
+
+    rules = TokenRules(
+        settings.jwt_jwks,
+        settings.jwt_issuer,
+        settings.jwt_audience,
+        settings.jwt_tenant_claim,
+        settings.jwt_scopes_claim,
+    )
+    tokens = Tokens(rules, build_clock())
+    await tokens.start()
+    return tokens
+
+
+def build_reaper(settings: Settings, sessions: "Sessions", *, rebooted: bool = False) -> "Reaper":
+    from warren.sessions.reaper import Reaper
+
+    return Reaper(sessions, retention_s=settings.key_retention_s, rebooted=rebooted)
+
+
+def build_context(
+    settings: Settings,
+    sessions: "Sessions",
+    tenancy: "Tenancy",
+    identity: "Identity",
+    cluster: "ClusterControl | None" = None,
+) -> "Context":
+    from warren.http.app import package_version
+    from warren.http.context import Context
+
+    return Context(
+        sessions,
+        tenancy,
+        identity,
+        provider=settings.provider,
+        worker_id=settings.worker_id,
+        version=package_version(),
+        command_timeout_s=settings.command_timeout_s,
+        max_command_timeout_s=settings.max_command_timeout_s,
+        keepalive_s=settings.stream_keepalive_s,
+        with_key=settings.auth,
+        labels=build_labels(settings),
+        cluster=cluster,
+    )
+
+
+def build_labels(settings: Settings) -> dict[str, str]:
+    """What can be asked for of this worker."""
+    given = dict(label.split("=", 1) for label in settings.labels)
+    return {"arch": platform.machine(), **given}
+
+
+def build_tls(settings: Settings) -> "ssl.SSLContext | None":
+    from warren.http.server.tls import new_tls_context
+
+    return new_tls_context(settings.tls_cert, settings.tls_key)
+
+
+def build_app(settings: Settings, sessions: "Sessions", tenancy: "Tenancy", identity: "Identity") -> "ASGIApp":
+    from warren.http.app import create_app
+
+    return build_edge(settings, create_app(build_context(settings, sessions, tenancy, identity)))
+
+
+def build_edge(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":
+    """With `any_host` it does not matter by which name the server was addressed."""
+    from warren.http.app import is_upload
+    from warren.http.server.http_guard import HttpGuard
+
+    return HttpGuard(
+        app,
+        listen_host=settings.host,
+        allowed_hosts=("*",) if any_host else settings.allowed_hosts,
+        trusted_proxies=settings.trusted_proxies,
+        max_body=settings.max_body_mb * 1024 * 1024,
+        is_upload=is_upload,
+    )

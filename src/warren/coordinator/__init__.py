@@ -1,1 +1,0 @@
-"""Sessions: who has which sandbox, for how long, and the HTTP API to them."""

@@ -1,1 +1,0 @@
-"""At the door: who is asking (keys, tokens), what their tenant may have (tenants, quotas)."""

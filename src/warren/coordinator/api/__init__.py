@@ -1,1 +1,0 @@
-"""The HTTP API: thin translations of the use cases in sessions.py."""

@@ -1,1 +1,0 @@
-"""The audit record: who did what, kept in files, in Redis or in memory, without the secrets."""

@@ -1,1 +1,0 @@
-"""Webhooks: what happened is posted to addresses that callers name."""

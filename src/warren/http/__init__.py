@@ -1,0 +1,1 @@
+"""The HTTP API: admission, routes, schemas and the OpenAPI document."""

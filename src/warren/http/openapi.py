@@ -1,0 +1,105 @@
+"""The OpenAPI document: what FastAPI cannot tell by itself about these routes.
+
+Every error of every route is a problem, described once. Names of operations do not depend on paths, so clients
+generated from the document keep their names when a path is moved.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from warren.http.problems import MEDIA_TYPE
+
+DESCRIPTION: Final = """
+Isolated Linux sandboxes for AI agents. A **session** is a sandbox of your own: create one (or name a `thread_id` and
+get the thread's), run commands in it, move files, open terminals. It keeps its state between commands and is gone
+when you delete it, or when it was not used for its idle time-out.
+
+Errors are `application/problem+json` with a stable `code`, a sentence (`detail`) and, where there is one, what to do
+about it (`remedy`). `/api/sessions` is the full API; the flat endpoints are the same in the words of older clients.
+
+Three addresses are WebSockets: `/api/sessions/{session_id}/exec`, `…/processes/{process_id}/attach` and
+`…/terminal`. An error is told there as a message `{"type": "error", "code": …, "detail": …}`, then the socket is
+closed with 4000 plus the HTTP status.
+"""
+TAGS: Final = [
+    {"name": "sessions", "description": "Made, shown, kept alive, changed, ended"},
+    {"name": "commands", "description": "Run to their end; the result at once or as it comes"},
+    {"name": "processes", "description": "Commands and terminals that run on their own"},
+    {"name": "files", "description": "Done inside the sandbox, with the rights of its user, streamed, of any size"},
+    {"name": "flat", "description": "The same in the words of older clients"},
+    {"name": "e2b", "description": "Code and files in the words of E2B-style clients"},
+    {"name": "webhooks", "description": "Whom to tell what happened"},
+    {"name": "records", "description": "What was done, and what was used"},
+    {"name": "admin", "description": "Keys and tenants, for the operator of a server"},
+    {"name": "cluster", "description": "Workers, for the operator of a cluster"},
+    {"name": "server", "description": "What machines ask a server about itself"},
+]
+_OTHER_WORDS: Final = ("flat", "e2b")
+_PROBLEM: Final[dict[str, Any]] = {
+    "type": "object",
+    "title": "Problem",
+    "description": "What was wrong (RFC 9457)",
+    "required": ["type", "title", "status", "code", "detail", "retryable"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string", "description": "The HTTP status in words"},
+        "status": {"type": "integer"},
+        "code": {"type": "string", "description": "Stable: for programs"},
+        "detail": {"type": "string", "description": "A sentence: for people"},
+        "remedy": {"type": "string", "description": "What to do about it"},
+        "retryable": {"type": "boolean", "description": "Whether the same request may succeed later"},
+        "instance": {"type": "string"},
+        "error_id": {"type": "string", "description": "Stands in the server's log, if it was the server's fault"},
+        "errors": {
+            "type": "array",
+            "description": "Each field that was wrong",
+            "items": {
+                "type": "object",
+                "required": ["field", "message"],
+                "properties": {"field": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    },
+    "example": {
+        "type": "about:blank",
+        "title": "Not Found",
+        "status": 404,
+        "code": "session_not_found",
+        "detail": "there is no session 'ses_0'",
+        "remedy": "create one: POST /api/sessions",
+        "retryable": False,
+    },
+}
+_A_PROBLEM: Final[dict[str, Any]] = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
+    "4XX": {"description": "Something is wrong with the request", **_A_PROBLEM},
+    "5XX": {"description": "The server cannot do it, or not now", **_A_PROBLEM},
+}
+
+
+def operation_id(route: APIRoute) -> str:
+    """The function's name; those of the other vocabularies are told apart by theirs."""
+    words = next((str(tag) for tag in route.tags if tag in _OTHER_WORDS), "")
+    return f"{words}_{route.name}" if words else route.name
+
+
+def completed(app: FastAPI, *, with_key: bool) -> Callable[[], dict[str, Any]]:
+    """The app's `openapi`, with what its routes only refer to."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        components = document["components"]
+        components["schemas"]["Problem"] = _PROBLEM
+        if with_key:
+            components["securitySchemes"] = {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+            }
+            document["security"] = [{"bearer": []}, {"key": []}]
+        return document
+
+    return openapi

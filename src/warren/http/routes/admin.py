@@ -1,0 +1,161 @@
+"""/api/admin: the keys and tenants of a server, for its operator; /api/whoami for everybody."""
+
+from typing import Annotated, Any
+
+from fastapi import Path, Query
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from warren.http.context import Admin, Anyone, Ctx, answer, new_router
+from warren.http.schemas import Body, timestamp
+from warren.model.access import USUAL_SCOPES, ApiKey, Caller, Quota, read_scopes
+from warren.model.session import DEFAULT_TENANT
+from warren.sessions.request_context import note
+from warren.tenancy.keys import key_view
+from warren.tenancy.tenants import read_tenant, tenant_view
+
+router = new_router(prefix="/api", tags=["admin"])
+
+KeyId = Annotated[str, Path(description="The key's id, as listing them shows it")]
+TenantName = Annotated[str, Path(description="A tenant's name; `*` stands for all that have no record", max_length=64)]
+
+
+class KeyBody(Body):
+    name: str = Field(description="For people", examples=["ci"], max_length=128)
+    tenant: str = Field(DEFAULT_TENANT, description="Whose key it is")
+    scopes: list[str] = Field(
+        default_factory=lambda: sorted(map(str, USUAL_SCOPES)), description="Some of read, exec, files, sessions, admin"
+    )
+    expires_in_s: float | None = Field(None, gt=0, le=10 * 366 * 86400, description="After this it is refused")
+    quota: dict[str, Any] = Field(default_factory=dict, description="What this key may have, see the tenants' quotas")
+
+
+class KeyView(BaseModel):
+    id: str
+    name: str
+    tenant: str
+    scopes: list[str]
+    created_at: str
+    expires_at: str | None
+    used_at: str | None
+    quota: dict[str, Any]
+
+
+class NewKeyView(KeyView):
+    key: str = Field(description="The key itself. It is shown this once and cannot be shown again")
+
+
+class KeyList(BaseModel):
+    keys: list[KeyView]
+
+
+class TenantBody(Body):
+    quota: dict[str, Any] = Field(
+        default_factory=dict,
+        description="sessions, disk_mb, creates_per_minute, requests_per_minute, exec_seconds_per_day, "
+        "bytes_out_per_day, max_lifetime_s, environments (a list), limits (the most a session may ask for)",
+        examples=[{"sessions": 10, "requests_per_minute": 600}],
+    )
+    policy: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The command policy of its sessions",
+        examples=[{"mode": "enforce", "deny": ["curl"]}],
+    )
+
+
+class TenantView(BaseModel):
+    name: str
+    quota: dict[str, Any]
+    policy: dict[str, Any]
+
+
+class TenantList(BaseModel):
+    tenants: list[TenantView]
+
+
+class CallerView(BaseModel):
+    tenant: str
+    key_id: str
+    scopes: list[str]
+    quota: dict[str, Any]
+    key_quota: dict[str, Any]
+
+
+@router.get("/whoami", response_model=CallerView, summary="Who the server takes you for")
+async def whoami(request: Request, tenant: Anyone) -> dict[str, Any]:
+    caller: Caller = request.scope["caller"]
+    return {
+        "tenant": tenant,
+        "key_id": caller.key_id,
+        "scopes": sorted(caller.scopes),
+        "quota": caller.quota.as_mapping(),
+        "key_quota": caller.key_quota.as_mapping(),
+    }
+
+
+@router.post("/admin/keys", status_code=201, response_model=NewKeyView, summary="Make a key")
+async def create_key(body: KeyBody, context: Ctx, tenant: Admin) -> Response:
+    """The answer is the only place where the key ever stands: only a salted hash of it is kept."""
+    expires_at = None if body.expires_in_s is None else context.sessions.clock.wall() + body.expires_in_s
+    scopes, quota = read_scopes(body.scopes), Quota.from_mapping(body.quota)
+    key, text = await context.tenancy.keys.create(body.name, body.tenant, scopes, expires_at, quota)
+    note(about=key.id, whose=key.tenant, scopes=sorted(key.scopes))
+    return answer({**_shown(key), "key": text}, 201)
+
+
+@router.get("/admin/keys", response_model=KeyList, summary="List the keys")
+async def list_keys(
+    context: Ctx, tenant: Admin, of: Annotated[str, Query(description="Only those of this tenant")] = ""
+) -> Response:
+    return answer({"keys": [_shown(key) for key in await context.tenancy.keys.list(of)]})
+
+
+@router.delete("/admin/keys/{key_id}", status_code=204, summary="Revoke a key")
+async def revoke_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
+    """From then on nobody is let in with it; other servers of the same store follow within two seconds."""
+    note(about=key_id)
+    await context.tenancy.keys.revoke(key_id)
+    return Response(status_code=204)
+
+
+@router.post("/admin/keys/{key_id}/rotate", response_model=NewKeyView, summary="Give a key a new secret")
+async def rotate_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
+    """Name, tenant, scopes, expiry and quota stay; the old secret is worth nothing any more."""
+    note(about=key_id)
+    key, text = await context.tenancy.keys.rotate(key_id)
+    return answer({**_shown(key), "key": text})
+
+
+@router.get("/admin/tenants", response_model=TenantList, summary="List the tenants that something is set for")
+async def list_tenants(context: Ctx, tenant: Admin) -> Response:
+    return answer({"tenants": [tenant_view(one) for one in await context.tenancy.tenants.list()]})
+
+
+@router.get("/admin/tenants/{name}", response_model=TenantView, summary="Show what is set for a tenant")
+async def get_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Response:
+    return answer(tenant_view(await context.tenancy.tenants.get(name)))
+
+
+@router.put("/admin/tenants/{name}", response_model=TenantView, summary="Set a tenant's quota and command policy")
+async def put_tenant(name: TenantName, body: TenantBody, context: Ctx, tenant: Admin) -> Response:
+    """Replaces what was set. It holds for the next request; sessions that run keep running."""
+    note(about=name)
+    wanted = read_tenant(name, body.quota, body.policy)
+    note(quota=wanted.quota.as_mapping(), policy=str(wanted.policy.mode))
+    return answer(tenant_view(await context.tenancy.tenants.put(wanted)))
+
+
+@router.delete("/admin/tenants/{name}", status_code=204, summary="Take away what is set for a tenant")
+async def delete_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Response:
+    """Its keys and sessions stay; what `*` says holds for it from now on."""
+    note(about=name)
+    await context.tenancy.tenants.delete(name)
+    return Response(status_code=204)
+
+
+def _shown(key: ApiKey) -> dict[str, Any]:
+    view = key_view(key)
+    for name in ("created_at", "expires_at", "used_at"):
+        view[name] = None if view[name] is None else timestamp(view[name])
+    return view

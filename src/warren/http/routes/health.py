@@ -1,0 +1,52 @@
+"""/ready, /version, /api/stats: what machines ask a server about itself."""
+
+from typing import Any
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from warren.http.context import Admin, Ctx, active_sessions, answer, new_router, pool_size
+from warren.sessions.listing import figures
+
+router = new_router(tags=["server"])
+
+
+class ReadyView(BaseModel):
+    status: str
+    pool_size: int
+    active_sessions: int
+
+
+class VersionView(BaseModel):
+    name: str
+    version: str
+    provider: str
+    worker_id: str
+
+
+class StatsView(BaseModel):
+    sessions: dict[str, int]
+    workers: dict[str, dict[str, Any]]
+
+
+@router.get("/ready", response_model=ReadyView, summary="Whether the server takes work")
+async def ready(context: Ctx) -> Response:
+    """503 while it is being stopped, or when its store does not work; in a cluster, when no worker is there."""
+    context.sessions.check_open()
+    if context.cluster is not None:
+        context.cluster.check_ready()
+    return answer(
+        {"status": "ready", "pool_size": await pool_size(context), "active_sessions": await active_sessions(context)}
+    )
+
+
+@router.get("/version", response_model=VersionView, summary="Which server this is")
+async def version(context: Ctx) -> dict[str, str]:
+    return {"name": "warren", "version": context.version, "provider": context.provider, "worker_id": context.worker_id}
+
+
+@router.get("/api/stats", response_model=StatsView, summary="Figures of the pools, the machine and the sessions")
+async def stats(context: Ctx, tenant: Admin) -> dict[str, Any]:
+    """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
+    found = dict(await figures(context.sessions))
+    return found if context.cluster is None else {**found, "workers": await context.cluster.figures()}

@@ -1,0 +1,392 @@
+"""Connections that do not wait for their client for ever.
+
+`WatchedHttp` and `WatchedWebSocket` are uvicorn's protocols with the limits that uvicorn does not have. A
+connection is in one `Phase` at a time. The server calls `watch` on each of its connections once in a while, and
+the connection looks at how long it has been waiting for its client: for the rest of a request's head, for the rest
+of a body, or for the client to read what was sent. So a request costs no timers, and every way a client can stand
+still is dealt with at one place.
+
+What a connection holds in memory is bounded: the head by `max_header_bytes`, the body by uvicorn's flow control
+(64 KiB, then reading pauses), requests sent ahead of their answers by `MAX_PIPELINED`, what is sent by the
+transport's high-water mark. When a client is gone, or is dropped, the app's `send` raises and its `receive`
+says `http.disconnect`, so that streams end.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, cast
+
+import httptools
+from starlette.types import Message
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
+from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
+
+from warren.http.problems import problem
+from warren.http.server.http_guard import CAUTION, UNLESS_SAID, HttpLimits
+from warren.model.errors import (
+    HeadTooLarge,
+    InvalidHttp,
+    NoCapacity,
+    RequestTimedOut,
+    Stopping,
+    WarrenError,
+)
+
+MAX_PIPELINED = 8
+MAX_FRAGMENTS = 1024
+_REFUSED_AT_ONCE = 256  # beyond the limit so many are told why, the others are just closed
+_log = logging.getLogger("warren.http")
+
+
+class Phase(Enum):
+    IDLE = "between two requests"
+    HEAD = "the head of a request is awaited"
+    OPEN = "a request is being served"
+    LAST = "being served; no further request is read"
+    DRAINING = "answered; the rest of the body is thrown away"
+    LINGERING = "refused; what still comes is thrown away until the client has read why"
+
+
+_PARTING_S = 0.5  # who has connected before the server stops has so long to begin with its request
+_PATIENCE_S = {Phase.DRAINING: 5.0, Phase.LINGERING: 2.0}
+
+
+class _Wait:
+    """How long a figure has stood still; none means there is nothing to wait for."""
+
+    __slots__ = ("_figure", "_since")
+
+    def __init__(self) -> None:
+        self._figure: int | None = None
+        self._since = 0.0
+
+    def lasted(self, figure: int | None, now: float) -> float:
+        if figure is None or figure != self._figure:
+            self._figure, self._since = figure, now
+        return now - self._since
+
+
+class _GentleTransport:
+    """What an answer is written to. Closing it while a body still comes in would destroy the answer on its way.
+
+    The head of an answer waits for the first piece of its body, if that comes at once: two writes cost twice, and
+    wake the client twice.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, close: Callable[[], None], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._transport, self._close, self._loop = transport, close, loop
+        self._head = b""
+        self.is_closing = transport.is_closing
+        self.in_head = False
+
+    def write(self, data: bytes) -> None:
+        if self.in_head:
+            self.in_head, self._head = False, data
+            self._loop.call_soon(self._flush)
+        elif self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head + data)
+        else:
+            self._transport.write(data)
+
+    def _flush(self) -> None:
+        head, self._head = self._head, b""
+        if head and not self._transport.is_closing():
+            self._transport.write(head)
+
+    def close(self) -> None:
+        self._flush()
+        self._close()
+
+
+class WatchedHttp(HttpToolsProtocol):
+    def __init__(self, *, limits: HttpLimits, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._limits = limits
+        self._phase, self._since = Phase.HEAD, self.loop.time()
+        self._in_head = False
+        self._parting = False
+        self._received = 0
+        self._unparsed = 0
+        self._refusal: WarrenError | None = None
+        self._active: RequestResponseCycle | None = None
+        self._sending, self._reading = _Wait(), _Wait()
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._gentle = _GentleTransport(transport, self._close_gently, self.loop)
+        excess = len(self.connections) - self._limits.max_connections
+        if excess > _REFUSED_AT_ONCE:
+            transport.abort()
+        elif excess > 0:
+            self._refuse(NoCapacity(f"{self._limits.max_connections} connections are open already", retry_after_s=1))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        self._disconnect()
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase in (Phase.LINGERING, Phase.LAST):
+            return
+        if self._phase is Phase.IDLE:
+            self._enter(Phase.HEAD)
+        self._unset_keepalive_if_required()
+        self._received += len(data)
+        self._unparsed += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._upgrade()
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or InvalidHttp("this is not a valid HTTP request"))
+        else:
+            if self._unparsed > self._limits.max_header_bytes:
+                self._refuse(self._head_too_large())
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else it is a trailer, which comes after all checks were made
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._unparsed > self._limits.max_header_bytes and self._head_size() > self._limits.max_header_bytes:
+            self._refusal = self._head_too_large()
+            raise self._refusal
+        if not self.url.isascii():
+            raise InvalidHttp("the target of the request is not ASCII")
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise InvalidHttp("too many requests were sent ahead")  # the client sends them again
+        self._in_head, self._unparsed = False, 0
+        if self._phase is Phase.HEAD:
+            self._enter(Phase.OPEN)
+        super().on_headers_complete()
+        if self._parting and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unparsed = 0
+        if self.cycle is not None:
+            self.cycle.more_body = False
+        super().on_message_complete()
+        if self._phase is Phase.DRAINING:
+            self._enter(Phase.IDLE)
+
+    def on_response_complete(self) -> None:
+        if self._phase is Phase.LINGERING:
+            self.flow.resume_reading()
+            return
+        more_body = self._active is not None and self._active.more_body
+        queued = bool(self.pipeline)
+        super().on_response_complete()
+        if more_body:
+            self._enter(Phase.DRAINING)
+        elif not queued and self._phase is not Phase.LAST:
+            self._enter(Phase.HEAD if self._in_head else Phase.IDLE)
+
+    def watch(self, now: float) -> None:
+        """Called once in a while: ends the connection when its client has kept us waiting too long."""
+        limits = self._limits
+        if self._sending.lasted(self.transport.get_write_buffer_size() or None, now) > limits.send_timeout_s:
+            self.transport.abort()
+        elif self._phase is Phase.HEAD and now - self._since > limits.header_timeout_s:
+            self._refuse_late(f"the head of the request was not complete after {limits.header_timeout_s:g} s")
+        elif now - self._since > _PATIENCE_S.get(self._phase, math.inf):
+            self.transport.abort()
+        elif self._reading.lasted(self._awaited_body(), now) > limits.body_timeout_s:
+            self._refuse_late(f"nothing of the body came for {limits.body_timeout_s:g} s")
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def shutdown(self) -> None:
+        """A request that is on its way, or will be in a moment, is still answered; it is the last one."""
+        if self._phase is Phase.HEAD:
+            self._parting = True
+            self.loop.call_later(_PARTING_S, self._part)
+        else:
+            super().shutdown()
+
+    def _part(self) -> None:
+        if self._phase is Phase.HEAD:
+            self.transport.close()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._active = cycle
+        cycle.transport = cast(asyncio.Transport, self._gentle)
+        task = self.loop.create_task(self._serve(cycle, app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    async def _serve(self, cycle: RequestResponseCycle, app: Any) -> None:
+        gentle = self._gentle
+
+        async def send(message: Message) -> None:
+            gentle.in_head = message["type"] == "http.response.start"
+            await cycle.send(cast(Any, message))
+            if cycle.disconnected:
+                raise ClientDisconnected
+
+        try:
+            await app(cycle.scope, cycle.receive, send)
+        except asyncio.CancelledError:
+            if not cycle.disconnected:
+                self._give_up(Stopping("the server is being stopped"))
+        except ClientDisconnected:
+            pass
+        except Exception:
+            _log.exception("an exception left the app")
+        finally:
+            cycle.on_response = lambda: None
+            if not cycle.response_complete and not cycle.disconnected:
+                self.transport.close()
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase, self._since = phase, self.loop.time()
+
+    def _awaited_body(self) -> int | None:
+        cycle = self._active
+        if self._phase is not Phase.OPEN or cycle is None or not cycle.more_body:
+            return None
+        return None if self.flow.read_paused or cycle.waiting_for_100_continue else self._received
+
+    def _head_size(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _head_too_large(self) -> HeadTooLarge:
+        return HeadTooLarge("the head of the request is too large", remedy="send fewer or shorter headers")
+
+    def _upgrade(self) -> None:
+        if not self._should_upgrade():
+            return  # answered as the plain request it also is
+        if self._busy():
+            self.transport.abort()
+        elif len(self.headers) > MAX_NUM_HEADERS or any(len(n) + len(v) > MAX_LINE_LENGTH - 8 for n, v in self.headers):
+            self._refuse(self._head_too_large())
+        elif not self.url.isascii() or len(self.url) > MAX_LINE_LENGTH - 32:
+            self._refuse(InvalidHttp("the target of the request is not one for a WebSocket"))
+        else:
+            self.handle_websocket_upgrade()
+
+    def _refuse_late(self, message: str) -> None:
+        if self._received:
+            self._refuse(RequestTimedOut(message, remedy="send the request faster, or in smaller parts"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, exc: WarrenError) -> None:
+        """Takes no further requests. Those that came before this one are still answered."""
+        if self._busy() and (self._in_head or self.pipeline):
+            last = self.pipeline[0][0] if self.pipeline else self._active
+            assert last is not None
+            last.keep_alive = False
+            self._enter(Phase.LAST)
+        else:
+            self._give_up(exc)
+
+    def _give_up(self, exc: WarrenError) -> None:
+        """Says why, unless an answer is on its way already, and ends the connection and what is being done for it."""
+        if not (self._active is not None and self._busy() and self._active.response_started):
+            self.transport.write(raw_answer(exc, self.server_state.default_headers))
+        self._disconnect()
+        self._linger()
+
+    def _busy(self) -> bool:
+        return self._active is not None and not self._active.response_complete
+
+    def _close_gently(self) -> None:
+        if self._phase is Phase.LAST or (self._active is not None and self._active.more_body):
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        self._enter(Phase.LINGERING)
+        self.pipeline.clear()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.transport.can_write_eof():  # TLS cannot; there the client closes, or its time is over
+                self.transport.write_eof()
+
+    def _disconnect(self) -> None:
+        """uvicorn tells only the newest request; with requests sent ahead that is not the one being served."""
+        for cycle in (self._active, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.flow.resume_writing()
+
+
+class WatchedWebSocket(WebSocketsSansIOProtocol):
+    def __init__(self, *, limits: HttpLimits, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._limits = limits
+        self._sending = _Wait()
+
+    def watch(self, now: float) -> None:
+        if self._sending.lasted(self.transport.get_write_buffer_size() or None, now) > self._limits.send_timeout_s:
+            self.transport.abort()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self.transport.abort()
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # else uvicorn logs every refusal as an error of the app
+
+    def handle_ping(self) -> None:
+        """A client that pings and never reads would fill our memory with pongs; it may go without some."""
+        pong = b"".join(self.conn.data_to_send())
+        if self.writable.is_set():
+            self.transport.write(pong)
+
+    def handle_cont(self, event: Frame) -> None:
+        if len(self.frames) >= MAX_FRAGMENTS:
+            self.conn.fail(1009, f"more than {MAX_FRAGMENTS} fragments")
+            self.handle_parser_exception()
+        else:
+            super().handle_cont(event)
+
+    def keepalive_timeout(self) -> None:
+        """While the app leaves messages unread we do not read either, so a missing pong says nothing."""
+        if self.read_paused:
+            self.pong_timer = self.pending_ping_payload = None
+            self.schedule_ping()
+        else:
+            super().keepalive_timeout()
+
+    def handle_parser_exception(self) -> None:
+        if self.conn.close_sent is None:  # it failed before it was a WebSocket
+            self.transport.abort()
+        else:
+            super().handle_parser_exception()
+
+
+def raw_answer(exc: WarrenError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The whole answer as bytes, for when there is no request to answer."""
+    response = problem(exc)
+    headers = [*default_headers, *response.raw_headers, *CAUTION, *UNLESS_SAID, (b"connection", b"close")]
+    lines = b"".join(b"%s: %s\r\n" % header for header in headers)
+    return STATUS_LINE[exc.http_status] + lines + b"\r\n" + bytes(response.body)

@@ -1,0 +1,235 @@
+"""The HTTP server: listening, watching over the connections, stopping.
+
+`HttpServer` takes the place of uvicorn's own server class, which exits the process on errors, takes over signals
+and stops only between polls. The protocols below it are uvicorn's, see `connections`. Once in a while, a fraction
+of the shortest time-out, it lets every connection look whether its client has kept it waiting too long.
+"""
+
+import asyncio
+import errno
+import resource
+import socket
+import ssl
+import sys
+from dataclasses import replace
+from email.utils import formatdate
+from functools import partial
+from typing import Any, cast
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+from uvicorn.lifespan.on import LifespanOn
+from uvicorn.server import ServerState
+
+from warren.http.server.connections import WatchedHttp, WatchedWebSocket
+from warren.http.server.http_guard import HttpLimits
+from warren.model.errors import Unavailable
+
+_BACKLOG = 2048
+_WS_MAX_SIZE = 1024 * 1024
+_UNWIND_S = 5.0
+_TAKEN_IN_S = 0.01
+_GOODBYE_S = 2.0  # a client that leaves the end of TLS unanswered for so long is not waited for
+
+
+class HttpServer:
+    """Serves one ASGI app on one address. `start` returns when connections are taken; `stop` may be called twice.
+
+    It sets no signal handlers and prints nothing. It wants to run on uvloop: `asyncio.Runner(loop_factory=
+    new_event_loop)`.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        limits: HttpLimits | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._host, self._asked_port = host, port
+        self._tls = tls
+        self._limits = limits or HttpLimits()
+        self._state = ServerState()
+        self._app = app
+        self._server: asyncio.AbstractServer | None = None
+        self._lifespan: LifespanOn | None = None
+        self._watcher: asyncio.TimerHandle | None = None
+        self.port = port
+
+    def __repr__(self) -> str:
+        state = "listening on" if self._server is not None else "not listening on"
+        return f"<HttpServer {state} {self._host}:{self.port}: {len(self._state.connections)} connections>"
+
+    async def start(self) -> None:
+        """Raises `Unavailable` when the address cannot be had or the app does not start."""
+        # Half of the files are for what the app itself opens.
+        connections = min(self._limits.max_connections, raise_file_limit() // 2)
+        self._config = _configure(self._app, replace(self._limits, max_connections=connections))
+        self._config.load()
+        listener = bind(self._host, self._asked_port)
+        try:
+            await self._start_app()
+            self._server = await asyncio.get_running_loop().create_server(
+                self._new_connection, sock=listener, backlog=_BACKLOG, **self._over_tls()
+            )
+        except BaseException:
+            listener.close()
+            raise
+        self.port = int(listener.getsockname()[1])
+        self._watch()
+
+    async def stop(self, grace_s: float) -> None:
+        """Stops listening at once, lets requests finish for so long, and then ends the rest."""
+        if self._server is None:
+            return
+        await self._close_door(self._server)
+        self._server = None
+        for connection in list(self._state.connections):
+            connection.shutdown()
+        try:
+            await self._settle(grace_s)
+        finally:
+            await self._end_all()
+
+    async def _close_door(self, server: asyncio.AbstractServer) -> None:
+        """Who has connected already, and was not taken in yet, is; closing would send them away without a word."""
+        with cast(asyncio.Server, server).sockets[0].dup() as listener:
+            listener.setblocking(False)
+            server.close()
+            while True:
+                try:
+                    waiting, _ = listener.accept()
+                except OSError:
+                    break
+                waiting.setblocking(False)
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._new_connection, waiting, **self._over_tls()
+                )
+        await asyncio.sleep(_TAKEN_IN_S)  # for those whom the loop has just accepted
+
+    def _over_tls(self) -> dict[str, Any]:
+        """The handshake has the time that the head of a request has."""
+        if self._tls is None:
+            return {}
+        shake_s = self._limits.header_timeout_s
+        return {"ssl": self._tls, "ssl_handshake_timeout": shake_s, "ssl_shutdown_timeout": _GOODBYE_S}
+
+    async def _start_app(self) -> None:
+        lifespan = self._config.lifespan_class(self._config)
+        await lifespan.startup()
+        if lifespan.should_exit:
+            raise Unavailable("the server could not start", remedy="the log says why")
+        self._lifespan = lifespan
+
+    def _new_connection(self) -> asyncio.Protocol:
+        assert self._lifespan is not None
+        make = cast(Any, self._config.http_protocol_class)
+        return cast(
+            asyncio.Protocol, make(config=self._config, server_state=self._state, app_state=self._lifespan.state)
+        )
+
+    def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._watcher = loop.call_later(_watch_interval_s(self._limits), self._watch)
+        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        now = loop.time()
+        for connection in list(self._state.connections):
+            cast(WatchedHttp | WatchedWebSocket, connection).watch(now)
+
+    async def _settle(self, patience_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + patience_s
+        while self._state.tasks or self._state.connections:
+            left_s = deadline - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return
+            if self._state.tasks:
+                await asyncio.wait(list(self._state.tasks), timeout=left_s)
+            await asyncio.sleep(0.01)
+
+    async def _end_all(self) -> None:
+        try:
+            for task in list(self._state.tasks):
+                task.cancel()
+            if self._state.tasks:
+                await asyncio.wait(list(self._state.tasks), timeout=_UNWIND_S)
+            if self._state.connections:
+                await asyncio.sleep(0.05)  # for the last answers to leave
+        finally:
+            for connection in list(self._state.connections):
+                cast(WatchedHttp | WatchedWebSocket, connection).abort()
+            if self._watcher is not None:
+                self._watcher.cancel()
+        if self._lifespan is not None:
+            await self._lifespan.shutdown()
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    return uvloop.new_event_loop()
+
+
+def raise_file_limit() -> int:
+    """Every connection is an open file; the usual soft limit of 1,024 would be the first thing to run out."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, or `Unavailable` that says what is in the way."""
+    if not 0 <= port < 65536:
+        raise Unavailable(f"{port} is not a port", remedy="choose one from 1 to 65535 with --port or WARREN_PORT")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # IPv4 first, so that `localhost` means 127.0.0.1 on every machine.
+        family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    except (OSError, ValueError) as exc:
+        raise Unavailable(f"{host!r} is not an address to listen on", remedy="check --host or WARREN_HOST") from exc
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise _cannot_listen(host, port, exc) from exc
+    return listener
+
+
+def _cannot_listen(host: str, port: int, exc: OSError) -> Unavailable:
+    number = exc.errno
+    if number == errno.EADDRINUSE:
+        return Unavailable(f"port {port} is taken", remedy="choose another with --port or WARREN_PORT")
+    if number in (errno.EACCES, errno.EPERM):
+        return Unavailable(f"port {port} may not be used by this user", remedy="choose one above 1023 with --port")
+    if number == errno.EADDRNOTAVAIL:
+        return Unavailable(f"{host!r} is not an address of this machine", remedy="check --host or WARREN_HOST")
+    return Unavailable(f"cannot listen on {host} port {port}: {exc}", remedy="check --host and --port")
+
+
+def _watch_interval_s(limits: HttpLimits) -> float:
+    shortest = min(limits.header_timeout_s, limits.body_timeout_s, limits.send_timeout_s, 10.0)
+    return max(0.02, shortest / 10)
+
+
+def _configure(app: ASGIApp, limits: HttpLimits) -> uvicorn.Config:
+    return uvicorn.Config(
+        cast(Any, app),
+        interface="asgi3",
+        http=cast(Any, partial(WatchedHttp, limits=limits)),
+        ws=cast(Any, partial(WatchedWebSocket, limits=limits)),
+        ws_max_size=_WS_MAX_SIZE,
+        ws_ping_interval=20.0,
+        ws_ping_timeout=20.0,
+        ws_per_message_deflate=False,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=cast(int, limits.keep_alive_s),
+    )

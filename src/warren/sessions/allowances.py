@@ -1,0 +1,53 @@
+"""What a caller may have: the bounds of its key and its tenant, checked before a session is made or changed. Pure."""
+
+import math
+
+from warren.interfaces.store import NO_CAPS, Caps
+from warren.model.access import NO_QUOTA, Caller, Quota
+from warren.model.errors import Forbidden
+from warren.model.spec import Limits
+
+
+def caps_of(caller: Caller) -> Caps:
+    """What the store keeps for us."""
+    mine, keys = caller.quota, caller.key_quota
+    if mine is NO_QUOTA and keys is NO_QUOTA:
+        return NO_CAPS
+    return Caps(mine.sessions, mine.disk_mb, keys.sessions, keys.disk_mb)
+
+
+def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: float, image: str = "") -> None:
+    """Whether this caller may have a session of this kind at all; `image` is one that is not the environment's."""
+    for _, quota in quota_levels(caller):
+        if quota.environments and environment not in quota.environments:
+            raise Forbidden(
+                f"the environment {environment!r} is not for this key",
+                remedy=f"use one of: {', '.join(quota.environments)}",
+            )
+        if quota.environments and image:
+            raise Forbidden(
+                f"the image {image!r} is not for this key: it may use what its environments have",
+                remedy=f"leave the image out, and use one of: {', '.join(quota.environments)}",
+            )
+        for name, most in quota.limits.items():
+            if getattr(limits, name) > most:
+                raise Forbidden(f"{name} may be at most {most:g} for this key, {getattr(limits, name):g} was asked for")
+    check_lifetime(caller, lifetime_s)
+
+
+def longest_life(caller: Caller) -> float:
+    return min(quota.max_lifetime_s or math.inf for _, quota in quota_levels(caller))
+
+
+def check_lifetime(caller: Caller, lifetime_s: float) -> None:
+    for _, quota in quota_levels(caller):
+        if quota.max_lifetime_s is not None and lifetime_s > quota.max_lifetime_s:
+            raise Forbidden(
+                f"a session may live for {quota.max_lifetime_s:g} s with this key, {lifetime_s:g} s was asked for",
+                remedy=f"ask for a max_lifetime_s of at most {quota.max_lifetime_s:g}",
+            )
+
+
+def quota_levels(caller: Caller) -> tuple[tuple[str, Quota], ...]:
+    """The key's own first: what it is refused costs its tenant, and the other keys of that, nothing."""
+    return (f"key:{caller.key_id}", caller.key_quota), (f"tenant:{caller.tenant}", caller.quota)

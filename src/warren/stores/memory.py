@@ -1,0 +1,160 @@
+"""Sessions in memory: gone when the process ends. No operation awaits anything, so each is atomic."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
+from warren.model.errors import Conflict
+from warren.model.session import HOLDING, Session, SessionState
+from warren.stores.memory_records import MemoryRecords
+from warren.stores.rules import (
+    EXPIRING,
+    USABLE,
+    Held,
+    check_caps,
+    check_same_request,
+    counts_as_unknown,
+    ended_at,
+    is_on,
+    place,
+)
+
+_Name = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A key. It stands for a session, or it was claimed at the time `made` of `epoch`."""
+
+    fingerprint: str
+    session_id: str = ""
+    answer: str = ""
+    epoch: str = ""
+    made: float = 0.0
+
+
+class MemoryStore:
+    def __init__(self) -> None:
+        self._sessions: dict[str, Session] = {}
+        self._threads: dict[tuple[str, str], str] = {}  # the active session of each
+        self._keys: dict[_Name, _Kept] = {}
+        self.records = MemoryRecords()
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore: {len(self._sessions)} sessions, {len(self._keys)} keys>"
+
+    async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
+        if key is not None and (known := self._standing_for(key)) is not None:
+            return known, Added.KEY
+        held = self._active_of(session.tenant, session.thread_id)
+        if held is None:
+            if caps != NO_CAPS:
+                check_caps(caps, session, self._held(session.tenant), self._held(session.tenant, session.key_id))
+            self._insert(session)
+        stored = held or session
+        if key is not None and (held is None or held.state in USABLE):
+            self._keys[_name(key)] = _Kept(key.fingerprint, session_id=stored.id)
+        return stored, Added.NEW if held is None else Added.THREAD
+
+    async def get(self, tenant: str, session_id: str) -> Session | None:
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.tenant == tenant else None
+
+    async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
+        if (active := self._active_of(tenant, thread_id)) is not None or not thread_id:
+            return active
+        return max((one for one in self._of(tenant) if one.thread_id == thread_id), key=place, default=None)
+
+    async def swap(self, session: Session) -> bool:
+        known = await self.get(session.tenant, session.id)
+        if known is None or known.version != session.version - 1:
+            return False
+        self._sessions[session.id] = session
+        if known.active and not session.active:
+            self._threads.pop((session.tenant, session.thread_id), None)
+        return True
+
+    async def list(self, tenant: str, page: Page) -> Sequence[Session]:
+        found = (one for one in self._of(tenant) if is_on(page, one))
+        if page.after:
+            after = await self.get(tenant, page.after)
+            if after is None:
+                return []
+            found = (one for one in found if place(one) < place(after))
+        return heapq.nlargest(page.limit, found, key=place)
+
+    async def active(self) -> Sequence[Session]:
+        return [one for one in self._sessions.values() if one.active]
+
+    async def due(self, now: float, limit: int) -> Sequence[Session]:
+        late = (one for one in self._sessions.values() if one.state in EXPIRING and one.deadline <= now)
+        return heapq.nsmallest(limit, late, key=lambda one: (one.deadline, one.id))
+
+    async def count(self) -> Mapping[SessionState, int]:
+        counts = Counter(one.state for one in self._sessions.values())
+        return {state: counts[state] for state in SessionState}
+
+    async def purge(self, epoch: str, before: float) -> int:
+        ends = ((one, ended_at(one)) for one in self._sessions.values())
+        old = {one.id for one, ended in ends if ended is not None and (one.epoch != epoch or ended < before)}
+        for session_id in old:
+            del self._sessions[session_id]
+        for name, kept in tuple(self._keys.items()):
+            if kept.session_id in old or (not kept.session_id and (kept.epoch != epoch or kept.made < before)):
+                del self._keys[name]
+        return len(old)
+
+    async def claim_key(self, key: Key, epoch: str, now: float) -> KeyRecord | None:
+        kept = self._keys.get(_name(key))
+        if kept is None:
+            self._keys[_name(key)] = _Kept(key.fingerprint, epoch=epoch, made=now)
+            return None
+        check_same_request(kept.fingerprint == key.fingerprint, key)
+        return KeyRecord(kept.fingerprint, kept.answer)
+
+    async def answer_key(self, key: Key, answer: str) -> None:
+        if self._knows(key):
+            self._keys[_name(key)] = replace(self._keys[_name(key)], answer=answer)
+
+    async def release_key(self, key: Key) -> None:
+        if self._knows(key):
+            del self._keys[_name(key)]
+
+    async def close(self) -> None:
+        pass
+
+    def _held(self, tenant: str, key_id: str | None = None) -> Held:
+        mine = [one for one in self._of(tenant) if one.state in HOLDING and (key_id is None or one.key_id == key_id)]
+        return Held(len(mine), sum(one.disk_mb for one in mine))
+
+    def _insert(self, session: Session) -> None:
+        if session.id in self._sessions:
+            raise Conflict(f"there is a session {session.id} already")
+        self._sessions[session.id] = session
+        if session.thread_id and session.active:
+            self._threads[session.tenant, session.thread_id] = session.id
+
+    def _standing_for(self, key: Key) -> Session | None:
+        """The session a key gives, if it is known."""
+        kept = self._keys.get(_name(key))
+        if kept is None or counts_as_unknown(session := self._sessions.get(kept.session_id)):
+            return None
+        check_same_request(kept.fingerprint == key.fingerprint, key)
+        return session
+
+    def _active_of(self, tenant: str, thread_id: str) -> Session | None:
+        session_id = self._threads.get((tenant, thread_id))
+        return None if session_id is None else self._sessions[session_id]
+
+    def _of(self, tenant: str) -> Iterator[Session]:
+        return (one for one in self._sessions.values() if one.tenant == tenant)
+
+    def _knows(self, key: Key) -> bool:
+        kept = self._keys.get(_name(key))
+        return kept is not None and kept.fingerprint == key.fingerprint
+
+
+def _name(key: Key) -> _Name:
+    return key.tenant, key.scope, key.key

@@ -1,0 +1,241 @@
+"""The way to Redis: scripts are run over it within a deadline, and what goes wrong is told in our words.
+
+A connection that was dropped (Redis was restarted, another server became the primary) shows only when it is used, so
+a script is then tried once more, over a new one. It may have been done the first time: both tries carry the same
+token, by which the script knows it, and it answers as it did then. A frozen Redis does not do late what nobody waits
+for any more: a script carries its deadline, by Redis' own clock, which every answer tells. What remains unknown is
+a change whose answer was lost twice, or still on its way at the deadline: Unavailable, though it may have been made.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from redis import exceptions as theirs
+from redis.asyncio import Redis, RedisCluster, Sentinel
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from warren.model.errors import NoSpace, StoreAway, Unavailable, WarrenError
+from warren.stores.redis_address import RedisAddress, RedisKind, read_address
+from warren.stores.redis_lua import TOKEN_BYTES, Script
+
+TIMEOUT_S: Final = 2.0
+_RETRY_AFTER_S: Final = 1.0
+_AT_ONCE: Final = 64  # connections, and so scripts on their way
+_CLUSTER_TRIES: Final = 2  # the first may go to a node that has moved
+
+# Trying again at once does not help against these connection errors.
+_FINAL: Final = (theirs.AuthenticationError, theirs.AuthorizationError, theirs.BusyLoadingError)
+
+Value = str | bytes | int | float | None
+
+
+def connect(url: str, *, timeout_s: float = TIMEOUT_S, namespace: str = "warren") -> "RedisLink":
+    """Nothing is sent yet. Raises InvalidRequest for a URL that is none.
+
+    `namespace` begins every key, in braces: several Warrens may share a Redis under different ones.
+    """
+    return RedisLink(read_address(url), timeout_s, f"{{{namespace}}}")
+
+
+class RedisLink:
+    def __init__(self, address: RedisAddress, timeout_s: float, tag: str) -> None:
+        self.address = address
+        self._timeout_s = timeout_s
+        self._tag = tag
+        self._client, self._close = new_client(address, timeout_s)
+        self._room = asyncio.Semaphore(_AT_ONCE)
+        self._ahead_s: float | None = None  # of Redis' clock, before the loop's
+        self._closed = False
+        self._is_away = self._is_tried = False
+
+    def __repr__(self) -> str:
+        return f"<RedisLink {self.address}{' closed' if self._closed else ''}>"
+
+    async def run(self, script: Script, *values: Value) -> Any:
+        """What the script gives. Raises Unavailable or NoSpace."""
+        if self._closed:
+            raise Unavailable(f"the connection to Redis at {self.address} is closed")
+        if self._is_away and self._is_tried:
+            raise self._silent()  # somebody waits for it already: one is enough
+        packed = (secrets.token_hex(TOKEN_BYTES // 2), *map(_packed, values))
+        self._is_tried = True
+        try:
+            return await self._told(script, packed)
+        finally:
+            self._is_tried = False
+
+    async def _told(self, script: Script, packed: tuple[Any, ...]) -> Any:
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit, self._room:
+                result = await self._in_time(script, packed, limit.when() or 0.0)
+            self._is_away = False
+            return result
+        except TimeoutError as exc:
+            self._is_away = True
+            raise self._silent() from exc
+        except theirs.RedisClusterException as exc:
+            raise self._ours_of_cluster(exc) from None  # its text may hold what was to be stored
+        except (theirs.RedisError, OSError) as exc:
+            raise self._ours(exc) from exc
+
+    def time_of_day(self) -> float:
+        """By Redis' clock, as far as the last answer told it."""
+        if self._ahead_s is None:
+            raise Unavailable(f"Redis at {self.address} has not told the time yet")
+        return asyncio.get_running_loop().time() + self._ahead_s
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._close()
+
+    async def _in_time(self, script: Script, values: tuple[Any, ...], deadline: float) -> Any:
+        """An answer without a result says it came too late, by a clock that we did not know right."""
+        while True:
+            not_after = b"" if self._ahead_s is None else repr(deadline + self._ahead_s).encode()
+            time_of_day, *result = await self._sure(script, (not_after, *values))
+            self._ahead_s = float(time_of_day) - asyncio.get_running_loop().time()
+            if result:
+                return result[0]
+
+    async def _sure(self, script: Script, values: tuple[Any, ...]) -> Any:
+        try:
+            return await self._evaluated(script, values)
+        except (theirs.ConnectionError, theirs.ReadOnlyError) as exc:
+            if isinstance(exc, _FINAL):
+                raise
+        if isinstance(self._client, Redis):
+            await self._client.connection_pool.disconnect(inuse_connections=False)  # they will have gone too
+        return await self._evaluated(script, values)
+
+    async def _evaluated(self, script: Script, values: tuple[Any, ...]) -> Any:
+        """Redis forgets scripts when it is restarted; then it gets the text again."""
+        try:
+            return await self._client.execute_command("EVALSHA", script.sha, 1, self._tag, *values)
+        except theirs.NoScriptError:
+            return await self._client.execute_command("EVAL", script.text, 1, self._tag, *values)
+
+    def _silent(self) -> Unavailable:
+        return self._away(f"did not answer within {self._timeout_s:g} s")
+
+    def _away(self, what: str, remedy: str = "") -> Unavailable:
+        return StoreAway(f"Redis at {self.address} {what}", remedy=remedy, retry_after_s=_RETRY_AFTER_S)
+
+    def _ours(self, exc: Exception) -> WarrenError:
+        if isinstance(exc, theirs.OutOfMemoryError):
+            return NoSpace(
+                f"Redis at {self.address} has no memory left to store this",
+                remedy="raise its maxmemory, or end sessions that are not needed any more",
+            )
+        if isinstance(exc, theirs.TimeoutError):
+            return self._silent()
+        for kind, what, remedy in _KNOWN:
+            if isinstance(exc, kind):
+                return self._away(what, remedy)
+        if isinstance(exc, theirs.ResponseError):
+            return self._refused(str(exc))
+        return self._away(f"cannot be reached: {exc}", "see that it runs, and that its URL is right")
+
+    def _ours_of_cluster(self, exc: Exception) -> WarrenError:
+        if isinstance(exc.__cause__, theirs.RedisError):
+            return self._ours(exc.__cause__)
+        return self._away("is a cluster that cannot be used", "look at CLUSTER INFO on one of its nodes")
+
+    def _refused(self, text: str) -> Unavailable:
+        if text.startswith("MISCONF"):
+            return self._away("cannot write to its disk", "look at its log, and at the space on its disk")
+        return self._away(f"refused it: {text}")
+
+
+_KNOWN: Final[tuple[tuple[type[Exception], str, str], ...]] = (
+    (
+        theirs.AuthenticationError,
+        "does not take this user name and password",
+        "put the right ones into its URL: redis://user:password@host:port",
+    ),
+    (
+        theirs.NoPermissionError,
+        "does not let this user do it",
+        "allow its user all commands for the keys that begin with the namespace in braces: ~{warren}* +@all",
+    ),
+    (theirs.BusyLoadingError, "is still reading its data", ""),
+    (
+        theirs.ReadOnlyError,
+        "is a replica and takes no changes",
+        "name the primary in its URL, or let Sentinels name it: redis+sentinel://host:port/service",
+    ),
+    (theirs.ClusterDownError, "is a cluster that is down", "look at CLUSTER INFO on one of its nodes"),
+)
+
+
+def _packed(value: Value) -> bytes | int:
+    """Text exactly, lone surrogates too; numbers so that they come back the same."""
+    if isinstance(value, str):
+        return value.encode(errors="surrogatepass")
+    if isinstance(value, float):
+        return repr(value).encode()
+    return b"" if value is None else value
+
+
+def new_client(address: RedisAddress, timeout_s: float) -> tuple[Any, Callable[[], Awaitable[None]]]:
+    """A client and what closes it. It tries nothing twice: that is for us to decide.
+
+    Nor does it have a time-out for sending and reading, unless there are others to turn to: `run` has one, and with
+    another inside the client may not notice that it is cancelled (Python 3.11: `asyncio.wait_for`).
+    """
+    settings: dict[str, Any] = {
+        "username": address.username or None,
+        "password": address.password or None,
+        "socket_timeout": None,
+        "socket_connect_timeout": timeout_s,
+        "protocol": 2,
+        "driver_info": None,
+        **_tls(address),
+    }
+    once = Retry(NoBackoff(), 0)
+    if address.kind is RedisKind.CLUSTER:
+        nodes = [ClusterNode(host, port) for host, port in address.hosts]
+        settings.update(socket_timeout=timeout_s / 2, socket_connect_timeout=timeout_s / (len(nodes) + 1))
+        cluster = RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), _CLUSTER_TRIES), **settings)
+        return cluster, cluster.aclose
+    settings.update(retry=once, db=address.db)
+    if address.kind is RedisKind.SENTINEL:
+        return _by_sentinel(address, timeout_s, settings)
+    if address.kind is RedisKind.SOCKET:
+        client = Redis(unix_socket_path=address.path, **settings)
+    else:
+        client = Redis(host=address.hosts[0][0], port=address.hosts[0][1], **settings)
+    return client, client.aclose
+
+
+def _by_sentinel(
+    address: RedisAddress, timeout_s: float, settings: dict[str, Any]
+) -> tuple[Any, Callable[[], Awaitable[None]]]:
+    """A Sentinel that does not answer must leave time for the next one, and for Redis itself."""
+    share = timeout_s / (len(address.hosts) + 1)
+    request_context = {
+        **settings,
+        **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), share),
+        "username": address.options.get("sentinel_username") or None,
+        "password": address.options.get("sentinel_password") or None,
+        "db": 0,
+    }
+    sentinel: Any = Sentinel(address.hosts, sentinel_kwargs=request_context, **settings)  # type: ignore[no-untyped-call]
+    client = sentinel.master_for(address.service)
+
+    async def close() -> None:
+        await client.aclose()
+        await sentinel.aclose()
+
+    return client, close
+
+
+def _tls(address: RedisAddress) -> dict[str, Any]:
+    if not address.tls:
+        return {}
+    files = {name: value for name, value in address.options.items() if name.startswith("ssl_")}
+    return {"ssl": True, **files, "ssl_check_hostname": files.get("ssl_cert_reqs") != "none"}

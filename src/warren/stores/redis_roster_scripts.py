@@ -1,0 +1,171 @@
+"""The scripts of the roster, in the way of stores/redis_lua.py. These are kept:
+
+    worker:ID       hash: the report, home, epoch, `until` (when the lease is over, by Redis' clock), draining
+    workers         set of their ids
+    coordinators    hash: id -> when it was last heard of, and its address
+    settling        since when Redis has been empty
+
+A Redis that has lost its data has no version under the name in braces. No session is added to it then, until the
+workers have had the time of a lease to publish theirs again: otherwise a thread could get a second sandbox.
+"""
+
+from typing import Final
+
+from warren.stores.redis_lua import script
+from warren.stores.redis_scripts import SESSIONS, SWAPPING, VERSION
+
+LEASE_S: Final = 8.0
+"""A worker that was not heard of for so long is given up, and knows it: it serves nobody until it has asked again."""
+
+COORDINATOR_S: Final = 15.0
+
+_ROSTER: Final = f"""
+local LEASE, COORDINATOR = {LEASE_S}, {COORDINATOR_S}
+
+local function clock()
+  local time = call('TIME')
+  return tonumber(time[1]) + tonumber(time[2]) / 1000000
+end
+
+local function stamp(moment)
+  return string.format('%.6f', moment)
+end
+
+local function settle(now)
+  if call('EXISTS', KEYS[1]) == 1 then return 1 end
+  local since = call('GET', key('settling'))
+  if not since then
+    call('SET', key('settling'), stamp(now))
+  elseif now - tonumber(since) > LEASE then
+    call('SET', KEYS[1], {VERSION})
+    call('DEL', key('settling'))
+    return 1
+  end
+  return 0
+end
+
+local function coordinators(now)
+  local found, all = {{}}, call('HGETALL', key('coordinators'))
+  for at = 1, #all, 2 do
+    local when, address = all[at + 1]:match('^(%S+) (.*)$')
+    if now - tonumber(when) > COORDINATOR then
+      call('HDEL', key('coordinators'), all[at])
+    else
+      found[#found + 1] = all[at]
+      found[#found + 1] = address
+    end
+  end
+  return found
+end
+
+local function run_id()
+  local info = redis.pcall('INFO', 'server')
+  return type(info) == 'string' and info:match('run_id:(%S+)') or ''
+end
+"""
+
+# {'ok', epoch} or {'taken', report}: ID, home, report, the last epoch that the worker knows of.
+ENTER: Final = script(
+    _ROSTER,
+    body="""
+local id, home, report, known = unpack(ARGV, 3, 6)
+local now, mine = clock(), key('worker', id)
+local old = call('HMGET', mine, 'home', 'until', 'epoch', 'report', 'by')
+if old[5] == token then return {'ok', old[3]} end
+if old[1] and old[1] ~= home and tonumber(old[2]) > now then return {'taken', old[4]} end
+local epoch = math.max(tonumber(old[3] or '0'), tonumber(known)) + 1
+call('HSET', mine, 'home', home, 'report', report, 'epoch', string.format('%d', epoch), 'until', stamp(now + LEASE),
+  'by', token)
+call('SADD', key('workers'), id)
+settle(now)
+return {'ok', string.format('%d', epoch)}
+""",
+)
+
+# {'ok', run id, coordinators...}, or {'unknown'}, {'lapsed'}, {'superseded'}: ID, epoch, report (empty: as before).
+BEAT: Final = script(
+    _ROSTER,
+    body="""
+local id, epoch, report = unpack(ARGV, 3, 5)
+local now, mine = clock(), key('worker', id)
+local old = call('HMGET', mine, 'epoch', 'until')
+if not old[1] then return {'unknown'} end
+if old[1] ~= epoch then return {'superseded'} end
+if tonumber(old[2]) < now then return {'lapsed'} end
+call('HSET', mine, 'until', stamp(now + LEASE))
+if report ~= '' then call('HSET', mine, 'report', report) end
+settle(now)
+return {'ok', run_id(), unpack(coordinators(now))}
+""",
+)
+
+# A worker that stops in order: nothing is taken from it for so many seconds, in which it may come back.
+LEAVE: Final = script(
+    _ROSTER,
+    body="""
+local mine, now = key('worker', ARGV[3]), clock()
+local old = call('HMGET', mine, 'epoch', 'until')
+if old[1] ~= ARGV[4] or tonumber(old[2]) < now then return 0 end
+call('HSET', mine, 'report', ARGV[5], 'until', stamp(now + tonumber(ARGV[6])))
+return 1
+""",
+)
+
+# {settled, run id, how many coordinators, the time, {report, epoch, seconds left, draining}...}: ID and address of the
+# coordinator that looks.
+WATCH: Final = script(
+    _ROSTER,
+    body="""
+local now = clock()
+call('HSET', key('coordinators'), ARGV[3], stamp(now) .. ' ' .. ARGV[4])
+local found = {settle(now), run_id(), #coordinators(now) / 2, stamp(now)}
+for _, id in ipairs(call('SMEMBERS', key('workers'))) do
+  local one = call('HMGET', key('worker', id), 'report', 'epoch', 'until', 'draining')
+  if one[1] then
+    found[#found + 1] = {one[1], one[2], stamp(tonumber(one[3]) - now), one[4] or ''}
+  else
+    call('SREM', key('workers'), id)
+  end
+end
+return found
+""",
+)
+
+GO: Final = script(body="call('HDEL', key('coordinators'), ARGV[3])\nreturn 1")
+
+# 1 if there is such a worker: ID, '1' or ''.
+DRAIN: Final = script(
+    body="""
+if call('EXISTS', key('worker', ARGV[3])) == 0 then return 0 end
+call('HSET', key('worker', ARGV[3]), 'draining', ARGV[4])
+return 1
+"""
+)
+
+# 'gone', 'unknown', or 'alive' while its lease lasts.
+REMOVE: Final = script(
+    _ROSTER,
+    body="""
+if call('EXISTS', key('did', token)) == 1 then return 'gone' end
+local mine = key('worker', ARGV[3])
+local until_ = call('HGET', mine, 'until')
+if not until_ then return 'unknown' end
+if tonumber(until_) > clock() then return 'alive' end
+call('DEL', mine)
+call('SREM', key('workers'), ARGV[3])
+call('SET', key('did', token), '1', 'PX', DID_MS)
+return 'gone'
+""",
+)
+
+# A session's row, and then its worker. Nothing is taken from a worker whose lease lasts, by the clock of the same step.
+SWAP_OF_DEAD: Final = script(
+    _ROSTER,
+    SESSIONS,
+    body=f"""
+if call('EXISTS', KEYS[1]) == 0 then return 0 end
+local lease = call('HGET', key('worker', ARGV[3 + #FIELDS]), 'until')
+if lease and tonumber(lease) > clock() then return 0 end
+{SWAPPING}
+""",
+)

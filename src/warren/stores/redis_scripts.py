@@ -1,0 +1,347 @@
+"""The scripts of sessions and Idempotency-Keys: what they do and how is in redis_lua.py."""
+
+from typing import Final
+
+from warren.model.session import HOLDING
+from warren.stores.redis_lua import lua_list, lua_set, script
+from warren.stores.rules import EXPIRING, USABLE
+
+VERSION: Final = 1
+FIELDS: Final = (
+    *("id", "tenant", "thread", "state", "environment", "version", "created", "deadline", "epoch", "over"),
+    *("key_id", "disk", "void", "data"),
+)
+
+SESSIONS: Final = f"""
+local FIELDS = {lua_list(FIELDS)}
+local INDEXED = {lua_list(FIELDS[:-1])}
+local EXPIRING, HOLDING, USABLE = {lua_set(EXPIRING)}, {lua_set(HOLDING)}, {lua_set(USABLE)}
+
+local function known(id)
+  local values = call('HMGET', key('session', id), 'by', unpack(INDEXED))
+  if not values[1] then return nil end
+  local one = {{by = values[1]}}
+  for at, name in ipairs(INDEXED) do one[name] = values[at + 1] end
+  return one
+end
+
+local function hold(one, sign)
+  for _, name in ipairs({{key('held', one.tenant), key('held', one.tenant, one.key_id)}}) do
+    local left = call('HINCRBY', name, 'sessions', sign)
+    call('HINCRBY', name, 'disk', string.format('%d', sign * tonumber(one.disk)))
+    if left == 0 then call('DEL', name) end
+  end
+end
+
+-- Where a session is found by the state it is in.
+local function enter(one)
+  call('HINCRBY', key('counts'), one.state, 1)
+  if EXPIRING[one.state] then call('ZADD', key('due'), one.deadline, one.id) end
+  if HOLDING[one.state] then hold(one, 1) end
+  if one.state == 'ended' then
+    call('ZADD', key('ended', one.epoch), one.over, one.id)
+    call('SADD', key('epochs'), one.epoch)
+  else
+    call('ZADD', key('active'), one.created, one.id)
+    call('ZADD', key('live', one.tenant), one.created, one.id)
+    if one.thread ~= '' then call('SET', key('holder', one.tenant, one.thread), one.id) end
+  end
+end
+
+local function leave(one)
+  call('ZREM', key('due'), one.id)
+  call('HINCRBY', key('counts'), one.state, -1)
+  if HOLDING[one.state] then hold(one, -1) end
+  if one.state == 'ended' then
+    call('ZREM', key('ended', one.epoch), one.id)
+  else
+    call('ZREM', key('active'), one.id)
+    call('ZREM', key('live', one.tenant), one.id)
+    local holder = key('holder', one.tenant, one.thread)
+    if call('GET', holder) == one.id then call('DEL', holder) end
+  end
+end
+"""
+
+_KEYS: Final = """
+local function unlink(name, session_id, epoch)
+  if session_id and session_id ~= '' then
+    call('SREM', key('keys', session_id), name)
+  elseif epoch then
+    call('ZREM', key('claimed', epoch), name)
+  end
+end
+
+local function forget(name)
+  local old = call('HMGET', name, 'session', 'epoch')
+  call('DEL', name)
+  unlink(name, old[1], old[2])
+end
+
+local function remember(name, print, session_id)
+  local old = call('HMGET', name, 'session', 'epoch')
+  call('HSET', name, 'print', print, 'session', session_id, 'answer', '', 'epoch', '', 'by', token)
+  unlink(name, old[1], old[2])
+  call('SADD', key('keys', session_id), name)
+end
+"""
+
+# With '1' an empty Redis is taken into use at once.
+OPEN: Final = script(
+    body=f"""
+if ARGV[3] == '1' and call('EXISTS', KEYS[1]) == 0 then call('SET', KEYS[1], {VERSION}) end
+local info = redis.pcall('INFO', 'memory')
+local policy = type(info) == 'string' and info:match('maxmemory_policy:(%S+)') or ''
+return {{call('GET', KEYS[1]) or '', policy}}
+"""
+)
+
+# Gives {which, session}; {'quota', sums} when it would be too much; {'blank'} when Redis has lost its data.
+ADD: Final = script(
+    SESSIONS,
+    _KEYS,
+    body="""
+if call('EXISTS', KEYS[1]) == 0 then return {'blank'} end
+local one = from(3, FIELDS)
+local at = 3 + #FIELDS
+local caps, name, print = {unpack(ARGV, at, at + 3)}, nil, ARGV[at + 7]
+if ARGV[at + 4] ~= '' then name = key('key', one.tenant, ARGV[at + 5], ARGV[at + 6]) end
+local mine = key('session', one.id)
+local born = call('HGET', mine, 'born')
+if born == token then return {'new'} end
+
+if name then
+  local kept = call('HMGET', name, 'print', 'session', 'by')
+  if kept[1] then
+    local void, data = unpack(call('HMGET', key('session', kept[2]), 'void', 'data'))
+    if void ~= '1' then
+      if kept[1] ~= print then return {'reused'} end
+      if data then return {kept[3] == token and 'thread' or 'key', data} end
+    end
+  end
+end
+
+local holder = one.thread ~= '' and call('GET', key('holder', one.tenant, one.thread))
+if holder then
+  local state, data = unpack(call('HMGET', key('session', holder), 'state', 'data'))
+  if data then
+    if name and USABLE[state] then remember(name, print, holder) end
+    return {'thread', data}
+  end
+end
+
+local held = call('HMGET', key('held', one.tenant), 'sessions', 'disk')
+local by_key = call('HMGET', key('held', one.tenant, one.key_id), 'sessions', 'disk')
+local sums = {held[1] or '0', held[2] or '0', by_key[1] or '0', by_key[2] or '0'}
+for number, more in ipairs({1, tonumber(one.disk), 1, tonumber(one.disk)}) do
+  local most = tonumber(caps[number])
+  if most and tonumber(sums[number]) + more > most then return {'quota', unpack(sums)} end
+end
+
+if born then return {'conflict'} end
+call('HSET', mine, 'by', token, 'born', token, unpack(flat(one)))
+call('ZADD', key('listed', one.tenant), one.created, one.id)
+if one.thread ~= '' then call('ZADD', key('thread', one.tenant, one.thread), one.created, one.id) end
+enter(one)
+if name then remember(name, print, one.id) end
+return {'new'}
+""",
+)
+
+# The session, nothing, or {'blank'}: whether there is one is not known, for Redis has lost its data.
+_FOUND: Final = """
+return found or (call('EXISTS', KEYS[1]) == 0 and {'blank'})
+"""
+
+GET: Final = script(
+    body=f"""
+local tenant, data = unpack(call('HMGET', key('session', ARGV[4]), 'tenant', 'data'))
+local found = tenant == ARGV[3] and data
+{_FOUND}
+"""
+)
+
+OF_THREAD: Final = script(
+    body=f"""
+local id = call('GET', key('holder', ARGV[3], ARGV[4])) or call('ZREVRANGE', key('thread', ARGV[3], ARGV[4]), 0, 0)[1]
+local found = id and call('HGET', key('session', id), 'data')
+{_FOUND}
+"""
+)
+
+# The common change, of times only, leaves alone what has to do with the state.
+SWAPPING: Final = """
+local one = from(3, FIELDS)
+local old = known(one.id)
+if not old or old.tenant ~= one.tenant then return 0 end
+if tonumber(old.version) ~= tonumber(one.version) - 1 then
+  return is_ours(old.by, old.version, one.version) and 1 or 0
+end
+one.thread, one.created, one.environment = old.thread, old.created, old.environment
+local same = true
+for _, name in ipairs({'state', 'epoch', 'over', 'key_id', 'disk'}) do same = same and one[name] == old[name] end
+if not same then leave(old) end
+call('HSET', key('session', one.id), 'by', with_ours(old.by), unpack(flat(one)))
+if not same then
+  enter(one)
+elseif EXPIRING[one.state] then
+  call('ZADD', key('due'), one.deadline, one.id)
+end
+return 1
+"""
+SWAP: Final = script(SESSIONS, body=SWAPPING)
+
+# 1 if it is there now as it was given: it was missing, or older, and its thread had no other.
+RESTORE: Final = script(
+    SESSIONS,
+    body="""
+local one = from(3, FIELDS)
+local old, mine = known(one.id), key('session', one.id)
+if old and old.by:sub(1, TOKEN_BYTES) == token then return 1 end
+if old and tonumber(old.version) >= tonumber(one.version) then return 0 end
+local holder = one.thread ~= '' and call('GET', key('holder', one.tenant, one.thread))
+if holder and holder ~= one.id then return 0 end
+if old then leave(old) end
+call('HSET', mine, 'by', token, 'born', token, unpack(flat(one)))
+call('ZADD', key('listed', one.tenant), one.created, one.id)
+if one.thread ~= '' then call('ZADD', key('thread', one.tenant, one.thread), one.created, one.id) end
+enter(one)
+return 1
+""",
+)
+
+# One step through an index, newest first: {where it came to, its creation, sessions}. Looks at no more than so many;
+# metadata is only looked for as text.
+WALK: Final = script(
+    body="""
+local index, tenant, thread, after, score = unpack(ARGV, 3, 7)
+local environment, limit, most, states, texts = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), {}, {}
+local at = 12 + tonumber(ARGV[11])
+for number = 12, at - 1 do states[ARGV[number]] = true end
+for number = at, #ARGV do texts[#texts + 1] = ARGV[number] end
+
+local function is_wanted(found)
+  if not found[3] or not states[found[1]] then return false end
+  if environment ~= '' and environment ~= found[2] then return false end
+  for _, text in ipairs(texts) do
+    if not found[3]:find(text, 1, true) then return false end
+  end
+  return true
+end
+
+local function is_before(one, other)
+  for number = 1, math.min(#one, #other) do
+    local a, b = one:byte(number), other:byte(number)
+    if a ~= b then return a < b end
+  end
+  return #one < #other
+end
+
+local names = {listed = {tenant}, live = {tenant}, thread = {tenant, thread}, active = {}}
+local set, rank, found, looked = key(index, unpack(names[index])), 0, {}, 0
+if after ~= '' then
+  if score == '' then score = call('ZSCORE', key('listed', tenant), after) end
+  if not score then return {'', '', found} end
+  rank = call('ZCOUNT', set, '(' .. score, '+inf')
+end
+local start, start_score = after, tonumber(score)
+while true do
+  local ids = call('ZREVRANGE', set, rank, rank + 99, 'WITHSCORES')
+  if #ids == 0 then return {'', '', found} end
+  for number = 1, #ids, 2 do
+    if #found >= limit or looked >= most then return {after, score, found} end
+    local id, created = ids[number], ids[number + 1]
+    if tonumber(created) ~= start_score or is_before(id, start) then
+      after, score, looked = id, created, looked + 1
+      local one = call('HMGET', key('session', id), 'state', 'environment', 'data')
+      if is_wanted(one) then found[#found + 1] = one[3] end
+    end
+  end
+  rank = rank + 100
+end
+"""
+)
+
+DUE: Final = script(
+    body="""
+local found = {}
+for _, id in ipairs(call('ZRANGEBYSCORE', key('due'), '-inf', ARGV[3], 'LIMIT', 0, ARGV[4])) do
+  found[#found + 1] = call('HGET', key('session', id), 'data')
+end
+return found
+"""
+)
+
+COUNT: Final = script(body="return call('HGETALL', key('counts'))")
+
+# One step: {sessions forgotten, whether there may be more}.
+PURGE: Final = script(
+    SESSIONS,
+    _KEYS,
+    body="""
+local epoch, before, left, gone = ARGV[3], ARGV[4], tonumber(ARGV[5]), 0
+
+local function old(kind, other)
+  local found = {}
+  if left > 0 and other == epoch then
+    found = call('ZRANGEBYSCORE', key(kind, other), '-inf', '(' .. before, 'LIMIT', 0, left)
+  elseif left > 0 then
+    found = call('ZRANGE', key(kind, other), 0, left - 1)
+  end
+  left = left - #found
+  return found
+end
+
+local function drop(id, other)
+  local one = known(id)
+  if not one then return call('ZREM', key('ended', other), id) end
+  leave(one)
+  call('ZREM', key('listed', one.tenant), id)
+  if one.thread ~= '' then call('ZREM', key('thread', one.tenant, one.thread), id) end
+  for _, name in ipairs(call('SMEMBERS', key('keys', id))) do call('DEL', name) end
+  call('DEL', key('keys', id), key('session', id))
+  gone = gone + 1
+end
+
+for _, other in ipairs(call('SMEMBERS', key('epochs'))) do
+  for _, id in ipairs(old('ended', other)) do drop(id, other) end
+  for _, name in ipairs(old('claimed', other)) do forget(name) end
+  if call('EXISTS', key('ended', other), key('claimed', other)) == 0 then call('SREM', key('epochs'), other) end
+end
+return {gone, left <= 0 and 1 or 0}
+""",
+)
+
+# The name of a key is in 3 to 5, its fingerprint in 6.
+CLAIM_KEY: Final = script(
+    body="""
+local name = key('key', unpack(ARGV, 3, 5))
+local kept = call('HMGET', name, 'print', 'answer', 'by')
+if kept[1] and kept[3] ~= token then
+  if kept[1] ~= ARGV[6] then return {'reused'} end
+  return {'known', kept[2]}
+end
+call('HSET', name, 'print', ARGV[6], 'session', '', 'answer', '', 'epoch', ARGV[7], 'by', token)
+call('ZADD', key('claimed', ARGV[7]), ARGV[8], name)
+call('SADD', key('epochs'), ARGV[7])
+return {'new'}
+"""
+)
+
+ANSWER_KEY: Final = script(
+    body="""
+local name = key('key', unpack(ARGV, 3, 5))
+if call('HGET', name, 'print') == ARGV[6] then call('HSET', name, 'answer', ARGV[7]) end
+"""
+)
+
+RELEASE_KEY: Final = script(
+    _KEYS,
+    body="""
+local name = key('key', unpack(ARGV, 3, 5))
+if call('EXISTS', key('did', token)) == 0 and call('HGET', name, 'print') == ARGV[6] then
+  forget(name)
+  call('SET', key('did', token), '1', 'PX', DID_MS)
+end
+""",
+)

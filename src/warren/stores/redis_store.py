@@ -1,0 +1,220 @@
+"""Sessions in Redis: the store that several coordinators share.
+
+Every operation is one Lua script (redis_lua.py says what is kept and how), so nothing comes between its parts, whoever
+else uses the same Redis; only `list`, `active` and `purge` go in steps when there is much, so as not to keep the
+others waiting, and then each step is one. All keys begin with the same name in braces: on a cluster they are all on
+one node, which gives it a spare one and no more room. What was acknowledged is as lasting as Redis makes it:
+`appendfsync always` loses nothing, `everysec` a second of it when its machine dies (none when only Redis does). When a
+replica takes over, what had not reached it is lost; the store then goes on with what the replica has.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
+from warren.model.errors import Conflict, Unavailable
+from warren.model.session import Session, SessionState
+from warren.stores import redis_scripts as scripts
+from warren.stores.redis_link import TIMEOUT_S, RedisLink, Value, connect
+from warren.stores.redis_records import RedisRecords
+from warren.stores.redis_roster_scripts import SWAP_OF_DEAD
+from warren.stores.rows import decoded, encoded, pair
+from warren.stores.rules import (
+    Held,
+    check_caps,
+    check_same_request,
+    counts_as_unknown,
+    ended_at,
+    is_on,
+)
+from warren.stores.sealing import Sealer
+
+STEP: Final = 1000  # how many sessions are looked at, or forgotten, without letting others in between
+
+_log = logging.getLogger(__name__)
+
+
+class RedisStore:
+    """Use `open`. With a `sealer` the values of sessions' variables are written sealed."""
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        sealer: Sealer | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        namespace: str = "warren",
+        step: int = STEP,
+    ) -> "RedisStore":
+        link = connect(url, timeout_s=timeout_s, namespace=namespace)
+        try:
+            await check_it_is_ours(link, take=True)
+        except BaseException:
+            await link.close()
+            raise
+        return cls(link, sealer, step)
+
+    def __init__(self, link: RedisLink, sealer: Sealer | None = None, step: int = STEP) -> None:
+        self._link = link
+        self._run = link.run
+        self._sealer = sealer
+        self._step = step
+        self.records = RedisRecords(link)
+
+    def __repr__(self) -> str:
+        return f"<RedisStore over {self._link!r}>"
+
+    async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
+        bounds = caps.sessions, caps.disk_mb, caps.key_sessions, caps.key_disk_mb
+        name = ("", "", "", "") if key is None else ("1", key.scope, key.key, key.fingerprint)
+        which, *rest = await self._run(scripts.ADD, *self._row(session), *bounds, *name)
+        if key is not None:
+            check_same_request(which != b"reused", key)
+        if which == b"quota":
+            held = [int(one) for one in rest]
+            check_caps(caps, session, Held(*held[:2]), Held(*held[2:]))
+        if which == b"conflict":
+            raise Conflict(f"there is a session {session.id} already")
+        if which == b"blank":
+            raise _blank()
+        return self._decoded(rest[0]) if rest else session, Added(which.decode())
+
+    async def get(self, tenant: str, session_id: str) -> Session | None:
+        return self._perhaps(await self._run(scripts.GET, tenant, session_id))
+
+    async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
+        return self._perhaps(await self._run(scripts.OF_THREAD, tenant, thread_id))
+
+    async def swap(self, session: Session) -> bool:
+        return bool(await self._run(scripts.SWAP, *self._row(session)))
+
+    async def restore(self, session: Session) -> bool:
+        """Stores a session as its worker has it, if there is none or an older one and its thread has no other; whether
+        it is there now."""
+        return bool(await self._run(scripts.RESTORE, *self._row(session)))
+
+    async def swap_of_dead(self, session: Session) -> bool:
+        """`swap`, and only as long as the lease of the session's worker is over."""
+        return bool(await self._run(SWAP_OF_DEAD, *self._row(session), session.worker))
+
+    async def list(self, tenant: str, page: Page) -> Sequence[Session]:
+        if page.limit <= 0 or not page.states:
+            return []
+        return await self._walked(_index(page), tenant, page)
+
+    async def active(self) -> Sequence[Session]:
+        return await self._walked("active", "", Page(limit=sys.maxsize))
+
+    async def due(self, now: float, limit: int) -> Sequence[Session]:
+        return [self._decoded(data) for data in await self._run(scripts.DUE, float(now), max(0, limit))]
+
+    async def count(self) -> Mapping[SessionState, int]:
+        flat = await self._run(scripts.COUNT)
+        counts = dict(zip(flat[::2], map(int, flat[1::2]), strict=True))
+        return {state: counts.get(state.encode(), 0) for state in SessionState}
+
+    async def purge(self, epoch: str, before: float) -> int:
+        """A step that had to be tried twice may have forgotten sessions that are not in the number."""
+        total, more = 0, 1
+        while more:
+            gone, more = await self._run(scripts.PURGE, epoch, float(before), self._step)
+            total += gone
+        return total
+
+    async def claim_key(self, key: Key, epoch: str, now: float) -> KeyRecord | None:
+        which, *rest = await self._run(scripts.CLAIM_KEY, *_name(key), epoch, float(now))
+        check_same_request(which != b"reused", key)
+        return KeyRecord(key.fingerprint, rest[0].decode(errors="surrogatepass")) if rest else None
+
+    async def answer_key(self, key: Key, answer: str) -> None:
+        await self._run(scripts.ANSWER_KEY, *_name(key), answer)
+
+    async def release_key(self, key: Key) -> None:
+        await self._run(scripts.RELEASE_KEY, *_name(key))
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _walked(self, index: str, tenant: str, page: Page) -> Sequence[Session]:
+        """Through an index, newest first, a step at a time."""
+        texts = [pair(name, value) for name, value in page.metadata.items()]
+        found: list[Session] = []
+        after: Value = page.after
+        score: Value = ""
+        more = True
+        while more and len(found) < page.limit:
+            place = index, tenant, page.thread_id, after, score, page.environment
+            limits = min(page.limit - len(found), self._step), self._step, len(page.states)
+            after, score, rows = await self._run(scripts.WALK, *place, *limits, *page.states, *texts)
+            found += (one for one in map(self._decoded, rows) if is_on(page, one))
+            more = bool(after)
+        return found
+
+    def _row(self, session: Session) -> tuple[Value, ...]:
+        """In the order of `scripts.FIELDS`."""
+        return (
+            session.id,
+            session.tenant,
+            session.thread_id,
+            session.state,
+            session.environment,
+            session.version,
+            float(session.created_at),
+            float(session.deadline),
+            session.epoch,
+            ended_at(session),
+            session.key_id,
+            session.disk_mb,
+            "1" if counts_as_unknown(session) else "",
+            encoded(session, self._sealer),
+        )
+
+    def _decoded(self, data: bytes) -> Session:
+        return decoded(data, self._sealer)
+
+    def _perhaps(self, data: Any) -> Session | None:
+        if isinstance(data, list):
+            raise _blank()
+        return None if data is None else self._decoded(data)
+
+
+def _blank() -> Unavailable:
+    return Unavailable(
+        "Redis is empty, or has lost its data: workers have some seconds to publish the sessions they have",
+        retry_after_s=5,
+    )
+
+
+def _name(key: Key) -> tuple[str, str, str, str]:
+    return key.tenant, key.scope, key.key, key.fingerprint
+
+
+def _index(page: Page) -> str:
+    """The shortest index that has all of the page."""
+    if page.thread_id:
+        return "thread"
+    return "listed" if SessionState.ENDED in page.states else "live"
+
+
+async def check_it_is_ours(link: RedisLink, *, take: bool) -> None:
+    """With `take` an empty Redis is taken into use; in a cluster that waits for what workers may have."""
+    version, policy = await link.run(scripts.OPEN, "1" if take else "")
+    if version != str(scripts.VERSION).encode() and (take or version):
+        raise Unavailable(
+            f"the session store in Redis at {link.address} has version {_shown(version)}; "
+            f"this Warren knows version {scripts.VERSION}",
+            remedy="use the Warren that wrote it, or another namespace or database",
+        )
+    if policy.startswith(b"allkeys"):
+        _log.warning(
+            "Redis at %s throws sessions away when its memory is full (maxmemory-policy %s); set it to noeviction",
+            link.address,
+            _shown(policy),
+        )
+
+
+def _shown(value: Any) -> str:
+    return str(value[:40].decode(errors="replace"))

@@ -1,0 +1,294 @@
+"""Sessions in one SQLite file: the store of a single machine.
+
+Every call works on the event loop itself: it takes some tens of microseconds, less than handing it to a
+thread (docs/adr/0006). Between BEGIN and COMMIT nothing awaits. A task, `_keep_log_short`, has the log
+copied into the file by a thread every few seconds; for the short last part of that writers wait, reading goes on.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from warren.clock import Clock, SystemClock
+from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
+from warren.model.errors import Unavailable, WarrenError
+from warren.model.session import HOLDING, Session, SessionState
+from warren.shielding import run_shielded
+from warren.stores.rows import decoded, encoded, pair, text_of
+from warren.stores.rules import (
+    USABLE,
+    Held,
+    check_caps,
+    check_same_request,
+    counts_as_unknown,
+    ended_at,
+    is_on,
+)
+from warren.stores.sealing import Sealer
+from warren.stores.sqlite_file import SqliteFile
+from warren.stores.sqlite_records import SqliteRecords
+
+CHECKPOINT_S: Final = 2.0
+_PATIENCE_S: Final = 10.0
+_READ_AGAIN: Final = 256  # rows that are not decoded anew as long as they stay as they are
+
+_INSERT: Final = """INSERT INTO sessions
+    (id, tenant, thread_id, state, environment, version, created_at, deadline, epoch, ended, key_id, disk_mb, data)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_INSERT_IF_FREE: Final = f"""{_INSERT}
+    ON CONFLICT (tenant, thread_id) WHERE state != 'ended' AND thread_id != '' DO NOTHING"""
+_GET: Final = "SELECT data FROM sessions WHERE id = ? AND tenant = ?"
+# The common change, of times only, is spared the indexes that have to do with the state.
+_SWAP_SAME_STATE: Final = """UPDATE sessions SET version = ?, deadline = ?, data = ?
+    WHERE id = ? AND tenant = ? AND version = ? AND state = ? AND epoch = ? AND ended IS ?"""
+_SWAP: Final = """UPDATE sessions SET version = ?, deadline = ?, data = ?, state = ?, epoch = ?, ended = ?
+    WHERE id = ? AND tenant = ? AND version = ?"""
+_ACTIVE_OF_THREAD: Final = """SELECT data FROM sessions
+    WHERE tenant = ? AND thread_id = ? AND thread_id != '' AND state != 'ended'"""
+_ENDED_OF_THREAD: Final = """SELECT data FROM sessions
+    WHERE tenant = ? AND thread_id = ? AND thread_id != '' AND state = 'ended'
+    ORDER BY created_at DESC, id DESC LIMIT 1"""
+_ACTIVE: Final = "SELECT data FROM sessions WHERE state != 'ended'"
+_DUE: Final = """SELECT data FROM sessions
+    WHERE state != 'ended' AND state IN ('creating', 'running', 'lost') AND deadline <= ?
+    ORDER BY deadline, id LIMIT ?"""
+_COUNTED: Final = tuple(state for state in SessionState if state is not SessionState.ENDED)
+_COUNT: Final = f"""SELECT {", ".join(f"count(*) FILTER (WHERE state = '{state}')" for state in _COUNTED)},
+    (SELECT count(*) FROM sessions WHERE state = 'ended') FROM sessions WHERE state != 'ended'"""
+_HELD: Final = f"""SELECT count(*), total(disk_mb), count(*) FILTER (WHERE key_id = ?),
+    total(disk_mb) FILTER (WHERE key_id = ?) FROM sessions
+    WHERE tenant = ? AND state != 'ended' AND state IN ({", ".join(f"'{state}'" for state in sorted(HOLDING))})"""
+_PURGE_SESSIONS: Final = "DELETE FROM sessions WHERE state = 'ended' AND (epoch != ? OR ended < ?)"
+_PURGE_KEYS: Final = "DELETE FROM keys WHERE session_id IS NULL AND (epoch != ? OR made < ?)"
+_REMEMBER_KEY: Final = """INSERT OR REPLACE INTO keys
+    (tenant, scope, key, fingerprint, session_id, epoch, made, answer) VALUES (?, ?, ?, ?, ?, ?, ?, '')"""
+_SESSION_OF_KEY: Final = """SELECT keys.fingerprint = ?, sessions.data
+    FROM keys LEFT JOIN sessions ON sessions.id = keys.session_id
+    WHERE keys.tenant = ? AND keys.scope = ? AND keys.key = ?"""
+_ANSWER_OF_KEY: Final = "SELECT fingerprint = ?, answer FROM keys WHERE tenant = ? AND scope = ? AND key = ?"
+_THE_KEY: Final = "tenant = ? AND scope = ? AND key = ? AND fingerprint = ?"
+
+_log = logging.getLogger(__name__)
+
+
+class SqliteStore:
+    """Use `open`. The file is made if there is none; its directory must exist. With a `sealer` the values of
+    sessions' variables are written sealed."""
+
+    @classmethod
+    async def open(cls, path: Path, clock: Clock | None = None, sealer: Sealer | None = None) -> "SqliteStore":
+        return cls(await asyncio.to_thread(SqliteFile, path), clock or SystemClock(), sealer)
+
+    def __init__(self, file: SqliteFile, clock: Clock, sealer: Sealer | None = None) -> None:
+        self._file = file
+        self._sealer = sealer
+        self.records = SqliteRecords(file, self._writable)
+        self._run = file.run
+        self._clock = clock
+        self._wrote = False
+        self._closed = False
+        self._decoded = lru_cache(_READ_AGAIN)(partial(decoded, sealer=sealer))
+        self._may_write = asyncio.Event()
+        self._may_write.set()
+        self._checkpointing = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="warren-checkpoint")
+        self._task = asyncio.create_task(self._keep_log_short(), name="session store checkpoints")
+
+    def __repr__(self) -> str:
+        return f"<SqliteStore {self._file.path}{' closed' if self._closed else ''}>"
+
+    async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
+        await self._writable()
+        row = self._row(session)
+        if key is None and caps == NO_CAPS and self._run(_INSERT_IF_FREE, *row).rowcount == 1:
+            return session, Added.NEW
+        with self._file.transaction():
+            if key is not None and (known := self._standing_for(key)) is not None:
+                return known, Added.KEY
+            held = self._one(_ACTIVE_OF_THREAD, session.tenant, session.thread_id) if session.thread_id else None
+            if held is None:
+                self._check_caps(caps, session)
+                self._run(_INSERT, *row)
+            stored = held or session
+            if key is not None and (held is None or held.state in USABLE):
+                self._run(_REMEMBER_KEY, *_name(key), key.fingerprint, stored.id, session.epoch, session.started)
+            return stored, Added.NEW if held is None else Added.THREAD
+
+    async def get(self, tenant: str, session_id: str) -> Session | None:
+        row = self._run(_GET, session_id, tenant).fetchone()
+        return None if row is None else self._decoded(row[0])
+
+    async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
+        active = self._one(_ACTIVE_OF_THREAD, tenant, thread_id)
+        return active or self._one(_ENDED_OF_THREAD, tenant, thread_id)
+
+    async def swap(self, session: Session) -> bool:
+        await self._writable()
+        times = session.version, session.deadline, encoded(session, self._sealer)
+        which = session.id, session.tenant, session.version - 1
+        state = session.state, session.epoch, ended_at(session)
+        if self._run(_SWAP_SAME_STATE, *times, *which, *state).rowcount == 1:
+            return True
+        return self._run(_SWAP, *times, *state, *which).rowcount == 1
+
+    async def list(self, tenant: str, page: Page) -> Sequence[Session]:
+        sql, values = _query(tenant, page)
+        with contextlib.closing(self._run(sql, *values)) as rows:
+            found = (session for (data,) in rows if is_on(page, session := self._decoded(data)))
+            return tuple(islice(found, max(0, page.limit)))
+
+    async def active(self) -> Sequence[Session]:
+        return [self._decoded(data) for (data,) in self._run(_ACTIVE).fetchall()]
+
+    async def due(self, now: float, limit: int) -> Sequence[Session]:
+        return [self._decoded(data) for (data,) in self._run(_DUE, now, max(0, limit)).fetchall()]
+
+    async def count(self) -> Mapping[SessionState, int]:
+        return dict(zip((*_COUNTED, SessionState.ENDED), self._run(_COUNT).fetchone(), strict=True))
+
+    async def purge(self, epoch: str, before: float) -> int:
+        await self._writable()
+        with self._file.transaction():
+            self._run(_PURGE_KEYS, epoch, before)
+            return self._run(_PURGE_SESSIONS, epoch, before).rowcount
+
+    async def claim_key(self, key: Key, epoch: str, now: float) -> KeyRecord | None:
+        await self._writable()
+        with self._file.transaction():
+            row = self._run(_ANSWER_OF_KEY, key.fingerprint, *_name(key)).fetchone()
+            if row is None:
+                self._run(_REMEMBER_KEY, *_name(key), key.fingerprint, None, epoch, now)
+                return None
+        check_same_request(row[0], key)
+        return KeyRecord(key.fingerprint, text_of(row[1]))
+
+    async def answer_key(self, key: Key, answer: str) -> None:
+        await self._writable()
+        self._run(f"UPDATE keys SET answer = ? WHERE {_THE_KEY}", answer, *_name(key), key.fingerprint)
+
+    async def release_key(self, key: Key) -> None:
+        await self._writable()
+        self._run(f"DELETE FROM keys WHERE {_THE_KEY}", *_name(key), key.fingerprint)
+
+    async def checkpoint(self) -> None:
+        """Brings the log into the file. The event loop waits for no disk, and writers only for the last part."""
+        async with self._checkpointing:
+            self._wrote = False
+            await self._in_thread(self._file.copy_log)
+            self._may_write.clear()
+            try:
+                await self._in_thread(self._file.restart_log)
+            finally:
+                self._may_write.set()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        async with self._checkpointing:
+            self._file.refuse()
+            await self._in_thread(self._file.close)
+        self._thread.shutdown(wait=False)
+
+    async def _keep_log_short(self) -> None:
+        told = ""
+        while True:
+            await self._clock.sleep(CHECKPOINT_S)
+            if not self._wrote:
+                continue
+            try:
+                await self.checkpoint()
+                told = ""
+            except WarrenError as exc:
+                self._wrote = True
+                if str(exc) != told:
+                    told = str(exc)
+                    _log.warning("the log of the session store grows until this is over: %s", exc)
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        async def worked() -> None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+        await run_shielded(worked())
+
+    async def _writable(self) -> None:
+        self._wrote = True
+        if self._may_write.is_set():
+            return
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                while not self._may_write.is_set():  # it may be closed again before this task runs
+                    await self._may_write.wait()
+        except TimeoutError:
+            raise Unavailable(
+                f"the disk of the session store {self._file.path} has not answered for {_PATIENCE_S:.0f} s",
+                remedy="look at the kernel's log for errors of the disk",
+            ) from None
+
+    def _row(self, session: Session) -> tuple[Any, ...]:
+        return (
+            session.id,
+            session.tenant,
+            session.thread_id,
+            session.state,
+            session.environment,
+            session.version,
+            session.created_at,
+            session.deadline,
+            session.epoch,
+            ended_at(session),
+            session.key_id,
+            session.disk_mb,
+            encoded(session, self._sealer),
+        )
+
+    def _check_caps(self, caps: Caps, session: Session) -> None:
+        if caps != NO_CAPS:
+            held = self._run(_HELD, session.key_id, session.key_id, session.tenant).fetchone()
+            check_caps(caps, session, Held(*map(int, held[:2])), Held(*map(int, held[2:])))
+
+    def _one(self, sql: str, *values: Any) -> Session | None:
+        row = self._run(sql, *values).fetchone()
+        return None if row is None else self._decoded(row[0])
+
+    def _standing_for(self, key: Key) -> Session | None:
+        """The session a key gives, if it is known."""
+        row = self._run(_SESSION_OF_KEY, key.fingerprint, *_name(key)).fetchone()
+        if row is None or counts_as_unknown(session := self._decoded(row[1]) if row[1] is not None else None):
+            return None
+        check_same_request(row[0], key)
+        return session
+
+
+def _name(key: Key) -> tuple[str, str, str]:
+    return key.tenant, key.scope, key.key
+
+
+def _query(tenant: str, page: Page) -> tuple[str, tuple[Any, ...]]:
+    """Gives every session of the page, and perhaps others: metadata is only looked for as text here."""
+    wanted = ["tenant = ?", f"state IN ({', '.join('?' * len(page.states))})"]
+    values: list[Any] = [tenant, *sorted(page.states)]
+    for column, value in (("thread_id", page.thread_id), ("environment", page.environment)):
+        if value:
+            wanted.append(f"{column} = ?")
+            values.append(value)
+    if page.after:
+        wanted.append("(created_at, id) < (SELECT created_at, id FROM sessions WHERE id = ? AND tenant = ?)")
+        values += [page.after, tenant]
+    for name, value in page.metadata.items():
+        wanted.append("instr(data, ?)")
+        values.append(pair(name, value))
+    found = "sessions"
+    if page.states and SessionState.ENDED not in page.states:
+        # Else it would walk through all that have ended: they are kept for a day, and may be very many.
+        found = "sessions INDEXED BY active"
+        wanted.append("state != 'ended'")
+    return f"SELECT data FROM {found} WHERE {' AND '.join(wanted)} ORDER BY created_at DESC, id DESC", tuple(values)

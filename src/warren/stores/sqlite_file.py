@@ -1,0 +1,194 @@
+"""The SQLite file under the session store: opening, errors in our words, moving the log into the file.
+
+Two connections. `run` and `transaction` use the first, on the event loop; in WAL mode with synchronous=NORMAL
+a commit is a write to the page cache and waits for no disk. All that waits for the disk is done over the
+second one, in a thread: `copy_log` and `restart_log`. The first write after the log was copied completely
+starts the log anew and waits for the disk, so `restart_log` makes that write itself; nobody else may
+write meanwhile.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from warren.model.errors import Conflict, NoSpace, Unavailable, WarrenError
+from warren.stores.rows import storable
+
+VERSION: Final = 1
+_OURS: Final = 0x57_41_52_4E  # "WARN": application_id, tells our files from those of other programs
+_BUSY_S: Final = 10.0  # how long opening waits for another program
+_BUSY_ON_LOOP_S: Final = 0.25
+_BUSY_IN_THREAD_S: Final = 1.0
+_PAGE_BYTES: Final = 2048  # every page that changes goes to the log whole
+_SMALLEST: Final = 512
+_LARGE_LOG: Final = 64 * 1024 * 1024
+
+# `deadline` and `ended` repeat, for queries, what `data` says; the whole session is in `data`.
+_SCHEMA: Final = (
+    """CREATE TABLE sessions (
+        id TEXT PRIMARY KEY, tenant TEXT NOT NULL, thread_id TEXT NOT NULL, state TEXT NOT NULL,
+        environment TEXT NOT NULL, version INTEGER NOT NULL, created_at REAL NOT NULL, deadline REAL NOT NULL,
+        epoch TEXT NOT NULL, ended REAL, key_id TEXT NOT NULL, disk_mb INTEGER NOT NULL, data TEXT NOT NULL)""",
+    """CREATE UNIQUE INDEX active_threads ON sessions (tenant, thread_id)
+        WHERE state != 'ended' AND thread_id != ''""",
+    """CREATE INDEX ended_threads ON sessions (tenant, thread_id, created_at, id)
+        WHERE state = 'ended' AND thread_id != ''""",
+    "CREATE INDEX listed ON sessions (tenant, created_at, id, state)",
+    "CREATE INDEX active ON sessions (deadline, id, state) WHERE state != 'ended'",
+    "CREATE INDEX held ON sessions (tenant, state, key_id, disk_mb) WHERE state != 'ended'",
+    "CREATE INDEX over ON sessions (epoch, ended) WHERE state = 'ended'",
+    """CREATE TABLE keys (
+        tenant TEXT NOT NULL, scope TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL,
+        session_id TEXT REFERENCES sessions (id) ON DELETE CASCADE,
+        epoch TEXT NOT NULL, made REAL NOT NULL, answer TEXT NOT NULL, UNIQUE (tenant, scope, key))""",
+    "CREATE INDEX keys_of_sessions ON keys (session_id) WHERE session_id IS NOT NULL",
+    "CREATE INDEX claimed_keys ON keys (epoch, made) WHERE session_id IS NULL",
+    """CREATE TABLE records (
+        kind TEXT NOT NULL, id TEXT NOT NULL, value TEXT NOT NULL, version INTEGER NOT NULL,
+        "group" TEXT NOT NULL, due REAL, PRIMARY KEY (kind, id)) WITHOUT ROWID""",
+    'CREATE INDEX grouped_records ON records (kind, "group", id)',
+    "CREATE INDEX due_records ON records (kind, due, id) WHERE due IS NOT NULL",
+    f"PRAGMA application_id = {_OURS}",
+    f"PRAGMA user_version = {VERSION}",
+)
+
+_NO_SPACE: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
+_REMEDIES: Final = {
+    sqlite3.SQLITE_NOTADB: "move it away, with its -wal and -shm; the next start then makes a new, empty one",
+    sqlite3.SQLITE_CORRUPT: "move it away, with its -wal and -shm; the next start then makes a new, empty one",
+    sqlite3.SQLITE_CANTOPEN: "its directory must exist and this user must be allowed to write there",
+    sqlite3.SQLITE_READONLY: "this user must be allowed to write the file and its directory",
+    sqlite3.SQLITE_BUSY: "end the other program that has it open",
+}
+
+
+class SqliteFile:
+    """Blocking, except `run` and `transaction`, which wait for no disk. Raises only errors of ours."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._our_errors(), contextlib.ExitStack() as undo:
+            _make_new(path)
+            self._loop = undo.enter_context(contextlib.closing(_connected(path)))
+            self._prepare()
+            self._side = undo.enter_context(contextlib.closing(_connected(path)))
+            _wait_for_others(self._loop, _BUSY_ON_LOOP_S)
+            _wait_for_others(self._side, _BUSY_IN_THREAD_S)
+            undo.pop_all()
+
+    def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
+        try:
+            return self._loop.execute(sql, values)
+        except UnicodeEncodeError:
+            return self.run(sql, *map(storable, values))
+        except sqlite3.Error as exc:
+            raise self._ours(exc) from exc
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        self.run("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.run("COMMIT")
+        except BaseException:
+            if self._loop.in_transaction:
+                self._loop.rollback()
+            raise
+
+    def copy_log(self) -> None:
+        """Brings what was written so far into the file; others may go on writing."""
+        with self._our_errors():
+            self._side.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+    def restart_log(self) -> None:
+        """Brings the rest into the file and makes the log start anew. Nobody may write meanwhile."""
+        mode = "TRUNCATE" if self.log_bytes() > _LARGE_LOG else "PASSIVE"
+        with self._our_errors():
+            self._side.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+            self._side.execute(f"PRAGMA user_version = {VERSION}")
+
+    def log_bytes(self) -> int:
+        try:
+            return Path(f"{self.path}-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def refuse(self) -> None:
+        """From now on `run` raises Unavailable. Waits for no disk: the other connection is still open."""
+        self._loop.close()
+
+    def close(self) -> None:
+        """After `refuse`. The last connection to go brings the log into the file and removes the log."""
+        with self._our_errors():
+            self._side.close()
+
+    def _prepare(self) -> None:
+        self._check_it_is_ours()
+        if self.path.stat().st_mode & 0o077:
+            self.path.chmod(0o600)
+        self._loop.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        if self._loop.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise Unavailable(f"the file system of {self.path} cannot hold a session store: it has no shared memory")
+        with self.transaction():
+            if self._is_empty():
+                for statement in _SCHEMA:
+                    self._loop.execute(statement)
+
+    def _is_empty(self) -> bool:
+        return self._loop.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+
+    def _check_it_is_ours(self) -> None:
+        if self._is_empty():
+            return
+        if self._loop.execute("PRAGMA application_id").fetchone()[0] != _OURS:
+            raise Unavailable(
+                f"{self.path} is a database of another program",
+                remedy="name another file for the session store, or move this one away",
+            )
+        version = self._loop.execute("PRAGMA user_version").fetchone()[0]
+        if version != VERSION:
+            raise Unavailable(
+                f"the session store {self.path} has version {version}; this Warren knows version {VERSION}",
+                remedy="use the Warren that wrote it, or move the file away",
+            )
+
+    @contextlib.contextmanager
+    def _our_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as exc:
+            raise self._ours(exc) from exc
+
+    def _ours(self, exc: Exception) -> WarrenError:
+        code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_CANTOPEN if isinstance(exc, OSError) else 0)
+        if code in _NO_SPACE:
+            return NoSpace(f"no space left for the session store {self.path}", remedy="free space on its file system")
+        if isinstance(exc, sqlite3.IntegrityError):
+            return Conflict(f"the session store has it already: {exc}")
+        return Unavailable(f"the session store {self.path}: {exc}", remedy=_REMEDIES.get(code & 0xFF, ""))
+
+
+def _make_new(path: Path) -> None:
+    """Sessions hold secrets: the file is private from the start. SQLite gives those next to it the same mode."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    except FileExistsError:
+        if 0 < path.stat().st_size < _SMALLEST:  # SQLite would take it for empty and write over it
+            error = sqlite3.DatabaseError("file is not a database")
+            error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+            raise error from None
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    _wait_for_others(connection, _BUSY_S)
+    for pragma in ("synchronous = NORMAL", "wal_autocheckpoint = 0", "foreign_keys = ON", "temp_store = MEMORY"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def _wait_for_others(connection: sqlite3.Connection, seconds: float) -> None:
+    connection.execute(f"PRAGMA busy_timeout = {seconds * 1000:.0f}")

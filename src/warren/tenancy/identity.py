@@ -1,0 +1,78 @@
+"""Who sent a request: read from its headers, proven by a key, by a token, or by nothing being asked for."""
+
+import hmac
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from warren.model.access import ALL_SCOPES, Caller
+from warren.model.errors import Unauthorized
+from warren.model.session import DEFAULT_TENANT
+from warren.tenancy.keys import Keys, looks_like_key
+from warren.tenancy.tenants import Tenants
+
+if TYPE_CHECKING:
+    from warren.tenancy.tokens import Tokens
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+_MAX_SHOWN: Final = 16 * 1024
+_REMEDY: Final = "send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`"
+ADMIN_KEY_ID: Final = "admin"
+
+
+class Identity(Protocol):
+    """`caller` says whose request it is, with the quota of its tenant; it raises Unauthorized."""
+
+    async def caller(self, headers: Headers) -> Caller: ...
+
+
+class Anybody:
+    """Nothing is asked: for servers that only their own machine can reach."""
+
+    def __init__(self, tenants: Tenants) -> None:
+        self._tenants = tenants
+
+    async def caller(self, headers: Headers) -> Caller:
+        return Caller(quota=(await self._tenants.of(DEFAULT_TENANT)).quota)
+
+
+class Proven:
+    """`admin_key`, if there is one, is a key with every scope that stands in the configuration."""
+
+    def __init__(self, keys: Keys, tenants: Tenants, tokens: "Tokens | None" = None, admin_key: str = "") -> None:
+        self._keys = keys
+        self._tenants = tenants
+        self._tokens = tokens
+        self._admin_key = admin_key.encode()
+
+    async def caller(self, headers: Headers) -> Caller:
+        """Of several credentials the first that is right counts."""
+        wrong: Unauthorized | None = None
+        for text in shown(headers):
+            try:
+                caller = await self._recognised(text)
+            except Unauthorized as exc:
+                wrong = wrong or exc
+                continue
+            return caller.with_quota((await self._tenants.of(caller.tenant)).quota)
+        raise wrong or Unauthorized("this server wants an API key", remedy=_REMEDY)
+
+    async def _recognised(self, text: str) -> Caller:
+        if self._admin_key and hmac.compare_digest(text.encode(errors="surrogatepass"), self._admin_key):
+            return Caller(DEFAULT_TENANT, ADMIN_KEY_ID, ALL_SCOPES)
+        if self._tokens is not None and not looks_like_key(text):
+            return await self._tokens.recognise(text)
+        return await self._keys.recognise(text)
+
+
+def shown(headers: Headers) -> list[str]:
+    """The credentials of a request, as it shows them; what no key or token can be is left out."""
+    found = []
+    for name, value in headers:
+        if name == b"x-api-key":
+            found.append(value.strip())
+        elif name == b"authorization":
+            scheme, _, rest = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                found.append(rest.strip())
+    return [value.decode("latin-1") for value in found if value and len(value) <= _MAX_SHOWN][:4]

@@ -1,0 +1,367 @@
+"""Every command passes here before it reaches a sandbox, from whatever route, and so does word of its end.
+
+`OverseenSandbox` is a sandbox whose `exec` and `start` ask first: the command policies of the environment and the
+tenant, the tenant's exec seconds, and the gate that gives tenants their turns. When a command has ended it is
+counted and told. File operations are only noted, for the audit record of the request.
+
+Exec seconds are paid in advance, one at a time, so however many commands run at once, no more are used than there
+are; a command whose next second cannot be paid is ended, with what it has said so far. A command whose end nobody
+sees, because its caller has left or its sandbox is gone, is counted for the time it had.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from warren.clock import Clock
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.access import Caller
+from warren.model.errors import CommandRefused, SandboxLost, WarrenError
+from warren.model.events import Event, EventKind
+from warren.model.operations import Command, ExecResult, FileEvent, FileInfo, ProcessInfo, Reason
+from warren.model.session import Session
+from warren.model.spec import Isolation
+from warren.sessions.event_hub import Events
+from warren.sessions.refused_process import RefusedProcess
+from warren.sessions.request_context import current_caller, note, note_command, note_end
+from warren.tenancy.fair_gate import FairGate
+from warren.tenancy.quotas import DAY_S, Quotas
+
+Verdict = Callable[[Session, Command], Awaitable["ExecResult | None"]]
+PayerOf = Callable[[Session], Awaitable[Caller]]
+
+EXEC_SECONDS: Final = "exec_seconds"
+SLICE_S: Final = 1.0
+_OVER: Final = "\nwarren: ended: the exec seconds of this day are used up\n"
+_BROKEN_OFF: Final = _OVER.lstrip()
+
+
+async def _allowed(session: Session, command: Command) -> ExecResult | None:
+    return None
+
+
+async def _unbounded(session: Session) -> Caller:
+    return Caller(session.tenant)
+
+
+class Metering:
+    """`refused` gives the result of a command that a policy does not allow, else None; `payer_of` says whose exec
+    seconds pay for what an earlier server has left running in a session."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        quotas: Quotas | None = None,
+        gate: FairGate | None = None,
+        events: Events | None = None,
+        refused: Verdict = _allowed,
+        payer_of: PayerOf = _unbounded,
+        slice_s: float = SLICE_S,
+    ) -> None:
+        self.clock = clock
+        self.quotas = quotas or Quotas(clock)
+        self.gate = gate or FairGate()
+        self.refused = refused
+        self._payer_of = payer_of
+        self.slice_s = slice_s
+        self._events = events or Events()
+        self._followed: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Metering: {len(self._followed)} followed, {self.gate!r}>"
+
+    def sandbox(self, session: Session, sandbox: Sandbox) -> "MeteredSandbox":
+        return MeteredSandbox(self, session, sandbox)
+
+    def finished(self, session: Session, result: ExecResult, *, background: bool = False) -> None:
+        kind = EventKind.COMMAND_REFUSED if result.reason is Reason.REFUSED else EventKind.COMMAND_FINISHED
+        data = {
+            "process_id": result.process_id,
+            "exit_code": result.exit_code,
+            "reason": str(result.reason),
+            "duration_ms": round(result.duration_ms, 3),
+            "cpu_ms": round(result.cpu_ms, 3),
+            "bytes_total": result.bytes_total,
+            "background": background,
+        }
+        if not background:
+            note_end(result)
+        self._events.publish(Event(kind, session.tenant, self.clock.wall(), session.id, data))
+
+    async def count_create(self, caller: Caller) -> None:
+        await self.quotas.create(caller)
+
+    def report_limit(self, caller: Caller, quota: str) -> None:
+        self.quotas.tell(caller, quota)
+
+    def follow(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._followed.add(task)
+        task.add_done_callback(self._followed.discard)
+
+    async def can_go_on(self, caller: Caller) -> bool:
+        """Pays for one second more of what runs; as long as nobody can say what is left, it runs on."""
+        try:
+            return await self.quotas.spend(caller, EXEC_SECONDS, 1)
+        except WarrenError:
+            return True
+
+    async def take_over(self, session: Session, sandbox: Sandbox) -> None:
+        """After a restart: commands that run on their own are followed again."""
+        overseen, caller = self.sandbox(session, sandbox), await self._payer_of(session)
+        payer = caller if self.quotas.bounds(caller, EXEC_SECONDS) else None
+        for info in await sandbox.processes():
+            if info.running:
+                process = await sandbox.process(info.id)
+                if payer is not None:
+                    await self.quotas.spend_again(payer, EXEC_SECONDS, self._had_today(info))
+                ending = overseen.until_ended(process, payer, background=True, had_s=info.started_s_ago)
+                self.follow(ending, f"following {info.id}")
+
+    def _had_today(self, info: ProcessInfo) -> int:
+        return math.ceil(min(info.started_s_ago, self.clock.wall() % DAY_S))
+
+    async def close(self) -> None:
+        for task in list(self._followed):
+            task.cancel()
+        if self._followed:
+            await asyncio.wait(self._followed)
+
+
+class MeteredSandbox:
+    def __init__(self, metering: Metering, session: Session, sandbox: Sandbox) -> None:
+        self._metering = metering
+        self._session = session
+        self._sandbox = sandbox
+
+    def __repr__(self) -> str:
+        return f"<OverseenSandbox {self._sandbox!r}>"
+
+    @property
+    def id(self) -> str:
+        return self._sandbox.id
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._sandbox.isolation
+
+    # -- commands
+
+    async def exec(
+        self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
+    ) -> ExecResult:
+        metering, caller = self._metering, current_caller()
+        self._note(command)
+        if (refusal := await metering.refused(self._session, command)) is not None:
+            metering.finished(self._session, refusal)
+            return refusal
+        place = await metering.gate.enter(self._session.tenant)
+        began = metering.clock.now()
+        try:
+            if metering.quotas.bounds(caller, EXEC_SECONDS):
+                result = await self._exec_on_account(caller, command, stdin, process_id)
+            else:
+                result = await self._sandbox.exec(command, stdin, process_id=process_id)
+        except (asyncio.CancelledError, SandboxLost) as exc:
+            metering.finished(self._session, _cut_short(exc, metering.clock.now() - began, process_id))
+            raise
+        finally:
+            place.leave()
+        metering.finished(self._session, _timed(result, metering.clock.now() - began))
+        return result
+
+    async def _exec_on_account(
+        self, caller: Caller, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str
+    ) -> ExecResult:
+        """Its time is what can be paid for; if others use that up meanwhile, it is broken off."""
+        quotas = self._metering.quotas
+        if not await quotas.spend(caller, EXEC_SECONDS, 1):
+            raise quotas.spent(caller, EXEC_SECONDS)
+        affordable_s = self._metering.slice_s * (1 + await quotas.left(caller, EXEC_SECONDS))
+        shortened = command.timeout_s is None or affordable_s < command.timeout_s
+        if shortened:
+            command = replace(command, timeout_s=affordable_s)
+        payer, began = _Payer(self._metering, caller), self._metering.clock.now()
+        try:
+            result = await self._sandbox.exec(command, stdin, process_id=process_id)
+        except asyncio.CancelledError:
+            if not payer.gave_up():
+                raise
+            ran_s = self._metering.clock.now() - began
+            return replace(_cut_short(None, ran_s), stderr=_BROKEN_OFF, output=_BROKEN_OFF)
+        finally:
+            payer.end()
+        if shortened and result.reason is Reason.TIMEOUT:
+            return replace(result, stderr=result.stderr + _OVER, output=result.output + _OVER)
+        return result
+
+    async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
+        metering, caller = self._metering, current_caller()
+        self._note(command)
+        if (refusal := await metering.refused(self._session, command)) is not None:
+            metering.finished(self._session, refusal)
+            return self._refused(refusal, follow=follow)
+        on_account = metering.quotas.bounds(caller, EXEC_SECONDS)
+        if on_account and not await metering.quotas.spend(caller, EXEC_SECONDS, 1):
+            raise metering.quotas.spent(caller, EXEC_SECONDS)
+        place = await metering.gate.enter(self._session.tenant)
+        try:
+            process = await self._sandbox.start(command, process_id=process_id, follow=follow)
+        finally:
+            place.leave()
+        note(process_id=process.id)
+        payer = caller if on_account else None
+        metering.follow(self.until_ended(process, payer, background=not follow), f"following {process.id}")
+        return process
+
+    def _note(self, command: Command) -> None:
+        note(session_id=self._session.id)
+        note_command(command)
+
+    def _refused(self, refusal: ExecResult, *, follow: bool) -> Process:
+        if follow:  # somebody reads it as a stream: the refusal is what it says
+            return RefusedProcess(refusal)
+        raise CommandRefused(refusal.stderr.strip(), remedy="ask for another command, or another policy")
+
+    async def until_ended(
+        self, process: Process, payer: Caller | None, *, background: bool, had_s: float = 0.0
+    ) -> None:
+        """`had_s`: so long it has run already."""
+        metering = self._metering
+        began = metering.clock.now() - had_s
+        ended = asyncio.ensure_future(process.ended())
+        try:
+            if payer is not None and not await self._paid_while(payer, ended):
+                await process.kill()
+            result = await ended
+        except WarrenError as exc:  # it was forgotten before it ended, or went with its sandbox
+            result = _cut_short(exc, metering.clock.now() - began, process.id)
+        finally:
+            ended.cancel()
+        metering.finished(self._session, _timed(result, metering.clock.now() - began), background=background)
+
+    async def _paid_while(self, caller: Caller, running: asyncio.Future[ExecResult]) -> bool:
+        """Whether the seconds lasted until the end."""
+        while not (await asyncio.wait([running], timeout=self._metering.slice_s))[0]:
+            if not await self._metering.can_go_on(caller):
+                return False
+        return True
+
+    async def process(self, process_id: str) -> Process:
+        return await self._sandbox.process(process_id)
+
+    async def processes(self) -> Sequence[ProcessInfo]:
+        return await self._sandbox.processes()
+
+    async def forget(self, process_id: str) -> None:
+        note(process_id=process_id)
+        await self._sandbox.forget(process_id)
+
+    # -- files
+
+    def read(self, path: str, *, offset: int = 0, length: int | None = None, user: str = "") -> AsyncIterator[bytes]:
+        note(path=path)
+        return self._sandbox.read(path, offset=offset, length=length, user=user)
+
+    async def write(
+        self, path: str, data: bytes | AsyncIterable[bytes], *, mode: int | None = None, user: str = ""
+    ) -> FileInfo:
+        note(path=path)
+        return await self._sandbox.write(path, data, mode=mode, user=user)
+
+    async def list(self, path: str, *, depth: int = 1, user: str = "") -> Sequence[FileInfo]:
+        note(path=path)
+        return await self._sandbox.list(path, depth=depth, user=user)
+
+    async def stat(self, path: str, *, user: str = "") -> FileInfo:
+        note(path=path)
+        return await self._sandbox.stat(path, user=user)
+
+    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "") -> None:
+        note(path=path)
+        await self._sandbox.mkdir(path, mode=mode, user=user)
+
+    async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
+        note(path=path)
+        await self._sandbox.remove(path, recursive=recursive, user=user)
+
+    async def rename(self, source: str, target: str, *, user: str = "") -> None:
+        note(path=source, target=target)
+        await self._sandbox.rename(source, target, user=user)
+
+    def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]:
+        note(path=path)
+        return self._sandbox.pack(path, user=user)
+
+    async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int:
+        note(path=path)
+        return await self._sandbox.unpack(path, tar, user=user)
+
+    def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
+        note(path=path)
+        return self._sandbox.watch(path, recursive=recursive, user=user)
+
+    # -- the rest
+
+    async def ping(self) -> None:
+        await self._sandbox.ping()
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        self._sandbox.when_lost(call)
+
+    async def close(self) -> None:
+        await self._sandbox.close()
+
+
+class _Payer:
+    """Pays for the task that made it, a second at a time; when there is nothing left it cancels that task.
+
+    Most commands are over before the second payment: until then it is a timer and nothing more.
+    """
+
+    def __init__(self, metering: Metering, caller: Caller) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._metering = metering
+        self._caller = caller
+        self._cancelled = False
+        self._paying: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(metering.slice_s, self._begin)
+
+    def _begin(self) -> None:
+        self._paying = asyncio.create_task(self._pay(), name="paying exec seconds")
+
+    async def _pay(self) -> None:
+        metering = self._metering
+        while await metering.can_go_on(self._caller):  # noqa: ASYNC110
+            await asyncio.sleep(metering.slice_s)
+        # If this was all there was, the command's own time-out is ending it at this moment.
+        await asyncio.sleep(metering.slice_s / 4)
+        self._cancelled = True
+        self._task.cancel()
+
+    def gave_up(self) -> bool:
+        """Whether it was this that cancelled the task; then it is no longer cancelled."""
+        return self._cancelled and self._task.uncancel() == 0
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._paying is not None and not self._cancelled:
+            self._paying.cancel()
+
+
+def _timed(result: ExecResult, ran_s: float) -> ExecResult:
+    """What went with its sandbox cannot say how long it ran."""
+    if result.reason is not Reason.SANDBOX_LOST:
+        return result
+    return replace(result, duration_ms=max(result.duration_ms, ran_s * 1000))
+
+
+def _cut_short(why: BaseException | None, ran_s: float, process_id: str = "") -> ExecResult:
+    """Of a command whose end nobody has seen."""
+    reason = Reason.SANDBOX_LOST if isinstance(why, SandboxLost) else Reason.CANCELLED
+    ran_ms = max(0.0, ran_s) * 1000
+    return ExecResult(137, "", "", "", reason, None, ran_ms, 0.0, 0, truncated=False, process_id=process_id)

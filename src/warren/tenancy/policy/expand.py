@@ -1,0 +1,234 @@
+"""What a command starts in its turn: other commands, text for a shell, or something that cannot be known."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from warren.tenancy.policy.findings import Doubt, Findings, Script
+from warren.tenancy.policy.launchers import MURKY, launcher, started
+from warren.tenancy.policy.parse import CODE_VARIABLES, LOOKUP_VARIABLES
+from warren.tenancy.policy.words import Word
+
+Item = Findings | Doubt | Script
+_MOST_GUESSES = 64
+_RESERVED: Final = frozenset({
+    "!", "{", "}", "[[", "]]", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if",
+    "in", "select", "then", "until", "while",
+})  # fmt: skip
+_UNKNOWABLE: Final = frozenset(["bind", "compgen", "complete", "enable", "fc"])
+_SHELLS: Final = frozenset(["ash", "bash", "dash", "ksh", "mksh", "rbash", "sh"])
+_OTHER_SHELLS: Final = frozenset(["csh", "elvish", "fish", "nu", "pwsh", "rc", "tcsh", "xonsh", "yash", "zsh"])
+_SHELL_LONG: Final = frozenset(["--login", "--norc", "--noprofile", "--posix", "--restricted", "--verbose"])
+_EXECUTES: Final = frozenset(["-exec", "-execdir", "-ok", "-okdir"])
+
+
+def opened(found: Findings) -> Iterator[Item]:
+    """What `found` leads to. It never runs on: what is opened again is up to the caller."""
+    if found.words[0].text is None:
+        yield _doubt(found, "its name is known only when it runs")
+        return
+    name = found.name.rpartition("/")[2]
+    if found.name in _RESERVED:
+        yield _doubt(found, f"`{found.name}` stands where a command is expected")
+        yield from _command(found, found.words[1:], found.name)
+    elif name in _UNKNOWABLE:
+        yield _doubt(found, f"`{name}` can change what names stand for")
+    elif name in MURKY:
+        yield from _murky(found, name)
+    elif name in _OTHER_SHELLS:
+        yield _doubt(found, f"`{name}` is another shell")
+    elif name in _SHELLS:
+        yield from _shell(found, name)
+    elif name in _SPECIAL:
+        yield from _SPECIAL[name](found)
+    elif kind := launcher(name):
+        start = started(found.words[1:], kind)
+        if start.why:
+            yield _doubt(found, start.why)
+        yield from _assigned(found, start.assigned)
+        yield from _command(found, start.words, name)
+
+
+def _command(found: Findings, words: tuple[Word, ...], through: str) -> Iterator[Item]:
+    if words:
+        yield replace(found, words=words, route=(*found.route, through), function=False)
+
+
+def _assigned(found: Findings, names: tuple[str, ...]) -> Iterator[Item]:
+    for name in names:
+        if name in CODE_VARIABLES:
+            yield _doubt(found, f"a shell may run what {name} has in it")
+        if name in LOOKUP_VARIABLES:
+            why = f"{name} is changed, so names may stand for other programs"
+            yield Doubt(why, found.place, found.route, lookup=True)
+
+
+def _shell(found: Findings, name: str) -> Iterator[Item]:
+    text, stdin, operands, why = _shell_options(found.words[1:])
+    if why:
+        yield _doubt(found, why)
+    if text is None:
+        return
+    if text and operands and operands[0].text is not None:
+        yield Script(operands[0].text, (*found.route, f"{name} -c"), found.place, found.guess)
+    elif text:
+        yield _doubt(found, f"the text for `{name} -c` is known only when it runs")
+    elif operands and not stdin:
+        yield _doubt(found, f"`{name}` runs a file", vouch=True)
+    elif found.stdin is None:
+        yield _doubt(found, f"`{name}` runs what it reads from its input", vouch=True)
+    else:
+        for script in found.stdin:
+            yield Script(script, (*found.route, f"the input of {name}"), found.place, found.guess)
+
+
+def _shell_options(words: tuple[Word, ...]) -> tuple[bool | None, bool, tuple[Word, ...], str]:
+    """Whether it is given a text (None: it does nothing), whether it reads its input, its operands, and a doubt."""
+    text = stdin = False
+    place, why = 0, ""
+    while place < len(words):
+        option = words[place].text
+        if option is None:
+            why = why or ("" if text and not words[place].many else "an argument is known only when it runs")
+            break
+        if option in ("--help", "--version"):
+            return None, False, (), why
+        if option in ("-", "--"):
+            place += 1
+            break
+        if option[:1] not in ("-", "+") or len(option) == 1:
+            break
+        place += 1
+        if option.startswith("--"):
+            why = why or ("" if option in _SHELL_LONG else f"the option {option[:40]} is not known here")
+            continue
+        text, stdin = text or "c" in option[1:], stdin or "s" in option[1:]
+        place += option.count("o") + option.count("O")
+    return text, stdin, words[place:], why
+
+
+def _murky(found: Findings, name: str) -> Iterator[Item]:
+    yield _doubt(found, f"what `{name}` starts cannot be told from its arguments", vouch=True)
+    if found.guess:
+        return
+    route = (*found.route, name)
+    for place, word in enumerate(found.words[1 : 1 + _MOST_GUESSES], 1):
+        yield replace(found, words=found.words[place:], route=route, guess=True, stdin=None)
+        if word.text:
+            yield Script(word.text, route, found.place, guess=True)
+
+
+def _find(found: Findings) -> Iterator[Item]:
+    words = found.words[1:]
+    place = 0
+    while place < len(words):
+        word = words[place]
+        place += 1
+        if word.text is None and _may_be_option(word):
+            yield _doubt(found, "an argument of `find` may be -exec")
+        if word.text not in _EXECUTES:
+            continue
+        start = place
+        while place < len(words) and words[place].text not in (";", "+"):
+            place += 1
+        inner = tuple(_without(word, "{}") for word in words[start:place])
+        yield from _command(found, inner, f"find {word.text}")
+
+
+def _may_be_option(word: Word) -> bool:
+    return word.many and (not word.begins or word.begins.startswith("-"))
+
+
+def _without(word: Word, placeholder: str) -> Word:
+    """A word whose placeholder is filled in later."""
+    if word.text is None or placeholder not in word.text:
+        return word
+    return Word(None, begins=word.text.partition(placeholder)[0])
+
+
+def _xargs(found: Findings) -> Iterator[Item]:
+    kind = launcher("xargs")
+    start = started(found.words[1:], kind) if kind else None
+    if start is None or not start.words:
+        return
+    if start.why:
+        yield _doubt(found, start.why)
+    own = [word.text or "" for word in found.words[1 : len(found.words) - len(start.words)]]
+    following = [*own[1:], ""]
+    names = [text[2:] or following[place] for place, text in enumerate(own) if text.startswith("-I")]
+    words = start.words
+    for name in names:
+        words = tuple(_without(word, name) for word in words) if name else words
+    rest = () if names else (Word(None, many=True),)
+    yield from _command(replace(found, stdin=None), (*words, *rest), "xargs")
+
+
+def _env(found: Findings) -> Iterator[Item]:
+    kind = launcher("env")
+    start = started(found.words[1:], kind) if kind else None
+    if start is None:
+        return
+    if start.why:
+        yield _doubt(found, start.why)
+    for word in found.words[1 : 1 + _MOST_GUESSES] if start.why else ():
+        text = (word.text or "").removeprefix("--split-string=")
+        yield Script(text[text.find("S") + 1 :] if text.startswith("-") else text, found.route, found.place, guess=True)
+    yield from _assigned(found, start.assigned)
+    yield from _command(found, start.words, "env")
+
+
+def _eval(found: Findings) -> Iterator[Item]:
+    words = found.words[2:] if found.words[1:2] == (Word("--"),) else found.words[1:]
+    texts = [word.text for word in words if word.text is not None]
+    if len(texts) < len(words):
+        yield _doubt(found, "the text for `eval` is known only when it runs")
+    yield Script(" ".join(texts), (*found.route, "eval"), found.place, found.guess)
+
+
+def _trap(found: Findings) -> Iterator[Item]:
+    words = [word for word in found.words[1:] if word.text != "--"]
+    if len(words) > 1 and words[0].text is None:
+        yield _doubt(found, "the text for `trap` is known only when it runs")
+    elif len(words) > 1 and words[0].text not in ("-", "-l", "-p", ""):
+        yield Script(words[0].text or "", (*found.route, "trap"), found.place, found.guess)
+
+
+def _source(found: Findings) -> Iterator[Item]:
+    yield _doubt(found, f"`{found.name}` runs a file", vouch=True)
+
+
+def _alias(found: Findings) -> Iterator[Item]:
+    for word in found.words[1:]:
+        _, equals, value = (word.text or word.begins).partition("=")
+        if equals or word.text is None:
+            yield _doubt(found, "an alias changes what names stand for")
+            yield Script(value, (*found.route, "alias"), found.place, found.guess)
+
+
+def _with_option(letter: str) -> Callable[[Findings], Iterator[Item]]:
+    def look(found: Findings) -> Iterator[Item]:
+        for word in found.words[1:]:
+            text = word.text if word.text is not None else word.begins or "-"
+            if text.startswith("-") and (letter in text or word.text is None):
+                yield _doubt(found, f"`{found.name} -{letter}` changes what is run")
+
+    return look
+
+
+_SPECIAL: Final[dict[str, Callable[[Findings], Iterator[Item]]]] = {
+    ".": _source,
+    "alias": _alias,
+    "env": _env,
+    "eval": _eval,
+    "find": _find,
+    "hash": _with_option("p"),
+    "mapfile": _with_option("C"),
+    "readarray": _with_option("C"),
+    "source": _source,
+    "trap": _trap,
+    "xargs": _xargs,
+}
+
+
+def _doubt(found: Findings, why: str, vouch: bool = False) -> Doubt:
+    return Doubt(why, found.place, found.route, found=found if vouch else None)

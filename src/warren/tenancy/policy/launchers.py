@@ -1,0 +1,124 @@
+"""Programs that start the program named among their arguments.
+
+For each is written down which of its options take a value and how many operands come before the command. An option
+that is not written down here makes the command unknown: it might swallow a word.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from warren.tenancy.policy.words import Word
+
+ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=")
+_NUMBER: Final = re.compile(r"-\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """`flags` and `valued` are letters of short options, `words` long options, those with `=` take a value.
+
+    `stops` are options with which no command is started.
+    """
+
+    flags: str = ""
+    valued: str = ""
+    words: str = ""
+    operands: int = 0
+    assignments: bool = False
+    stops: str = "--help --version"
+    numbers: bool = False
+
+
+LAUNCHERS: Final[dict[str, Launcher]] = {
+    "builtin": Launcher(),
+    "busybox": Launcher(stops="--help --list --list-full"),
+    "chroot": Launcher(words="--userspec= --groups= --skip-chdir", operands=1),
+    "command": Launcher("p", stops="-v -V"),
+    "coproc": Launcher(stops=""),
+    "doas": Launcher("n", "u", assignments=True, stops="-L -C"),
+    "env": Launcher("i0v", "uC", "--ignore-environment --null --unset= --chdir= --debug", assignments=True),
+    "exec": Launcher("cl", "a", stops=""),
+    "fakeroot": Launcher(),
+    "ionice": Launcher("t", "cn", "--ignore --class= --classdata=", stops="-p -P -u -h -V --help --version"),
+    "nice": Launcher("", "n", "--adjustment=", numbers=True),
+    "nohup": Launcher(),
+    "setsid": Launcher("cfw", "", "--ctty --fork --wait"),
+    "stdbuf": Launcher("", "ioe", "--input= --output= --error="),
+    "sudo": Launcher("AbEHknPSB", "CDghpRrTtUu", "--preserve-env --user= --group=", assignments=True, stops="-l -v -K"),
+    "taskset": Launcher("c", "", "--cpu-list", operands=1, stops="-p --help --version"),
+    "time": Launcher("pvaq", "fo", "--portability --verbose --append --quiet --format= --output=", assignments=True),
+    "timeout": Launcher("v", "ks", "--foreground --preserve-status --verbose --kill-after= --signal=", operands=1),
+    "toybox": Launcher(stops="--help --long"),
+    "xargs": Launcher("0rtxpo", "IaEdLnPs", "--null --no-run-if-empty --max-args= --max-procs= --delimiter="),
+}  # fmt: skip
+# What these start stands somewhere among their arguments, as words or as a text for a shell.
+MURKY: Final = frozenset({
+    "at", "batch", "bwrap", "catchsegv", "chrt", "crontab", "daemonize", "dbus-run-session", "entr", "expect",
+    "faketime", "fd", "fdfind", "firejail", "flock", "gdb", "linux32", "linux64", "ltrace", "nsenter", "parallel",
+    "pkexec", "prlimit", "proot", "rlwrap", "run-parts", "runuser", "screen", "script", "setarch", "setpriv",
+    "start-stop-daemon", "strace", "su", "systemd-run", "tmux", "unbuffer", "unshare", "watch", "xvfb-run",
+})  # fmt: skip
+_LOADER: Final = re.compile(r"(ld-(linux|musl).*\.so.*|ld.*\.so(\.\d+)?)")
+
+
+def launcher(name: str) -> Launcher | None:
+    if _LOADER.fullmatch(name):
+        return Launcher(
+            words="--library-path= --preload= --argv0= --inhibit-cache --inhibit-rpath=", stops="--list --verify"
+        )
+    return LAUNCHERS.get(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The words of the command that is started; none if nothing is. `why`: what makes that a guess."""
+
+    words: tuple[Word, ...] = ()
+    why: str = ""
+    assigned: tuple[str, ...] = ()
+
+
+def started(words: tuple[Word, ...], kind: Launcher) -> Start:
+    """`words` without the launcher's own name."""
+    place, operands, assigned, why = 0, kind.operands, [], ""
+    ended = False
+    while place < len(words):
+        word = words[place]
+        text = word.text if word.text is not None else word.begins
+        if word.many:
+            why = "an argument before the command may be no word or several"
+        if kind.assignments and (found := ASSIGNMENT.match(text)):
+            assigned.append(found[1])
+        elif text.startswith("-") and len(text) > 1 and not ended:
+            if text in kind.stops.split():
+                return Start()
+            ended = text == "--"
+            width = 1 if ended else _width(text, kind)
+            why = why or ("" if width else f"the option {text[:40]} is not known here")
+            place += max(width, 1)
+            continue
+        elif operands:
+            operands -= 1
+        else:
+            break
+        place += 1
+    return Start(words[place:], why if place or why else "", tuple(assigned))
+
+
+def _width(text: str, kind: Launcher) -> int:
+    """How many words an option takes, 0 if it is not known."""
+    if text.startswith("--"):
+        name, equals, _ = text.partition("=")
+        known = kind.words.split()
+        if f"{name}=" in known:
+            return 1 if equals else 2
+        return 1 if name in known else 0
+    if kind.numbers and _NUMBER.fullmatch(text):
+        return 1
+    for number, letter in enumerate(text[1:], 2):
+        if letter in kind.valued:
+            return 1 if number < len(text) else 2
+        if letter not in kind.flags:
+            return 0
+    return 1

@@ -1,0 +1,237 @@
+"""Quotas that are counted over time: requests and creates a minute, exec seconds and bytes out a day (UTC).
+
+What a tenant holds at one moment (sessions, disk) is not counted here: the store keeps that, see Caps. A tenant and
+each of its keys are counted apart, and both must have something left. Counters live in memory or in Redis (package
+`limits`, imported when there is something to count). A counter of the day that is not there, because the process was
+restarted or Redis lost what it had, begins with what the usage book says; one that is there goes on, whoever began it.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+from warren.clock import Clock
+from warren.model.access import NO_QUOTA, Caller
+from warren.model.errors import QuotaExceeded, RateLimited, Unavailable
+from warren.sessions.allowances import quota_levels
+
+if TYPE_CHECKING:
+    from limits.aio.strategies import SlidingWindowCounterRateLimiter
+
+    from warren.tenancy.counters import Counts
+
+DAY_S: Final = 86400
+_TOLD_AGAIN_S: Final = 60.0
+_MOST_TOLD: Final = 10_000
+_TRIES: Final = 5
+
+Reached = Callable[[Caller, str], None]
+SpentBefore = Callable[[str, str], Awaitable[float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a caller stands with its requests a minute."""
+
+    limit: int
+    remaining: int
+    reset_s: int
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"ratelimit-limit", b"%d" % self.limit),
+            (b"ratelimit-remaining", b"%d" % self.remaining),
+            (b"ratelimit-reset", b"%d" % self.reset_s),
+            (b"ratelimit-policy", b"%d;w=60" % self.limit),
+        ]
+
+
+async def _nothing(tenant: str, what: str) -> float:
+    return 0.0
+
+
+class Quotas:
+    """`reached` is called when somebody has come to the end of a quota, at most once a minute for each.
+
+    `spent_before` says what a tenant has spent of a day's quota before it was counted here.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        storage: "Callable[[], Counts] | None" = None,
+        *,
+        reached: Reached = lambda caller, quota: None,
+        spent_before: SpentBefore = _nothing,
+    ) -> None:
+        self._new_storage = storage
+        self._clock = clock
+        self._reached = reached
+        self._spent_before = spent_before
+        self._told: dict[tuple[str, str], float] = {}
+        self._used_up: dict[tuple[str, str], tuple[str, int]] = {}  # a quota, whose: on which day, how much it was
+        self._beginning: dict[str, asyncio.Future[None]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Quotas: {len(self._used_up)} used up>"
+
+    async def close(self) -> None:
+        if "_storage" in self.__dict__:
+            await self._storage.close()
+
+    @cached_property
+    def _storage(self) -> "Counts":
+        from warren.tenancy.counters import Counters
+
+        return self._new_storage() if self._new_storage else Counters()
+
+    @cached_property
+    def _minutes(self) -> "SlidingWindowCounterRateLimiter":
+        from limits.aio.strategies import SlidingWindowCounterRateLimiter
+
+        return SlidingWindowCounterRateLimiter(self._storage)
+
+    async def request(self, caller: Caller) -> Standing | None:
+        """One request more; RateLimited if that is one too many. None: nothing bounds it."""
+        if caller.quota is NO_QUOTA and caller.key_quota is NO_QUOTA:
+            return None
+        standings = []
+        for whose, quota in quota_levels(caller):
+            most = quota.requests_per_minute
+            if most is not None:
+                standings.append(await self._hit(caller, "requests_per_minute", whose, most))
+        return min(standings, key=lambda standing: standing.remaining, default=None)
+
+    async def create(self, caller: Caller) -> None:
+        """One session more that is asked for; RateLimited if that is one too many."""
+        for whose, quota in quota_levels(caller):
+            if quota.creates_per_minute is not None:
+                await self._hit(caller, "creates_per_minute", whose, quota.creates_per_minute)
+
+    async def _hit(self, caller: Caller, what: str, whose: str, most: int) -> Standing:
+        from limits import RateLimitItemPerMinute
+
+        item = RateLimitItemPerMinute(max(most, 1))
+        allowed = most > 0 and await self._minutes.hit(item, what, whose)
+        if most > 0:
+            window = await self._minutes.get_window_stats(item, what, whose)
+            standing = Standing(most, window.remaining, max(1, math.ceil(window.reset_time - time.time())))
+        else:
+            standing = Standing(0, 0, 60)
+        if not allowed:
+            self.tell(caller, what)
+            raise _Limited(
+                f"more than {most} {what.split('_')[0]} a minute",
+                remedy="wait as long as Retry-After says, or ask the operator for more",
+                retry_after_s=float(standing.reset_s),
+                standing=standing,
+            )
+        return standing
+
+    def bounds(self, caller: Caller, what: str) -> bool:
+        """Whether a quota of the day bounds this caller."""
+        return any(getattr(quota, f"{what}_per_day") is not None for _, quota in quota_levels(caller))
+
+    async def spend(self, caller: Caller, what: str, amount: int) -> bool:
+        """Whether so much of a day's quota was left; if not, the quota counts as used up."""
+        for whose, quota in quota_levels(caller):
+            most = getattr(quota, f"{what}_per_day")
+            if most is not None and not await self._spend(caller, what, whose, most, amount):
+                if len(self._used_up) > _MOST_TOLD:
+                    self._used_up.clear()
+                self._used_up[what, whose] = self._day(), most
+                self.tell(caller, f"{what}_per_day")
+                return False
+        return True
+
+    async def spend_again(self, caller: Caller, what: str, amount: int) -> None:
+        """What was spent before a restart and is in no book yet; counters that outlast a restart have it already."""
+        if not self._storage.lasting:
+            await self.spend(caller, what, amount)
+
+    async def left(self, caller: Caller, what: str) -> float:
+        """How much of a day's quota is left, on the level that has least."""
+        least = math.inf
+        for whose, quota in quota_levels(caller):
+            most = getattr(quota, f"{what}_per_day")
+            if most is not None:
+                least = min(least, max(0, most - await self._storage.get(self._today(what, whose))))
+        return least
+
+    def check_left(self, caller: Caller, what: str) -> None:
+        """QuotaExceeded if a day's quota is known to be used up."""
+        day = self._day()
+        for whose, quota in quota_levels(caller):
+            if self._used_up.get((what, whose)) == (day, getattr(quota, f"{what}_per_day")):
+                raise self.spent(caller, what)
+
+    def spent(self, caller: Caller, what: str) -> QuotaExceeded:
+        words = what.replace("_", " ")
+        return QuotaExceeded(
+            f"the {words} of this day are used up",
+            remedy="they start anew at midnight UTC; or ask the operator for more",
+            retry_after_s=float(self._left_of_day()),
+        )
+
+    async def _spend(self, caller: Caller, what: str, whose: str, most: int, amount: int) -> bool:
+        if most <= 0:
+            return False
+        key = self._today(what, whose)
+        for _ in range(_TRIES):
+            was_left = await self._storage.spend(key, amount, most)
+            if was_left is not None:
+                return was_left
+            await self._begin(key, what, whose, caller)
+        raise Unavailable("what is spent cannot be counted: the counter is gone each time")
+
+    async def _begin(self, key: str, what: str, whose: str, caller: Caller) -> None:
+        """Before anything of a day's quota is spent, what was spent before counts; everybody waits for that."""
+        if key not in self._beginning:
+            work = asyncio.ensure_future(self._count_before(key, what, whose, caller))
+            self._beginning[key] = work
+            work.add_done_callback(lambda _: self._beginning.pop(key, None))
+        await asyncio.shield(self._beginning[key])
+
+    async def _count_before(self, key: str, what: str, whose: str, caller: Caller) -> None:
+        try:
+            before = int(await self._spent_before(caller.tenant, what)) if whose.startswith("tenant:") else 0
+        except Unavailable:
+            if not self._storage.alone:
+                raise
+            before = 0  # the book is where the counters are: away
+        await self._storage.begin(key, DAY_S, before)
+
+    def _today(self, what: str, whose: str) -> str:
+        """The name of a counter. A quota that is changed goes on from what was spent."""
+        return f"{what}/{whose}/{self._day()}"
+
+    def _day(self) -> str:
+        return str(int(self._clock.wall() // DAY_S))
+
+    def _left_of_day(self) -> int:
+        return DAY_S - int(self._clock.wall()) % DAY_S
+
+    def tell(self, caller: Caller, quota: str) -> None:
+        name, now = (caller.tenant, quota), self._clock.now()
+        if now - self._told.get(name, -math.inf) < _TOLD_AGAIN_S:
+            return
+        if len(self._told) > _MOST_TOLD:
+            self._told.clear()
+        self._told[name] = now
+        self._reached(caller, quota)
+
+
+class _Limited(RateLimited):
+    """With the standing, for the headers of the answer."""
+
+    def __init__(self, message: str, *, standing: Standing, **kwargs: Any) -> None:
+        super().__init__(message, **kwargs)
+        self.standing = standing
+
+
+def standing_of(error: Exception) -> Standing | None:
+    return error.standing if isinstance(error, _Limited) else None

@@ -1,0 +1,98 @@
+"""Which command policies hold for a session: its environment's and its tenant's; both must allow a command."""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from warren.model.environment import Environment
+from warren.model.errors import WarrenError
+from warren.model.operations import Command, ExecResult
+from warren.model.policy import Policy, PolicyMode
+from warren.model.session import Session
+from warren.sessions.request_context import note
+
+if TYPE_CHECKING:
+    from warren.tenancy.policy import PolicyVerdict
+
+_AT_ONCE: Final = 128  # characters; what is longer can take a good part of a second: it is judged in a thread
+_THREADS: Final = 2  # others need them too
+_REMEMBERED: Final = 1024
+_LOOK_AGAIN_S: Final = 1.0
+
+PolicyOfTenant = Callable[[str], Awaitable[Policy]]
+
+_log = logging.getLogger(__name__)
+
+
+class Policies:
+    def __init__(self, environments: Callable[[str], Environment], of_tenant: PolicyOfTenant) -> None:
+        self._environments = environments
+        self._of_tenant = of_tenant
+        self._judging = asyncio.Semaphore(_THREADS)
+        self._known: dict[str, tuple[Policy, float]] = {}  # by environment, and until when
+        self._verdicts: OrderedDict[tuple[Policy, tuple[str, ...], str], PolicyVerdict] = OrderedDict()
+
+    async def refused(self, session: Session, command: Command) -> ExecResult | None:
+        """The result of a command that may not be run. In the mode `audit` it is only noted."""
+        for policy in (self._of_environment(session.environment), await self._of_tenant(session.tenant)):
+            if policy.mode is PolicyMode.OFF:
+                continue
+            verdict = await self._verdict(policy, command)
+            if verdict.rule:
+                note(policy="would refuse" if verdict.allowed else "refused", rule=verdict.rule)
+            if not verdict.allowed:
+                from warren.tenancy.policy import refusal
+
+                return refusal(verdict)
+        return None
+
+    async def _verdict(self, policy: Policy, command: Command) -> "PolicyVerdict":
+        """What was judged lately is not judged again. Variables count too, and are not remembered: may be secrets."""
+        if command.env or command.base_env or _length(command) > _AT_ONCE:
+            return await self._judged(policy, command)
+        asked = policy, command.argv, command.shell
+        verdict = self._verdicts.get(asked)
+        if verdict is None:
+            verdict = await self._judged(policy, command)
+            if len(self._verdicts) >= _REMEMBERED:
+                self._verdicts.popitem(last=False)
+        self._verdicts[asked] = verdict
+        self._verdicts.move_to_end(asked)
+        return verdict
+
+    async def _judged(self, policy: Policy, command: Command) -> "PolicyVerdict":
+        """A judge that fails lets nothing pass, unless nothing is to be refused anyway."""
+        from warren.tenancy.policy import PolicyVerdict, judge
+
+        try:
+            if _length(command) > _AT_ONCE:
+                async with self._judging:
+                    return await asyncio.to_thread(judge, policy, command)
+            return judge(policy, command)
+        except Exception:
+            _log.exception("a command could not be judged")
+            allowed = policy.mode is PolicyMode.AUDIT
+            return PolicyVerdict(
+                allowed, "cannot be judged", "the command could not be judged; the server's log says why"
+            )
+
+    def _of_environment(self, name: str) -> Policy:
+        """Of an environment that is gone from the registry, or cannot be read, what it said last still holds."""
+        known, now = self._known.get(name), time.monotonic()
+        if known is not None and now < known[1]:
+            return known[0]
+        try:
+            policy = self._environments(name).policy
+        except WarrenError:
+            if known is None:
+                raise
+            policy = known[0]
+        self._known[name] = policy, now + _LOOK_AGAIN_S
+        return policy
+
+
+def _length(command: Command) -> int:
+    return len(command.shell) + sum(len(word) + 1 for word in command.argv)

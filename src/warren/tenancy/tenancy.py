@@ -1,0 +1,131 @@
+"""Everything that has to do with tenants rather than with sandboxes, in one hand.
+
+Who they are (keys, tenants), what they may have (quotas, policies, turns), what they had (usage, audit), and whom they
+want told (webhooks). `overseer` is what sessions see of it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from warren.clock import Clock
+from warren.interfaces.audit import AuditLog
+from warren.interfaces.records import RecordStore
+from warren.model.access import Caller
+from warren.model.audit import Deed
+from warren.model.environment import Environment
+from warren.model.errors import NotFound
+from warren.model.events import Event, EventKind
+from warren.model.policy import Policy
+from warren.model.session import Session
+from warren.model.usage import Usage
+from warren.sessions.event_hub import Events
+from warren.tenancy.keys import Keys
+from warren.tenancy.metered_sandbox import Metering
+from warren.tenancy.quotas import Quotas
+from warren.tenancy.session_policies import Policies
+from warren.tenancy.tenants import Tenants
+from warren.tenancy.usage import UsageBook, day_of
+
+if TYPE_CHECKING:
+    from warren.tenancy.counters import Counts
+    from warren.tenancy.webhooks.outbox import Webhooks
+
+_COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out"}
+_COMMANDS: Final = frozenset({EventKind.COMMAND_FINISHED, EventKind.COMMAND_REFUSED})
+
+
+class Tenancy:
+    def __init__(
+        self,
+        records: RecordStore,
+        clock: Clock,
+        environments: Callable[[str], Environment],
+        *,
+        audit: AuditLog | None = None,
+        webhooks: "Webhooks | None" = None,
+        storage: "Callable[[], Counts] | None" = None,
+    ) -> None:
+        """`storage` is where quotas are counted, if not in this process alone."""
+        self._clock = clock
+        self.keys = Keys(records, clock)
+        self.tenants = Tenants(records, clock)
+        self.usage = UsageBook(records, clock)
+        self.audit = audit
+        self.webhooks = webhooks
+        self.events = Events(self._count, self._write_down)
+        if webhooks is not None:
+            self.events.add(webhooks.publish)
+        quotas = Quotas(clock, storage, reached=self._reached, spent_before=self._spent_today)
+        policies = Policies(environments, self._policy_of)
+        self.metering = Metering(clock, quotas, events=self.events, refused=policies.refused, payer_of=self._payer_of)
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def __repr__(self) -> str:
+        return f"<Tenancy {self.metering!r}>"
+
+    def start(self, *, courier: bool = True) -> None:
+        """Without `courier` webhooks are written down here, and sent by others."""
+        self._run(self.usage.run(), "usage")
+        if self.webhooks is not None and courier:
+            self._run(self.webhooks.run(), "webhooks")
+
+    async def close(self) -> None:
+        """Writes down what is still to be written."""
+        await self.metering.close()
+        await self.metering.quotas.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.usage.close()
+        if self.webhooks is not None:
+            await self.webhooks.close()
+        if self.audit is not None:
+            await self.audit.close()
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    # -- what happened
+
+    def _count(self, event: Event) -> None:
+        """Of a session the whole life is counted when it ends, on that day."""
+        data = event.data
+        if event.kind is EventKind.COMMAND_FINISHED:
+            seconds = data["duration_ms"] / 1000
+            self.usage.add(event.tenant, Usage(commands=1, cpu_s=data["cpu_ms"] / 1000, exec_s=seconds))
+        elif event.kind is EventKind.SESSION_CREATED:
+            self.usage.add(event.tenant, Usage(sessions=1))
+        elif "lived_s" in data:
+            lived_s = data["lived_s"]
+            self.usage.add(event.tenant, Usage(session_s=lived_s, memory_mb_s=lived_s * data["memory_mb"]))
+
+    def _write_down(self, event: Event) -> None:
+        """What no request's own record tells."""
+        by_request = event.kind in _COMMANDS and not event.data.get("background")
+        if self.audit is not None and not by_request and event.kind is not EventKind.SESSION_CREATED:
+            deed = Deed(event.at, str(event.kind), event.tenant, session_id=event.session_id, detail=event.data)
+            self.audit.record(deed)
+
+    # -- what tenants may have
+
+    def _reached(self, caller: Caller, quota: str) -> None:
+        data = {"quota": quota, "key_id": caller.key_id}
+        self.events.publish(Event(EventKind.QUOTA_REACHED, caller.tenant, self._clock.wall(), data=data))
+
+    async def _spent_today(self, tenant: str, what: str) -> float:
+        today = day_of(self._clock.wall())
+        rows = await self.usage.between(tenant, today, today)
+        return sum(float(getattr(row.usage, _COUNTED_AS[what])) for row in rows)
+
+    async def _payer_of(self, session: Session) -> Caller:
+        """Who pays for what runs in a session: its tenant, and the key it was made with."""
+        caller = Caller(session.tenant, session.key_id, quota=(await self.tenants.of(session.tenant)).quota)
+        try:
+            return replace(caller, key_quota=(await self.keys.get(session.key_id)).quota)
+        except NotFound:
+            return caller
+
+    async def _policy_of(self, tenant: str) -> Policy:
+        return (await self.tenants.of(tenant)).policy

@@ -1,0 +1,1 @@
+"""Webhooks: deliveries of events to the addresses that tenants registered."""

@@ -1,0 +1,187 @@
+"""Webhooks as they are kept: who wants to be told of what, and where.
+
+The secret a webhook signs with has to be known for signing, so it is kept, sealed if there is a sealer, and shown once.
+A webhook of another tenant is answered like one that does not exist.
+
+Before a webhook is deleted a note of it is made: somebody who had not yet heard may still put something in its line,
+and whoever finds the note when it is due clears the line once more.
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+from warren.clock import Clock
+from warren.interfaces.records import Record, RecordStore
+from warren.model.errors import InvalidRequest, NotFound, Unavailable
+from warren.model.events import EventKind
+from warren.stores.sealing import Sealer, opened
+from warren.tenancy.webhooks.signing import new_secret
+
+EVERYTHING: Final = "*"
+MOST_HOOKS: Final = 20
+MAX_DESCRIPTION: Final = 200
+CLEARED_AGAIN_S: Final = 120.0  # by then everybody has heard of it, and every attempt under way has ended
+_KIND: Final = "webhook"
+_DELETED: Final = "webhook-deleted"
+_PAGE: Final = 200
+
+_log = logging.getLogger("warren.webhooks")
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """`secret` is as it is kept, see `Hooks.secret_of`. `disabled` says why, and is empty as long as it is not."""
+
+    id: str
+    tenant: str
+    url: str
+    events: tuple[str, ...]
+    created_at: float
+    secret: str = field(repr=False)
+    sealed: bool = False
+    disabled: str = ""
+    description: str = ""
+
+    def wants(self, kind: str) -> bool:
+        return not self.disabled and (EVERYTHING in self.events or kind in self.events)
+
+
+class Hooks:
+    def __init__(self, records: RecordStore, clock: Clock, sealer: Sealer | None = None) -> None:
+        self._records = records
+        self._clock = clock
+        self._sealer = sealer
+        self._creating = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Hooks {'sealed' if self._sealer else 'not sealed'}>"
+
+    async def create(self, tenant: str, url: str, events: Sequence[str], description: str) -> tuple[Webhook, str]:
+        """The webhook, and its secret, which nobody can show again. Whether the URL may be called is not asked here."""
+        wanted = read_events(events)
+        _check_description(description)
+        secret, hook_id = new_secret(), f"wh_{secrets.token_hex(12)}"
+        kept = self._sealer.seal(secret, _purpose(hook_id)) if self._sealer else secret
+        hook = Webhook(
+            hook_id,
+            tenant,
+            url,
+            wanted,
+            self._clock.wall(),
+            kept,
+            sealed=self._sealer is not None,
+            description=description,
+        )
+        async with self._creating:
+            if await self._records.count(_KIND, group=tenant) >= MOST_HOOKS:
+                raise InvalidRequest(
+                    f"there are {MOST_HOOKS} webhooks already", remedy="delete one, or let one URL be told of more"
+                )
+            await self._records.put(_record(hook, 1))
+        return hook, secret
+
+    async def list(self, tenant: str) -> Sequence[Webhook]:
+        """A damaged one is left out and logged: it is to harm no other."""
+        found = []
+        for record in await self._records.list(_KIND, group=tenant, limit=_PAGE):
+            try:
+                found.append(_read(record))
+            except Unavailable as exc:
+                _log.warning("%s", exc)
+        return sorted(found, key=lambda hook: (hook.created_at, hook.id))
+
+    async def get(self, tenant: str, hook_id: str) -> Webhook:
+        return _read(await self._record_of(tenant, hook_id))
+
+    async def _record_of(self, tenant: str, hook_id: str) -> Record:
+        record = await self._records.get(_KIND, hook_id)
+        if record is None or record.group != tenant:
+            raise NotFound(f"there is no webhook {hook_id[:80]!r}", remedy="listing them shows those there are")
+        return record
+
+    async def find(self, hook_id: str) -> Webhook | None:
+        """Whosever it is."""
+        record = await self._records.get(_KIND, hook_id)
+        return None if record is None else _read(record)
+
+    async def ids(self) -> AsyncIterator[str]:
+        """Of all tenants."""
+        after = ""
+        while page := await self._records.list(_KIND, after=after, limit=_PAGE):
+            for record in page:
+                yield record.id
+            after = page[-1].id
+
+    async def delete(self, tenant: str, hook_id: str) -> None:
+        await self._record_of(tenant, hook_id)
+        due = self._clock.wall() + CLEARED_AGAIN_S
+        await self._records.put(Record(_DELETED, hook_id, "", due=due))
+        await self._records.delete(_KIND, hook_id)
+
+    async def deleted_before(self) -> Sequence[str]:
+        """Those whose lines are to be cleared once more; `forget` those for which that was done."""
+        return [record.id for record in await self._records.due(_DELETED, self._clock.wall(), _PAGE)]
+
+    async def forget(self, hook_id: str) -> None:
+        await self._records.delete(_DELETED, hook_id)
+
+    async def disable(self, hook_id: str, reason: str) -> None:
+        """From now on nothing is sent to it."""
+        while (record := await self._records.get(_KIND, hook_id)) is not None:
+            changed = replace(_read(record), disabled=reason)
+            if await self._records.put(_record(changed, record.version + 1)):
+                return
+
+    def secret_of(self, hook: Webhook) -> str:
+        """Raises Unavailable if it was sealed with a key that this server does not have."""
+        return opened(self._sealer, hook.secret, _purpose(hook.id)) if hook.sealed else hook.secret
+
+
+def read_events(names: Sequence[str]) -> tuple[str, ...]:
+    known = {EVERYTHING, *map(str, EventKind)}
+    for name in names:
+        if name not in known:
+            raise InvalidRequest(f"there is no event {name[:80]!r}", remedy=f"there are: {', '.join(sorted(known))}")
+    if not names:
+        raise InvalidRequest("a webhook without events is never sent", remedy=f"{EVERYTHING!r} stands for all of them")
+    return (EVERYTHING,) if EVERYTHING in names else tuple(sorted(set(names)))
+
+
+def webhook_view(hook: Webhook) -> dict[str, Any]:
+    """What may be shown of it: everything but the secret."""
+    return {
+        "id": hook.id,
+        "url": hook.url,
+        "events": list(hook.events),
+        "description": hook.description,
+        "created_at": hook.created_at,
+        "disabled": hook.disabled or None,
+    }
+
+
+def _check_description(text: str) -> None:
+    if len(text) > MAX_DESCRIPTION or not text.isprintable():
+        raise InvalidRequest(f"the description of a webhook has at most {MAX_DESCRIPTION} printable characters")
+
+
+def _purpose(hook_id: str) -> str:
+    return f"webhook {hook_id}"
+
+
+def _record(hook: Webhook, version: int) -> Record:
+    return Record(_KIND, hook.id, json.dumps(asdict(hook)), version, group=hook.tenant)
+
+
+def _read(record: Record) -> Webhook:
+    try:
+        values = json.loads(record.value)
+        return Webhook(**{**values, "events": tuple(values["events"])})
+    except (ValueError, TypeError, KeyError) as exc:
+        raise Unavailable(
+            f"the record of the webhook {record.id!r} is damaged", remedy="delete it, make it anew"
+        ) from exc

@@ -1,0 +1,92 @@
+"""A provider without any isolation to get wrong: its sandboxes are objects in memory.
+
+It never touches the host. Tests script it: it knows `images`, `fail_next` creates fail, each create takes
+`delay_s`, `lose` lets a sandbox die. What it made outlives it in `machines`, which a second provider may be
+given, as after a restart.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Mapping, Sequence
+
+from warren.interfaces.sandbox import Sandbox
+from warren.model.errors import ImageNotFound, IsolationUnavailable, ProviderUnavailable, SandboxNotFound
+from warren.model.spec import Isolation, Layer, SandboxSpec
+from warren.testing.fake_sandbox import FakeMachine, FakeSandbox
+
+
+class FakeProvider:
+    def __init__(
+        self,
+        machines: dict[str, FakeMachine] | None = None,
+        *,
+        layers: frozenset[Layer] = frozenset(Layer) - {Layer.GUEST_KERNEL},
+        images: frozenset[str] = frozenset({"base", "host"}),
+        fail_next: int = 0,
+        delay_s: float = 0.0,
+    ) -> None:
+        self.machines = {} if machines is None else machines
+        self.layers = layers
+        self.images = images
+        self.fail_next = fail_next
+        self.delay_s = delay_s
+        self.created = 0
+        self.creating = 0
+
+    def __repr__(self) -> str:
+        return f"<FakeProvider {len(self.machines)} sandboxes, {self.creating} creating>"
+
+    @property
+    def name(self) -> str:
+        return "fake"
+
+    async def create(self, spec: SandboxSpec) -> Sandbox:
+        missing = spec.require - self.layers
+        if missing:
+            names = ", ".join(sorted(missing))
+            raise IsolationUnavailable(f"the fake has no {names}", remedy="do not require it, or use another provider")
+        if spec.image not in self.images:
+            known = ", ".join(sorted(self.images))
+            raise ImageNotFound(f"the fake has no image {spec.image!r}", remedy=f"use one it has: {known}")
+        self.creating += 1
+        try:
+            await asyncio.sleep(self.delay_s)
+        finally:
+            self.creating -= 1
+        if self.fail_next > 0:
+            self.fail_next -= 1
+            raise ProviderUnavailable("the fake was told to fail")
+        machine = FakeMachine(f"sb_{secrets.token_hex(8)}", spec, self._isolation())
+        self.machines[machine.id] = machine
+        self.created += 1
+        return FakeSandbox(machine)
+
+    def _isolation(self) -> Isolation:
+        missing = {layer: "not here" for layer in Layer if layer not in self.layers}
+        return Isolation("fake", "memory", dict.fromkeys(sorted(self.layers), "pretended"), missing)
+
+    async def adopt(self, sandbox_id: str) -> Sandbox:
+        machine = self.machines.get(sandbox_id)
+        if machine is None:
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
+        if (loss := machine.loss()) is not None:
+            raise loss
+        return FakeSandbox(machine)
+
+    async def destroy(self, sandbox_id: str) -> None:
+        machine = self.machines.pop(sandbox_id, None)
+        if machine is not None:
+            machine.die("it was destroyed")
+
+    async def list_ids(self, labels: Mapping[str, str] | None = None) -> Sequence[str]:
+        wanted = (labels or {}).items()
+        return [name for name, machine in self.machines.items() if wanted <= machine.spec.labels.items()]
+
+    async def sweep(self) -> int:
+        return 0
+
+    async def close(self) -> None:
+        return None
+
+    def lose(self, sandbox_id: str, why: str = "the fake was told to lose it") -> None:
+        self.machines[sandbox_id].die(why)

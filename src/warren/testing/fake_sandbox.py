@@ -1,0 +1,322 @@
+"""A sandbox that is nothing but objects in memory: for tests of everything that uses sandboxes."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Sequence
+
+import anyio
+
+from warren.interfaces.sandbox import Process
+from warren.model.errors import (
+    Conflict,
+    FileNotFound,
+    InvalidPath,
+    InvalidRequest,
+    IsDirectory,
+    NotADirectory,
+    ProcessNotFound,
+    SandboxLost,
+)
+from warren.model.operations import Change, Command, ExecResult, FileEvent, FileInfo, FileKind, ProcessInfo, Reason
+from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
+from warren.testing.fake_files import FakeFiles, at_home, uid_of
+from warren.testing.fake_process import FakeProcess
+from warren.testing.fake_shell import Shell
+from warren.worker.agent.command_result import lost_result
+from warren.worker.agent.files import check_mode
+from warren.worker.agent.process import check_id, new_id
+from warren.worker.agent.tar_stream import Member, TarReader, header, padding, trailer
+
+CHUNK = 64 * 1024
+
+
+class FakeMachine:
+    """What of a sandbox outlives the objects that talk to it."""
+
+    def __init__(self, sandbox_id: str, spec: SandboxSpec, isolation: Isolation) -> None:
+        self.id, self.spec, self.isolation = sandbox_id, spec, isolation
+        self.files = FakeFiles(spec.limits.disk_mb)
+        self.processes: dict[str, FakeProcess] = {}
+        self.cwd = WORKSPACE
+        self.exports: dict[str, str] = {}
+        self.next_pid = 2
+        self.lost = asyncio.Event()
+        self.why = ""
+        self.when_lost: list[tuple[FakeSandbox, Callable[[str], None]]] = []
+
+    def die(self, why: str) -> None:
+        if not self.lost.is_set():
+            self.why = why
+            self.lost.set()
+            for process in self.processes.values():
+                process.end(Reason.SANDBOX_LOST)
+                process.change()
+            calls, self.when_lost = self.when_lost, []
+            for _, call in calls:
+                call(why)
+
+    def loss(self) -> SandboxLost | None:
+        return SandboxLost(f"the sandbox is lost: {self.why}") if self.lost.is_set() else None
+
+
+class FakeSandbox:
+    def __init__(self, machine: FakeMachine) -> None:
+        self._machine = machine
+        self._files = machine.files
+        self._let_go = False
+
+    def __repr__(self) -> str:
+        return f"<FakeSandbox {self.id} {'lost' if self._machine.lost.is_set() else 'open'}>"
+
+    @property
+    def id(self) -> str:
+        return self._machine.id
+
+    @property
+    def isolation(self) -> Isolation:
+        return self._machine.isolation
+
+    def _alive(self) -> FakeMachine:
+        if (loss := self._machine.loss()) is not None:
+            raise loss
+        return self._machine
+
+    # Commands.
+
+    async def exec(
+        self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
+    ) -> ExecResult:
+        if (loss := self._machine.loss()) is not None:
+            return lost_result(loss.message, "")
+        process = self._begin(command, check_id(process_id) if process_id else new_id())
+        feeder = asyncio.ensure_future(_feed(process, stdin))
+        waiting = asyncio.ensure_future(process.wait())
+        try:
+            await asyncio.wait((waiting, feeder), return_when=asyncio.FIRST_COMPLETED)
+            failure = feeder.exception() if feeder.done() and not feeder.cancelled() else None
+            if failure is not None and not isinstance(failure, SandboxLost):
+                process.end(Reason.CANCELLED)
+                await waiting
+                raise failure
+            return await waiting
+        except asyncio.CancelledError:
+            process.end(Reason.CANCELLED)
+            with anyio.CancelScope(shield=True):
+                await process.wait()
+            raise
+        finally:
+            feeder.cancel()
+            waiting.cancel()
+            if not process_id:
+                self._machine.processes.pop(process.id, None)
+
+    async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
+        self._alive()
+        process = self._begin(command, check_id(process_id) if process_id else new_id())
+        if follow:
+            process.hold()
+        return process
+
+    def _begin(self, command: Command, process_id: str) -> FakeProcess:
+        machine = self._machine
+        if process_id in machine.processes:
+            raise Conflict(f"a process with the id {process_id} exists")
+        uid = uid_of(command.user)
+        carry = bool(command.shell) and command.carry_state and command.terminal is None
+        cwd = at_home(command.cwd) if command.cwd else machine.cwd if carry else WORKSPACE
+        self._check_cwd(command, cwd, uid)
+        base = {
+            "HOME": HOME,
+            "USER": USER,
+            "PATH": "/usr/bin",
+            **machine.spec.env,
+            **command.base_env,
+            **(machine.exports if carry else {}),
+        }
+        machine.next_pid += 1
+        process = FakeProcess(process_id, machine.next_pid, command, machine.loss)
+        shell = Shell(self._files, process, uid, command.user or USER, cwd, {**base, **command.env})
+        shell.exported = {*base, *command.env}
+
+        def carry_on() -> None:
+            if carry:
+                if not command.cwd:
+                    machine.cwd = shell.cwd
+                kept = {name: shell.env[name] for name in shell.exported if name in shell.env}
+                for name in command.env:
+                    kept.pop(name, None)
+                    if name in base:
+                        kept[name] = base[name]
+                machine.exports = kept
+
+        machine.processes[process_id] = process
+        process.begin(shell, carry_on)
+        return process
+
+    def _check_cwd(self, command: Command, cwd: str, uid: int) -> None:
+        try:
+            if self._files.find(cwd, uid).kind is FileKind.DIRECTORY:
+                return
+        except (FileNotFound, NotADirectory):
+            if not command.cwd:
+                return
+        raise InvalidPath(f"the working directory {cwd!r} cannot be entered")
+
+    async def process(self, process_id: str) -> Process:
+        found = self._alive().processes.get(check_id(process_id))
+        if found is None:
+            raise ProcessNotFound(f"there is no process {process_id}")
+        return found
+
+    async def processes(self) -> Sequence[ProcessInfo]:
+        return [process.info() for process in self._alive().processes.values()]
+
+    async def forget(self, process_id: str) -> None:
+        found = await self.process(process_id)
+        assert isinstance(found, FakeProcess)
+        if found.running:
+            raise Conflict(f"process {process_id} is still running")
+        del self._machine.processes[process_id]
+
+    # Files.
+
+    async def read(
+        self, path: str, *, offset: int = 0, length: int | None = None, user: str = ""
+    ) -> AsyncGenerator[bytes, None]:
+        self._alive()
+        if offset < 0 or (length is not None and length < 0):
+            raise InvalidRequest(f"cannot read {length} bytes from offset {offset}")
+        data = self._files.read(at_home(path), uid_of(user))[offset:][:length]
+        for at in range(0, len(data), CHUNK):
+            self._alive()
+            yield data[at : at + CHUNK]
+
+    async def write(
+        self, path: str, data: bytes | AsyncIterable[bytes], *, mode: int | None = None, user: str = ""
+    ) -> FileInfo:
+        self._alive()
+        uid, whole = uid_of(user), at_home(path)
+        if mode is not None:
+            check_mode(mode)
+        with contextlib.suppress(FileNotFound):
+            if path.endswith("/") or self._files.find(whole, uid).kind is FileKind.DIRECTORY:
+                raise IsDirectory(f"{path!r} is a directory")
+        content = data if isinstance(data, bytes) else b"".join([part async for part in data])
+        self._alive()
+        return self._files.write(whole, content, mode, uid)
+
+    async def list(self, path: str, *, depth: int = 1, user: str = "") -> Sequence[FileInfo]:
+        self._alive()
+        if depth < 1:
+            raise InvalidRequest(f"a depth of {depth} cannot be")
+        return [info for info, _ in self._files.walk(at_home(path), depth, uid_of(user))]
+
+    async def stat(self, path: str, *, user: str = "") -> FileInfo:
+        self._alive()
+        return self._files.stat(at_home(path), uid_of(user))
+
+    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "") -> None:
+        self._alive()
+        self._files.mkdir(at_home(path), check_mode(mode), uid_of(user))
+
+    async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
+        self._alive()
+        self._files.remove(at_home(path), recursive, uid_of(user))
+
+    async def rename(self, source: str, target: str, *, user: str = "") -> None:
+        self._alive()
+        self._files.rename(at_home(source), at_home(target), uid_of(user))
+
+    async def pack(self, path: str, *, user: str = "") -> AsyncGenerator[bytes, None]:
+        self._alive()
+        base = at_home(path).rstrip("/")
+        for info, node in self._files.walk(base, 1000, uid_of(user)):
+            size = len(node.data)
+            member = Member(
+                info.path[len(base) + 1 :],
+                info.kind,
+                size,
+                info.mode,
+                int(info.modified),
+                info.target,
+                info.uid,
+                info.gid,
+            )
+            yield header(member) + node.data + padding(size)
+        yield trailer()
+
+    async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int:
+        self._alive()
+        base, uid, count = at_home(path).rstrip("/"), uid_of(user), 0
+        reader = TarReader(tar)
+        self._files.make_parents(f"{base}/x", uid)
+        async for member in reader.members():
+            data = b"".join([bytes(part) async for part in reader.content(member)])
+            self._place(f"{base}/{member.path}", member, data, uid)
+            count += 1
+        return count
+
+    def _place(self, path: str, member: Member, data: bytes, uid: int) -> None:
+        self._files.make_parents(path, uid)
+        if member.kind is FileKind.FILE:
+            self._files.write(path, data, member.mode, uid)
+        elif member.kind is FileKind.SYMLINK:
+            with contextlib.suppress(FileNotFound):
+                self._files.remove(path, False, uid)
+            self._files.link(path, member.target, uid)
+        else:
+            with contextlib.suppress(Conflict):
+                self._files.mkdir(path, member.mode, uid)
+
+    async def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncGenerator[FileEvent, None]:
+        self._alive()
+        base = at_home(path).rstrip("/")
+        self._files.find(base, uid_of(user))
+        events = asyncio.Queue[FileEvent]()
+
+        def tell(event: FileEvent) -> None:
+            inside, name = event.path.startswith(f"{base}/"), event.path[len(base) + 1 :]
+            if inside and (recursive or "/" not in name):
+                events.put_nowait(event)
+
+        self._files.watchers.append(tell)
+        try:
+            yield FileEvent(Change.WATCHING, base, True)
+            while True:
+                yield await self._unless_lost(events.get())
+        finally:
+            self._files.watchers.remove(tell)
+
+    async def _unless_lost(self, get: Coroutine[None, None, FileEvent]) -> FileEvent:
+        event, loss = asyncio.ensure_future(get), asyncio.ensure_future(self._machine.lost.wait())
+        try:
+            await asyncio.wait((event, loss), return_when=asyncio.FIRST_COMPLETED)
+            self._alive()
+            return await event
+        finally:
+            event.cancel()
+            loss.cancel()
+
+    async def ping(self) -> None:
+        self._alive()
+
+    def when_lost(self, call: Callable[[str], None]) -> None:
+        if self._let_go:
+            return
+        if self._machine.lost.is_set():
+            call(self._machine.why)
+        else:
+            self._machine.when_lost.append((self, call))
+
+    async def close(self) -> None:
+        self._let_go = True
+        self._machine.when_lost = [(who, call) for who, call in self._machine.when_lost if who is not self]
+
+
+async def _feed(process: FakeProcess, stdin: bytes | AsyncIterable[bytes]) -> None:
+    if isinstance(stdin, bytes):
+        await process.write(stdin)
+    else:
+        async for part in stdin:
+            await process.write(part)
+    await process.close_stdin()

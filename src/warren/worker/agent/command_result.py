@@ -1,0 +1,154 @@
+"""From what the agent says of a command to what its caller gets: pure functions."""
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+
+from warren.model.errors import ProtocolError
+from warren.model.operations import Command, ExecResult, ProcessInfo, Reason, check_path
+from warren.worker.agent.channel import Output, printable
+from warren.worker.agent.wire import EndReason, Fields, Flag, StreamNumber, Tag, fields
+
+REASONS = {
+    EndReason.EXITED: Reason.EXITED,
+    EndReason.SIGNAL: Reason.SIGNAL,
+    EndReason.TIMEOUT: Reason.TIMEOUT,
+    EndReason.CANCELLED: Reason.CANCELLED,
+}
+
+
+def start_payload(command: Command, process_id: str, env: Mapping[str, str], flags: Flag) -> bytes:
+    """START's fields. `env` is the sandbox's own; the command's base wins over it, and its own wins over all."""
+    if command.terminal is not None:
+        flags |= Flag.TERMINAL
+    if command.shell and command.carry_state:
+        flags |= Flag.CARRY
+    items: list[tuple[Tag, int | str | bytes]] = [(Tag.ID, process_id), (Tag.FLAGS, int(flags))]
+    if command.shell:
+        items.append((Tag.SHELL, command.shell))
+    items += [(Tag.ARGV, argument) for argument in command.argv]
+    items += [(Tag.BASE_ENV, f"{name}={value}") for name, value in {**env, **command.base_env}.items()]
+    items += [(Tag.ENV, f"{name}={value}") for name, value in command.env.items()]
+    if command.cwd:
+        items.append((Tag.CWD, check_path(command.cwd)))
+    if command.user:
+        items.append((Tag.USER, command.user))
+    if command.timeout_s is not None:
+        items.append((Tag.TIMEOUT_MS, max(1, round(command.timeout_s * 1000))))
+    items += [(Tag.GRACE_MS, round(command.grace_s * 1000)), (Tag.KEEP, command.keep_bytes)]
+    if command.terminal is not None:
+        items += [(Tag.ROWS, command.terminal.rows), (Tag.COLS, command.terminal.columns)]
+    return fields(items)
+
+
+def gap_line(missing: int) -> str:
+    return f"\n[... {missing:,} bytes not kept ...]\n"
+
+
+def texts(outputs: Sequence[Output], total: int) -> tuple[str, str, str]:
+    """stdout, stderr and both in order, with a line where something is missing.
+
+    A character cut between two writes is put together again, also when the other stream spoke in
+    between. How much of a gap belongs to which stream nobody knows: both name the whole gap.
+    """
+    if not outputs:
+        return ("", "", gap_line(total)) if total else ("", "", "")
+    streams = {output.stream for output in outputs}
+    if len(streams) == 1 and sum(len(output.data) for output in outputs) == total:
+        text = b"".join(output.data for output in outputs).decode("utf-8", "replace")
+        return ("", text, text) if streams == {StreamNumber.STDERR} else (text, "", text)
+    return _mixed(outputs, total, streams)
+
+
+def _mixed(outputs: Iterable[Output], total: int, streams: set[int]) -> tuple[str, str, str]:
+    decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in streams}
+    single: dict[int, list[str]] = {stream: [] for stream in streams}
+    both: list[str] = []
+    at = 0
+
+    def say(stream: int, text: str) -> None:
+        single[stream].append(text)
+        both.append(text)
+
+    def gap(missing: int) -> None:
+        for stream, decoder in decoders.items():
+            say(stream, decoder.decode(b"", final=True))
+            decoder.reset()
+            single[stream].append(gap_line(missing))
+        both.append(gap_line(missing))
+
+    for output in outputs:
+        if output.offset > at:
+            gap(output.offset - at)
+        say(output.stream, decoders[output.stream].decode(output.data))
+        at = output.offset + len(output.data)
+    if total > at:
+        gap(total - at)
+    for stream, decoder in decoders.items():
+        say(stream, decoder.decode(b"", final=True))
+    first = "".join("".join(parts) for stream, parts in single.items() if stream != StreamNumber.STDERR)
+    return first, "".join(single.get(StreamNumber.STDERR, [])), "".join(both)
+
+
+def exec_result(end: Fields, outputs: Sequence[Output], process_id: str, *, oom: bool = False) -> ExecResult:
+    """The result of a command that has ended; ProtocolError if what the agent says of it cannot be."""
+    total = end.number(Tag.BYTES)
+    kept = sum(len(output.data) for output in outputs)
+    if total < kept or (outputs and outputs[-1].offset + len(outputs[-1].data) > total):
+        raise ProtocolError("a command with more output than it wrote")
+    signal, reason = end.number(Tag.SIGNAL), reason_of(end)
+    stdout, stderr, both = texts(outputs, total)
+    return ExecResult(
+        exit_code=exit_code_of(end),
+        stdout=stdout,
+        stderr=stderr,
+        output=both,
+        reason=Reason.OOM if oom and reason in (Reason.EXITED, Reason.SIGNAL) else reason,
+        signal=signal if 0 < signal < 128 else None,
+        duration_ms=end.number(Tag.DURATION_US) / 1000,
+        cpu_ms=end.number(Tag.CPU_US) / 1000,
+        bytes_total=total,
+        truncated=total > kept,
+        killed=end.number(Tag.KILLED),
+        survivors=end.number(Tag.SURVIVORS),
+        background=end.number(Tag.BACKGROUND),
+        process_id=process_id,
+    )
+
+
+def lost_result(why: str, process_id: str) -> ExecResult:
+    return ExecResult(
+        exit_code=-1, stdout="", stderr=why, output=why, reason=Reason.SANDBOX_LOST, signal=None,
+        duration_ms=0.0, cpu_ms=0.0, bytes_total=0, truncated=False, process_id=process_id,
+    )  # fmt: skip
+
+
+def exit_code_of(end: Fields) -> int:
+    code = end.number(Tag.EXIT_CODE)
+    if code > 255:
+        raise ProtocolError(f"an exit code of {code}")
+    return code
+
+
+def reason_of(end: Fields) -> Reason:
+    number = end.number(Tag.REASON)
+    if number not in REASONS:
+        raise ProtocolError(f"a command that ended for the unknown reason {number}")
+    return REASONS[EndReason(number)]
+
+
+def process_info(found: Fields) -> ProcessInfo:
+    running = bool(found.number(Tag.RUNNING))
+    return ProcessInfo(
+        id=printable(found.text(Tag.ID), 128),
+        command=found.text(Tag.COMMAND).encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+        user=printable(found.text(Tag.USER), 64),
+        running=running,
+        terminal=bool(found.number(Tag.TERMINAL)),
+        pid=found.number(Tag.PID),
+        bytes_total=found.number(Tag.BYTES),
+        truncated=bool(found.number(Tag.TRUNCATED)),
+        started_s_ago=found.number(Tag.AGE_MS) / 1000,
+        exit_code=None if running else exit_code_of(found),
+        reason=None if running else reason_of(found),
+        background=found.number(Tag.BACKGROUND),
+    )

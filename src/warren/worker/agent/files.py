@@ -1,0 +1,280 @@
+"""Files in a sandbox, through its agent. The host never opens a path of a sandbox: the agent does, as the user."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Sequence
+
+import anyio
+
+from warren.model.errors import (
+    FileExists,
+    FileNotFound,
+    FileProblem,
+    InvalidPath,
+    InvalidRequest,
+    LimitReached,
+    ProtocolError,
+    WarrenError,
+)
+from warren.model.operations import Change, FileEvent, FileInfo, FileKind, check_path, check_user
+from warren.worker.agent.channel import Channel, Reply
+from warren.worker.agent.link import AgentLink
+from warren.worker.agent.process import send_all
+from warren.worker.agent.tar_stream import BLOCK, Member, TarReader, header, padding, trailer
+from warren.worker.agent.wire import Ask, ChangeKind, Fields, FileOp, Flag, Kind, Records, Tag, fields, record
+
+MAX_ENTRIES = 200_000
+_KINDS = {
+    int(Kind.FILE): FileKind.FILE,
+    int(Kind.DIRECTORY): FileKind.DIRECTORY,
+    int(Kind.SYMLINK): FileKind.SYMLINK,
+    int(Kind.OTHER): FileKind.OTHER,
+}
+_KIND_NUMBERS = {kind: number for number, kind in _KINDS.items()}
+_CHANGES = {int(kind): Change[kind.name] for kind in ChangeKind}
+
+
+class Files:
+    def __init__(self, link: AgentLink) -> None:
+        self._link = link
+
+    async def read(self, path: str, offset: int, length: int | None, user: str) -> AsyncIterator[bytes]:
+        if offset < 0 or (length is not None and length < 0):
+            raise InvalidRequest(f"cannot read {length} bytes from offset {offset}")
+        items = [(Tag.OFFSET, offset)] if offset else []
+        if length is not None:
+            items.append((Tag.LENGTH, length))
+        left = length
+        async with self._asked(FileOp.READ, path, user, *items) as channel:
+            while isinstance(data := await channel.take(), bytes):
+                if left is not None:
+                    left -= len(data)
+                    if left < 0:
+                        raise channel.violated("more of a file than was asked for")
+                yield data
+
+    async def write(self, path: str, data: bytes | AsyncIterable[bytes], mode: int | None, user: str) -> FileInfo:
+        items = [] if mode is None else [(Tag.MODE, check_mode(mode))]
+        async with self._asked(FileOp.WRITE, path, user, *items) as channel:
+            if isinstance(data, bytes | bytearray):
+                await send_all(channel, bytes(data))
+                end = await channel.last()
+            else:
+                end = await _last_while(channel, send_all(channel, data))
+            return _file_info(channel, end.fields, check_path(path))
+
+    async def list(self, path: str, depth: int, user: str) -> Sequence[FileInfo]:
+        if not 1 <= depth <= 1000:
+            raise InvalidRequest(f"a depth of {depth} cannot be: 1 to 1000")
+        found: list[FileInfo] = []
+        base = check_path(path)
+        async with self._asked(FileOp.LIST, path, user, (Tag.DEPTH, depth)) as channel:
+            async for entry in _records(channel):
+                found.append(_file_info(channel, entry, base))
+                if len(found) > MAX_ENTRIES:
+                    raise LimitReached(f"{path!r} has more than {MAX_ENTRIES:,} entries", remedy="list less deep")
+        return found
+
+    async def stat(self, path: str, user: str) -> FileInfo:
+        async with self._asked(FileOp.STAT, path, user) as channel:
+            return _file_info(channel, (await channel.last()).fields, check_path(path))
+
+    async def mkdir(self, path: str, mode: int, user: str) -> None:
+        await self._simple(FileOp.MKDIR, path, user, (Tag.MODE, check_mode(mode)))
+
+    async def remove(self, path: str, recursive: bool, user: str) -> None:
+        await self._simple(FileOp.REMOVE, path, user, *_recursive(recursive))
+
+    async def rename(self, source: str, target: str, user: str) -> None:
+        await self._simple(FileOp.RENAME, source, user, (Tag.PATH2, check_path(target)))
+
+    async def pack(self, path: str, user: str) -> AsyncIterator[bytes]:
+        async with self._asked(FileOp.PACK, path, user) as channel:
+            records = Records()
+            left = pad = 0
+            while isinstance(data := await channel.take(), bytes):
+                records.add(data)
+                while True:
+                    if left:
+                        raw = records.take_raw(left)
+                        left -= len(raw)
+                        if raw:
+                            yield raw
+                        if left:
+                            break
+                        if pad % BLOCK:
+                            yield padding(pad)
+                    member = _next_member(channel, records)
+                    if member is None:
+                        break
+                    yield header(member)
+                    left = pad = member.size
+            if left or len(records):
+                raise channel.violated("a packed directory that ends in the middle")
+            yield trailer()
+
+    async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], user: str) -> int:
+        reader = TarReader(tar)
+        async with self._asked(FileOp.UNPACK, path, user) as channel:
+            counted = _Counted()
+            await _last_while(channel, _send_members(channel, reader, counted))
+            return counted.members
+
+    async def watch(self, path: str, recursive: bool, user: str) -> AsyncIterator[FileEvent]:
+        base = check_path(path)
+        async with self._asked(FileOp.WATCH, path, user, *_recursive(recursive)) as channel:
+            async for event in _records(channel):
+                yield _file_event(channel, event, base) if event else FileEvent(Change.WATCHING, base, True)
+
+    async def _simple(self, op: FileOp, path: str, user: str, *items: tuple[Tag, int | str]) -> None:
+        async with self._asked(op, path, user, *items) as channel:
+            await channel.last()
+
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self, op: FileOp, path: str, user: str, *items: tuple[Tag, int | str]
+    ) -> AsyncGenerator[Channel, None]:
+        """The channel of a file operation; left before its end, the operation is undone."""
+        asked: list[tuple[Tag, int | str]] = [(Tag.OP, int(op)), (Tag.PATH, check_path(path)), *items]
+        if user:
+            asked.append((Tag.USER, check_user(user)))
+        channel = await self._link.open(Ask.FILE, fields(asked))
+        try:
+            yield channel
+        except (FileProblem, FileNotFound, FileExists, InvalidPath) as exc:
+            names = [path, *(str(value) for tag, value in items if tag is Tag.PATH2)]
+            raise _named(exc, " to ".join(repr(name) for name in names)) from exc
+        finally:
+            channel.close()
+
+
+def _named(exc: WarrenError, name: str) -> WarrenError:
+    """The agent says what was wrong, in the words of the system; the caller also wants to know with what."""
+    return type(exc)(f"{name}: {exc.message[:1].lower()}{exc.message[1:]}", remedy=exc.remedy)
+
+
+class _Counted:
+    members = 0
+
+
+async def _send_members(channel: Channel, reader: TarReader, counted: _Counted) -> None:
+    async for member in reader.members():
+        if not await channel.send(_member_record(member)):
+            return
+        counted.members += 1
+        async for part in reader.content(member):
+            if not await channel.send(part):
+                return
+    channel.send_eof()
+
+
+async def _last_while(channel: Channel, sending: Coroutine[None, None, None]) -> Reply:
+    """The last word on a channel, while something is being sent on it.
+
+    Neither waits for the other: a source that hangs does not hide that the sandbox is lost, and
+    what the source raises ends the operation at once.
+    """
+    sender = asyncio.ensure_future(sending)
+    ending = asyncio.ensure_future(channel.last())
+    try:
+        await asyncio.wait((sender, ending), return_when=asyncio.FIRST_COMPLETED)
+        if sender.done() and not ending.done():
+            sender.result()
+        return await ending
+    finally:
+        sender.cancel()
+        ending.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.gather(sender, ending, return_exceptions=True)
+
+
+async def _records(channel: Channel) -> AsyncIterator[Fields]:
+    records = Records()
+    while isinstance(data := await channel.take(), bytes):
+        records.add(data)
+        while (found := _next_record(channel, records)) is not None:
+            yield found
+    if len(records):
+        raise channel.violated("a list that ends in the middle of a record")
+
+
+def _next_record(channel: Channel, records: Records) -> Fields | None:
+    try:
+        return records.next()
+    except ProtocolError as exc:
+        raise channel.violated(exc.message) from None
+
+
+def _next_member(channel: Channel, records: Records) -> Member | None:
+    """The next member of a packed directory; what tar cannot carry and the directory itself are passed over."""
+    while (found := _next_record(channel, records)) is not None:
+        info = _file_info(channel, found, "")
+        parts = [part for part in info.path.split("/") if part not in ("", ".")]
+        if info.path.startswith("/") or ".." in parts or info.size >= 1 << 60:
+            raise channel.violated("a packed directory with a member that lies outside")
+        if parts and info.kind is not FileKind.OTHER:
+            size = info.size if info.kind is FileKind.FILE else 0
+            return Member(
+                "/".join(parts), info.kind, size, info.mode, int(info.modified), info.target, info.uid, info.gid
+            )
+    return None
+
+
+def _member_record(member: Member) -> bytes:
+    items: list[tuple[Tag, int | str]] = [
+        (Tag.PATH, member.path),
+        (Tag.KIND, _KIND_NUMBERS[member.kind]),
+        (Tag.SIZE, member.size),
+        (Tag.MODE, member.mode),
+        (Tag.MTIME_NS, member.mtime * 10**9),
+    ]
+    if member.kind is FileKind.SYMLINK:
+        items.append((Tag.TARGET, member.target))
+    return record(items)
+
+
+def _file_info(channel: Channel, found: Fields, base: str) -> FileInfo:
+    try:
+        kind = _KINDS.get(found.number(Tag.KIND))
+        if kind is None:
+            raise ProtocolError("a file of an unknown kind")
+        return FileInfo(
+            path=_joined(base, found.text(Tag.PATH)),
+            kind=kind,
+            size=found.number(Tag.SIZE),
+            mode=found.number(Tag.MODE) & 0o7777,
+            uid=found.number(Tag.UID),
+            gid=found.number(Tag.GID),
+            modified=found.number(Tag.MTIME_NS) / 1e9,
+            target=found.text(Tag.TARGET),
+        )
+    except ProtocolError as exc:
+        raise channel.violated(exc.message) from None
+
+
+def _file_event(channel: Channel, found: Fields, base: str) -> FileEvent:
+    try:
+        change = _CHANGES.get(found.number(Tag.CHANGE))
+        if change is None:
+            raise ProtocolError("a change of an unknown kind")
+        directory = found.number(Tag.KIND) == Kind.DIRECTORY
+        return FileEvent(change, _joined(base, found.text(Tag.PATH)), directory)
+    except ProtocolError as exc:
+        raise channel.violated(exc.message) from None
+
+
+def _joined(base: str, path: str) -> str:
+    """The agent names what it finds by whole paths or from the directory asked for on."""
+    if not base or path.startswith("/"):
+        return path
+    return f"{base.rstrip('/')}/{path}" if path else base
+
+
+def _recursive(recursive: bool) -> list[tuple[Tag, int | str]]:
+    return [(Tag.FLAGS, int(Flag.RECURSIVE))] if recursive else []
+
+
+def check_mode(mode: int) -> int:
+    if not 0 <= mode <= 0o7777:
+        raise InvalidRequest(f"a mode of {mode:o} cannot be")
+    return mode

@@ -1,0 +1,361 @@
+"""Commands in a sandbox, through its agent: run to the end, started, found again.
+
+`Commands` is what all processes of a sandbox share: the link, who runs beside whom, and one channel
+per process for its stdin. `AgentProcess` is only a handle with an id; the process lives in the
+sandbox.
+"""
+
+import asyncio
+import contextlib
+import re
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+
+import anyio
+
+from warren.model.errors import InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost
+from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
+from warren.worker.agent.channel import Channel, Output, Reply
+from warren.worker.agent.command_result import exec_result, exit_code_of, lost_result, process_info, start_payload
+from warren.worker.agent.link import AgentLink
+from warren.worker.agent.oom_watch import OomLedger
+from warren.worker.agent.wire import STDIN_WINDOW, Ask, ControlOp, Fields, Flag, Records, Say, StreamNumber, Tag, fields
+
+NO_REPLAY = 1 << 63
+MAX_PROCESSES = 100_000
+_MAX_KEEP = 1 << 30
+_LEAST_KEPT = 1 << 20  # of a command that somebody may follow the agent always keeps this much
+_SLACK_BYTES = 64 * 1024
+_LATE_S = 30.0
+_STREAMS = {
+    int(StreamNumber.STDOUT): Stream.STDOUT,
+    int(StreamNumber.STDERR): Stream.STDERR,
+    int(StreamNumber.TERMINAL): Stream.TERMINAL,
+}
+
+
+class Commands:
+    def __init__(self, link: AgentLink, env: Mapping[str, str], oom_kills: Callable[[], int]) -> None:
+        self._link = link
+        self._env = dict(env)
+        self._oom = OomLedger(oom_kills)
+        self._keep: dict[str, int] = {}
+        self._stdin: dict[str, StdinPipe] = {}
+        self._held: dict[str, Channel] = {}  # of processes that wait for their first reader
+
+    async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str = "") -> ExecResult:
+        once = Flag(0) if process_id else Flag.ONCE
+        process_id = check_id(process_id) if process_id else new_id()
+        try:
+            self._oom.begin(process_id)
+            return await self._run(command, stdin, process_id, once)
+        except SandboxLost as exc:
+            return lost_result(exc.message, process_id)
+        finally:
+            self._oom.forget(process_id)
+
+    async def _run(
+        self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str, once: Flag
+    ) -> ExecResult:
+        has_stdin = not isinstance(stdin, bytes) or bool(stdin)
+        flags = Flag.DEFER | once | (Flag.STDIN if has_stdin else Flag(0))
+        channel = await self._link.open(Ask.START, start_payload(command, process_id, self._env, flags))
+        feeder: asyncio.Task[None] | None = None
+        try:
+            if has_stdin:
+                feeder = await self._feed(channel, stdin, process_id)
+            end, outputs = await self._collect(channel, command.keep_bytes, _deadline(command))
+        except asyncio.CancelledError:
+            await self._end_cancelled(channel, process_id, command.grace_s)
+            raise
+        finally:
+            if feeder is not None:
+                await _stop(feeder)
+            channel.close()
+        if feeder is not None and not feeder.cancelled() and (failure := feeder.exception()) is not None:
+            raise failure
+        return self._result(channel, end, outputs, process_id)
+
+    async def _feed(
+        self, channel: Channel, stdin: bytes | AsyncIterable[bytes], process_id: str
+    ) -> asyncio.Task[None] | None:
+        """Small inputs fit the window and go at once; the others beside the reading of the output."""
+        if isinstance(stdin, bytes) and len(stdin) <= STDIN_WINDOW:
+            await channel.send(stdin)
+            channel.send_eof()
+            return None
+
+        def give_up(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and task.exception() is not None:
+                self._link.post(Ask.CONTROL, _control(process_id, ControlOp.KILL, (Tag.GRACE_MS, 0)))
+
+        feeder = asyncio.create_task(send_all(channel, stdin), name=f"stdin of {process_id}")
+        feeder.add_done_callback(give_up)
+        return feeder
+
+    async def _collect(
+        self, channel: Channel, keep: int, deadline_s: float | None = None
+    ) -> tuple[Fields, list[Output]]:
+        if deadline_s is None:
+            return await _collect(channel, keep)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await _collect(channel, keep)
+        except TimeoutError:
+            raise SandboxLost("the agent did not end the command after its time-out: the sandbox hangs") from None
+
+    async def _end_cancelled(self, channel: Channel, process_id: str, grace_s: float) -> None:
+        """Ends the command and waits until it is gone, but not for ever."""
+        with anyio.move_on_after(grace_s + 10, shield=True), contextlib.suppress(SandboxLost, ProtocolError):
+            self._link.post(Ask.CONTROL, _control(process_id, ControlOp.KILL, (Tag.GRACE_MS, round(grace_s * 1000))))
+            await channel.last()
+
+    def _result(self, channel: Channel, end: Fields, outputs: Sequence[Output], process_id: str) -> ExecResult:
+        try:
+            code, signal = exit_code_of(end), end.number(Tag.SIGNAL)
+            return exec_result(end, outputs, process_id, oom=self._oom.ended(process_id, code, signal))
+        except ProtocolError as exc:
+            raise channel.violated(exc.message) from None
+
+    async def start(self, command: Command, process_id: str, *, follow: bool = False) -> "AgentProcess":
+        process_id = check_id(process_id) if process_id else new_id()
+        flags = Flag.STDIN | Flag.LOSSLESS
+        channel = await self._link.open(Ask.START, start_payload(command, process_id, self._env, flags))
+        try:
+            await _started(channel)
+        except BaseException as exc:
+            channel.close()
+            if isinstance(exc, asyncio.CancelledError):
+                self._link.post(Ask.CONTROL, _control(process_id, ControlOp.KILL, (Tag.GRACE_MS, 0)))
+            raise
+        if follow:
+            self._held[process_id] = channel
+        else:
+            channel.close()
+        self._oom.begin(process_id)
+        self._keep[process_id] = command.keep_bytes
+        return AgentProcess(self, process_id)
+
+    async def find(self, process_id: str) -> "AgentProcess":
+        channel = await self._link.open(
+            Ask.ATTACH, _attach(check_id(process_id), NO_REPLAY, Flag(0)), discard_output=True
+        )
+        try:
+            await channel.last()
+        finally:
+            channel.close()
+        return AgentProcess(self, process_id)
+
+    async def all(self) -> Sequence[ProcessInfo]:
+        channel = await self._link.open(Ask.LIST)
+        records, found = Records(), list[ProcessInfo]()
+        try:
+            while not isinstance(item := await channel.take(), Reply):
+                assert isinstance(item, bytes)
+                found += [process_info(entry) for entry in records.feed(item)]
+                if len(found) > MAX_PROCESSES:
+                    raise ProtocolError(f"more than {MAX_PROCESSES} processes in a list")
+        except ProtocolError as exc:
+            raise channel.violated(exc.message) from None
+        finally:
+            channel.close()
+        return found
+
+    async def control(self, process_id: str, op: ControlOp, *extra: tuple[Tag, int]) -> None:
+        channel = await self._link.open(Ask.CONTROL, _control(process_id, op, *extra))
+        try:
+            await channel.last()
+        finally:
+            channel.close()
+
+    async def forget(self, process_id: str) -> None:
+        await self.control(check_id(process_id), ControlOp.FORGET)
+        self._keep.pop(process_id, None)
+        self._oom.forget(process_id)
+
+    async def wait(self, process_id: str) -> ExecResult:
+        """First the end, without any output; then, at leisure, what was kept of it."""
+        if (held := self._held.pop(process_id, None)) is not None:
+            held.close()
+        try:
+            channel, end, _ = await self._attached(process_id, NO_REPLAY)
+            outputs: list[Output] = []
+            with contextlib.suppress(ProcessNotFound):  # forgotten in between: the end is all there is
+                channel, end, outputs = await self._attached(process_id, 0)
+        except SandboxLost as exc:
+            return lost_result(exc.message, process_id)
+        return self._result(channel, end, outputs, process_id)
+
+    async def ended(self, process_id: str) -> ExecResult:
+        try:
+            channel, end, _ = await self._attached(process_id, NO_REPLAY)
+        except SandboxLost as exc:
+            return lost_result(exc.message, process_id)
+        return self._result(channel, end, [], process_id)
+
+    async def _attached(self, process_id: str, offset: int) -> tuple[Channel, Fields, list[Output]]:
+        channel = await self._link.open(Ask.ATTACH, _attach(process_id, offset, Flag.FOLLOW))
+        try:
+            return channel, *await self._collect(channel, max(self._keep.get(process_id, _MAX_KEEP), _LEAST_KEPT))
+        finally:
+            channel.close()
+
+    async def output(self, process_id: str, offset: int) -> AsyncIterator[Chunk]:
+        held = self._held.pop(process_id, None) if offset == 0 else None
+        channel = held or await self._link.open(Ask.ATTACH, _attach(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS))
+        at = offset
+        try:
+            while isinstance(item := await channel.take(), Output):
+                if item.offset < at:
+                    raise channel.violated("output that goes backwards")
+                at = item.offset + len(item.data)
+                yield Chunk(_STREAMS[item.stream], item.offset, item.data)
+        finally:
+            channel.close()
+
+    async def stdin(self, process_id: str) -> "StdinPipe":
+        pipe = self._stdin.get(process_id)
+        if pipe is None or pipe.channel.ended:
+            self._stdin = {key: held for key, held in self._stdin.items() if not held.channel.ended}
+            payload = _attach(process_id, NO_REPLAY, Flag.FOLLOW)
+            channel = await self._link.open(Ask.ATTACH, payload, discard_output=True)
+            pipe = self._stdin.get(process_id)
+            if pipe is not None and not pipe.channel.ended:
+                channel.close()
+            else:
+                pipe = self._stdin[process_id] = StdinPipe(channel)
+        return pipe
+
+
+class StdinPipe:
+    """The one way into a process; several writers take turns."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._turn = asyncio.Lock()
+
+    async def write(self, data: bytes) -> None:
+        async with self._turn:
+            if not await self.channel.send(data):
+                await self._unless_lost()
+
+    async def close(self) -> None:
+        async with self._turn:
+            if self.channel.ended:
+                await self._unless_lost()
+            self.channel.send_eof()
+
+    async def _unless_lost(self) -> None:
+        """The end of the command is no error here; an unknown process or a lost sandbox is."""
+        await self.channel.last()
+
+
+class AgentProcess:
+    def __init__(self, commands: Commands, process_id: str) -> None:
+        self._commands = commands
+        self._id = process_id
+
+    def __repr__(self) -> str:
+        return f"<AgentProcess {self._id}>"
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    def output(self, offset: int = 0) -> AsyncIterator[Chunk]:
+        if not 0 <= offset < NO_REPLAY:
+            raise InvalidRequest(f"an offset of {offset} cannot be")
+        return self._commands.output(self._id, offset)
+
+    async def wait(self) -> ExecResult:
+        return await self._commands.wait(self._id)
+
+    async def ended(self) -> ExecResult:
+        return await self._commands.ended(self._id)
+
+    async def write(self, data: bytes) -> None:
+        await (await self._commands.stdin(self._id)).write(data)
+
+    async def close_stdin(self) -> None:
+        await (await self._commands.stdin(self._id)).close()
+
+    async def signal(self, number: int) -> None:
+        if not 0 < number <= 64:
+            raise InvalidRequest(f"there is no signal {number}")
+        await self._commands.control(self._id, ControlOp.SIGNAL, (Tag.SIGNAL, number))
+
+    async def kill(self, grace_s: float = 2.0) -> None:
+        if not 0 <= grace_s <= 600:
+            raise InvalidRequest(f"a grace time of {grace_s} s cannot be: 0 to 600")
+        await self._commands.control(self._id, ControlOp.KILL, (Tag.GRACE_MS, round(grace_s * 1000)))
+
+    async def resize(self, size: TerminalSize) -> None:
+        await self._commands.control(self._id, ControlOp.RESIZE, (Tag.ROWS, size.rows), (Tag.COLS, size.columns))
+
+
+def new_id() -> str:
+    return f"p_{secrets.token_hex(6)}"
+
+
+def check_id(process_id: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,64}", process_id):
+        raise InvalidRequest(f"{process_id!r} cannot be a process id: up to 64 letters, digits and _ . : -")
+    return process_id
+
+
+async def send_all(channel: Channel, source: bytes | AsyncIterable[bytes]) -> None:
+    """Everything the source gives, then EOF; stops early when nobody wants it any more."""
+    if isinstance(source, bytes):
+        if await channel.send(source):
+            channel.send_eof()
+        return
+    try:
+        async for part in source:
+            if not await channel.send(part):
+                return
+        channel.send_eof()
+    finally:
+        if isinstance(source, AsyncGenerator):
+            await source.aclose()
+
+
+async def _collect(channel: Channel, keep: int) -> tuple[Fields, list[Output]]:
+    """All the output that was kept, and the end. Holds no more than was asked to be kept."""
+    outputs: list[Output] = []
+    at = size = 0
+    while True:
+        item = await channel.take()
+        if type(item) is Output:
+            size += len(item.data)
+            if item.offset < at or size > keep + _SLACK_BYTES:
+                raise channel.violated("output that goes backwards, or more than was to be kept")
+            at = item.offset + len(item.data)
+            outputs.append(item)
+        elif type(item) is Reply and item.kind == Say.EXIT:
+            return item.fields, outputs
+        elif type(item) is Reply and item.kind == Say.DONE:
+            raise channel.violated("a command that is done without an end")
+
+
+async def _started(channel: Channel) -> None:
+    if not isinstance(await channel.take(), Reply):
+        raise channel.violated("output of a command that has not started")
+
+
+async def _stop(task: asyncio.Task[None]) -> None:
+    if not task.done():
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([task])
+
+
+def _deadline(command: Command) -> float | None:
+    return None if command.timeout_s is None else command.timeout_s + command.grace_s + _LATE_S
+
+
+def _attach(process_id: str, offset: int, flags: Flag) -> bytes:
+    return fields([(Tag.ID, process_id), (Tag.OFFSET, offset), (Tag.FLAGS, int(flags))])
+
+
+def _control(process_id: str, op: ControlOp, *extra: tuple[Tag, int]) -> bytes:
+    return fields([(Tag.ID, process_id), (Tag.OP, int(op)), *extra])

@@ -1,0 +1,1 @@
+"""Root filesystems: built, imported, listed and removed on this machine."""

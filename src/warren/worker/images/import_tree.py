@@ -1,0 +1,230 @@
+"""Root filesystems from elsewhere: a directory, a tar, a container engine's export.
+
+Whatever the source holds, nothing is written outside the tree, and nothing but directories, regular
+files and links is made: devices, FIFOs and sockets are left out, set-id bits are taken off. A source
+that tries to climb out is refused as a whole.
+"""
+
+import os
+import stat
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from warren.model.errors import InvalidRequest
+from warren.worker.images.tree import Tree, parts_of, write_all
+
+_CHUNK = 1024 * 1024
+_MODE = 0o1777
+_HEADER_TYPES = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """How much an import may be: against bombs and mistakes, far above any real image."""
+
+    members: int = 2_000_000
+    size: int = 64 << 30
+    ratio: int = 200
+    ratio_from: int = 256 << 20
+    header: int = 1 << 20
+
+
+class _Budget:
+    """Counts what comes and stops it at the caps."""
+
+    def __init__(self, caps: Caps) -> None:
+        self._caps = caps
+        self.members = 0
+        self.written = 0
+        self.read = 0
+
+    def member(self) -> None:
+        self.members += 1
+        if self.members > self._caps.members:
+            raise InvalidRequest(f"the image has more than {self._caps.members} members")
+
+    def bytes(self, count: int, *, packed: bool) -> None:
+        self.written += count
+        if self.written > self._caps.size:
+            raise InvalidRequest(f"the image is larger than {self._caps.size} bytes")
+        if packed and self.written > max(self._caps.ratio_from, self.read * self._caps.ratio):
+            raise InvalidRequest(f"the archive unpacks to more than {self._caps.ratio} times its size: a bomb")
+
+
+class _CountedStream:
+    def __init__(self, stream: IO[bytes], budget: _Budget) -> None:
+        self._stream = stream
+        self._budget = budget
+
+    def read(self, count: int) -> bytes:
+        data = self._stream.read(count)
+        self._budget.read += len(data)
+        return data
+
+
+def unpack_tar(stream: IO[bytes], tree: Tree, caps: Caps = Caps()) -> None:
+    """Unpacks a tar, plain or compressed, as it streams in; it needs not be seekable."""
+    budget = _Budget(caps)
+    source = cast(IO[bytes], _CountedStream(stream, budget))
+    try:
+        with tarfile.open(fileobj=source, mode="r|*", tarinfo=_guarded(caps)) as tar:
+            for member in tar:
+                budget.member()
+                _unpack_member(tar, member, tree, budget)
+                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every member it saw
+    except (tarfile.TarError, EOFError, UnicodeError) as exc:
+        raise InvalidRequest(f"this is not a tar archive, or it is damaged: {exc}") from exc
+
+
+def _guarded(caps: Caps) -> type[tarfile.TarInfo]:
+    class GuardedTarInfo(tarfile.TarInfo):
+        """tarfile reads a long name or extended header into memory whole: not one of any size."""
+
+        def _proc_member(self, tar: tarfile.TarFile) -> Any:
+            if self.type in _HEADER_TYPES and self.size > caps.header:
+                raise InvalidRequest(f"the archive has a header of {self.size} bytes")
+            return super()._proc_member(tar)  # type: ignore[misc]
+
+    return GuardedTarInfo
+
+
+def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, budget: _Budget) -> None:
+    path = _inside(member.name)
+    mode = member.mode & _MODE
+    if member.isdir():
+        tree.make_directory(path, mode)
+    elif member.issym():
+        _check_target(path, member.linkname)
+        tree.put_link(path, member.linkname)
+    elif member.islnk():
+        _put_hard_link(tree, path, _inside(member.linkname))
+        return
+    elif member.isreg():
+        content = tar.extractfile(member)
+        if content is None:
+            raise InvalidRequest(f"the archive has no contents for {member.name!r}")
+        with tree.new_file(path, mode) as fd:
+            _own(fd, member.uid, member.gid)
+            _copy(content, fd, budget)
+            os.utime(fd, (member.mtime, member.mtime))
+        return
+    else:
+        return  # devices, FIFOs: the sandbox has its own /dev
+    _own_path(tree, path, member.uid, member.gid)
+
+
+def _put_hard_link(tree: Tree, path: str, existing: str) -> None:
+    try:
+        tree.put_hard_link(path, existing)
+    except FileNotFoundError as exc:
+        raise InvalidRequest(f"the hard link {path!r} leads to {existing!r}, which is not there") from exc
+
+
+def _inside(name: str) -> str:
+    if name.startswith("/"):
+        raise InvalidRequest(f"the archive has the absolute path {name!r}")
+    return "/".join(parts_of(name))
+
+
+def _check_target(path: str, target: str) -> None:
+    """A link may be absolute (inside, the image is the root); a relative one may not climb above the root."""
+    if not target or "\0" in target:
+        raise InvalidRequest(f"the link {path!r} has no target")
+    depth = 0 if target.startswith("/") else len(parts_of(path)) - 1
+    for part in target.split("/"):
+        depth += {"": 0, ".": 0, "..": -1}.get(part, 1)
+        if depth < 0:
+            raise InvalidRequest(f"the link {path!r} leads out of the image, to {target!r}")
+
+
+def _copy(source: IO[bytes], fd: int, budget: _Budget) -> None:
+    while data := source.read(_CHUNK):
+        budget.bytes(len(data), packed=True)
+        write_all(fd, data)
+
+
+def _own(fd: int, uid: int, gid: int) -> None:
+    os.fchown(fd, _id(uid), _id(gid))
+
+
+def _own_path(tree: Tree, path: str, uid: int, gid: int) -> None:
+    tree.set_owner(path, _id(uid), _id(gid))
+
+
+def _id(number: int) -> int:
+    if not 0 <= number < 0xFFFFFFFF:
+        raise InvalidRequest(f"the image has a file that belongs to {number}, which cannot be")
+    return number
+
+
+def copy_directory(source: Path, tree: Tree, caps: Caps = Caps()) -> None:
+    """Copies a directory of this machine; other file systems mounted below it are left out."""
+    budget = _Budget(caps)
+    links: dict[tuple[int, int], str] = {}
+    device = os.stat(source).st_dev
+    for base, directories, names, fd in os.fwalk(source, follow_symlinks=False):
+        relative = os.path.relpath(base, source)
+        tree_base = "" if relative == "." else f"{relative}/"
+        _copy_directory_entry(fd, tree, tree_base, budget)
+        directories[:] = [name for name in directories if _same_device(fd, name, device, tree, tree_base)]
+        for name in names:
+            budget.member()
+            _copy_entry(fd, name, f"{tree_base}{name}", tree, budget, links)
+
+
+def _copy_directory_entry(fd: int, tree: Tree, path: str, budget: _Budget) -> None:
+    budget.member()
+    found = os.fstat(fd)
+    tree.make_directory(path, found.st_mode & _MODE)
+    _own_path(tree, path, found.st_uid, found.st_gid)
+
+
+def _same_device(fd: int, name: str, device: int, tree: Tree, base: str) -> bool:
+    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    if stat.S_ISDIR(found.st_mode) and found.st_dev != device:
+        tree.make_directory(f"{base}{name}")
+        return False
+    if stat.S_ISLNK(found.st_mode):  # fwalk counts links to directories among them
+        tree.put_link(f"{base}{name}", os.readlink(name, dir_fd=fd))
+        return False
+    return True
+
+
+def _copy_entry(fd: int, name: str, path: str, tree: Tree, budget: _Budget, links: dict[tuple[int, int], str]) -> None:
+    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    if stat.S_ISLNK(found.st_mode):
+        tree.put_link(path, os.readlink(name, dir_fd=fd))
+        _own_path(tree, path, found.st_uid, found.st_gid)
+        return
+    if not stat.S_ISREG(found.st_mode):
+        return
+    identity = (found.st_dev, found.st_ino)
+    if found.st_nlink > 1:
+        if identity in links:
+            tree.put_hard_link(path, links[identity])
+            return
+        links[identity] = path
+    _copy_file(fd, name, path, tree, budget)
+
+
+def _copy_file(directory: int, name: str, path: str, tree: Tree, budget: _Budget) -> None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    source = os.open(name, flags, dir_fd=directory)
+    try:
+        found = os.fstat(source)
+        with tree.new_file(path, found.st_mode & _MODE) as target:
+            _own(target, found.st_uid, found.st_gid)
+            while data := os.read(source, _CHUNK):
+                budget.bytes(len(data), packed=False)
+                write_all(target, data)
+            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+    finally:
+        os.close(source)

@@ -1,0 +1,1 @@
+"""Providers: the ways to make sandboxes (oci, docker)."""

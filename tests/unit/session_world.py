@@ -1,0 +1,118 @@
+"""Sessions over a fake provider, on a clock that stands still: what tests of the coordinator share."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.worker import Claim, Claimed
+from warren.model.environment import Environment, PoolSize
+from warren.model.errors import NoSpace, WarrenError
+from warren.model.policy import Policy
+from warren.model.session import DEFAULT_TENANT, Session
+from warren.sessions.lifecycle import Lifecycle
+from warren.sessions.manager import Sessions
+from warren.sessions.new_session import Defaults
+from warren.sessions.reaper import Reaper
+from warren.stores.memory import MemoryStore
+from warren.tenancy.tenancy import Tenancy
+from warren.testing.fake_provider import FakeProvider
+from warren.testing.manual_clock import ManualClock
+from warren.testing.memory_audit import MemoryAudit
+from warren.worker.guard import MachineGuard
+from warren.worker.worker import LocalWorker
+
+TENANT = DEFAULT_TENANT
+
+
+class StubbornWorker(LocalWorker):
+    """Raises what it was told to raise."""
+
+    no_claims: WarrenError | None = None
+    no_destroying: Exception | None = None
+    no_sandboxes: WarrenError | None = None
+
+    async def claim(self, claim: Claim) -> Claimed:
+        if self.no_claims is not None:
+            await asyncio.sleep(0.01)
+            raise self.no_claims
+        return await super().claim(claim)
+
+    async def sandbox(self, sandbox_id: str) -> Sandbox:
+        if self.no_sandboxes is not None:
+            raise self.no_sandboxes
+        return await super().sandbox(sandbox_id)
+
+    async def destroy(self, sandbox_id: str) -> None:
+        if self.no_destroying is not None:
+            raise self.no_destroying
+        await super().destroy(sandbox_id)
+
+
+class FullStore(MemoryStore):
+    """A store that may be full: it takes new sessions and no changes. `first` is done before the next change."""
+
+    full = False
+    first: Callable[[], Awaitable[object]] | None = None
+
+    async def swap(self, session: Session) -> bool:
+        if self.full:
+            raise NoSpace("the disk is full")
+        first, self.first = self.first, None
+        if first is not None:
+            await first()
+        return await super().swap(session)
+
+
+@dataclass
+class World:
+    """`restarted` gives the world as a new server finds it: the same store, the same sandboxes."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+    provider: FakeProvider = field(default_factory=FakeProvider)
+    store: FullStore = field(default_factory=FullStore)
+    fault: Callable[[str], None] = lambda _: None
+    pool: PoolSize = field(default_factory=lambda: PoolSize(0, 0, 0))
+    policy: Policy = field(default_factory=Policy)
+
+    def __post_init__(self) -> None:
+        self.worker = StubbornWorker(
+            "local",
+            self.provider,
+            environment,
+            clock=self.clock,
+            guard=MachineGuard(Path("/tmp")),
+            default_environment="base",
+            default_pool=self.pool,
+        )
+        self.audit = MemoryAudit()
+        self.tenancy = Tenancy(self.store.records, self.clock, self.environment, audit=self.audit)
+        events = self.tenancy.events
+        self.lifecycle = Lifecycle(self.store, {"local": self.worker}, self.clock, events=events, fault=self.fault)
+        self.sessions = Sessions(self.lifecycle, environment, Defaults(), self.tenancy.metering)
+        self.reaper = Reaper(self.sessions)
+
+    def environment(self, name: str) -> Environment:
+        return replace(environment(name), policy=self.policy)
+
+    async def session(self, session: Session) -> Session:
+        return await self.sessions.get(session.tenant, session.id)
+
+
+def environment(name: str) -> Environment:
+    return Environment(name, "base")
+
+
+@contextlib.asynccontextmanager
+async def world(**parts: object) -> AsyncIterator[World]:
+    made = World(**parts)  # type: ignore[arg-type]
+    await made.reaper.recover()
+    await made.worker.start()
+    try:
+        yield made
+    finally:
+        await made.lifecycle.all_done()
+        await made.tenancy.close()
+        await made.worker.close()
