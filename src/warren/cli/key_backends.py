@@ -128,7 +128,7 @@ class StoredKeys:
 
 
 def _view(key: "ApiKey") -> Values:
-    from warren.http.schemas import timestamp
+    from warren.sessions.schemas import timestamp
     from warren.tenancy.keys import key_view
 
     view = key_view(key)
