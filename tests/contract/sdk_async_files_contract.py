@@ -141,7 +141,7 @@ class AsyncFilesContract:
 
     async def test_pieces_go_into_the_fresh_session_of_a_thread_whole(self, new: New) -> None:
         async with new(thread_id="pieces") as client:
-            await client._backend.delete(client.session_id)
+            await client._backend.call("delete_session", client.session_id)
             await client.write_file("f", iter([b"first", b"second"]))
             assert await client.read_file("f") == b"firstsecond"
             await client.cleanup()

@@ -139,7 +139,7 @@ class FilesContract:
 
     def test_pieces_go_into_the_fresh_session_of_a_thread_whole(self, new: New) -> None:
         with new(thread_id="pieces") as client:
-            client._backend.delete(client.session_id)
+            client._backend.call("delete_session", client.session_id)
             client.write_file("f", iter([b"first", b"second"]))
             assert client.read_file("f") == b"firstsecond"
             client.cleanup()

@@ -123,11 +123,11 @@ class _Copy:
     def _up_stdin(self, there: str) -> str:
         parts = self._counted(iter(lambda: os.read(0, CHUNK_BYTES), b""), None)
         if self.recursive:
-            self.server.backend.unpack(self.session_id, there or _WORKSPACE, parts)
+            self.server.backend.upload("write_archive", self.session_id, parts, path=there or _WORKSPACE)
             return there or _WORKSPACE
         if not there or there.endswith("/"):
             raise click.UsageError("a file from stdin needs a name: SESSION:PATH")
-        return str(self.server.backend.write(self.session_id, there, parts, "")["path"])
+        return str(self.server.backend.upload("write_file", self.session_id, parts, path=there)["path"])
 
     def _target_there(self, there: str, name: str) -> str:
         if not there or there.endswith("/"):
@@ -149,7 +149,7 @@ class _Copy:
             self._check_recursive(entry.path)
             return self._down_directory(entry.path, here)
         if here == "-":
-            with self.server.backend.read(self.session_id, entry.path) as (size, parts):
+            with self.server.backend.download("read_file", self.session_id, path=entry.path) as (size, parts):
                 return self._to_stdout(self._counted(parts, size))
         target = self.client.download_file(there, here, progress=self._count)
         target.chmod(target.stat().st_mode & 0o777 | int(entry.mode, 8) & 0o111)
@@ -157,7 +157,7 @@ class _Copy:
 
     def _down_directory(self, there: str, here: str) -> str:
         if here == "-":
-            with self.server.backend.pack(self.session_id, there) as parts:
+            with self.server.backend.download("read_archive", self.session_id, path=there) as (_, parts):
                 return self._to_stdout(self._counted(parts, None))
         target = Path(here).expanduser()
         if target.is_dir():

@@ -8,6 +8,7 @@ import click
 
 from warren.cli.remote import Server, parse_pairs, server_options, tell_of_fresh
 from warren.cli.tables import print_json
+from warren.sdk.protocol import CREATE_S
 
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -62,7 +63,7 @@ def create(
         "metadata": parse_pairs("--metadata", metadata),
     }
     with Server(url) as server:
-        made = server.backend.create(_given(wanted), secrets.token_hex(16))
+        made = server.backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, **_given(wanted))
     tell_of_fresh(made)
     print_json(made) if as_json else click.echo(made["session_id"])
 

@@ -116,7 +116,7 @@ def _check_options(*, detach: bool, terminal: bool, interactive: bool, name: str
 
 
 def _detach(server: Server, session_id: str, command: dict[str, Any], as_json: bool) -> int:
-    started = server.backend.start(session_id, command)
+    started = server.backend.call("start_process", session_id, **command)
     print_json(started) if as_json else click.echo(started["process_id"])
     return 0
 

@@ -27,12 +27,12 @@ def kill(words: tuple[str, ...], thread: str, grace_s: float, url: str, as_json:
         if rest:
             _kill_process(server, session_id, rest[0], grace_s, as_json)
             return
-        ended = server.backend.delete(session_id)
+        ended = server.backend.call("delete_session", session_id)
     print_json(ended) if as_json else click.echo(f"ended {session_id}")
 
 
 def _kill_process(server: Server, session_id: str, process_id: str, grace_s: float, as_json: bool) -> None:
-    result = server.backend.kill(session_id, process_id, grace_s)
+    result = server.backend.call("kill_process", session_id, process_id=process_id, work_s=grace_s, grace_s=grace_s)
     if as_json:
         print_json(result)
         return

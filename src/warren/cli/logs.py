@@ -35,7 +35,7 @@ def logs(words: tuple[str, ...], thread: str, follow: bool, offset: int, url: st
     with Server(url) as server:
         session_id = server.find(name, thread)
         if not rest:
-            _list(server.backend.processes(session_id), as_json)
+            _list(server.backend.call("list_processes", session_id)["processes"], as_json)
             return
         answers = _answers(server, session_id, rest[0], offset, follow)
         if as_json:
@@ -68,8 +68,15 @@ def _list(processes: list[dict[str, Any]], as_json: bool) -> None:
 def _answers(server: Server, session_id: str, process_id: str, offset: int, follow: bool) -> Iterator[dict[str, Any]]:
     wait_s = _WAIT_S if follow else 0
     while True:
-        answer = server.backend.output(
-            session_id, process_id, offset=offset, limit=_PIECE, wait_s=wait_s, encoding="base64"
+        answer = server.backend.call(
+            "read_output",
+            session_id,
+            process_id=process_id,
+            work_s=wait_s,
+            offset=offset,
+            limit=_PIECE,
+            wait_s=wait_s,
+            encoding="base64",
         )
         yield answer
         if not answer["chunks"] and not (follow and answer["running"]):

@@ -16,9 +16,11 @@ from warren import SandboxClient
 from warren.cli.main import EXIT_WARREN_FAILED, report
 from warren.model.errors import InvalidRequest, SessionNotFound, Unauthorized, WarrenError
 from warren.model.operations import Reason
+from warren.sdk.blocking.backend import find_session_of_thread
 from warren.sdk.blocking.remote import Remote
 from warren.sdk.blocking.transport import Transport
 from warren.sdk.discovery import DEFAULT_URL, find_key, find_url
+from warren.sdk.protocol import CREATE_S
 from warren.sdk.results import ExecuteResult
 
 EXIT_TIMEOUT: Final = 124
@@ -62,14 +64,14 @@ class Server:
         """All of them, newest first, however many there are."""
         after: str | None = ""
         while after is not None:
-            page = self.backend.sessions(limit=_PAGE, after=after, **filters)
+            page = self.backend.call("list_sessions", limit=_PAGE, after=after, **filters)
             yield from page["sessions"]
             after = page["next"]
 
     def find(self, name: str, thread: str) -> str:
         """The id of the session that is meant: by its thread, its id, or the beginning of its id."""
         if thread:
-            found = self.backend.of_thread(thread)
+            found = find_session_of_thread(self.backend, thread)
             if found is None:
                 raise SessionNotFound(f"the thread {thread!r} has no session", remedy="`warren create` makes one")
             return str(found["session_id"])
@@ -88,7 +90,7 @@ class Server:
         """As `find`; but a thread without a session gets one, as with its first command over the API."""
         if not thread:
             return self.find(name, "")
-        made = self.backend.create({"thread_id": thread}, secrets.token_hex(16))
+        made = self.backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, thread_id=thread)
         tell_of_fresh(made)
         return str(made["session_id"])
 
@@ -137,7 +139,7 @@ def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
 def complete_session(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """For shell completion: what the server has, or nothing when it cannot be asked."""
     with contextlib.suppress(WarrenError, OSError), Server(ctx.params.get("url") or "") as server:
-        page = server.backend.sessions(limit=100)
+        page = server.backend.call("list_sessions", limit=100)
         found = [short_id(each["session_id"]) for each in page["sessions"]]
         return [name for name in found if name.startswith(incomplete)]
     return []

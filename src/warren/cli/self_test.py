@@ -115,7 +115,7 @@ def _create(client: SandboxClient) -> str:
 
 def _end(server: Server, client: SandboxClient, session_id: str) -> str:
     client.cleanup()
-    state = server.backend.session(session_id)["state"]
+    state = server.backend.call("get_session", session_id)["state"]
     expect(state == "ended", state)
     return ""
 

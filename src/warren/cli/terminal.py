@@ -169,14 +169,14 @@ async def converse_with_server(url: str, key: str, session_id: str, command: dic
     size = size_here()
     how: dict[str, Any] = {"rows": size.rows, "columns": size.columns}
     try:
-        started = await backend.start(session_id, {**command, "terminal": how})
+        started = await backend.call("start_process", session_id, **command, terminal=how)
         process_id = started["process_id"]
         try:
             async with open_terminal(backend, session_id, process_id=process_id, offset=0, **how) as terminal:
                 return await converse(RemoteTerminal(terminal))
         finally:
             with contextlib.suppress(WarrenError):
-                await backend.signal(session_id, process_id, "HUP")
-                await backend.forget(session_id, process_id)
+                await backend.call("send_signal", session_id, process_id=process_id, signal="HUP")
+                await backend.call("forget_process", session_id, process_id=process_id)
     finally:
         await backend.close()
