@@ -56,7 +56,7 @@ class AsyncTransport:
                 self._sessions.pop(ended, None)
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
             session = self._sessions[loop] = aiohttp.ClientSession(connector=connector, auto_decompress=False)
-            session._retry_connection = False  # what is repeated, and how often, is decided here
+            disable_retries(session)
         return session
 
     async def ask(self, ask: Ask) -> Any:
@@ -179,6 +179,14 @@ class AsyncTransport:
                 await session.close()
             elif loop.is_running():
                 asyncio.run_coroutine_threadsafe(session.close(), loop)
+
+
+def disable_retries(session: aiohttp.ClientSession) -> None:
+    """aiohttp repeats a request over a new connection when a kept one was closed: here `_repeated` decides about that.
+
+    The switch is private to aiohttp: see test_private_apis.
+    """
+    session._retry_connection = False
 
 
 async def _noted(data: AsyncIterable[bytes], failed: list[Exception]) -> AsyncIterator[bytes]:
