@@ -22,7 +22,7 @@ from warren.model.errors import (
 )
 from warren.sdk.aio.batch import AsyncBatchSandboxClient
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.platform import all_of
+from warren.sdk.aio.platform import run_parallel
 from warren.sdk.results import ExecuteResult
 
 New = Callable[..., AsyncSandboxClient]
@@ -79,7 +79,7 @@ class AsyncSessionContract:
     async def test_many_first_uses_at_once_make_one_session(self, new: New) -> None:
         client = new()
         try:
-            results = await all_of([partial(client.execute, f"echo {number}") for number in range(5)], 5)
+            results = await run_parallel([partial(client.execute, f"echo {number}") for number in range(5)], 5)
             assert [result.output for result in results] == [f"{number}\n" for number in range(5)]
             assert len(client.session_id) > 10
         finally:

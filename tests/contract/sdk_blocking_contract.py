@@ -24,7 +24,7 @@ from warren.model.errors import (
 )
 from warren.sdk.blocking.batch import BatchSandboxClient
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.platform import all_of
+from warren.sdk.blocking.platform import run_parallel
 from warren.sdk.results import ExecuteResult
 
 New = Callable[..., SandboxClient]
@@ -78,7 +78,7 @@ class SessionContract:
     def test_many_first_uses_at_once_make_one_session(self, new: New) -> None:
         client = new()
         try:
-            results = all_of([partial(client.execute, f"echo {number}") for number in range(5)], 5)
+            results = run_parallel([partial(client.execute, f"echo {number}") for number in range(5)], 5)
             assert [result.output for result in results] == [f"{number}\n" for number in range(5)]
             assert len(client.session_id) > 10
         finally:

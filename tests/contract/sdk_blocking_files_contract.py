@@ -21,7 +21,7 @@ from warren.model.errors import (
     UnknownUser,
 )
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.platform import all_of
+from warren.sdk.blocking.platform import run_parallel
 
 New = Callable[..., SandboxClient]
 ODD_NAMES = ["two words", "-dash", "ünï", "100%", "a#b?c&d=e+f", "line\nbreak", "%41", "semi;colon"]
@@ -67,7 +67,7 @@ class FilesContract:
             for letter in "abcd":
                 client.write_file(letter, letter * 700_000)
             calls = [partial(client.download_file, letter, target) for letter in "abcd"]
-            assert all_of(calls, 4) == [target] * 4
+            assert run_parallel(calls, 4) == [target] * 4
         data = target.read_text()
         assert data == data[0] * 700_000
         assert list(tmp_path.iterdir()) == [target]

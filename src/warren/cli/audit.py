@@ -9,7 +9,7 @@ from warren.cli.create import Duration
 from warren.cli.remote import Server, complete_session, server_options, short_id
 from warren.cli.tables import print_json, print_table
 from warren.model.errors import InvalidRequest, SessionNotFound
-from warren.sdk.wire import Ask
+from warren.sdk.protocol import Request
 
 _TITLES: Final = ("TIME (UTC)", "TENANT", "KEY", "ACTION", "SESSION", "STATUS", "RESULT", "TOOK", "DETAIL")
 _PAGE: Final = 1000
@@ -66,7 +66,7 @@ def _read(server: Server, path: str, wanted: dict[str, Any], limit: int) -> tupl
     after: str | None = None
     while True:
         asked = {**wanted, "limit": min(limit - len(found), _PAGE), "after": after}
-        page = server.transport.ask(Ask("GET", path, asked))
+        page = server.transport.call(Request("GET", path, asked))
         found += page["deeds"]
         after = page["next"]
         if after is None or len(found) >= limit:

@@ -8,7 +8,7 @@ import click
 
 from warren.cli.remote import Server, server_options
 from warren.cli.tables import print_json, print_table
-from warren.sdk.wire import Ask
+from warren.sdk.protocol import Request
 
 _CLUSTER = "/api/cluster"
 _TITLES = ("WORKER", "STATE", "ADDRESS", "SESSIONS", "CAPACITY", "READY", "WAITING", "LABELS", "VERSION")
@@ -29,7 +29,7 @@ def status(url: str, as_json: bool) -> None:
     Example: warren cluster status
     """
     with Server(url) as server:
-        found = server.transport.ask(Ask("GET", _CLUSTER))
+        found = server.transport.call(Request("GET", _CLUSTER))
     if as_json:
         print_json(found)
         return
@@ -49,7 +49,7 @@ def drain(worker_id: str, undo: bool, url: str, as_json: bool) -> None:
     Example: warren cluster drain worker-2
     """
     with Server(url) as server:
-        found = server.transport.ask(Ask("PATCH", _path(worker_id), values={"draining": not undo}))
+        found = server.transport.call(Request("PATCH", _path(worker_id), values={"draining": not undo}))
     if as_json:
         print_json(found)
     else:
@@ -65,7 +65,7 @@ def remove(worker_id: str, url: str, as_json: bool) -> None:
     Example: warren cluster remove worker-2
     """
     with Server(url) as server:
-        server.transport.ask(Ask("DELETE", _path(worker_id)))
+        server.transport.call(Request("DELETE", _path(worker_id)))
     if as_json:
         print_json({"removed": worker_id})
     else:

@@ -20,7 +20,7 @@ from warren.cli.progress import ProgressLine
 from warren.cli.remote import Server, server_options, thread_option
 from warren.cli.tables import print_json, show_mib
 from warren.model.errors import FileNotFound, IsDirectory
-from warren.sdk.wire import CHUNK
+from warren.sdk.protocol import CHUNK_BYTES
 
 _WORKSPACE: Final = "/workspace"
 Progress = Callable[[int, int | None], None]
@@ -121,7 +121,7 @@ class _Copy:
         return target
 
     def _up_stdin(self, there: str) -> str:
-        parts = self._counted(iter(lambda: os.read(0, CHUNK), b""), None)
+        parts = self._counted(iter(lambda: os.read(0, CHUNK_BYTES), b""), None)
         if self.recursive:
             self.server.backend.unpack(self.session_id, there or _WORKSPACE, parts)
             return there or _WORKSPACE

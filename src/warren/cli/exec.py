@@ -29,8 +29,8 @@ from warren.cli.tables import print_json
 from warren.cli.terminal import check_terminal, converse_with_server
 from warren.config.settings import read_settings
 from warren.model.errors import ServerUnreachable, WarrenError
+from warren.sdk.protocol import Request, error_from_event
 from warren.sdk.results import ExecuteResult
-from warren.sdk.wire import Ask, from_event
 
 Sink = Callable[[str, bytes], Awaitable[None]]
 _FDS: Final = {"stdout": 1, "stderr": 2, "terminal": 1}
@@ -155,9 +155,9 @@ async def run_to_end(
     from warren.sdk.aio.transport import AsyncTransport
 
     transport = AsyncTransport(server.url, server.key)
-    ask = Ask("GET", f"/api/sessions/{session_id}/exec", {"encoding": "base64"})
+    request = Request("GET", f"/api/sessions/{session_id}/exec", {"encoding": "base64"})
     try:
-        async with transport.socket(ask) as socket:
+        async with transport.socket(request) as socket:
             await socket.send(json.dumps(command))
             feeding = asyncio.create_task(_feed(socket, interactive))
             try:
@@ -186,7 +186,7 @@ async def _listen(socket: Any, sink: Sink) -> dict[str, Any]:
         if values["type"] == "output":
             await sink(values["stream"], base64.b64decode(values["data"]))
         elif values["type"] == "error":
-            raise from_event(values)
+            raise error_from_event(values)
         elif values["type"] == "result":
             del values["type"]
             return dict(values)

@@ -15,7 +15,7 @@ import click
 
 from warren.cli.remote import Server
 from warren.model.errors import NotFound, Unavailable
-from warren.sdk.wire import Ask
+from warren.sdk.protocol import Request
 
 if TYPE_CHECKING:
     from warren.model.access import ApiKey
@@ -48,21 +48,21 @@ def key_place(url: str, state_dir: str) -> Iterator[KeyBackend]:
 
 class ServerKeys:
     def __init__(self, server: Server) -> None:
-        self._ask = server.transport.ask
+        self._call = server.transport.call
 
     def create(self, wanted: Values) -> Values:
-        made: Values = self._ask(Ask("POST", _KEYS, values=wanted))
+        made: Values = self._call(Request("POST", _KEYS, values=wanted))
         return made
 
     def list(self, tenant: str) -> list[Values]:
-        found: list[Values] = self._ask(Ask("GET", _KEYS, {"of": tenant or None}))["keys"]
+        found: list[Values] = self._call(Request("GET", _KEYS, {"of": tenant or None}))["keys"]
         return found
 
     def revoke(self, key_id: str) -> None:
-        self._ask(Ask("DELETE", f"{_KEYS}/{quote(key_id, safe='')}"))
+        self._call(Request("DELETE", f"{_KEYS}/{quote(key_id, safe='')}"))
 
     def rotate(self, key_id: str) -> Values:
-        made: Values = self._ask(Ask("POST", f"{_KEYS}/{quote(key_id, safe='')}/rotate"))
+        made: Values = self._call(Request("POST", f"{_KEYS}/{quote(key_id, safe='')}/rotate"))
         return made
 
 
@@ -128,7 +128,7 @@ class StoredKeys:
 
 
 def _view(key: "ApiKey") -> Values:
-    from warren.http.schemas import timestamp
+    from warren.sessions.schemas import timestamp
     from warren.tenancy.keys import key_view
 
     view = key_view(key)

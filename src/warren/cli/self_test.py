@@ -14,7 +14,7 @@ from warren import SandboxClient
 from warren.cli.remote import Server, server_options
 from warren.cli.tables import print_json
 from warren.model.errors import WarrenError
-from warren.sdk.wire import Ask
+from warren.sdk.protocol import Request
 
 _TRANSFER: Final = 1024 * 1024 + 1
 # Children, also one that has left the process group: what a time-out has to find and end.
@@ -102,7 +102,7 @@ def expect(holds: object, found: object) -> None:
 
 
 def _version(server: Server) -> str:
-    found = server.transport.ask(Ask("GET", "/version"))
+    found = server.transport.call(Request("GET", "/version"))
     expect(found.get("name") == "warren", found)
     return f"warren {found['version']}, provider {found['provider']}"
 

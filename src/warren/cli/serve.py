@@ -186,8 +186,7 @@ async def first_key(settings: Settings, keys: "Keys", urls: Sequence[str]) -> st
     """A server that nobody has a key for makes one, and leaves it where clients of the same user find it."""
     from warren.model.access import ALL_SCOPES
     from warren.model.session import DEFAULT_TENANT
-    from warren.sdk.credentials import write_key
-    from warren.sdk.discovery import credentials_path
+    from warren.sdk.discovery import credentials_path, write_key
 
     if not settings.auth or settings.api_key or settings.jwt_jwks:
         return ""

@@ -11,7 +11,7 @@ from warren.cli.quota import changed_quota, quota_option, read_quota, show_quota
 from warren.cli.remote import Server, server_options
 from warren.cli.tables import print_json, print_table
 from warren.model.errors import InvalidRequest, NotFound, WarrenError
-from warren.sdk.wire import Ask
+from warren.sdk.protocol import Request
 
 _TENANTS = "/api/admin/tenants"
 _TITLES = ("TENANT", "QUOTA", "POLICY")
@@ -59,7 +59,7 @@ def show(name: str, url: str, as_json: bool) -> None:
     Example: warren tenants show acme
     """
     with Server(url) as server:
-        found = server.transport.ask(Ask("GET", _place(name)))
+        found = server.transport.call(Request("GET", _place(name)))
     _show(found, as_json)
 
 
@@ -85,7 +85,7 @@ def set_tenant(name: str, quotas: tuple[str, ...], policy_file: str, no_policy: 
             "quota": changed_quota(old["quota"], changes),
             "policy": {} if no_policy else old["policy"] if policy is None else policy,
         }
-        found = server.transport.ask(Ask("PUT", _place(name), values=wanted))
+        found = server.transport.call(Request("PUT", _place(name), values=wanted))
     _show(found, as_json)
 
 
@@ -98,7 +98,7 @@ def remove(name: str, url: str, as_json: bool) -> None:
     Example: warren tenants remove acme
     """
     with Server(url) as server:
-        server.transport.ask(Ask("DELETE", _place(name)))
+        server.transport.call(Request("DELETE", _place(name)))
     print_json({"removed": name}) if as_json else click.echo(f"nothing is set for {name} any more")
 
 
@@ -120,13 +120,13 @@ def read_policy(path: Path) -> Values:
 
 
 def _all(server: Server) -> list[Values]:
-    found: list[Values] = server.transport.ask(Ask("GET", _TENANTS))["tenants"]
+    found: list[Values] = server.transport.call(Request("GET", _TENANTS))["tenants"]
     return found
 
 
 def _known(server: Server, name: str) -> Values:
     try:
-        found: Values = server.transport.ask(Ask("GET", _place(name)))
+        found: Values = server.transport.call(Request("GET", _place(name)))
     except NotFound:
         return {"quota": {}, "policy": {}}
     return found

@@ -6,7 +6,7 @@ import click
 
 from warren.cli.remote import Server, server_options
 from warren.cli.tables import print_json, print_table, show_mib
-from warren.sdk.wire import Ask
+from warren.sdk.protocol import Request
 
 _TITLES = ("DAY", "TENANT", "SESSIONS", "COMMANDS", "CPU", "RUNNING", "LIVED", "MEMORY", "IN", "OUT")
 _CSV = "text/csv"
@@ -33,9 +33,9 @@ def usage(first: str, last: str, tenant: str, of_all: bool, as_csv: bool, url: s
     wanted = {name: value for name, value in {"first": first, "last": last, "tenant": tenant}.items() if value}
     with Server(url) as server:
         if as_csv:
-            _pass_on(server, Ask("GET", path, wanted, accept=_CSV))
+            _pass_on(server, Request("GET", path, wanted, accept=_CSV))
             return
-        found = server.transport.ask(Ask("GET", path, wanted))
+        found = server.transport.call(Request("GET", path, wanted))
     if as_json:
         print_json(found)
         return
@@ -43,8 +43,8 @@ def usage(first: str, last: str, tenant: str, of_all: bool, as_csv: bool, url: s
     print_table(_TITLES, [_row(row) for row in (*found["usage"], total)])
 
 
-def _pass_on(server: Server, ask: Ask) -> None:
-    with server.transport.receive(ask) as (_, parts):
+def _pass_on(server: Server, request: Request) -> None:
+    with server.transport.download(request) as (_, parts):
         for part in parts:
             click.echo(part, nl=False)
 

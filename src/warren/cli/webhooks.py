@@ -10,7 +10,7 @@ from warren.cli.remote import Server, server_options
 from warren.cli.tables import print_json, print_table, seconds_since, show_seconds
 from warren.model.errors import WarrenError
 from warren.model.events import EventKind
-from warren.sdk.wire import Ask
+from warren.sdk.protocol import Request
 
 _HOOKS = "/api/webhooks"
 _TITLES = ("WEBHOOK", "URL", "EVENTS", "DESCRIPTION", "DISABLED")
@@ -58,7 +58,7 @@ def create(address: str, events: tuple[str, ...], description: str, quiet: bool,
     """
     wanted = {"url": address, "events": list(events) or ["*"], "description": description}
     with Server(url) as server:
-        made = server.transport.ask(Ask("POST", _HOOKS, values=wanted))
+        made = server.transport.call(Request("POST", _HOOKS, values=wanted))
     if as_json:
         print_json(made)
         return
@@ -88,7 +88,7 @@ def delete(hook_id: str, url: str, as_json: bool) -> None:
     Example: warren webhooks delete wh_0123456789abcdef
     """
     with Server(url) as server:
-        server.transport.ask(Ask("DELETE", _place(hook_id)))
+        server.transport.call(Request("DELETE", _place(hook_id)))
     print_json({"deleted": hook_id}) if as_json else click.echo(f"deleted {hook_id}")
 
 
@@ -103,7 +103,7 @@ def test_hook(hook_id: str, url: str, as_json: bool) -> int:
     Example: warren webhooks test wh_0123456789abcdef
     """
     with Server(url) as server:
-        found: Values = server.transport.ask(Ask("POST", f"{_place(hook_id)}/test", takes_s=_PING_S))
+        found: Values = server.transport.call(Request("POST", f"{_place(hook_id)}/test", work_s=_PING_S))
     if as_json:
         print_json(found)
     else:
@@ -121,12 +121,12 @@ def deliveries(hook_id: str, limit: int, url: str, as_json: bool) -> None:
     Example: warren webhooks deliveries wh_0123456789abcdef
     """
     with Server(url) as server:
-        found = server.transport.ask(Ask("GET", f"{_place(hook_id)}/deliveries", {"limit": limit}))
+        found = server.transport.call(Request("GET", f"{_place(hook_id)}/deliveries", {"limit": limit}))
     print_json(found) if as_json else print_table(_DELIVERIES, [_delivery(each) for each in found["deliveries"]])
 
 
 def _all(server: Server) -> list[Values]:
-    found: list[Values] = server.transport.ask(Ask("GET", _HOOKS))["webhooks"]
+    found: list[Values] = server.transport.call(Request("GET", _HOOKS))["webhooks"]
     return found
 
 

@@ -5,7 +5,7 @@ import click
 from warren.cli.quota import show_quota
 from warren.cli.remote import Server, server_options
 from warren.cli.tables import print_json, print_table
-from warren.sdk.wire import Ask
+from warren.sdk.protocol import Request
 
 
 @click.command()
@@ -16,7 +16,7 @@ def whoami(url: str, as_json: bool) -> None:
     Example: warren whoami --json
     """
     with Server(url) as server:
-        found = server.transport.ask(Ask("GET", "/api/whoami"))
+        found = server.transport.call(Request("GET", "/api/whoami"))
     if as_json:
         print_json(found)
         return

@@ -18,7 +18,16 @@ from warren.http.routes import exec as commands
 from warren.http.routes.processes import read_some
 from warren.http.routes.sessions import check_place
 from warren.http.routes.sockets import obey, parsed
-from warren.http.schemas import (
+from warren.interfaces.sandbox import Process
+from warren.interfaces.store import Page
+from warren.model.errors import InvalidRequest
+from warren.model.operations import Change, TerminalSize
+from warren.model.session import DEFAULT_TENANT, Session, SessionState
+from warren.sessions import processes
+from warren.sessions.file_reading import file_to_read
+from warren.sessions.idempotency import exec_once
+from warren.sessions.listing import figures, listed, read_pairs
+from warren.sessions.schemas import (
     ExecBody,
     PatchBody,
     ProcessBody,
@@ -31,15 +40,6 @@ from warren.http.schemas import (
     process_view,
     session_view,
 )
-from warren.interfaces.sandbox import Process
-from warren.interfaces.store import Page
-from warren.model.errors import InvalidRequest
-from warren.model.operations import Change, TerminalSize
-from warren.model.session import DEFAULT_TENANT, Session, SessionState
-from warren.sessions import processes
-from warren.sessions.file_reading import file_to_read
-from warren.sessions.idempotency import exec_once
-from warren.sessions.listing import figures, listed, read_pairs
 from warren.sessions.terminals import open_terminal
 
 Values = dict[str, Any]

@@ -1,6 +1,7 @@
-"""What a client works on: a server over HTTP, or this machine itself. Both give what the HTTP API gives, as values.
+"""The interface between a client and its sandboxes: a server over HTTP, or this machine itself.
 
-Paths, codes and fields are those of docs/api.md. Every verb raises the exceptions of warren.model.errors.
+Both return what the HTTP API returns, as Python values. Paths, codes and fields are those of docs/api.md. Every method
+raises the exceptions of warren.model.errors.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterable

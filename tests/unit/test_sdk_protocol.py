@@ -9,8 +9,8 @@ import pytest
 import warren
 from warren import AsyncSandboxClient, SandboxClient
 from warren.model.errors import InvalidRequest, NoCapacity, WarrenError
+from warren.sdk.protocol import EventParser, Request, error_from_event, error_from_response, parse_address
 from warren.sdk.results import ExecuteResult, OutputChunk
-from warren.sdk.wire import Ask, Events, from_event, raised, read_address
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from warren.sdk.wire import Ask, Events, from_event, raised, read_address
     ],
 )
 def test_an_address_is_read(given: str, url: str) -> None:
-    assert read_address(given).url == url
+    assert parse_address(given).url == url
 
 
 @pytest.mark.parametrize("given", ["ftp://x", "http://", "http://h:port", "http://[::1", "http://h:99999"])
@@ -78,31 +78,32 @@ def test_the_environment_says_where_the_server_is_and_with_which_key(monkeypatch
 
 
 def test_a_request_says_whether_it_may_be_repeated() -> None:
-    assert [Ask(method, "/").safe for method in ("GET", "PUT", "DELETE", "POST", "PATCH")] == [True] * 3 + [False] * 2
-    assert Ask("POST", "/", key="k").safe
-    assert Ask("POST", "/", repeatable=True).safe
+    methods = ("GET", "PUT", "DELETE", "POST", "PATCH")
+    assert [Request(method, "/").is_safe_to_repeat for method in methods] == [True] * 3 + [False] * 2
+    assert Request("POST", "/", key="k").is_safe_to_repeat
+    assert Request("POST", "/", repeatable=True).is_safe_to_repeat
 
 
 def test_a_query_leaves_out_what_is_not_given() -> None:
-    assert Ask("GET", "/x", {"a": "b c/ü", "none": None, "yes": True, "empty": ""}).target == (
+    assert Request("GET", "/x", {"a": "b c/ü", "none": None, "yes": True, "empty": ""}).target == (
         "/x?a=b+c%2F%C3%BC&yes=true&empty="
     )
 
 
 def test_an_error_is_the_class_it_was_in_the_server() -> None:
-    error = raised(503, b'{"code": "no_capacity", "detail": "full", "remedy": "wait"}', "7")
+    error = error_from_response(503, b'{"code": "no_capacity", "detail": "full", "remedy": "wait"}', "7")
     assert isinstance(error, NoCapacity)
     assert (str(error), error.retry_after_s) == ("full (wait)", 7)
-    assert type(raised(500, b'{"code": "of the future", "detail": "x"}')) is WarrenError
-    assert isinstance(from_event({"code": "no_capacity", "detail": "full"}), NoCapacity)
+    assert type(error_from_response(500, b'{"code": "of the future", "detail": "x"}')) is WarrenError
+    assert isinstance(error_from_event({"code": "no_capacity", "detail": "full"}), NoCapacity)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 def test_events_are_read_however_they_are_cut(size: int) -> None:
     text = "line separator \u2028, next line \x85, form feed \x0c, ünï"
     data = ": keep-alive\n\n" + f"event: output\nid: 3\ndata: {json.dumps({'data': text}, ensure_ascii=False)}\n\n"
-    raw, events = data.encode(), Events()
-    found = [event for start in range(0, len(raw), size) for event in events.feed(raw[start : start + size])]
+    raw, parser = data.encode(), EventParser()
+    found = [event for start in range(0, len(raw), size) for event in parser.feed(raw[start : start + size])]
     assert found == [("output", {"data": text})]
 
 

@@ -1,5 +1,7 @@
 """What travels over HTTP: the bodies that are taken, and how sessions, results and files are shown."""
 
+import base64
+import binascii
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -173,6 +175,15 @@ class MoveBody(Body):
     source: str = Field(description="Relative paths start in /workspace", examples=["draft.txt"])
     target: str = Field(description="Its new path, not the directory it goes to", examples=["final.txt"])
     user: str = Field("", description="User inside the sandbox; by default sandboxuser")
+
+
+def data_of(text: str, encoded: str) -> bytes:
+    if text and encoded:
+        raise InvalidRequest("the data came twice, as text and as base64", remedy="give one of them")
+    try:
+        return base64.b64decode(encoded, validate=True) if encoded else text.encode(errors="surrogateescape")
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidRequest(f"this is not base64: {exc}") from exc
 
 
 # -- answers
