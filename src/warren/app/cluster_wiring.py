@@ -26,7 +26,7 @@ from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_store import check_it_is_ours
 from warren.stores.sealing import Sealer, read_key
 from warren.tenancy.audit.redis import RedisAudit
-from warren.tenancy.shared_counts import shared_storage
+from warren.tenancy.redis_counters import RedisCounters
 from warren.tenancy.tenancy import Tenancy
 from warren.tenancy.webhooks.addresses import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
@@ -169,7 +169,7 @@ async def build_tenancy(settings: Settings, store: SessionStore, link: RedisLink
         build_environments(settings),
         audit=audit,
         webhooks=Webhooks(store.records, clock, poster, build_sealer(settings)),
-        storage=shared_storage(redis_url(settings), settings.redis_namespace),
+        counters=RedisCounters(redis_url(settings), settings.redis_namespace),
     )
 
 

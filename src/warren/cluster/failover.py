@@ -59,19 +59,18 @@ class Failover:
 
     async def _give_up(self, session: Session) -> None:
         why = f"its worker {session.worker!r} does not answer any more"
-        if session.state is SessionState.RUNNING:
+        if session.state.can_be_lost:
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=why)
             if await self._store.swap_of_dead(lost):
                 self._lifecycle.tell_lost(lost)
-        elif session.state is SessionState.LOST:
-            if session.expiry(self._clock.now()) is not None:
-                await self._lifecycle.end(session, EndReason.LOST, session.detail)
-        else:
+        elif session.state.is_in_transition:
             reason = session.reason or EndReason.UNDONE
             names = dict.fromkeys(session.env, "")
             await self._store.swap_of_dead(
                 session.moved_to(SessionState.ENDED, reason=reason, ended=self._clock.now(), env=names)
             )
+        elif session.expiry(self._clock.now()) is not None:
+            await self._lifecycle.end(session, EndReason.LOST, session.detail)
 
     async def _forget_workers(self, sight: Sight) -> None:
         for member in sight.workers:

@@ -14,7 +14,6 @@ from warren.http.problems import StrictRoute
 from warren.interfaces.cluster import ClusterControl
 from warren.model.access import Caller, Scope
 from warren.model.errors import Forbidden, Unavailable
-from warren.model.session import SessionState
 from warren.sessions.operations.call import OperationContext
 from warren.tenancy.identity import Identity
 from warren.tenancy.tenancy import Tenancy
@@ -85,4 +84,4 @@ async def active_sessions(context: Context) -> int:
         if context.cluster is None:
             raise
         return context.cluster.claimed()
-    return counts.get(SessionState.RUNNING, 0) + counts.get(SessionState.CREATING, 0)
+    return sum(number for state, number in counts.items() if state.is_usable)

@@ -305,8 +305,15 @@ async def _stopped(service: "Service", calls: "LocalCalls") -> None:
         await service.stop()
 
 
+def run_before_executors_close(function: Callable[[], None]) -> None:
+    """Calls the function when the interpreter exits, while executors still take work: the service needs them to stop.
+
+    `atexit` is too late for that. threading calls what was registered last first, and executors registered theirs when
+    their module was imported, so that must have happened. The function of threading is private: see test_private_apis.
+    """
+    assert concurrent.futures.thread
+    threading._register_atexit(function)  # type: ignore[attr-defined]
+
+
 ENGINE: Final = Engine()
-# Not with atexit: by then executors take no more work, and the service needs them to stop. What is registered last is
-# called first, and executors registered theirs when their module, named here, was imported.
-assert concurrent.futures.thread
-threading._register_atexit(ENGINE.end)  # type: ignore[attr-defined]
+run_before_executors_close(ENGINE.end)

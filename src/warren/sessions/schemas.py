@@ -327,7 +327,7 @@ def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any
 
 
 def _expires(session: Session, clock: Clock) -> str | None:
-    if session.state not in (SessionState.RUNNING, SessionState.LOST):
+    if session.state.is_in_transition or not session.state.expires:
         return None
     return timestamp(clock.wall_at(session.deadline))
 

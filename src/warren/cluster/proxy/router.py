@@ -39,7 +39,6 @@ from warren.model.session import Session, SessionState, new_session_id
 _REMEMBERED: Final = 100_000
 _MOST_SEEN: Final = 9 * 1024 * 1024  # of a form, to find out which session it is for: see flat.upload_file
 _PATIENCE_S: Final = 10.0  # how long a worker may let a create wait, if there is another to ask
-_NOT_HERE: Final = frozenset({SessionState.LOST, SessionState.ENDED})
 _NEXT: Final = frozenset({NoCapacity.code, MachineFull.code, Stopping.code, Unavailable.code})
 _LONGEST_REFUSAL: Final = 64 * 1024
 _DISCARDING_S: Final = 60.0
@@ -109,7 +108,7 @@ class Router:
             if name in self._whose:
                 return None, self._whose[name]
             raise
-        if session is None or session.state in _NOT_HERE or not session.worker:
+        if session is None or not session.state.holds_sandbox or not session.worker:
             self._whose.pop(name, None)
             return session, ""
         for each in {name, (session.tenant, "session", session.id)}:

@@ -56,7 +56,7 @@ class AsyncTransport:
                 self._sessions.pop(closed, None)
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
             session = self._sessions[loop] = aiohttp.ClientSession(connector=connector, auto_decompress=False)
-            session._retry_connection = False  # this class decides itself what to repeat
+            disable_retries(session)
         return session
 
     async def call(self, request: Request) -> Any:
@@ -181,6 +181,14 @@ class AsyncTransport:
                 await session.close()
             elif loop.is_running():
                 asyncio.run_coroutine_threadsafe(session.close(), loop)
+
+
+def disable_retries(session: aiohttp.ClientSession) -> None:
+    """Leaves it to `_send_with_retries` whether to repeat a request when the server closed a kept connection.
+
+    The switch is private to aiohttp: see test_private_apis.
+    """
+    session._retry_connection = False
 
 
 async def _note_failure(data: AsyncIterable[bytes], failed: list[Exception]) -> AsyncIterator[bytes]:

@@ -9,13 +9,14 @@ from pathlib import Path
 import anyio
 import pytest
 from certificates import make_certificates
+from contract.counters_contract import CountersContract
 from redis_server import PATIENCE_S, RedisSentinel, RedisServer, running_cluster, running_redis
 from server_process import free_port
 
 from warren.model.access import Caller, Quota
 from warren.model.errors import InvalidRequest, RateLimited, Unavailable
 from warren.tenancy.quotas import DAY_S, Quotas
-from warren.tenancy.shared_counts import SharedCounts, shared_storage
+from warren.tenancy.redis_counters import RedisCounters
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -66,8 +67,8 @@ class Book:
 async def nodes(
     url: str, clock: ManualClock, count: int = 2, *, book: Book | None = None, namespace: str = "warren"
 ) -> AsyncIterator[list[Quotas]]:
-    storage = shared_storage(url, namespace, timeout_s=PATIENCE_S)
-    some = [Quotas(clock, storage, spent_before=book or Book()) for _ in range(count)]
+    counters = [RedisCounters(url, namespace, timeout_s=PATIENCE_S) for _ in range(count)]
+    some = [Quotas(clock, each, spent_before=book or Book()) for each in counters]
     try:
         yield some
     finally:
@@ -76,8 +77,8 @@ async def nodes(
 
 
 @asynccontextmanager
-async def counting(url: str, watch: Watch, timeout_s: float = PATIENCE_S) -> AsyncIterator[SharedCounts]:
-    counts = shared_storage(url, timeout_s=timeout_s, retry_s=2.0, now=watch)()
+async def counting(url: str, watch: Watch, timeout_s: float = PATIENCE_S) -> AsyncIterator[RedisCounters]:
+    counts = RedisCounters(url, timeout_s=timeout_s, retry_s=2.0, now=watch)
     try:
         yield counts
     finally:
@@ -96,15 +97,37 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def back(counts: SharedCounts, watch: Watch) -> None:
+async def back(counts: RedisCounters, watch: Watch) -> None:
     """Lets time pass until Redis is asked and found again."""
 
     async def is_back() -> bool:
         watch.at += 2.0
         await counts.get("anything")
-        return not counts.alone
+        return not counts.is_cut_off
 
     await until(is_back)
+
+
+class TestRedisCounters(CountersContract):
+    @pytest.fixture
+    async def counters(self, server: RedisServer) -> AsyncIterator[RedisCounters]:
+        self._server = server
+        async with counting(server.url, Watch()) as counters:
+            yield counters
+
+    async def pass_time(self, name: str, seconds: float) -> None:
+        key = f"{{warren}}:counts:{name}"
+        if self._server.ask("TYPE", key) == b"hash":
+            self._server.ask("HINCRBYFLOAT", key, "began", -seconds)
+        else:
+            self._server.ask("PEXPIRE", key, max(0, self._server.ask("PTTL", key) - int(seconds * 1000)))
+
+    async def test_a_days_counter_of_the_version_before_goes_on(
+        self, server: RedisServer, counters: RedisCounters
+    ) -> None:
+        server.ask("SET", "{warren}:counts:exec_seconds/tenant:acme/20000", 7, "EX", 60)
+        assert await counters.spend("exec_seconds/tenant:acme/20000", 3, 10)
+        assert not await counters.spend("exec_seconds/tenant:acme/20000", 1, 10)
 
 
 class TestTwoNodes:
@@ -229,7 +252,7 @@ class TestEveryKindOfAddress:
 
     def test_what_is_none_is_refused_at_once(self) -> None:
         with pytest.raises(InvalidRequest):
-            shared_storage("http://127.0.0.1")
+            RedisCounters("http://127.0.0.1")
 
 
 class TestRedisAway:
@@ -238,14 +261,14 @@ class TestRedisAway:
     ) -> None:
         caller, book, watch = Caller("acme", quota=Quota(exec_seconds_per_day=50)), Book(), Watch()
         async with counting(server.url, watch) as counts, nodes(server.url, clock, 1, book=book) as (other,):
-            quotas = Quotas(clock, lambda: counts, spent_before=book)
+            quotas = Quotas(clock, counts, spent_before=book)
             assert await other.spend(caller, "exec_seconds", 10)
             assert await quotas.spend(caller, "exec_seconds", 10)
             server.kill()
             book.away = True
             assert await passed([quotas.spend(caller, "exec_seconds", 1) for _ in range(5)]) == 5
             assert await quotas.left(caller, "exec_seconds") == 25
-            assert repr(counts) == f"<SharedCounts in memory, 127.0.0.1:{server.port} is away>"
+            assert repr(counts) == f"<RedisCounters in memory, 127.0.0.1:{server.port} is away>"
             server.start()
             await back(counts, watch)
             assert await other.left(caller, "exec_seconds") == 25
@@ -255,7 +278,7 @@ class TestRedisAway:
     async def test_a_frozen_redis_holds_up_nobody_for_long(self, server: RedisServer, clock: ManualClock) -> None:
         caller, watch = Caller("acme", quota=Quota(requests_per_minute=40, exec_seconds_per_day=40)), Watch()
         async with counting(server.url, watch, timeout_s=0.5) as counts:
-            quotas = Quotas(clock, lambda: counts, spent_before=Book())
+            quotas = Quotas(clock, counts, spent_before=Book())
             assert await quotas.spend(caller, "exec_seconds", 1)
             server.send(signal.SIGSTOP)
             try:
@@ -264,7 +287,7 @@ class TestRedisAway:
                     assert await passed([quotas.request(caller) for _ in range(200)]) == 40
                     watch.at += 10
                     assert not await quotas.spend(caller, "exec_seconds", 1)  # asked in the background: nobody waits
-                    assert counts.alone
+                    assert counts.is_cut_off
             finally:
                 server.send(signal.SIGCONT)
             await back(counts, watch)
@@ -275,7 +298,7 @@ class TestRedisAway:
         book.away = True
         caller = Caller("acme", quota=Quota(exec_seconds_per_day=10, requests_per_minute=5))
         async with counting(f"redis://127.0.0.1:{free_port()}", watch) as counts:
-            quotas = Quotas(clock, lambda: counts, spent_before=book)
+            quotas = Quotas(clock, counts, spent_before=book)
             assert await passed([quotas.spend(caller, "exec_seconds", 1) for _ in range(20)]) == 10
             assert await passed([quotas.request(caller) for _ in range(20)]) == 5
 
@@ -299,28 +322,27 @@ class TestRedisAway:
             server.kill()
             assert await counts.get("day") == 0
             server.start()
-            before = server.calls("ping")
+            before = server.calls("evalsha")
             watch.at += 1.9
             for _ in range(5):
                 await counts.get("day")
             await asyncio.sleep(0.05)
-            assert (server.calls("ping") - before, counts.alone) == (0, True)
+            assert (server.calls("evalsha") - before, counts.is_cut_off) == (0, True)
             await back(counts, watch)
-        texts = [record.message for record in caplog.records if record.name == "warren.quotas"]
-        assert len(texts) == 2
-        assert f"Redis at 127.0.0.1:{server.port} is away" in texts[0]
-        assert "is back" in texts[1]
+        records = [record for record in caplog.records if record.name == "warren.quotas"]
+        assert [record.message for record in records] == ["quotas_redis_lost", "quotas_redis_back"]
+        assert {str(record.fields["redis"]) for record in records} == {f"127.0.0.1:{server.port}"}
         assert server.password not in caplog.text
 
     async def test_who_counts_after_closing_counts_in_memory(self, server: RedisServer) -> None:
         watch = Watch()
-        counts = shared_storage(server.url, timeout_s=PATIENCE_S, now=watch)()
+        counts = RedisCounters(server.url, timeout_s=PATIENCE_S, now=watch)
         await counts.begin("day", 60, 3)
         await counts.close()
         watch.at += 100
         await counts.begin("day", 60, 0)
         assert await counts.spend("day", 1, 10)
-        assert counts.alone
+        assert counts.is_cut_off
         assert server.ask("GET", "{warren}:counts:day") == b"3"
 
     async def test_what_was_spent_meanwhile_is_not_paid_twice_when_redis_has_lost_its_data(
@@ -329,7 +351,7 @@ class TestRedisAway:
         caller, book, watch = Caller("acme", quota=Quota(exec_seconds_per_day=20)), Book(), Watch()
         with running_redis(tmp_path / "forgetful") as server:
             async with counting(server.url, watch) as counts:
-                quotas = Quotas(clock, lambda: counts, spent_before=book)
+                quotas = Quotas(clock, counts, spent_before=book)
                 assert await quotas.spend(caller, "exec_seconds", 5)
                 server.kill()
                 assert await quotas.spend(caller, "exec_seconds", 5)
