@@ -9,9 +9,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warren.cluster.http_client.client import Header, WorkerClient
-from warren.cluster.http_client.failures import Broken, Unreachable
-from warren.cluster.proxy.http_requests import RequestBody, forwarded, pass_on
+from warren.cluster.http_client.client import WorkerClient
+from warren.cluster.http_client.errors import Broken, Unreachable
+from warren.cluster.http_client.headers import Header
+from warren.cluster.proxy.http_requests import RequestBody, forward_request, forward_response
 from warren.cluster.proxy.websockets import forward_websocket
 from warren.http.server.http_guard import HttpGuard
 from warren.http.server.serving import HttpServer
@@ -70,7 +71,7 @@ class Reply:
 
 class World:
     def __init__(self) -> None:
-        self.links = WorkerClient()
+        self.client = WorkerClient()
         self._servers: list[HttpServer] = []
         self._raw: list[asyncio.Server] = []
         self._writers: list[asyncio.StreamWriter] = []
@@ -128,8 +129,8 @@ class World:
 
     async def close(self) -> None:
         """Ends everything; nothing may be left of it."""
-        await self.links.close()
-        assert repr(self.links) == "<Links to nobody>"
+        await self.client.close()
+        assert repr(self.client) == "<WorkerClient no connections>"
         for writer in self._writers:
             writer.transport.abort()
         for listener in self._raw:
@@ -154,23 +155,25 @@ class World:
             await send(message)
 
         try:
-            async with forwarded(self.links, address, scope, RequestBody(receive), headers=added) as answer:
-                await pass_on(answer, noted)
+            async with await forward_request(
+                self.client, address, scope, RequestBody(receive), headers=added
+            ) as response:
+                await forward_response(response, noted)
         except Unreachable as exc:
-            raise Unavailable(exc.why) from exc
+            raise Unavailable(exc.reason) from exc
         except Broken as exc:
             if started:
                 raise
-            raise ProtocolError(exc.why) from exc
+            raise ProtocolError(exc.reason) from exc
 
 
 async def _websocket(address: str, scope: Scope, receive: Receive, send: Send, added: Sequence[Header]) -> None:
     try:
         await forward_websocket(address, scope, receive, send, headers=added)
     except Unreachable as exc:
-        raise Unavailable(exc.why) from exc
+        raise Unavailable(exc.reason) from exc
     except Broken as exc:
-        raise ProtocolError(exc.why) from exc
+        raise ProtocolError(exc.reason) from exc
 
 
 def _with_lifespan(app: ASGIApp) -> ASGIApp:

@@ -9,8 +9,8 @@ from integration.proxy_world import HOST, Back, World, read_reply, until
 from starlette.types import Message, Receive, Scope, Send
 
 from warren.cluster.http_client.client import WorkerClient
-from warren.cluster.http_client.failures import Broken, Unreachable
-from warren.cluster.proxy.http_requests import MOST_REMEMBERED, RequestBody, forwarded, pass_on
+from warren.cluster.http_client.errors import Broken, Unreachable
+from warren.cluster.proxy.http_requests import MAX_REWIND, RequestBody, forward_request, forward_response
 from warren.model.errors import InvalidRequest
 
 pytestmark = pytest.mark.anyio
@@ -78,7 +78,7 @@ class TestRequests:
         front = await world.front(await world.back(back))
         reader, writer = await world.dial(front)
         writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 6\r\n\r\nabc")
-        await until(lambda: "1 open" in repr(world.links))
+        await until(lambda: "1 open" in repr(world.client))
         writer.write(b"def")
         assert (await read_reply(reader)).status == 200
         assert back.seen[0].body == b"abcdef"
@@ -87,10 +87,10 @@ class TestRequests:
     async def test_a_post_without_a_body_says_so(self, world: World) -> None:
         back = Back()
         address = await world.back(back)
-        async with world.links.asked(address, "POST", b"/", [HOST]) as answer:
-            assert answer.status == 200
-        async with world.links.asked(address, "GET", b"/", [HOST]) as answer:
-            assert answer.status == 200
+        async with world.client.request(address, "POST", b"/", [HOST]) as response:
+            assert response.status == 200
+        async with world.client.request(address, "GET", b"/", [HOST]) as response:
+            assert response.status == 200
         assert [seen.header(b"content-length") for seen in back.seen] == [[b"0"], []]
 
     @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ class TestRequests:
         back = Back()
         address = await world.back(back)
         with pytest.raises(InvalidRequest):
-            async with world.links.asked(address, "GET", target, [header]):
+            async with world.client.request(address, "GET", target, [header]):
                 pass
         assert back.seen == []
 
@@ -131,12 +131,12 @@ class TestAnswers:
         back = Back(body=b"12345")
         address = await world.back(back)
         for _ in range(2):
-            async with world.links.asked(address, "HEAD", b"/", [HOST]) as answer:
-                assert (answer.status, answer.header(b"content-length")) == (200, b"5")
-                assert await answer.all(100) == b""
-            async with world.links.asked(address, "GET", b"/", [HOST]) as answer:
-                assert await answer.all(100) == b"12345"
-        assert repr(world.links) == f"<Links {address}: 1 open, 1 idle>"
+            async with world.client.request(address, "HEAD", b"/", [HOST]) as response:
+                assert (response.status, response.header(b"content-length")) == (200, b"5")
+                assert await response.read_all(100) == b""
+            async with world.client.request(address, "GET", b"/", [HOST]) as response:
+                assert await response.read_all(100) == b"12345"
+        assert repr(world.client) == f"<WorkerClient {address}: 1 open, 1 idle>"
         reply = await world.ask(await world.front(address), b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (reply.status, reply.header("content-length")) == (200, ["5"])
 
@@ -147,24 +147,24 @@ class TestAnswers:
         for _ in range(2):
             reply = await world.ask(front, GET)
             assert (reply.status, reply.header("etag"), reply.body) == (status, ['"x"'], b"")
-        assert repr(world.links) == f"<Links {address}: 1 open, 1 idle>"
+        assert repr(world.client) == f"<WorkerClient {address}: 1 open, 1 idle>"
 
     async def test_all_stops_at_its_limit(self, world: World) -> None:
         address = await world.back(Back(body=b"x" * 1000))
-        async with world.links.asked(address, "GET", b"/", [HOST]) as answer:
+        async with world.client.request(address, "GET", b"/", [HOST]) as response:
             with pytest.raises(Broken, match="longer than 999 bytes"):
-                await answer.all(999)
-        await until(lambda: repr(world.links) == "<Links to nobody>" or "1 idle" in repr(world.links))
+                await response.read_all(999)
+        await until(lambda: repr(world.client) == "<WorkerClient no connections>" or "1 idle" in repr(world.client))
 
     async def test_an_answer_cannot_be_read_after_its_exchange(self, world: World) -> None:
-        async with world.links.asked(await world.back(Back()), "GET", b"/", [HOST]) as answer:
+        async with world.client.request(await world.back(Back()), "GET", b"/", [HOST]) as response:
             pass
         with pytest.raises(RuntimeError):
-            await answer.read()
+            await response.read()
 
 
 class TestAnotherWorker:
-    """Whoever forwards sees the answer before the client does."""
+    """Whoever forwards sees the response before the client does."""
 
     async def test_a_refused_request_is_asked_of_another_with_its_whole_body(self, world: World) -> None:
         wrong, right = Back(421, [(b"x-warren-worker", b"w2")]), Back(body=b"mine")
@@ -173,10 +173,10 @@ class TestAnotherWorker:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             body = RequestBody(receive)
             for address in addresses:
-                async with forwarded(world.links, address, scope, body) as answer:
-                    if answer.status == 421 and answer.header(b"x-warren-worker") == b"w2" and body.rewind():
+                async with await forward_request(world.client, address, scope, body) as response:
+                    if response.status == 421 and response.header(b"x-warren-worker") == b"w2" and body.rewind():
                         continue
-                    await pass_on(answer, send)
+                    await forward_response(response, send)
 
         front = await world.serve(app)
         head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 30000\r\n\r\n"
@@ -193,7 +193,7 @@ class TestAnotherWorker:
         body = RequestBody(receive)
         assert await anext(body) == b"x" * 40_000
         assert body.rewind()
-        assert 40_000 <= MOST_REMEMBERED < 80_000
+        assert 40_000 <= MAX_REWIND < 80_000
         assert sum([len(piece) async for piece in body]) == 120_000
         assert not body.rewind()
 
@@ -202,53 +202,52 @@ class TestAnotherWorker:
         address = await world.back(back)
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            first = await receive()
-            body = RequestBody(receive, [b"seen ", first["body"]], done=not first["more_body"])
-            scope["headers"] = [header for header in scope["headers"] if header[0] != b"content-length"]
-            async with forwarded(world.links, address, scope, body) as answer:
-                await pass_on(answer, send)
+            body = RequestBody(receive)
+            await body.fetch()
+            async with await forward_request(world.client, address, scope, body) as response:
+                await forward_response(response, send)
 
         front = await world.serve(app)
         await world.ask(front, b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\nabc")
         reader, writer = await world.dial(front)
         writer.write(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\na")
-        await until(lambda: "1 open, 0 idle" in repr(world.links))
+        await until(lambda: "1 open, 0 idle" in repr(world.client))
         writer.write(b"bc")
         assert (await read_reply(reader)).status == 200
-        assert [seen.body for seen in back.seen] == [b"seen abc", b"seen abc"]
+        assert [seen.body for seen in back.seen] == [b"abc", b"abc"]
 
 
 class TestThePool:
     async def test_a_connection_is_used_again(self, world: World) -> None:
         address = await world.back(Back())
         for _ in range(5):
-            async with world.links.asked(address, "GET", b"/", [HOST]) as answer:
-                assert await answer.all(100) == b"hello"
-                assert repr(world.links) == f"<Links {address}: 1 open, 0 idle>"
-        assert repr(world.links) == f"<Links {address}: 1 open, 1 idle>"
+            async with world.client.request(address, "GET", b"/", [HOST]) as response:
+                assert await response.read_all(100) == b"hello"
+                assert repr(world.client) == f"<WorkerClient {address}: 1 open, 0 idle>"
+        assert repr(world.client) == f"<WorkerClient {address}: 1 open, 1 idle>"
 
     async def test_two_hundred_at_once(self, world: World) -> None:
         address = await world.back(Back(body=b"x" * 300))
-        links = WorkerClient(max_idle=10)
+        client = WorkerClient(max_idle=10)
 
         async def ask(number: int) -> bytes:
-            async with links.asked(address, "POST", b"/", [HOST], b"%d" % number) as answer:
-                return await answer.all(1000)
+            async with client.request(address, "POST", b"/", [HOST], b"%d" % number) as response:
+                return await response.read_all(1000)
 
         assert set(await asyncio.gather(*map(ask, range(200)))) == {b"x" * 300}
-        await until(lambda: repr(links) == f"<Links {address}: 10 open, 10 idle>")
+        await until(lambda: repr(client) == f"<WorkerClient {address}: 10 open, 10 idle>")
         assert set(await asyncio.gather(*map(ask, range(200)))) == {b"x" * 300}
-        await links.close()
-        assert repr(links) == "<Links to nobody>"
+        await client.close()
+        assert repr(client) == "<WorkerClient no connections>"
 
     async def test_a_connection_idle_for_too_long_is_not_used_again(self, world: World) -> None:
         address = await world.back(Back())
-        links = WorkerClient(idle_s=-1)
+        client = WorkerClient(idle_s=-1)
         for _ in range(3):
-            async with links.asked(address, "GET", b"/", [HOST]) as answer:
-                assert await answer.all(100) == b"hello"
-        await until(lambda: repr(links) == f"<Links {address}: 1 open, 1 idle>")
-        await links.close()
+            async with client.request(address, "GET", b"/", [HOST]) as response:
+                assert await response.read_all(100) == b"hello"
+        await until(lambda: repr(client) == f"<WorkerClient {address}: 1 open, 1 idle>")
+        await client.close()
 
     async def test_closing_ends_what_is_on_its_way(self, world: World) -> None:
         asked = asyncio.Event()
@@ -259,17 +258,17 @@ class TestThePool:
             await reader.read()
 
         address = await world.worker(silent)
-        links = WorkerClient()
+        client = WorkerClient()
 
         async def ask() -> None:
-            async with links.asked(address, "GET", b"/", [HOST]):
+            async with client.request(address, "GET", b"/", [HOST]):
                 pass
 
-        request_context = asyncio.create_task(ask())
+        pending = asyncio.create_task(ask())
         await asked.wait()
-        await links.close()
+        await client.close()
         with pytest.raises(Broken):
-            await request_context
+            await pending
         with pytest.raises(Unreachable):
             await ask()
 
@@ -278,13 +277,13 @@ class TestThePool:
     )
     async def test_what_is_no_address_is_unreachable(self, world: World, address: str) -> None:
         with pytest.raises(Unreachable, match="not a host and a port"):
-            async with world.links.asked(address, "GET", b"/", [HOST]):
+            async with world.client.request(address, "GET", b"/", [HOST]):
                 pass
 
     async def test_an_address_may_name_its_scheme(self, world: World) -> None:
         address = await world.back(Back())
-        async with world.links.asked(f"http://{address}", "GET", b"/", [HOST]) as answer:
-            assert answer.status == 200
+        async with world.client.request(f"http://{address}", "GET", b"/", [HOST]) as response:
+            assert response.status == 200
         with pytest.raises(Unreachable, match="asks for TLS"):
-            async with world.links.asked(f"https://{address}", "GET", b"/", [HOST]):
+            async with world.client.request(f"https://{address}", "GET", b"/", [HOST]):
                 pass

@@ -21,7 +21,7 @@ from websockets.frames import Close
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from warren.cluster.http_client.failures import Broken, Refused, Unreachable
+from warren.cluster.http_client.errors import Broken, Refused, Unreachable
 from warren.cluster.proxy.websockets import MAX_MESSAGE, forward_websocket, sendable
 from warren.http.server.http_guard import HttpGuard
 from warren.http.server.tls import new_tls_context
@@ -336,10 +336,10 @@ class TestRefusals:
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             try:
-                await forward_websocket(wrong, scope, receive, send, elsewhere={421})
+                await forward_websocket(wrong, scope, receive, send, raise_on={421})
             except Refused as exc:
                 heard.append(exc)
-                await forward_websocket(right, scope, receive, send, elsewhere={421})
+                await forward_websocket(right, scope, receive, send, raise_on={421})
 
         async with client(await world.serve(app)) as link:
             await link.send("x")
@@ -397,4 +397,4 @@ class TestTls:
             await link.send(b"x" * MAX_MESSAGE)
             assert await link.recv() == b"x" * MAX_MESSAGE
         assert len(failures) == 1
-        await until(lambda: repr(world.links) == "<Links to nobody>")
+        await until(lambda: repr(world.client) == "<WorkerClient no connections>")

@@ -9,7 +9,7 @@ import pytest
 from integration.proxy_world import HOST, PATIENCE_S, World, read_chunk, read_reply, soon, standstill, until
 from starlette.types import Receive, Scope, Send
 
-from warren.cluster.proxy.http_requests import RequestBody, forwarded
+from warren.cluster.proxy.http_requests import RequestBody, forward_request
 
 pytestmark = pytest.mark.anyio
 MIB = 1024 * 1024
@@ -99,7 +99,7 @@ class TestBackPressure:
             while chunk := await read_chunk(reader):
                 taken += len(chunk)
             assert taken == SIZE
-        await until(lambda: "1 open, 1 idle" in repr(world.links))
+        await until(lambda: "1 open, 1 idle" in repr(world.client))
 
     @pytest.mark.parametrize("chunked", [False, True])
     async def test_a_client_stops_while_the_worker_does_not_read(self, world: World, chunked: bool) -> None:
@@ -129,9 +129,9 @@ class TestBackPressure:
     async def test_an_exchange_holds_little_of_an_answer_that_nobody_reads(self, world: World) -> None:
         """By itself, with a worker that would send for ever."""
         source = Source(1 << 40, sized=True)
-        async with world.links.asked(await world.back(source), "GET", b"/", [HOST]) as answer:
+        async with world.client.request(await world.back(source), "GET", b"/", [HOST]) as response:
             await standstill(lambda: source.sent)
-            assert 0 < len(await answer.read()) <= 192 * 1024
+            assert 0 < len(await response.read()) <= 192 * 1024
         await soon(source.ended)
 
 
@@ -203,7 +203,7 @@ class TestWhoeverLeaves:
         await soon(taken)
         writer.transport.abort()
         await soon(noticed)
-        await until(lambda: repr(world.links) == "<Links to nobody>")
+        await until(lambda: repr(world.client) == "<WorkerClient no connections>")
 
     async def test_a_client_that_leaves_between_two_events_is_noticed_by_the_worker(self, world: World) -> None:
         noticed = asyncio.Event()
@@ -237,9 +237,11 @@ class TestWhoeverLeaves:
         reading, kept = asyncio.Event(), asyncio.Event()
 
         async def read_for_ever() -> None:
-            async with world.links.asked(address, "GET", b"/", [HOST], gone=cast(None, kept.wait)) as answer:
+            async with world.client.request(
+                address, "GET", b"/", [HOST], wait_for_disconnect=cast(None, kept.wait)
+            ) as response:
                 reading.set()
-                async for _ in answer.chunks():
+                while await response.read():
                     pass
 
         task = asyncio.create_task(read_for_ever())
@@ -274,8 +276,8 @@ class TestWhoeverLeaves:
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             body = RequestBody(receive)
-            async with forwarded(world.links, address, scope, body) as answer:
-                assert answer.status == 200
+            async with await forward_request(world.client, address, scope, body) as response:
+                assert response.status == 200
             left.set()
             await send({"type": "http.response.start", "status": 204, "headers": []})
             await send({"type": "http.response.body", "body": b""})

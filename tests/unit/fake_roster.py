@@ -2,8 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from warren.cluster.members import LEASE_S, Member, Peer, Report
-from warren.cluster.roster import Heard, Pulse, Roster, Sight, unknown_worker
+from warren.cluster.roster import (
+    LEASE_S,
+    ClusterSnapshot,
+    HeartbeatReply,
+    LeaseStatus,
+    Member,
+    Peer,
+    Report,
+    Roster,
+    unknown_worker,
+)
 from warren.model.errors import Conflict, Unavailable
 from warren.stores.redis_roster_scripts import COORDINATOR_S
 from warren.testing.manual_clock import ManualClock
@@ -30,7 +39,7 @@ class FakeRoster(Roster):
         self.beats = 0
         self.empty_since = float("inf")
 
-    async def enter(self, report: Report, known_epoch: int) -> int:
+    async def register(self, report: Report, known_epoch: int) -> int:
         self._work()
         old = self.places.get(report.id)
         if old and old.report.home != report.home and old.until > self.clock.now():
@@ -43,12 +52,12 @@ class FakeRoster(Roster):
         self._settle()
         return epoch
 
-    async def beat(self, report: Report, epoch: int) -> Heard:
+    async def beat(self, report: Report, epoch: int) -> HeartbeatReply:
         self._work()
         self.beats += 1
         return self._beaten(report.id, epoch, report)
 
-    async def renew(self, worker_id: str, epoch: int) -> Heard:
+    async def renew(self, worker_id: str, epoch: int) -> HeartbeatReply:
         self._work()
         return self._beaten(worker_id, epoch, None)
 
@@ -58,7 +67,7 @@ class FakeRoster(Roster):
         if old is not None and old.epoch == epoch:
             self.places[report.id] = replace(old, report=report)
 
-    async def watch(self, me: Peer) -> Sight:
+    async def watch(self, me: Peer) -> ClusterSnapshot:
         self._work()
         self.heard_of = {peer: at for peer, at in self.heard_of.items() if peer.id != me.id}
         self.heard_of[me] = self.clock.now()
@@ -66,13 +75,13 @@ class FakeRoster(Roster):
         now = self.clock.now()
         members = [Member(one.report, one.epoch, one.until - now, one.draining) for one in self.places.values()]
         members.sort(key=lambda member: member.id)
-        return Sight(self.settled, self.run_id, len(self._coordinators()), now, tuple(members))
+        return ClusterSnapshot(self.settled, self.run_id, len(self._coordinators()), now, tuple(members))
 
-    async def go(self, me: Peer) -> None:
+    async def withdraw(self, me: Peer) -> None:
         self._work()
         self.heard_of = {peer: at for peer, at in self.heard_of.items() if peer.id != me.id}
 
-    async def drain(self, worker_id: str, draining: bool) -> None:
+    async def set_draining(self, worker_id: str, draining: bool) -> None:
         self._work()
         if worker_id not in self.places:
             raise unknown_worker(worker_id)
@@ -95,17 +104,17 @@ class FakeRoster(Roster):
         if self.away:
             raise Unavailable("Redis is away")
 
-    def _beaten(self, worker_id: str, epoch: int, report: Report | None) -> Heard:
+    def _beaten(self, worker_id: str, epoch: int, report: Report | None) -> HeartbeatReply:
         old = self.places.get(worker_id)
         if old is None:
-            return Heard(Pulse.UNKNOWN)
+            return HeartbeatReply(LeaseStatus.UNKNOWN)
         if old.epoch != epoch:
-            return Heard(Pulse.SUPERSEDED)
+            return HeartbeatReply(LeaseStatus.SUPERSEDED)
         if old.until < self.clock.now():
-            return Heard(Pulse.LAPSED)
+            return HeartbeatReply(LeaseStatus.LAPSED)
         self.places[worker_id] = replace(old, report=report or old.report, until=self.clock.now() + LEASE_S)
         self._settle()
-        return Heard(Pulse.OK, self.run_id, self._coordinators())
+        return HeartbeatReply(LeaseStatus.OK, self.run_id, self._coordinators())
 
     def _settle(self) -> None:
         if self.settled:

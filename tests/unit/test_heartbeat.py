@@ -10,8 +10,7 @@ from unit.fake_roster import FakeRoster
 
 from warren.cluster.heartbeat import Heartbeat
 from warren.cluster.lease import Lease
-from warren.cluster.members import HEARTBEAT_S, LEASE_S, Peer
-from warren.cluster.roster import Pulse
+from warren.cluster.roster import HEARTBEAT_S, LEASE_S, LeaseStatus, Peer
 from warren.model.errors import Conflict, Unavailable
 from warren.testing.manual_clock import ManualClock
 
@@ -27,7 +26,7 @@ class World:
 
     clock: ManualClock = field(default_factory=ManualClock)
     steps: list[str] = field(default_factory=list)
-    says: dict[str, Pulse | None] = field(default_factory=dict)
+    says: dict[str, LeaseStatus | None] = field(default_factory=dict)
     no_comparing: Exception | None = None
     done_first: Callable[[], Awaitable[object]] | None = None
 
@@ -43,8 +42,8 @@ class World:
             self.clock,
             report=lambda: a_report(home=home),
             reconcile=self._reconcile,
-            ask=self._ask,
-            superseded=lambda: self.steps.append("superseded"),
+            renew_through=self._renew_through,
+            on_superseded=lambda: self.steps.append("superseded"),
         )
 
     async def _reconcile(self) -> None:
@@ -53,12 +52,12 @@ class World:
             raise self.no_comparing
         self.steps.append(f"compared, {'serving' if self.serves else 'fenced'}")
 
-    async def _ask(self, peer: Peer, worker_id: str, epoch: int) -> Pulse | None:
+    async def _renew_through(self, peer: Peer, worker_id: str, epoch: int) -> LeaseStatus | None:
         self.steps.append(f"asked {peer.id}")
         if peer.id not in self.says:
             raise Unavailable(f"{peer.address} does not answer")
         said = self.says[peer.id]
-        if said is Pulse.OK:  # it has Redis, whether the worker reaches it or not
+        if said is LeaseStatus.OK:  # it has Redis, whether the worker reaches it or not
             old = self.roster.places[worker_id]
             assert old.epoch == epoch
             self.roster.places[worker_id] = replace(old, until=self.clock.now() + LEASE_S)
@@ -82,7 +81,7 @@ async def world() -> AsyncIterator[World]:
     assert not world.serves
     for peer in (ONE, TWO):
         await world.roster.watch(peer)
-    await world.member.serve()
+    await world.member.beat()
     assert world.serves
     running = asyncio.create_task(world.member.run())
     await asyncio.sleep(0)
@@ -128,7 +127,7 @@ async def test_it_waits_for_redis_at_the_start() -> None:
     world.roster.away = False
     await world.clock.advance(1)
     await joining
-    assert repr(world.member).startswith("<Membership epoch 1, ")
+    assert repr(world.member).startswith("<Heartbeat epoch 1, ")
 
 
 # Redis is away.
@@ -136,7 +135,7 @@ async def test_it_waits_for_redis_at_the_start() -> None:
 
 async def test_a_coordinator_that_has_redis_renews_for_it(world: World) -> None:
     world.roster.away = True
-    world.says = {"one": Pulse.OK}
+    world.says = {"one": LeaseStatus.OK}
     await passed(world, LONG_S)
     assert world.serves
     assert "compared" not in str(world.steps)
@@ -162,7 +161,7 @@ async def test_if_one_coordinator_does_not_answer_it_stops_when_the_lease_is_ove
 async def test_without_a_coordinator_it_stops_when_the_lease_is_over() -> None:
     world = World()
     await world.member.join()
-    await world.member.serve()
+    await world.member.beat()
     world.roster.away = True
     await world.member.beat()
     assert world.serves
@@ -185,10 +184,10 @@ async def test_what_was_over_is_not_made_good_by_coordinators_who_know_nothing_e
     assert [step for step in world.steps if "compared" in step] == ["compared, fenced"]
 
 
-@pytest.mark.parametrize("pulse", [Pulse.LAPSED, Pulse.UNKNOWN])
-async def test_a_coordinator_that_says_it_was_given_up_is_believed(world: World, pulse: Pulse) -> None:
+@pytest.mark.parametrize("status", [LeaseStatus.LAPSED, LeaseStatus.UNKNOWN])
+async def test_a_coordinator_that_says_it_was_given_up_is_believed(world: World, status: LeaseStatus) -> None:
     world.roster.away = True
-    world.says = {"one": None, "two": pulse}
+    world.says = {"one": None, "two": status}
     await passed(world, HEARTBEAT_S)
     assert not world.serves
 
@@ -196,11 +195,11 @@ async def test_a_coordinator_that_says_it_was_given_up_is_believed(world: World,
 async def test_an_answer_that_takes_long_gives_less(world: World) -> None:
     """The lease is counted from before the question."""
 
-    async def slowly(peer: Peer, worker_id: str, epoch: int) -> Pulse | None:
+    async def slowly(peer: Peer, worker_id: str, epoch: int) -> LeaseStatus | None:
         await world.clock.sleep(3)
         return None
 
-    world.member._ask = slowly
+    world.member._renew_through = slowly
     world.roster.away = True
     await world.clock.advance(HEARTBEAT_S + 3)
     assert 0 < world.lease.left_s <= LEASE_S - 3
@@ -249,7 +248,7 @@ async def test_neither_does_it_when_redis_goes_away_in_the_middle(world: World) 
     world.no_comparing = None
     await passed(world, LONG_S)
     assert not world.serves
-    world.says = {"one": Pulse.OK, "two": None}
+    world.says = {"one": LeaseStatus.OK, "two": None}
     world.roster.places["w"] = replace(world.roster.places["w"], until=world.clock.now() + 1)
     await world.clock.advance(HEARTBEAT_S)
     assert world.serves
@@ -294,7 +293,7 @@ async def test_a_restarted_redis_that_goes_away_at_once_stops_nobody(world: Worl
 
 
 async def test_who_was_superseded_serves_no_more_and_ends(world: World) -> None:
-    await world.roster.enter(a_report(), 1)
+    await world.roster.register(a_report(), 1)
     await world.clock.advance(HEARTBEAT_S)
     assert not world.serves
     assert world.steps[0] == "superseded"

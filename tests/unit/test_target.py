@@ -9,7 +9,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warren.cluster.proxy.target import SessionLocation, Target, from_form, from_json, from_path, from_query, where
+from warren.cluster.proxy.target import (
+    SessionLocation,
+    Target,
+    locate_session,
+    target_in_form,
+    target_in_json,
+    target_in_path,
+    target_in_query,
+)
 
 
 def scope(method: str, path: str, query: bytes = b"", kind: str = "http") -> dict[str, Any]:
@@ -17,7 +25,7 @@ def scope(method: str, path: str, query: bytes = b"", kind: str = "http") -> dic
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "wanted"),
+    ("method", "path", "expected"),
     [
         ("POST", "/api/sessions", SessionLocation.JSON),
         ("GET", "/api/sessions", SessionLocation.NOWHERE),
@@ -44,12 +52,12 @@ def scope(method: str, path: str, query: bytes = b"", kind: str = "http") -> dic
         ("GET", "//api/sessions/ses_1", SessionLocation.NOWHERE),
     ],
 )
-def test_where_it_is_said(method: str, path: str, wanted: SessionLocation) -> None:
-    assert where(scope(method, path)) is wanted
+def test_where_it_is_said(method: str, path: str, expected: SessionLocation) -> None:
+    assert locate_session(scope(method, path)) is expected
 
 
 @pytest.mark.parametrize(
-    ("path", "wanted"),
+    ("path", "expected"),
     [
         ("/api/sessions/ses_1/exec", "ses_1"),
         ("/api/sessions/ses_1/processes/p/attach", "ses_1"),
@@ -57,11 +65,11 @@ def test_where_it_is_said(method: str, path: str, wanted: SessionLocation) -> No
         ("/api/sessions/ünï", "ünï"),
     ],
 )
-def test_a_session_in_the_path(path: str, wanted: str) -> None:
+def test_a_session_in_the_path(path: str, expected: str) -> None:
     for kind in ("http", "websocket"):
         asked = scope("GET", path, kind=kind)
-        assert where(asked) is SessionLocation.PATH
-        assert from_path(asked) == Target(wanted)
+        assert locate_session(asked) is SessionLocation.PATH
+        assert target_in_path(asked) == Target(expected)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,7 @@ def test_a_session_in_the_path(path: str, wanted: str) -> None:
 def test_a_session_in_the_query_the_last_one_counts_as_it_does_for_the_app(
     query: bytes, session_id: str, thread_id: str
 ) -> None:
-    assert from_query(scope("GET", "/list_files", query)) == Target(session_id, thread_id)
+    assert target_in_query(scope("GET", "/list_files", query)) == Target(session_id, thread_id)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +116,13 @@ def test_a_session_in_the_query_the_last_one_counts_as_it_does_for_the_app(
     ],
 )
 def test_a_session_in_a_json_body(body: bytes, session_id: str, thread_id: str) -> None:
-    asked = from_json(body)
+    asked = target_in_json(body)
     assert (asked.session_id, asked.thread_id) == (session_id, thread_id)
 
 
 def test_the_other_fields_of_a_json_body_are_there_too() -> None:
-    assert from_json(b'{"labels": {"gpu": "1"}, "image": "x"}').values == {"labels": {"gpu": "1"}, "image": "x"}
-    assert from_json(b"[1]").values == {}
+    assert target_in_json(b'{"labels": {"gpu": "1"}, "image": "x"}').values == {"labels": {"gpu": "1"}, "image": "x"}
+    assert target_in_json(b"[1]").values == {}
 
 
 def field(name: str, value: str, more: str = "") -> bytes:
@@ -130,7 +138,7 @@ def read(*pieces: bytes, kind: str = "multipart/form-data; boundary=cut") -> Tar
         for piece in pieces:
             yield piece
 
-    return asyncio.run(from_form(coming(), kind))
+    return asyncio.run(target_in_form(coming(), kind))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +174,7 @@ def test_no_more_of_a_form_is_read_than_is_needed() -> None:
             taken.append(piece)
             yield piece
 
-    assert asyncio.run(from_form(coming(), "multipart/form-data; boundary=cut")) == Target("a")
+    assert asyncio.run(target_in_form(coming(), "multipart/form-data; boundary=cut")) == Target("a")
     assert len(taken) == 2
 
 
@@ -200,7 +208,7 @@ _JSON = st.recursive(
 @example(b"\xef\xbb\xbf{}")
 @example(b"\xff\xfe{\x00}\x00")
 def test_no_body_is_too_strange(body: bytes) -> None:
-    for asked in (from_json(body), read(body), from_query(scope("GET", "/list_files", body))):
+    for asked in (target_in_json(body), read(body), target_in_query(scope("GET", "/list_files", body))):
         assert isinstance(asked.session_id, str)
         assert isinstance(asked.thread_id, str)
         assert isinstance(asked.values, dict)
@@ -208,7 +216,7 @@ def test_no_body_is_too_strange(body: bytes) -> None:
 
 @given(_JSON)
 def test_no_json_is_too_strange(value: Any) -> None:
-    asked = from_json(json.dumps(value).encode())
+    asked = target_in_json(json.dumps(value).encode())
     named = value.get("session_id") if isinstance(value, dict) else None
     assert asked.session_id == (named if isinstance(named, str) else "")
 
@@ -217,9 +225,9 @@ def test_no_json_is_too_strange(value: Any) -> None:
 def test_no_path_is_too_strange(text: str, method: str) -> None:
     for path in (text, f"/api/sessions/{text}", f"/api/e2b/files/{text}"):
         asked = scope(method, path)
-        if where(asked) is SessionLocation.PATH:
-            assert from_path(asked).session_id
-            assert "/" not in from_path(asked).session_id
+        if locate_session(asked) is SessionLocation.PATH:
+            assert target_in_path(asked).session_id
+            assert "/" not in target_in_path(asked).session_id
 
 
 @given(st.binary(max_size=200))
