@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from warren.app.wiring import build_environments
 from warren.clock import Clock, ClusterClock, boot_time
-from warren.cluster.auth import ClusterAuth, sealing_key
+from warren.cluster.auth import sealing_key
 from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.problem_log import ProblemLog
 from warren.config.settings import Settings
@@ -108,10 +108,6 @@ def build_redis_link(settings: Settings) -> RedisLink:
 
 def build_sealer(settings: Settings) -> Sealer:
     return Sealer(read_key(settings.secrets_key or sealing_key(settings.cluster_secret)))
-
-
-def build_auth(settings: Settings) -> ClusterAuth:
-    return ClusterAuth(settings.cluster_secret)
 
 
 def build_worker_client(settings: Settings) -> WorkerClient:

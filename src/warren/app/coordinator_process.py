@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from warren.app import cluster_wiring as wiring
 from warren.app.wiring import build_context, build_edge, build_sessions
 from warren.clock import ClusterClock
+from warren.cluster.auth import ClusterAuth
 from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
 from warren.cluster.middleware import CoordinatorMiddleware
@@ -44,7 +45,7 @@ class CoordinatorService:
         self.goodbye_s = settings.stop_grace_s  # its work is to forward, so responses get the time that work has
         self._link = wiring.build_redis_link(settings)
         self._worker_client = wiring.build_worker_client(settings)
-        self._auth = wiring.build_auth(settings)
+        self._auth = ClusterAuth(settings.cluster_secret)
         self._peer_calls = PeerCalls(self._worker_client, self._auth)
         self._liveness = Liveness(self._peer_calls.worker_id)
         self._roster = Roster(self._link)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from warren.app import cluster_wiring as wiring
 from warren.app.service import Service
 from warren.app.wiring import build_context, build_edge, build_labels
-from warren.cluster.auth import CoordinatorIdentity
+from warren.cluster.auth import ClusterAuth, CoordinatorIdentity
 from warren.cluster.heartbeat import Heartbeat
 from warren.cluster.lease import Lease
 from warren.cluster.middleware import WorkerMiddleware
@@ -42,7 +42,7 @@ class WorkerService(Service):
     def __init__(self, settings: Settings, **more: Any) -> None:
         super().__init__(settings, **more)
         self._link = wiring.build_redis_link(settings)
-        self._auth = wiring.build_auth(settings)
+        self._auth = ClusterAuth(settings.cluster_secret)
         self._worker_client = wiring.build_worker_client(settings)
         self._copies: SqliteStore | None = None
         self._mirror: MirroredStore | None = None

@@ -15,7 +15,7 @@ from typing import Final
 from warren.cluster.http_client.connection import Connection, Phase
 from warren.cluster.http_client.errors import Broken
 from warren.cluster.http_client.headers import Header, content_length, framing_of, request_head
-from warren.cluster.http_client.pool import ConnectionPool
+from warren.cluster.http_client.pool import CONNECT_TIMEOUT_S, ConnectionPool
 
 Body = bytes | AsyncIterator[bytes]
 WaitForDisconnect = Callable[[], Awaitable[None]]
@@ -40,7 +40,7 @@ class WorkerClient:
         self,
         *,
         tls: ssl.SSLContext | None = None,
-        connect_timeout_s: float = 2.0,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
         idle_s: float = 30.0,
         max_idle: int = 64,
     ) -> None:

@@ -16,6 +16,7 @@ from warren.cluster.http_client.connection import HIGH_WATER, Connection
 from warren.cluster.http_client.errors import Broken, Unreachable
 
 _ADDRESS: Final = re.compile(r"(?:(https?)://)?(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s/:@\[\]]+)):([0-9]{1,5})/?")
+CONNECT_TIMEOUT_S: Final = 2.0
 _CLOSE_TIMEOUT_S: Final = 5.0
 _Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
 

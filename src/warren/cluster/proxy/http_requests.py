@@ -106,7 +106,6 @@ async def forward_request(
     body: RequestBody,
     *,
     headers: Sequence[Header] = (),
-    head_timeout_s: float | None = None,
 ) -> AbstractAsyncContextManager[WorkerResponse]:
     """Sends the client's request to a worker: `async with await forward_request(…) as response`.
 
@@ -123,7 +122,6 @@ async def forward_request(
         request_target(scope),
         headers_for_worker(scope, headers),
         body if whole is None else whole,
-        head_timeout_s=head_timeout_s,
         wait_for_disconnect=body.wait_for_disconnect,
     )
 

@@ -33,7 +33,7 @@ from warren.cluster.http_client.headers import (
     request_head,
     request_target,
 )
-from warren.cluster.http_client.pool import connect_error, open_connection, parse_address, tls_for
+from warren.cluster.http_client.pool import CONNECT_TIMEOUT_S, connect_error, open_connection, parse_address, tls_for
 
 MAX_MESSAGE: Final = 1024 * 1024  # the limit of the servers on both sides
 _HANDSHAKE_TIMEOUT_S: Final = 30.0
@@ -59,7 +59,6 @@ async def forward_websocket(
     *,
     headers: Sequence[Header] = (),
     tls: ssl.SSLContext | None = None,
-    connect_timeout_s: float = 2.0,
     raise_on: Container[int] = (),
 ) -> None:
     """Relays messages both ways until one side closes, then closes the other with the same code and reason.
@@ -68,7 +67,7 @@ async def forward_websocket(
     instead. `Refused`, `Unreachable` (nothing was sent to the worker) and `Broken` are raised only before the client
     has a response, so that another worker can be tried. If the worker is lost later, the client is closed with 1011.
     """
-    worker = await _connect(address, scope, headers, tls, connect_timeout_s)
+    worker = await _connect(address, scope, headers, tls)
     try:
         refusal = await _shake_hands(worker)
         if refusal is None:
@@ -104,7 +103,7 @@ class _Handshake(ClientProtocol):
 
 
 async def _connect(
-    address: str, scope: Scope, headers: Sequence[Header], tls: ssl.SSLContext | None, timeout_s: float
+    address: str, scope: Scope, headers: Sequence[Header], tls: ssl.SSLContext | None
 ) -> ClientConnection:
     parsed = parse_address(address)
     tls = tls_for(parsed, tls)
@@ -115,7 +114,7 @@ async def _connect(
             protocol, ping_interval=None, close_timeout=_CLOSE_TIMEOUT_S, max_queue=_MAX_QUEUED_MESSAGES
         )
 
-    return await open_connection(new_connection, parsed, tls, timeout_s)
+    return await open_connection(new_connection, parsed, tls, CONNECT_TIMEOUT_S)
 
 
 async def _shake_hands(worker: ClientConnection) -> Response | None:
