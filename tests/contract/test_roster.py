@@ -68,7 +68,7 @@ class OnAClock:
         return self._fake.settled
 
     def run_out(self, worker_id: str) -> None:
-        self._fake.places[worker_id] = replace(self._fake.places[worker_id], until=1.0)
+        self._fake.entries[worker_id] = replace(self._fake.entries[worker_id], until=1.0)
 
     def lose_data(self) -> None:
         self._fake.lose_data()
@@ -81,8 +81,8 @@ class OnAClock:
         self._fake.empty_since = 1.0
 
     def silence(self, coordinator_id: str) -> None:
-        heard_of = self._fake.heard_of
-        self._fake.heard_of = {peer: 1.0 if peer.id == coordinator_id else at for peer, at in heard_of.items()}
+        seen_at = self._fake.seen_at
+        self._fake.seen_at = {peer: 1.0 if peer.id == coordinator_id else at for peer, at in seen_at.items()}
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
-class Seen:
+class ReceivedRequest:
     """A request as the worker's app saw it."""
 
     method: str
@@ -38,13 +38,13 @@ class Seen:
 
 
 @dataclass
-class Back:
+class RecordingApp:
     """A worker's app: keeps what it was asked, and answers what it is told to."""
 
     status: int = 200
     headers: list[Header] = field(default_factory=list)
     body: bytes = b"hello"
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ReceivedRequest] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
@@ -53,7 +53,9 @@ class Back:
             body += message.get("body", b"")
             if not message.get("more_body", False):
                 break
-        self.seen.append(Seen(scope["method"], scope["raw_path"], scope["query_string"], list(scope["headers"]), body))
+        self.seen.append(
+            ReceivedRequest(scope["method"], scope["raw_path"], scope["query_string"], list(scope["headers"]), body)
+        )
         length = [] if self.status in (204, 304) else [(b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": self.status, "headers": [*self.headers, *length]})
         await send({"type": "http.response.body", "body": self.body})
@@ -77,7 +79,7 @@ class World:
         self._writers: list[asyncio.StreamWriter] = []
         self._before = asyncio.all_tasks()
 
-    async def back(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> str:
+    async def start_worker(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> str:
         return f"127.0.0.1:{await self.serve(app, tls)}"
 
     async def serve(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> int:
@@ -86,7 +88,7 @@ class World:
         self._servers.append(server)
         return server.port
 
-    async def front(self, address: str, added: Sequence[Header] = ()) -> int:
+    async def start_coordinator(self, address: str, added: Sequence[Header] = ()) -> int:
         """The port of a coordinator that forwards everything to this address."""
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,7 +99,7 @@ class World:
 
         return await self.serve(HttpGuard(_with_lifespan(app), is_upload=lambda scope: True))
 
-    async def worker(self, talk: Talk) -> str:
+    async def start_scripted_worker(self, talk: Talk) -> str:
         """The address of a worker that says what the test wants, byte by byte."""
 
         async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -118,7 +120,7 @@ class World:
         self._writers.append(writer)
         return reader, writer
 
-    async def ask(self, port: int, data: bytes) -> Reply:
+    async def send(self, port: int, data: bytes) -> Reply:
         """Asks a coordinator, over a connection that is closed afterwards."""
         async with asyncio.timeout(PATIENCE_S):
             reader, writer = await self.dial(port)
@@ -223,12 +225,12 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def soon(event: asyncio.Event) -> None:
+async def wait_for(event: asyncio.Event) -> None:
     async with asyncio.timeout(PATIENCE_S):
         await event.wait()
 
 
-async def standstill(count: Callable[[], int]) -> int:
+async def settled_count(count: Callable[[], int]) -> int:
     """What the count is when it has stopped to grow."""
     before, still = -1, 0
     async with asyncio.timeout(PATIENCE_S):

@@ -7,7 +7,7 @@ import ssl
 from collections.abc import AsyncIterator
 
 import pytest
-from integration.proxy_world import HOST, Back, Talk, World, read_request, soon, until
+from integration.proxy_world import HOST, RecordingApp, Talk, World, read_request, until, wait_for
 from starlette.types import Receive, Scope, Send
 
 from warren.cluster.http_client.client import WorkerClient
@@ -25,9 +25,9 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    made = World()
-    yield made
-    await made.close()
+    world = World()
+    yield world
+    await world.close()
     gc.collect()
 
 
@@ -57,7 +57,7 @@ class TestUnreachable:
             with pytest.raises(Unreachable, match="it refused the connection") as raised:
                 await get(world.client, address, "POST", b"x")
         assert raised.value.reason == "it refused the connection"
-        reply = await world.ask(await world.front(address), b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        reply = await world.send(await world.start_coordinator(address), b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (reply.status, address in reply.body.decode()) == (503, False)
 
     async def test_a_name_that_nobody_has(self, world: World) -> None:
@@ -70,7 +70,7 @@ class TestUnreachable:
 
         client = WorkerClient(tls=ssl.create_default_context(), connect_timeout_s=0.2)
         with pytest.raises(Unreachable, match="in time"):
-            await get(client, await world.worker(silent))
+            await get(client, await world.start_scripted_worker(silent))
         await client.close()
 
     async def test_the_body_is_not_touched_when_there_is_no_connection(self, world: World) -> None:
@@ -106,14 +106,14 @@ class TestKeptConnections:
     @pytest.mark.parametrize("method", ["GET", "HEAD"])
     async def test_one_that_closes_instead_of_answering_is_replaced_for_get(self, world: World, method: str) -> None:
         talk, log = self.answering_once()
-        address = await world.worker(talk)
+        address = await world.start_scripted_worker(talk)
         assert await get(world.client, address) == b"hello"
         assert await get(world.client, address, method) == (b"hello" if method == "GET" else b"")
         assert log == ["connected", "closed", "connected"]
 
     async def test_other_requests_are_not_sent_twice(self, world: World) -> None:
         talk, log = self.answering_once()
-        address = await world.worker(talk)
+        address = await world.start_scripted_worker(talk)
         assert await get(world.client, address) == b"hello"
         with pytest.raises(Broken, match="without a response"):
             await get(world.client, address, "POST", b"x")
@@ -129,14 +129,14 @@ class TestKeptConnections:
                 writer.write(HELLO)
                 await read_request(reader)
 
-        address = await world.worker(talk)
+        address = await world.start_scripted_worker(talk)
         assert await get(world.client, address) == b"hello"
         with pytest.raises(Broken):
             await get(world.client, address)
         assert log == ["connected", "connected"]
 
     async def test_one_that_is_closed_while_idle_is_forgotten(self, world: World) -> None:
-        address = await world.worker(saying(HELLO))
+        address = await world.start_scripted_worker(saying(HELLO))
         for _ in range(3):
             assert await get(world.client, address, "POST", b"x") == b"hello"
             await until(lambda: repr(world.client) == "<WorkerClient no connections>")
@@ -151,7 +151,7 @@ class TestKeptConnections:
             writer.write(HELLO)
             await reader.read()
 
-        address = await world.worker(talk)
+        address = await world.start_scripted_worker(talk)
         assert await get(world.client, address) == b"hello"
         assert "1 idle" in repr(world.client)
         may.set()
@@ -161,7 +161,7 @@ class TestKeptConnections:
     async def test_an_answer_with_more_behind_it_is_given_but_its_connection_not_used_again(
         self, world: World, more: bytes
     ) -> None:
-        address = await world.worker(saying(HELLO + more, then_waits=True))
+        address = await world.start_scripted_worker(saying(HELLO + more, then_waits=True))
         assert await get(world.client, address) == b"hello"
         await until(lambda: repr(world.client) == "<WorkerClient no connections>")
         assert await get(world.client, address, "HEAD") == b""
@@ -195,7 +195,7 @@ class TestAnswersThatAreNone:
         ],
     )
     async def test_they_are_broken(self, world: World, data: bytes) -> None:
-        address = await world.worker(saying(data))
+        address = await world.start_scripted_worker(saying(data))
         with pytest.raises(Broken):
             await get(world.client, address)
         await until(lambda: repr(world.client) == "<WorkerClient no connections>")
@@ -213,11 +213,11 @@ class TestAnswersThatAreNone:
                 refused.set()
 
         with pytest.raises(Broken, match="too large"):
-            await get(world.client, await world.worker(endless))
-        await soon(refused)
+            await get(world.client, await world.start_scripted_worker(endless))
+        await wait_for(refused)
 
     async def test_one_that_does_not_come_in_time(self, world: World) -> None:
-        address = await world.worker(saying(b"", then_waits=True))
+        address = await world.start_scripted_worker(saying(b"", then_waits=True))
         with pytest.raises(Broken, match=r"within 0\.1 s"):
             async with world.client.request(address, "GET", b"/", [HOST], head_timeout_s=0.1):
                 pass
@@ -226,7 +226,7 @@ class TestAnswersThatAreNone:
 
 class TestUnusualAnswers:
     async def test_one_without_a_length_ends_with_the_connection(self, world: World) -> None:
-        address = await world.worker(saying(b"HTTP/1.1 200 OK\r\n\r\nhel" + b"lo"))
+        address = await world.start_scripted_worker(saying(b"HTTP/1.1 200 OK\r\n\r\nhel" + b"lo"))
         assert await get(world.client, address) == b"hello"
         await until(lambda: repr(world.client) == "<WorkerClient no connections>")
 
@@ -240,7 +240,7 @@ class TestUnusualAnswers:
             writer.transport.abort()
 
         got = asyncio.Event()
-        async with world.client.request(await world.worker(resets), "GET", b"/", [HOST]) as response:
+        async with world.client.request(await world.start_scripted_worker(resets), "GET", b"/", [HOST]) as response:
             assert await response.read() == b"hello"
             got.set()
             with pytest.raises(Broken):
@@ -249,7 +249,7 @@ class TestUnusualAnswers:
     async def test_chunks_are_put_together_and_trailers_left_out(self, world: World) -> None:
         chunks = b"2\r\nhe\r\n3;x=y\r\nllo\r\n0\r\nX-Trailer: 1\r\n\r\n"
         sent = OK + b"Trailer: X-Trailer\r\nTransfer-Encoding: Chunked\r\nX-A: b\r\n\r\n" + chunks
-        address = await world.worker(saying(sent, then_waits=True))
+        address = await world.start_scripted_worker(saying(sent, then_waits=True))
         async with world.client.request(address, "GET", b"/", [HOST]) as response:
             assert await response.read_all(100) == b"hello"
             assert response.headers == [(b"x-a", b"b")]
@@ -257,7 +257,7 @@ class TestUnusualAnswers:
 
     async def test_an_interim_answer_is_not_the_answer(self, world: World) -> None:
         interim = b"HTTP/1.1 100 Continue\r\nX-A: b\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n"
-        address = await world.worker(saying(interim + HELLO, then_waits=True))
+        address = await world.start_scripted_worker(saying(interim + HELLO, then_waits=True))
         async with world.client.request(address, "GET", b"/", [HOST]) as response:
             assert (response.status, response.headers) == (200, [(b"content-length", b"5")])
             assert await response.read_all(100) == b"hello"
@@ -271,12 +271,14 @@ class TestUnusualAnswers:
                     await writer.drain()
                     await asyncio.sleep(0)
 
-        address = await world.worker(slowly)
+        address = await world.start_scripted_worker(slowly)
         for _ in range(2):
             assert await get(world.client, address) == b"hello"
 
     async def test_one_that_says_close_is_not_used_again(self, world: World) -> None:
-        address = await world.worker(saying(OK + b"Connection: close\r\nContent-Length: 0\r\n\r\n", then_waits=True))
+        address = await world.start_scripted_worker(
+            saying(OK + b"Connection: close\r\nContent-Length: 0\r\n\r\n", then_waits=True)
+        )
         async with world.client.request(address, "GET", b"/", [HOST]) as response:
             assert response.headers == [(b"content-length", b"0")]
         await until(lambda: repr(world.client) == "<WorkerClient no connections>")
@@ -296,7 +298,7 @@ class TestBodies:
             while await reader.read(65536):
                 pass
 
-        address = await world.worker(refuse)
+        address = await world.start_scripted_worker(refuse)
         async with asyncio.timeout(30), world.client.request(address, "PUT", b"/", [HOST], without_end()) as response:
             assert (response.status, await response.read_all(100)) == (status, b"sorry")
         await until(lambda: repr(world.client) == "<WorkerClient no connections>")
@@ -306,9 +308,9 @@ class TestBodies:
             await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"5")]})
             await send({"type": "http.response.body", "body": b"sorry"})
 
-        front = await world.front(await world.back(app))
+        coordinator = await world.start_coordinator(await world.start_worker(app))
         head = b"PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20000000\r\n\r\n"
-        reply = await world.ask(front, head + b"x" * 20_000_000)
+        reply = await world.send(coordinator, head + b"x" * 20_000_000)
         assert (reply.status, reply.body) == (413, b"sorry")
 
     @pytest.mark.parametrize(("said", "why"), [(b"4", "longer"), (b"6", "shorter")])
@@ -327,7 +329,7 @@ class TestBodies:
 
         headers = [HOST, (b"content-length", said)]
         with pytest.raises(Broken, match=why):
-            async with world.client.request(await world.worker(talk), "POST", b"/", headers, body()):
+            async with world.client.request(await world.start_scripted_worker(talk), "POST", b"/", headers, body()):
                 pass
         async with asyncio.timeout(30):
             assert len(await came.get()) < int(said) or why == "shorter"
@@ -337,7 +339,7 @@ class TestBodies:
             yield b"x"
             raise LookupError("the source is gone")
 
-        address = await world.worker(saying(b"", then_waits=True))
+        address = await world.start_scripted_worker(saying(b"", then_waits=True))
         with pytest.raises(LookupError):
             async with world.client.request(address, "POST", b"/", [HOST], body()):
                 pass
@@ -348,14 +350,14 @@ class TestBodies:
             for piece in (b"", b"a", b"", b"b", b""):
                 yield piece
 
-        back = Back()
-        async with world.client.request(await world.back(back), "POST", b"/", [HOST], body()) as response:
+        worker = RecordingApp()
+        async with world.client.request(await world.start_worker(worker), "POST", b"/", [HOST], body()) as response:
             assert response.status == 200
-        assert back.seen[0].body == b"ab"
+        assert worker.seen[0].body == b"ab"
 
     async def test_a_large_one_that_is_there_is_sent_whole(self, world: World) -> None:
-        back = Back()
+        worker = RecordingApp()
         data = bytes(range(256)) * 16_000
-        async with world.client.request(await world.back(back), "POST", b"/", [HOST], data) as response:
+        async with world.client.request(await world.start_worker(worker), "POST", b"/", [HOST], data) as response:
             assert await response.read_all(100) == b"hello"
-        assert back.seen[0].body == data
+        assert worker.seen[0].body == data

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from certificates import Certificates, make_certificates
-from integration.proxy_world import HOST, Back, World
+from integration.proxy_world import HOST, RecordingApp, World
 
 from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.http_client.errors import ForwardingFailed, Unreachable
@@ -25,9 +25,9 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    made = World()
-    yield made
-    await made.close()
+    world = World()
+    yield world
+    await world.close()
     gc.collect()
 
 
@@ -53,26 +53,26 @@ class TestTls:
     async def test_a_worker_and_a_coordinator_that_know_each_other(
         self, world: World, certificates: Certificates
     ) -> None:
-        back = Back(body=b"x" * 1_000_000)
-        address = await world.back(back, self.server(certificates))
+        worker = RecordingApp(body=b"x" * 1_000_000)
+        address = await world.start_worker(worker, self.server(certificates))
         tls = certificates.client
         tls.load_cert_chain(certificates.cert, certificates.key)
         client = WorkerClient(tls=tls)
         for where in (address, f"https://{address}", f"https://{address.replace('127.0.0.1', 'localhost')}"):
             for _ in range(2):
-                assert await get(client, where, "POST", b"y" * 1_000_000) == back.body
-                assert back.seen.pop().body == b"y" * 1_000_000
+                assert await get(client, where, "POST", b"y" * 1_000_000) == worker.body
+                assert worker.seen.pop().body == b"y" * 1_000_000
         assert repr(client).count("1 open, 1 idle") == 3
         await client.close()
 
     async def test_a_coordinator_without_a_certificate(self, world: World, certificates: Certificates) -> None:
         """Our workers just close the connection: it is not known then that nothing was done."""
-        back = Back()
+        worker = RecordingApp()
         client = WorkerClient(tls=certificates.client)
-        address = await world.back(back, self.server(certificates))
+        address = await world.start_worker(worker, self.server(certificates))
         with pytest.raises(ForwardingFailed):
             await get(client, address, "POST", b"x")
-        assert back.seen == []
+        assert worker.seen == []
         await client.close()
 
     async def test_a_coordinator_that_is_told_that_it_has_no_certificate(self, certificates: Certificates) -> None:
@@ -95,11 +95,11 @@ class TestTls:
     ) -> None:
         client = WorkerClient(tls=make_certificates(tmp_path).client)
         with pytest.raises(Unreachable, match="TLS"):
-            await get(client, await world.back(Back(), self.server(certificates)))
+            await get(client, await world.start_worker(RecordingApp(), self.server(certificates)))
         await client.close()
 
     async def test_a_worker_that_does_not_speak_tls(self, world: World, certificates: Certificates) -> None:
         client = WorkerClient(tls=certificates.client)
         with pytest.raises(Unreachable):
-            await get(client, await world.back(Back()))
+            await get(client, await world.start_worker(RecordingApp()))
         await client.close()

@@ -41,11 +41,11 @@ class World:
             raise Unavailable("nobody there")
         return {"claimed": 1}
 
-    async def passed(self, seconds: float, *beating: str) -> None:
+    async def advance(self, seconds: float, *beating: str) -> None:
         for _ in range(round(seconds)):
             await self.clock.advance(1)
             for name in beating:
-                await self.roster.renew(name, self.roster.places[name].epoch)
+                await self.roster.renew(name, self.roster.entries[name].epoch)
             await self.fleet.refresh()
 
     async def tick(self) -> None:
@@ -69,7 +69,7 @@ async def world() -> World:
     for name in ("live", "dead"):
         await world.roster.register(a_report(name), 0)
     await world.fleet.refresh()
-    await world.passed(LEASE_S + 1, "live")
+    await world.advance(LEASE_S + 1, "live")
     return world
 
 
@@ -114,7 +114,7 @@ async def test_sessions_of_a_worker_that_nobody_knows_are_given_up_too(world: Wo
 
 async def test_a_lost_session_whose_time_is_over_is_ended(world: World) -> None:
     session = await world.session("dead", S.LOST, idle_timeout_s=1.0, detail="it died")
-    await world.passed(30, "live")
+    await world.advance(30, "live")
     await world.tick()
     found = await world.now(session)
     assert (found.state, found.reason, found.detail) == (S.ENDED, EndReason.LOST, "it died")
@@ -130,7 +130,7 @@ async def test_nothing_is_taken_before_redis_was_seen_for_a_whole_lease(world: W
     for _ in range(round(LEASE_S)):
         await world.tick()
         assert (await world.now(session)).state is S.RUNNING
-        await world.passed(1, "live")
+        await world.advance(1, "live")
     await world.tick()
     assert (await world.now(session)).state is S.LOST
 
@@ -140,10 +140,10 @@ async def test_nothing_is_taken_while_a_redis_that_was_empty_settles(world: Worl
     session = await world.session("dead", S.RUNNING)
     await world.roster.register(a_report("live"), 1)
     await world.tick()
-    await world.passed(LEASE_S - 1, "live")
+    await world.advance(LEASE_S - 1, "live")
     await world.tick()
     assert (await world.now(session)).state is S.RUNNING
-    await world.passed(3, "live")
+    await world.advance(3, "live")
     await world.tick()
     assert (await world.now(session)).state is S.LOST
 
@@ -169,7 +169,7 @@ async def test_it_is_told_once_whoever_and_however_many_look(world: World) -> No
 async def test_what_is_added_for_a_dead_worker_later_is_found_by_the_next_sweep(world: World) -> None:
     await world.tick()
     session = await world.session("dead", S.CREATING)
-    await world.passed(20, "live")
+    await world.advance(20, "live")
     await world.tick()
     assert (await world.now(session)).state is S.ENDED
 
@@ -184,13 +184,13 @@ async def test_what_has_ended_is_forgotten_after_its_time(world: World) -> None:
 
 async def test_a_worker_that_is_dead_for_a_day_is_forgotten(world: World) -> None:
     await world.tick()
-    assert "dead" in world.roster.places
+    assert "dead" in world.roster.entries
     await world.clock.advance(86400)
     await world.roster.register(a_report("live"), 1)
     await world.fleet.refresh()
-    await world.passed(LEASE_S, "live")
+    await world.advance(LEASE_S, "live")
     await world.tick()
-    assert set(world.roster.places) == {"live"}
+    assert set(world.roster.entries) == {"live"}
 
 
 # What an operator does.
@@ -223,7 +223,7 @@ async def test_nobody_is_removed_before_it_is_known_who_is_dead(world: World) ->
         await world.control.remove("dead")
     assert caught.value.retry_after_s
     assert (await world.now(session)).state is S.RUNNING
-    assert "dead" in world.roster.places
+    assert "dead" in world.roster.entries
 
 
 async def test_the_states_of_workers(world: World) -> None:
@@ -251,6 +251,6 @@ async def test_the_states_of_workers(world: World) -> None:
 async def test_a_cluster_is_ready_while_any_worker_could_be_asked(world: World) -> None:
     world.control.check_ready()
     assert await world.control.figures() == {"live": {"claimed": 1}}
-    await world.passed(LEASE_S)
+    await world.advance(LEASE_S)
     with pytest.raises(Unavailable, match="no worker of the cluster is there"):
         world.control.check_ready()

@@ -24,12 +24,12 @@ class World:
         self.roster = FakeRoster(self.clock)
         self.fleet = Fleet(self.roster, ME, now=self.clock.now, **options)
 
-    async def passed(self, seconds: float, *beating: str) -> None:
+    async def advance(self, seconds: float, *beating: str) -> None:
         """A second at a time, with heartbeats of these workers, and a look each second."""
         for _ in range(round(seconds)):
             await self.clock.advance(1)
             for name in beating:
-                await self.roster.renew(name, self.roster.places[name].epoch)
+                await self.roster.renew(name, self.roster.entries[name].epoch)
             if not self.roster.away:
                 await self.fleet.refresh()
 
@@ -54,13 +54,13 @@ async def test_a_coordinator_that_has_not_looked_yet_knows_nothing() -> None:
 
 async def test_it_is_steady_for_as_long_as_it_has_seen_redis(world: World) -> None:
     assert world.fleet.redis_stable_s == 0
-    await world.passed(LEASE_S, "a", "b")
+    await world.advance(LEASE_S, "a", "b")
     assert world.fleet.redis_stable_s == LEASE_S
     assert repr(world.fleet) == "<Fleet of 2 workers, with Redis>"
 
 
 async def test_a_look_that_fails_begins_the_count_anew(world: World) -> None:
-    await world.passed(LEASE_S, "a", "b")
+    await world.advance(LEASE_S, "a", "b")
     world.roster.away = True
     with pytest.raises(Unavailable):
         await world.fleet.refresh()
@@ -73,7 +73,7 @@ async def test_a_look_that_fails_begins_the_count_anew(world: World) -> None:
 
 async def test_so_does_a_time_in_which_it_did_not_look(world: World) -> None:
     """This process stood still, and workers may have done without Redis meanwhile."""
-    await world.passed(LEASE_S, "a", "b")
+    await world.advance(LEASE_S, "a", "b")
     await world.clock.advance(5)
     assert (world.fleet.has_redis, world.fleet.redis_stable_s) == (False, 0.0)
     await world.fleet.refresh()
@@ -86,7 +86,7 @@ async def test_a_redis_that_has_lost_its_data_does_not_make_workers_unknown(worl
     assert not world.fleet.settled
     assert world.fleet.reachable("a").id == "a"
     await world.roster.register(a_report("a"), 1)
-    await world.passed(LEASE_S + 2, "a")
+    await world.advance(LEASE_S + 2, "a")
     assert world.fleet.settled
     assert set(world.fleet.members) == {"a"}
 
@@ -115,7 +115,7 @@ async def test_it_looks_on_whatever_happens(world: World) -> None:
 
 async def test_a_worker_is_reached_until_its_lease_is_over(world: World) -> None:
     assert world.fleet.reachable("a").address == "127.0.0.1:5000"
-    await world.passed(LEASE_S, "b")
+    await world.advance(LEASE_S, "b")
     with pytest.raises(Unavailable, match="'a' of this session does not answer") as caught:
         world.fleet.reachable("a")
     assert caught.value.retry_after_s
@@ -187,7 +187,7 @@ async def test_what_no_worker_has_is_the_callers_mistake_and_what_is_full_is_not
     await world.fleet.refresh()
     gpu = Requirements("base", "acme", labels={"gpu": "1"})
     assert [member.id for member in world.fleet.choose_workers(gpu)] == ["a"]
-    await world.passed(LEASE_S, "b")
+    await world.advance(LEASE_S, "b")
     with pytest.raises(NoCapacity, match="the label gpu=1"):
         world.fleet.choose_workers(gpu)  # it may come back
 
@@ -217,7 +217,7 @@ async def test_who_could_not_be_reached_comes_last_for_a_while(world: World) -> 
     world.fleet.avoid("a")
     for _ in range(20):
         assert [member.id for member in world.fleet.choose_workers(PLAIN)] == ["b", "a"]
-    await world.passed(3, "a", "b")
+    await world.advance(3, "a", "b")
     assert {world.fleet.choose_workers(PLAIN)[0].id for _ in range(50)} == {"a", "b"}
 
 
@@ -233,7 +233,7 @@ async def test_a_lease_is_renewed_for_a_worker_with_what_redis_says(world: World
 
 
 async def test_who_has_told_a_worker_that_redis_is_away_takes_nothing_for_a_whole_lease(world: World) -> None:
-    await world.passed(2 * LEASE_S, "a", "b")
+    await world.advance(2 * LEASE_S, "a", "b")
     world.roster.away = True
     assert await world.fleet.renew_lease("a", 1) is None
     assert world.fleet.redis_stable_s == 0
