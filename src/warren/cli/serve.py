@@ -49,10 +49,10 @@ def coordinator(flags: dict[str, Any]) -> int:
 
     Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren coordinator --host 0.0.0.0
     """
-    from warren.app.cluster_wiring import of_coordinator
+    from warren.app.cluster_wiring import coordinator_settings
     from warren.app.wiring import build_tls
 
-    settings = of_coordinator(read_settings(flags=flags))
+    settings = coordinator_settings(read_settings(flags=flags))
     check_exposure(settings)
     return _run_process(settings, build_tls(settings), lambda tls: _run_coordinator(settings, tls))
 
@@ -68,9 +68,9 @@ def worker(flags: dict[str, Any]) -> int:
 
     Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren worker --host 0.0.0.0 --labels gpu=1
     """
-    from warren.app.cluster_wiring import build_worker_tls, of_worker
+    from warren.app.cluster_wiring import build_worker_tls, worker_settings
 
-    settings = of_worker(read_settings(flags=flags))
+    settings = worker_settings(read_settings(flags=flags))
     return _run_process(settings, build_worker_tls(settings), lambda tls: _run_worker(settings, tls))
 
 
