@@ -1,14 +1,14 @@
-"""How fast the service is over HTTP, beside docker exec, llm-sandbox, swe-rex and the bare runtime, in one run.
+"""Measures the service over HTTP, beside docker exec, llm-sandbox, swe-rex and the bare runtime, in one run.
 
     sudo .venv/bin/python bench/service.py               everything, some minutes
     sudo .venv/bin/python bench/service.py exec rate     only these parts, of: create exec first rate files many idle
-                                                         door tenants
+                                                         admission tenants
     sudo .venv/bin/python bench/service.py --quick       small counts, to see whether it works
 
-Each part starts servers of its own, on fresh state, and leaves nothing behind. The client is this process: an asyncio
-protocol on raw sockets (service_client.py), which costs less than any client library, and curl for large files. It
-shares the cores with the server. Absolute times move with the machine; the ratios are what counts. Each row ends
-with its target and whether this run met it; a missed target is not an error.
+Each part starts servers of its own, on fresh state, and removes them. The client is this process: an asyncio protocol
+on raw sockets (service_client.py), which costs less than any client library, and curl for large files. It shares the
+cores with the server. Absolute times depend on the machine; compare the ratios. Each row ends with its target and
+whether this run met it; a missed target is not an error.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ PARTS: dict[str, Part] = {
     "files": service_bulk.files_part,
     "many": service_bulk.many_part,
     "idle": service_bulk.idle_part,
-    "door": service_tenants.door_part,
+    "admission": service_tenants.admission_part,
     "tenants": service_tenants.tenants_part,
 }
 
