@@ -12,26 +12,22 @@ it; a missed target is not an error.
 
 import asyncio
 import contextlib
-import os
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import cluster_placement
 import uvloop
 from cluster_processes import SECRET, Cluster
 from redis_server import RedisServer
-from sandboxes import Table
+from sandboxes import Count, Table, run_parts
 from service_client import Client, connect, message
 from service_server import IMAGES, percentile
-
-Count = Callable[[int, int], int]
 
 _CALLER = '{"tenant":"default","key_id":"","scopes":["admin"]}'
 _BURST = 50
@@ -153,26 +149,6 @@ async def placement_part(table: Table, count: Count) -> None:
 PARTS = {"hop": hop_part, "rate": rate_part, "spread": spread_part, "placement": placement_part}
 
 
-async def main(words: list[str]) -> int:
-    quick = "--quick" in words
-    parts = [word for word in words if word != "--quick"]
-    if unknown := [part for part in parts if part not in PARTS]:
-        print(f"there is no part {', '.join(unknown)}; there are: {', '.join(PARTS)}", file=sys.stderr)
-        return 2
-    print(f"\n{os.cpu_count()} cores, {os.uname().machine}, Linux {os.uname().release}")
-    table, failed = Table(), []
-    for name, part in PARTS.items():
-        if not parts or name in parts:
-            print(f"\n{name}", flush=True)
-            try:
-                await part(table, lambda full, small: small if quick else full)
-            except Exception:
-                traceback.print_exc()
-                failed.append(name)
-    print(f"\n{table.missed} targets missed" + (f"; parts that failed: {', '.join(failed)}" if failed else ""))
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(main(sys.argv[1:])))
+        sys.exit(runner.run(run_parts(PARTS, sys.argv[1:])))

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +40,9 @@ from warren.worker.providers.record import Record  # noqa: E402
 MIB = 1024 * 1024
 TRUE = Command(argv=("true",))
 SPEC = SandboxSpec(image="base")
+_LOOP = 'for i in $(seq "$0"); do a=$EPOCHREALTIME; "$@" || exit; echo "took $a $EPOCHREALTIME"; done >&2'
+
+Count = Callable[[int, int], int]
 
 
 @dataclass
@@ -53,6 +57,9 @@ class Table:
     @property
     def missed(self) -> int:
         return sum(row[3] == "NO" for row in self.rows)
+
+
+Part = Callable[[Table, Count], Awaitable[None]]
 
 
 def ms(values: list[float]) -> float:
@@ -75,6 +82,47 @@ def timed_command(times: int, *argv: str) -> list[float]:
         subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         found.append(time.perf_counter() - start)
     return found
+
+
+async def prepare_bare_loop(
+    provider: OciProvider, state: Path, runtime: str, times: int, sandbox_ids: list[str]
+) -> list[str]:
+    """Returns a command that runs the bare runtime `times` times; the caller removes the sandboxes in `sandbox_ids`."""
+    sandbox_id = secrets.token_hex(16)
+    directory = state / "sandboxes" / sandbox_id
+    directory.mkdir(mode=0o700, parents=True)
+    sandbox_ids.append(sandbox_id)
+    record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
+    record.save(directory)
+    config = provider._config(record)
+    config["process"]["args"] = ["/usr/bin/true"]
+    oci_launch.write_bundle(directory / "bundle", config)
+    await provider._take_disk(SPEC, directory)
+    rootfs = ImageStore(state).rootfs("base")
+    argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
+    split = argv.index("--") + 1
+    return [*argv[:split], "bash", "-c", _LOOP, str(times), *argv[split:]]
+
+
+async def run_parts(parts: Mapping[str, Part], words: list[str]) -> int:
+    """Runs the parts that `words` name, or all; returns the exit code. --quick makes all counts small."""
+    quick = "--quick" in words
+    names = [word for word in words if word != "--quick"]
+    if unknown := [name for name in names if name not in parts]:
+        print(f"there is no part {', '.join(unknown)}; there are: {', '.join(parts)}", file=sys.stderr)
+        return 2
+    print(f"\n{os.cpu_count()} cores, {os.uname().machine}, Linux {os.uname().release}")
+    table, failed = Table(), []
+    for name, part in parts.items():
+        if not names or name in names:
+            print(f"\n{name}", flush=True)
+            try:
+                await part(table, lambda full, small: small if quick else full)
+            except Exception:
+                traceback.print_exc()
+                failed.append(name)
+    print(f"\n{table.missed} targets missed" + (f"; parts that failed: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
 
 
 @dataclass
@@ -144,28 +192,17 @@ class Bench:
 
     async def bare_runs(self, runtime: str, times: int) -> list[float]:
         """Times the runtime alone, on a bundle like ours: everything is mounted before the clock starts."""
-        sandbox_id = secrets.token_hex(16)
-        directory = self.state / "sandboxes" / sandbox_id
-        directory.mkdir(mode=0o700)
-        provider = self.provider
+        sandbox_ids: list[str] = []
         try:
-            record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
-            record.save(directory)
-            config = provider._config(record)
-            config["process"]["args"] = ["/usr/bin/true"]
-            oci_launch.write_bundle(directory / "bundle", config)
-            await provider._take_disk(SPEC, directory)
-            rootfs = ImageStore(self.state).rootfs("base")
-            argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
-            split = argv.index("--") + 1
-            loop = 'for i in $(seq "$0"); do a=$EPOCHREALTIME; "$@" || exit; echo "took $a $EPOCHREALTIME"; done >&2'
-            outcome = await run([*argv[:split], "bash", "-c", loop, str(times), *argv[split:]], timeout_s=60)
+            argv = await prepare_bare_loop(self.provider, self.state, runtime, times, sandbox_ids)
+            outcome = await run(argv, timeout_s=60)
             found = re.findall(r"took (\S+) (\S+)", outcome.stderr)
             if len(found) != times:
                 raise RuntimeError(f"{runtime}: {outcome.stderr}")
             return [float(end) - float(start) for start, end in found]
         finally:
-            await provider._unmake(sandbox_id)
+            for sandbox_id in sandbox_ids:
+                await self.provider._unmake(sandbox_id)
 
     # -- bytes
 

@@ -12,28 +12,13 @@ whether this run met it; a missed target is not an error.
 """
 
 import asyncio
-import os
 import sys
-import traceback
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import service_bulk
 import service_speed
 import service_tenants
 import uvloop
-from sandboxes import Table
-
-
-@dataclass
-class Options:
-    quick: bool = False
-
-    def count(self, full: int, quick: int) -> int:
-        return quick if self.quick else full
-
-
-Part = Callable[[Table, Callable[[int, int], int]], Awaitable[None]]
+from sandboxes import Part, run_parts
 
 PARTS: dict[str, Part] = {
     "create": service_speed.create_part,
@@ -48,26 +33,6 @@ PARTS: dict[str, Part] = {
 }
 
 
-async def main(words: list[str]) -> int:
-    options = Options(quick="--quick" in words)
-    parts = [word for word in words if word != "--quick"]
-    if unknown := [part for part in parts if part not in PARTS]:
-        print(f"there is no part {', '.join(unknown)}; there are: {', '.join(PARTS)}", file=sys.stderr)
-        return 2
-    print(f"\n{os.cpu_count()} cores, {os.uname().machine}, Linux {os.uname().release}; client: asyncio on raw sockets")
-    table, failed = Table(), []
-    for name, part in PARTS.items():
-        if not parts or name in parts:
-            print(f"\n{name}", flush=True)
-            try:
-                await part(table, options.count)
-            except Exception:
-                traceback.print_exc()
-                failed.append(name)
-    print(f"\n{table.missed} targets missed" + (f"; parts that failed: {', '.join(failed)}" if failed else ""))
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(main(sys.argv[1:])))
+        sys.exit(runner.run(run_parts(PARTS, sys.argv[1:])))

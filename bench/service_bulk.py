@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from sandboxes import Table, meminfo, settle
+from sandboxes import Count, Table, meminfo, settle
 from service_bare import bare_rate
 from service_client import Client, RequestFailed, cleanup, create, exec_message
 from service_server import Server, mean, percentile, serving
-from service_speed import Count, in_ms, time_requests
+from service_speed import in_ms, time_requests
 
 MIB = 1024 * 1024
 _PARALLEL = 50

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
-from sandboxes import Table
+from sandboxes import Count, Table
 from service_client import Client, RequestFailed, cleanup, create, exec_message
 from service_rivals import Rival, rivals
 from service_server import Server, percentile, serving
@@ -12,8 +12,6 @@ from service_server import Server, percentile, serving
 _THINK_S = 0.15  # between two creates: time for a pool of five to refill
 _STAGGER_S = 0.2
 _HELLO = "echo hello"
-
-Count = Callable[[int, int], int]
 
 
 def in_ms(seconds: float) -> str:

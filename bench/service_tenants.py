@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from sandboxes import Table
+from sandboxes import Count, Table
 from service_client import CREATE, Client, RequestFailed, exec_message, message
 from service_server import Server, percentile, serving
 
@@ -15,8 +15,6 @@ ADMIN = "the-bench-has-this-key-0123456789"
 QUOTA = {"requests_per_minute": 10_000_000, "exec_seconds_per_day": 10_000_000, "bytes_out_per_day": 1 << 50}
 POLICY = {"mode": "enforce", "deny": ["curl", "wget", "ssh"]}
 FLOOD = 40
-
-Count = Callable[[int, int], int]
 
 
 def with_key(request: bytes, key: str) -> bytes:
