@@ -56,7 +56,8 @@ class AsyncTransport:
                 self._sessions.pop(closed, None)
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
             session = self._sessions[loop] = aiohttp.ClientSession(connector=connector, auto_decompress=False)
-            session._retry_connection = False  # this class decides itself what to repeat
+            # aiohttp has no public switch for its own retries; this class decides what to repeat.
+            session._retry_connection = False
         return session
 
     async def call(self, request: Request) -> Any:
