@@ -1,4 +1,4 @@
-"""The audit record in memory: the newest deeds, gone when the process ends. Passes the same contract as the files."""
+"""The audit record in memory. It keeps the newest deeds until the process ends and passes the contract of the files."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ class MemoryAudit:
             return
         try:
             line = kept_line(deed, secrets, self._commands)
-        except Exception:  # whatever somebody put into it: the contract is never to raise
+        except Exception:  # the contract says that `record` never raises, whatever the deed holds
             line = line_of(Deed(0.0, DROPPED, result="lost", detail={"count": 1}))
         self._lines.append((self._next, line))
         self._next += 1
