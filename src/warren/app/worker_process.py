@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 from warren.app import cluster_wiring as wiring
 from warren.app.cluster_wiring import (
     advertised,
+    build_encryption,
     build_links,
-    build_sealer,
     build_tenancy,
     build_trust,
     home_of,
@@ -62,10 +62,10 @@ class WorkerService(Service):
         settings = self._settings
         self._home = home_of(settings.state_dir)
         self._clock, self._rebooted = kept_clock(settings.state_dir, await wiring.time_of_redis(self._link))
-        sealer = build_sealer(settings)
-        self._copies = await SqliteStore.open(settings.state_dir / _COPIES, sealer=sealer)
-        shared = RedisStore(self._link, sealer)
-        self._mirror = MirroredStore(shared, self._copies.records, settings.worker_id, sealer)
+        encryption = build_encryption(settings)
+        self._copies = await SqliteStore.open(settings.state_dir / _COPIES, encryption=encryption)
+        shared = RedisStore(self._link, encryption)
+        self._mirror = MirroredStore(shared, self._copies.records, settings.worker_id, encryption)
         await self._mirror.load()
         return self._mirror
 
@@ -90,7 +90,7 @@ class WorkerService(Service):
     async def _serve(self) -> None:
         assert self._heartbeat is not None
         await self._heartbeat.serve()
-        self.tenancy.start(courier=False)
+        self.tenancy.start(deliver_webhooks=False)
         self._run(self._heartbeat.run(), "membership")
 
     async def _reconcile(self) -> None:
