@@ -170,7 +170,7 @@ async def test_the_secret_of_one_webhook_cannot_be_put_into_another(records: Mem
         hooks.secret_of(await hooks.get("acme", two.id))
 
 
-async def test_without_a_sealer_a_secret_is_kept_as_it_is(records: MemoryRecords) -> None:
+async def test_without_encryption_a_secret_is_kept_as_it_is(records: MemoryRecords) -> None:
     hook, secret = await new_hooks(records).create("acme", URL, ["*"], "")
     assert new_hooks(records, Encryption(bytes(32))).secret_of(hook) == secret
 

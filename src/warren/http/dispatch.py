@@ -148,7 +148,11 @@ def read_range(text: str) -> ByteRange:
 async def _read_body(
     model: type[BaseModel], operation: Operation, request: Request, errors: list[dict[str, Any]]
 ) -> BaseModel | None:
+    """JSON under any content type but a form's."""
     data = await request.body()
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        errors.append({"type": "model_type", "loc": ("body",)})
+        return None
     values = read_json(data) if data else None
     if values is not None:
         return _validated(model, values, "body", errors)

@@ -64,7 +64,8 @@ class Operation:
     `counts`: performing it keeps the session alive. `in_sandbox`: its handler is given the session's sandbox.
     `watched`: it is cancelled when its caller goes away. `repeatable`: a client may send it again when it cannot know
     whether it arrived. `audited` are the arguments that the audit record shows, each under the name it has there.
-    `session_name` is the header, or the pattern of host names whose first group is the session id.
+    `in_query` are the arguments that travel in the query although the others are a JSON body. `session_name` is the
+    header, or the pattern of host names whose first group is the session id.
     """
 
     name: str
@@ -82,7 +83,12 @@ class Operation:
     watched: bool = False
     repeatable: bool = False
     audited: tuple[tuple[str, str], ...] = ()
+    in_query: tuple[str, ...] = ()
     session_name: str = ""
+
+    @property
+    def names_in_path(self) -> list[str]:
+        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
 
     @property
     def takes_stream(self) -> bool:
@@ -131,7 +137,7 @@ _ROWS: Final = (
     # -- commands
     Operation(
         "run_command", "POST", f"{SESSION}/exec", Scope.EXEC, "Run a command", Answers.VALUE_OR_EVENTS,
-        reads=Reads.JSON, in_sandbox=False, watched=True,
+        reads=Reads.JSON, in_sandbox=False, watched=True, in_query=("encoding",),
     ),
     Operation(
         "exec_socket", "WEBSOCKET", f"{SESSION}/exec", Scope.EXEC, "Run a command over a WebSocket", Answers.SOCKET
@@ -207,6 +213,10 @@ _ROWS: Final = (
     Operation(
         "watch_files", "GET", f"{_FILES}/watch", Scope.FILES, "Watch for changes", Answers.EVENTS, counts=False,
         audited=_PATH,
+    ),
+    Operation(
+        "search_files", "GET", f"{_FILES}/search", Scope.FILES, "Search files by name and content",
+        Answers.VALUE_OR_EVENTS, watched=True, audited=(("path", "path"), ("pattern", "pattern"), ("glob", "glob")),
     ),
     # -- the flat endpoints: the same in the words of older clients
     Operation(

@@ -24,6 +24,7 @@ from warren.model.errors import (
 
 IDLE_CONNECTION_S: Final = 60.0  # an idle connection is reused for this long; servers keep it open longer
 CHUNK_BYTES: Final = 256 * 1024
+CREATE_S: Final = 60.0  # creating a session may have to wait for a sandbox
 _SAFE_METHODS: Final = frozenset({"GET", "PUT", "DELETE", "HEAD"})
 
 

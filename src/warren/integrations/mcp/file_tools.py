@@ -12,7 +12,7 @@ from warren.integrations.mcp.calls import Call, SandboxName, answer
 from warren.integrations.mcp.reading import MAX_IMAGE_BYTES, Window, image_type, is_text
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
 from warren.model.errors import FileProblem, InvalidRequest, IsDirectory, TooLarge
-from warren.sdk.results import FileEntry
+from warren.sdk.results import FileEntry, SearchSummary
 
 _MAX_ENTRIES: Final = 1000
 _MAX_EDITED_BYTES: Final = 10 * 1024 * 1024
@@ -41,7 +41,7 @@ class FileTools:
 
         async def work(box: Sandbox) -> CallToolResult:
             _check_kind(await box.client.stat(path))
-            async with box.backend.read(box.session_id, path) as (size, parts):
+            async with box.backend.download("read_file", box.session_id, path=path) as (size, parts):
                 head = await anext(aiter(parts), b"")
                 if mime_type := image_type(head):
                     return await _image(path, size, mime_type, head, parts)
@@ -109,6 +109,42 @@ class FileTools:
 
         return await answer(self._sandboxes, call, sandbox, work)
 
+    async def search_files(
+        self,
+        call: Call,
+        pattern: Annotated[
+            str, Field(description="Extended regular expression (grep -E) to find in lines; empty: only names.")
+        ] = "",
+        glob: Annotated[str, Field(description="Names such as *.py, or paths such as src/**/*.ts.")] = "",
+        path: Annotated[str, Field(description="Where to search; relative paths start in /workspace.")] = "/workspace",
+        ignore_case: Annotated[bool, Field(description="Upper and lower case are the same.")] = False,
+        max_matches: Annotated[int, Field(description="How many to show at most.", ge=1, le=1000)] = 100,
+        sandbox: SandboxName = "",
+    ) -> CallToolResult:
+        """Find files of the sandbox by name, or lines in them by a regular expression.
+
+        Each match is a line `path:line: text`, or `path` alone if there is no pattern.
+        """
+
+        async def work(box: Sandbox) -> CallToolResult:
+            summaries: list[SearchSummary] = []
+            matches = box.client.search_files(
+                pattern,
+                glob=glob,
+                path=path,
+                ignore_case=ignore_case,
+                max_matches=max_matches,
+                on_summary=summaries.append,
+            )
+            lines = [
+                f"{match.path}:{match.line}: {match.text}" if match.line else match.path async for match in matches
+            ]
+            limit = summaries[0].truncated_by if summaries else None
+            note = f"[there may be more: the search ended early because of {limit}]" if limit else ""
+            return told("\n".join(lines) or "Nothing was found.", note)
+
+        return await answer(self._sandboxes, call, sandbox, work)
+
 
 def replaced(text: str, old: str, new: str, replace_all: bool) -> tuple[str, int]:
     """The changed text and how many places that were."""
@@ -135,7 +171,7 @@ def _check_kind(entry: FileEntry) -> None:
 
 async def _editable(box: Sandbox, path: str) -> str:
     _check_kind(await box.client.stat(path))
-    async with box.backend.read(box.session_id, path) as (size, parts):
+    async with box.backend.download("read_file", box.session_id, path=path) as (size, parts):
         if size > _MAX_EDITED_BYTES:
             raise TooLarge(f"{path} has {size} bytes, too many to edit here", remedy="use sed or python in bash")
         data = b"".join([part async for part in parts])

@@ -48,6 +48,7 @@ def build_server(sandboxes: Sandboxes, version: str) -> MCPServer[Any]:
         (files.write_file, "Write a file", _REPEATABLE),
         (files.edit_file, "Edit a file", _CHANGES),
         (files.list_files, "List files", _READS),
+        (files.search_files, "Search files", _READS),
         (boxes.sandbox_info, "Show the sandbox", _READS),
         (boxes.reset_sandbox, "Start afresh", _REPEATABLE),
     )

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Self
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
-from warren.sdk.aio.backend import AsyncBackend
+from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
 from warren.sdk.aio.files import AsyncFiles
 from warren.sdk.aio.platform import open_backend, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
@@ -106,9 +106,9 @@ class AsyncSandboxClient(AsyncFiles):
         """Ends the session of a thread; returns whether it had one."""
         client = cls(server_url, **options)
         try:
-            found = await client._backend.of_thread(thread_id)
+            found = await find_session_of_thread(client._backend, thread_id)
             if found is not None:
-                await client._backend.delete(found["session_id"])
+                await client._backend.call("delete_session", found["session_id"])
             return found is not None
         finally:
             await client.close()
@@ -126,13 +126,18 @@ class AsyncSandboxClient(AsyncFiles):
     ) -> list[SessionInfo]:
         """The sessions of the server, newest first: by default all that have not ended."""
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
-        filters = {"state": list(states), "thread_id": thread_id, "environment": environment, "metadata": pairs}
+        filters: dict[str, Any] = {
+            "state": list(states),
+            "thread_id": thread_id,
+            "environment": environment,
+            "metadata": pairs,
+        }
         client = cls(server_url, **options)
         found: list[SessionInfo] = []
         after: str | None = ""
         try:
             while after is not None:
-                page = await client._backend.sessions(limit=_PAGE, after=after, **filters)
+                page = await client._backend.call("list_sessions", limit=_PAGE, after=after, **filters)
                 found += [SessionInfo.of(each) for each in page["sessions"]]
                 after = page["next"]
         finally:
@@ -176,24 +181,24 @@ class AsyncSandboxClient(AsyncFiles):
 
     async def info(self) -> SessionInfo:
         """The session as it is, with the isolation really in force. This does not keep it alive."""
-        return SessionInfo.of(await self._call(self._backend.session))
+        return SessionInfo.of(await self._perform("get_session"))
 
     async def keep_alive(self) -> SessionInfo:
-        return SessionInfo.of(await self._call(self._backend.keep_alive))
+        return SessionInfo.of(await self._perform("keep_session_alive"))
 
     async def change(self, **changes: Any) -> SessionInfo:
         """Changes `idle_timeout_s`, `max_lifetime_s`, `metadata` (a None removes an entry)."""
-        return SessionInfo.of(await self._call(lambda session_id: self._backend.change(session_id, changes)))
+        return SessionInfo.of(await self._perform("change_session", **changes))
 
     async def cleanup(self) -> None:
         """Ends the session and waits until its sandbox is gone. Does nothing if there is none."""
         session_id, self.session_id = self.session_id, ""
         if not session_id and self.thread_id:
-            found = await self._backend.of_thread(self.thread_id)
+            found = await find_session_of_thread(self._backend, self.thread_id)
             session_id = found["session_id"] if found else ""
         if session_id:
             with contextlib.suppress(SessionNotFound):
-                await self._backend.delete(session_id)
+                await self._backend.call("delete_session", session_id)
 
     async def close(self) -> None:
         """Closes connections; the session stays."""
@@ -223,7 +228,7 @@ class AsyncSandboxClient(AsyncFiles):
         values.update(_stdin_values(stdin))
         key = new_key() if self.exactly_once else ""
         work_s = limit_s + _ANSWER_SLACK_S
-        found = await self._call(lambda session_id: self._backend.execute(session_id, values, key, work_s))
+        found = await self._perform("run_command", key=key, work_s=work_s, **values)
         notice, self._notice = self._notice, None
         return ExecuteResult.of({**found, "notice": notice})
 
@@ -240,7 +245,7 @@ class AsyncSandboxClient(AsyncFiles):
         limit_s = self.timeout if timeout is None else timeout
         values = {**_command_values(command, limit_s, **options), **_stdin_values(stdin)}
         decoder, ended = OutputDecoder(), False
-        events = self._events(lambda session_id: self._backend.stream(session_id, values))
+        events = self._follow("run_command", encoding="base64", **values)
         async with contextlib.aclosing(events):
             async for name, event in events:
                 if name == "output":
@@ -263,19 +268,19 @@ class AsyncSandboxClient(AsyncFiles):
             values["process_id"] = name
 
         async def start(session_id: str) -> AsyncProcess:
-            started = await self._backend.start(session_id, values)
+            started = await self._backend.call("start_process", session_id, **values)
             return AsyncProcess(self._backend, session_id, started["process_id"])
 
         return await self._call(start)
 
     async def processes(self) -> list[ProcessInfo]:
-        return [ProcessInfo.of(each) for each in await self._call(self._backend.processes)]
+        return [ProcessInfo.of(each) for each in (await self._perform("list_processes"))["processes"]]
 
     async def process(self, process_id: str) -> AsyncProcess:
         """A background command that runs already, perhaps started by another program."""
 
         async def find(session_id: str) -> AsyncProcess:
-            await self._backend.process(session_id, process_id)
+            await self._backend.call("get_process", session_id, process_id=process_id)
             return AsyncProcess(self._backend, session_id, process_id)
 
         return await self._call(find)

@@ -20,7 +20,7 @@ from warren.model.errors import (
 from warren.sdk.aio.platform import AsyncByteSource, in_thread, iterate_source
 from warren.sdk.aio.session_holder import AsyncSessionHolder
 from warren.sdk.protocol import CHUNK_BYTES, new_key
-from warren.sdk.results import FileChange, FileEntry
+from warren.sdk.results import FileChange, FileEntry, FileMatch, SearchSummary
 
 if TYPE_CHECKING:
     import tarfile
@@ -47,7 +47,9 @@ class AsyncFiles(AsyncSessionHolder):
                 return await self.write_file(target, file, mode=mode)
             size = os.fstat(file.fileno()).st_size
             written = await self._call(
-                lambda session_id: self._backend.write(session_id, target, _read_file(file, size, progress), octal)
+                lambda session_id: self._backend.upload(
+                    "write_file", session_id, _read_file(file, size, progress), path=target, mode=octal
+                )
             )
             return FileEntry.of(written)
         finally:
@@ -60,7 +62,7 @@ class AsyncFiles(AsyncSessionHolder):
         target = Path(local_path).expanduser() if local_path else Path(Path(remote_path).name)
         if target.is_dir():
             target = target / Path(remote_path).name
-        content = self._open(lambda session_id: self._backend.read(session_id, remote_path, 0, None))
+        content = self._open(lambda session_id: self._backend.download("read_file", session_id, path=remote_path))
         async with content as (size, parts), contextlib.aclosing(parts):
             temporary = target.with_name(f".{new_key()}.part")
             try:
@@ -87,9 +89,12 @@ class AsyncFiles(AsyncSessionHolder):
             raise NotADirectory(f"{path} is not a directory of this machine", remedy="use upload_file")
         with _temporary_file() as file:
             size = await in_thread(_pack, path, file)
-            return await self._call(
-                lambda session_id: self._backend.unpack(session_id, remote_path, _read_file(file, size, progress))
+            written = await self._call(
+                lambda session_id: self._backend.upload(
+                    "write_archive", session_id, _read_file(file, size, progress), path=remote_path
+                )
             )
+            return int(written["members"])
 
     async def download_dir(
         self, remote_path: str, local_path: str | os.PathLike[str], *, progress: Progress | None = None
@@ -97,8 +102,10 @@ class AsyncFiles(AsyncSessionHolder):
         """Copies a directory of the sandbox to this machine. Links and paths that lead out of it are refused."""
         target = Path(local_path).expanduser()
         with _temporary_file() as file:
-            archive = self._open(lambda session_id: self._backend.pack(session_id, remote_path))
-            async with archive as parts, contextlib.aclosing(parts):
+            archive = self._open(
+                lambda session_id: self._backend.download("read_archive", session_id, path=remote_path)
+            )
+            async with archive as (_, parts), contextlib.aclosing(parts):
                 done = 0
                 async for part in parts:
                     await in_thread(file.write, part)
@@ -114,7 +121,8 @@ class AsyncFiles(AsyncSessionHolder):
             raise InvalidRequest(f"{length} bytes from {offset} on cannot be read", remedy="count both from 0")
         # A range of no bytes does not exist: one byte is read, to learn what is wrong with the file, and dropped.
         read_length = None if length is None else max(1, length)
-        content = self._open(lambda session_id: self._backend.read(session_id, path, offset, read_length))
+        wanted: dict[str, Any] = {"path": path, "offset": offset, "length": read_length}
+        content = self._open(lambda session_id: self._backend.download("read_file", session_id, **wanted))
         data = bytearray()
         try:
             async with content as (_, parts), contextlib.aclosing(parts):
@@ -137,22 +145,25 @@ class AsyncFiles(AsyncSessionHolder):
         if not isinstance(data, (str, bytes, bytearray, memoryview)):
             return FileEntry.of(await self._write_source(path, data, octal))
         raw = data.encode() if isinstance(data, str) else bytes(data)
-        return FileEntry.of(await self._call(lambda session_id: self._backend.write(session_id, path, raw, octal)))
+        wanted = {"path": path, "mode": octal}
+        return FileEntry.of(
+            await self._call(lambda session_id: self._backend.upload("write_file", session_id, raw, **wanted))
+        )
 
-    async def _write_source(self, path: str, data: AsyncByteSource, octal: str) -> dict[str, Any]:
+    async def _write_source(self, path: str, data: AsyncByteSource, octal: str | None) -> dict[str, Any]:
         chunks = iterate_source(data)
         async with contextlib.aclosing(chunks):
             if self.thread_id:
                 # The session may have ended: a fresh one must exist before the first chunk is read.
-                await self._call(self._backend.keep_alive)
-            return await self._backend.write(await self._get_session(), path, chunks, octal)
+                await self._perform("keep_session_alive")
+            return await self._backend.upload("write_file", await self._get_session(), chunks, path=path, mode=octal)
 
     async def list_files(self, path: str = _WORKSPACE, *, depth: int = 1) -> list[FileEntry]:
-        found = await self._call(lambda session_id: self._backend.list_files(session_id, path, depth))
-        return [FileEntry.of(each) for each in found]
+        found = await self._perform("list_files", path=path, depth=depth)
+        return [FileEntry.of(each) for each in found["files"]]
 
     async def stat(self, path: str) -> FileEntry:
-        return FileEntry.of(await self._call(lambda session_id: self._backend.stat(session_id, path)))
+        return FileEntry.of(await self._perform("stat_file", path=path))
 
     async def exists(self, path: str) -> bool:
         try:
@@ -163,24 +174,58 @@ class AsyncFiles(AsyncSessionHolder):
 
     async def mkdir(self, path: str) -> FileEntry:
         """Makes a directory, and the missing ones above it."""
-        return FileEntry.of(await self._call(lambda session_id: self._backend.mkdir(session_id, path)))
+        return FileEntry.of(await self._perform("make_directory", path=path))
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
-        await self._call(lambda session_id: self._backend.remove(session_id, path, recursive))
+        await self._perform("remove_file", path=path, recursive=recursive)
 
     async def move(self, source: str, target: str) -> FileEntry:
-        return FileEntry.of(await self._call(lambda session_id: self._backend.move(session_id, source, target)))
+        return FileEntry.of(await self._perform("move_file", source=source, target=target))
+
+    async def search_files(
+        self,
+        pattern: str = "",
+        *,
+        glob: str = "",
+        path: str = _WORKSPACE,
+        ignore_case: bool = False,
+        hidden: bool = False,
+        max_matches: int = 1000,
+        timeout: float = 30.0,
+        on_summary: Callable[[SearchSummary], None] | None = None,
+    ) -> AsyncGenerator[FileMatch, None]:
+        """Yields the files below `path` whose name fits `glob`, or the lines in which `pattern` is found.
+
+        `glob` is matched with names (`*.py`) or, if it has a slash, with paths (`src/**/*.py`); `pattern` is a POSIX
+        extended regular expression. `on_summary` receives what was left out, and which limit ended the search early.
+        """
+        events = self._follow(
+            "search_files",
+            path=path,
+            glob=glob,
+            pattern=pattern,
+            ignore_case=ignore_case,
+            hidden=hidden,
+            max_matches=max_matches,
+            timeout_s=timeout,
+        )
+        async with contextlib.aclosing(events):
+            async for name, values in events:
+                if name == "match":
+                    yield FileMatch.of(values)
+                elif name == "summary" and on_summary is not None:
+                    on_summary(SearchSummary.of(values))
 
     async def watch(self, path: str = _WORKSPACE, *, recursive: bool = False) -> AsyncGenerator[FileChange, None]:
         """Yields changes as they happen. The first is `watching`: from then on none is missed."""
-        events = self._events(lambda session_id: self._backend.watch(session_id, path, recursive))
+        events = self._follow("watch_files", path=path, recursive=recursive)
         async with contextlib.aclosing(events):
             async for name, values in events:
                 yield FileChange.of({"change": name, **values})
 
 
-def _octal(mode: int | None) -> str:
-    return "" if mode is None else f"{mode:03o}"
+def _octal(mode: int | None) -> str | None:
+    return None if mode is None else f"{mode:03o}"
 
 
 async def _read_file(file: IO[bytes], size: int, progress: Progress | None) -> AsyncIterator[bytes]:

@@ -15,6 +15,7 @@ from warren.sdk.results import ExecuteResult, OutputChunk, OutputDecoder, Proces
 _LONGEST_WAIT_S: Final = 60.0
 _SHORTEST_WAIT_S: Final = 0.01
 _PIECE_BYTES: Final = 1024 * 1024
+_STDIN_S: Final = 3600.0  # a command may take its time to read
 
 
 class AsyncProcess:
@@ -26,8 +27,11 @@ class AsyncProcess:
     def __repr__(self) -> str:
         return f"<AsyncProcess {self.id} of {self._session_id}>"
 
+    async def _call(self, operation: str, *, work_s: float = 0.0, **arguments: Any) -> dict[str, Any]:
+        return await self._backend.call(operation, self._session_id, process_id=self.id, work_s=work_s, **arguments)
+
     async def info(self) -> ProcessInfo:
-        return ProcessInfo.of(await self._backend.process(self._session_id, self.id))
+        return ProcessInfo.of(await self._call("get_process"))
 
     async def output(self, offset: int = 0) -> str:
         """Its output so far, as far as it is kept, from a byte offset on; bytes that are not UTF-8 are replaced."""
@@ -37,8 +41,8 @@ class AsyncProcess:
         """The same as bytes."""
         parts, has_more = [], True
         while has_more:
-            how = {"offset": offset, "limit": _PIECE_BYTES, "encoding": "base64"}
-            found = await self._backend.output(self._session_id, self.id, **how)
+            how: dict[str, Any] = {"offset": offset, "limit": _PIECE_BYTES, "encoding": "base64"}
+            found = await self._call("read_output", **how)
             parts += [base64.b64decode(chunk["data"]) for chunk in found["chunks"]]
             has_more = bool(found["chunks"]) and found["next_offset"] > offset
             offset = found["next_offset"]
@@ -47,7 +51,9 @@ class AsyncProcess:
     async def follow(self, offset: int = 0) -> AsyncGenerator[OutputChunk, None]:
         """Its output as it comes, until the command ends. Leaving the loop does not end the command."""
         decoder = OutputDecoder()
-        async with contextlib.aclosing(self._backend.follow(self._session_id, self.id, offset)) as events:
+        wanted = {"process_id": self.id, "offset": offset, "encoding": "base64"}
+        following = self._backend.events("read_output", self._session_id, **wanted)
+        async with contextlib.aclosing(following) as events:
             async for name, values in events:
                 if name == "output":
                     yield decoder.decode(values)
@@ -59,8 +65,8 @@ class AsyncProcess:
         left_s = timeout
         while True:
             wait_s = _LONGEST_WAIT_S if left_s is None else min(_LONGEST_WAIT_S, max(left_s, _SHORTEST_WAIT_S))
-            found = await self._backend.wait(self._session_id, self.id, wait_s)
-            if found is not None:
+            found = await self._call("wait_for_process", work_s=wait_s, timeout_s=wait_s)
+            if "output" in found:  # else it is shown as a process that still runs
                 return ExecuteResult.of(found)
             if left_s is not None and (left_s := left_s - _LONGEST_WAIT_S) <= 0:
                 raise TimeoutError(f"the command {self.id} still runs after {timeout} s")
@@ -70,22 +76,22 @@ class AsyncProcess:
         raw = data.encode() if isinstance(data, str) else data
         for start in range(0, len(raw), _PIECE_BYTES):
             piece = base64.b64encode(raw[start : start + _PIECE_BYTES]).decode()
-            await self._backend.stdin(self._session_id, self.id, {"data_base64": piece})
+            await self._call("write_stdin", work_s=_STDIN_S, data_base64=piece)
 
     async def close_stdin(self) -> None:
-        await self._backend.stdin(self._session_id, self.id, {"close": True})
+        await self._call("write_stdin", work_s=_STDIN_S, close=True)
 
     async def signal(self, signal: str | int) -> None:
         """Sends a signal, by name (TERM, INT …) or number."""
-        await self._backend.signal(self._session_id, self.id, signal)
+        await self._call("send_signal", signal=signal)
 
     async def kill(self, grace_s: float = 2.0) -> ExecuteResult:
         """Ends it and everything it started; the result says how many processes were killed."""
-        return ExecuteResult.of(await self._backend.kill(self._session_id, self.id, grace_s))
+        return ExecuteResult.of(await self._call("kill_process", work_s=grace_s, grace_s=grace_s))
 
     async def forget(self) -> None:
         """Ends it, if it runs, and forgets its output."""
-        await self._backend.forget(self._session_id, self.id)
+        await self._call("forget_process")
 
 
 class AsyncTerminal:
@@ -162,7 +168,7 @@ def _tail(seen: bytes) -> str:
 
 @contextlib.asynccontextmanager
 async def open_terminal(backend: AsyncBackend, session_id: str, **how: Any) -> AsyncIterator[AsyncTerminal]:
-    async with backend.terminal(session_id, **how) as socket:
+    async with backend.socket("terminal_socket", session_id, **how) as socket:
         terminal = AsyncTerminal(socket)
         await terminal.wait_until_open()
         yield terminal
@@ -175,7 +181,9 @@ async def start_terminal(
     """As `open_terminal`, for a command with a user or variables. Comes back to a terminal that exists already."""
     started_id = ""
     with contextlib.suppress(Conflict):
-        started = await backend.start(session_id, {**command, "terminal": {k: how[k] for k in ("rows", "columns")}})
+        started = await backend.call(
+            "start_process", session_id, **command, terminal={k: how[k] for k in ("rows", "columns")}
+        )
         started_id = how["process_id"] = started["process_id"]
     try:
         async with open_terminal(backend, session_id, **how) as terminal:
@@ -184,4 +192,4 @@ async def start_terminal(
     finally:
         if started_id:  # the caller does not know its id
             with contextlib.suppress(WarrenError):
-                await backend.forget(session_id, started_id)
+                await backend.call("forget_process", session_id, process_id=started_id)

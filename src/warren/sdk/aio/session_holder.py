@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from warren.model.errors import SandboxLost, ServerUnreachable, SessionEnded, SessionNotFound, WarrenError
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.platform import AsyncLock
-from warren.sdk.protocol import new_key
+from warren.sdk.protocol import CREATE_S, new_key
 
 T = TypeVar("T")
 _SESSION_GONE = (SessionEnded, SessionNotFound, SandboxLost)
@@ -49,7 +49,9 @@ class AsyncSessionHolder:
     async def _create(self) -> None:
         self._pending_key = self._pending_key or new_key()
         try:
-            created = await self._backend.create(self._session_options, self._pending_key)
+            created = await self._backend.call(
+                "create_session", key=self._pending_key, work_s=CREATE_S, **self._session_options
+            )
         except ServerUnreachable:
             raise  # the server may have made it: the next attempt, with the same key, gets the same session
         except WarrenError:
@@ -64,8 +66,8 @@ class AsyncSessionHolder:
         key, self._pending_key = self._pending_key, ""
         if key and not self.thread_id:
             with contextlib.suppress(WarrenError):
-                created = await self._backend.create(self._session_options, key)
-                await self._backend.delete(created["session_id"])
+                created = await self._backend.call("create_session", key=key, work_s=CREATE_S, **self._session_options)
+                await self._backend.call("delete_session", created["session_id"])
 
     def _forget_session(self, session_id: str, error: WarrenError) -> bool:
         """Forgets a session that is gone, if another one may take its place; says whether it may."""
@@ -84,6 +86,12 @@ class AsyncSessionHolder:
             if not self._forget_session(session_id, exc):
                 raise
         return await operation(await self._get_session())
+
+    async def _perform(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        return await self._call(lambda session_id: self._backend.call(operation, session_id, **arguments))
+
+    def _follow(self, operation: str, **arguments: Any) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        return self._events(lambda session_id: self._backend.events(operation, session_id, **arguments))
 
     @contextlib.asynccontextmanager
     async def _open(self, operation: Callable[[str], AbstractAsyncContextManager[T]]) -> AsyncIterator[T]:

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Self
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
-from warren.sdk.blocking.backend import Backend
+from warren.sdk.blocking.backend import Backend, find_session_of_thread
 from warren.sdk.blocking.files import Files
 from warren.sdk.blocking.platform import open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
@@ -108,9 +108,9 @@ class SandboxClient(Files):
         """Ends the session of a thread; returns whether it had one."""
         client = cls(server_url, **options)
         try:
-            found = client._backend.of_thread(thread_id)
+            found = find_session_of_thread(client._backend, thread_id)
             if found is not None:
-                client._backend.delete(found["session_id"])
+                client._backend.call("delete_session", found["session_id"])
             return found is not None
         finally:
             client.close()
@@ -128,13 +128,18 @@ class SandboxClient(Files):
     ) -> list[SessionInfo]:
         """The sessions of the server, newest first: by default all that have not ended."""
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
-        filters = {"state": list(states), "thread_id": thread_id, "environment": environment, "metadata": pairs}
+        filters: dict[str, Any] = {
+            "state": list(states),
+            "thread_id": thread_id,
+            "environment": environment,
+            "metadata": pairs,
+        }
         client = cls(server_url, **options)
         found: list[SessionInfo] = []
         after: str | None = ""
         try:
             while after is not None:
-                page = client._backend.sessions(limit=_PAGE, after=after, **filters)
+                page = client._backend.call("list_sessions", limit=_PAGE, after=after, **filters)
                 found += [SessionInfo.of(each) for each in page["sessions"]]
                 after = page["next"]
         finally:
@@ -178,24 +183,24 @@ class SandboxClient(Files):
 
     def info(self) -> SessionInfo:
         """The session as it is, with the isolation really in force. This does not keep it alive."""
-        return SessionInfo.of(self._call(self._backend.session))
+        return SessionInfo.of(self._perform("get_session"))
 
     def keep_alive(self) -> SessionInfo:
-        return SessionInfo.of(self._call(self._backend.keep_alive))
+        return SessionInfo.of(self._perform("keep_session_alive"))
 
     def change(self, **changes: Any) -> SessionInfo:
         """Changes `idle_timeout_s`, `max_lifetime_s`, `metadata` (a None removes an entry)."""
-        return SessionInfo.of(self._call(lambda session_id: self._backend.change(session_id, changes)))
+        return SessionInfo.of(self._perform("change_session", **changes))
 
     def cleanup(self) -> None:
         """Ends the session and waits until its sandbox is gone. Does nothing if there is none."""
         session_id, self.session_id = self.session_id, ""
         if not session_id and self.thread_id:
-            found = self._backend.of_thread(self.thread_id)
+            found = find_session_of_thread(self._backend, self.thread_id)
             session_id = found["session_id"] if found else ""
         if session_id:
             with contextlib.suppress(SessionNotFound):
-                self._backend.delete(session_id)
+                self._backend.call("delete_session", session_id)
 
     def close(self) -> None:
         """Closes connections; the session stays."""
@@ -225,7 +230,7 @@ class SandboxClient(Files):
         values.update(_stdin_values(stdin))
         key = new_key() if self.exactly_once else ""
         work_s = limit_s + _ANSWER_SLACK_S
-        found = self._call(lambda session_id: self._backend.execute(session_id, values, key, work_s))
+        found = self._perform("run_command", key=key, work_s=work_s, **values)
         notice, self._notice = self._notice, None
         return ExecuteResult.of({**found, "notice": notice})
 
@@ -242,7 +247,7 @@ class SandboxClient(Files):
         limit_s = self.timeout if timeout is None else timeout
         values = {**_command_values(command, limit_s, **options), **_stdin_values(stdin)}
         decoder, ended = OutputDecoder(), False
-        events = self._events(lambda session_id: self._backend.stream(session_id, values))
+        events = self._follow("run_command", encoding="base64", **values)
         with contextlib.closing(events):
             for name, event in events:
                 if name == "output":
@@ -264,19 +269,19 @@ class SandboxClient(Files):
             values["process_id"] = name
 
         def start(session_id: str) -> Process:
-            started = self._backend.start(session_id, values)
+            started = self._backend.call("start_process", session_id, **values)
             return Process(self._backend, session_id, started["process_id"])
 
         return self._call(start)
 
     def processes(self) -> list[ProcessInfo]:
-        return [ProcessInfo.of(each) for each in self._call(self._backend.processes)]
+        return [ProcessInfo.of(each) for each in (self._perform("list_processes"))["processes"]]
 
     def process(self, process_id: str) -> Process:
         """A background command that runs already, perhaps started by another program."""
 
         def find(session_id: str) -> Process:
-            self._backend.process(session_id, process_id)
+            self._backend.call("get_process", session_id, process_id=process_id)
             return Process(self._backend, session_id, process_id)
 
         return self._call(find)

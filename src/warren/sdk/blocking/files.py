@@ -22,7 +22,7 @@ from warren.model.errors import (
 from warren.sdk.blocking.platform import ByteSource, in_thread, iterate_source
 from warren.sdk.blocking.session_holder import SessionHolder
 from warren.sdk.protocol import CHUNK_BYTES, new_key
-from warren.sdk.results import FileChange, FileEntry
+from warren.sdk.results import FileChange, FileEntry, FileMatch, SearchSummary
 
 if TYPE_CHECKING:
     import tarfile
@@ -49,7 +49,9 @@ class Files(SessionHolder):
                 return self.write_file(target, file, mode=mode)
             size = os.fstat(file.fileno()).st_size
             written = self._call(
-                lambda session_id: self._backend.write(session_id, target, _read_file(file, size, progress), octal)
+                lambda session_id: self._backend.upload(
+                    "write_file", session_id, _read_file(file, size, progress), path=target, mode=octal
+                )
             )
             return FileEntry.of(written)
         finally:
@@ -62,7 +64,7 @@ class Files(SessionHolder):
         target = Path(local_path).expanduser() if local_path else Path(Path(remote_path).name)
         if target.is_dir():
             target = target / Path(remote_path).name
-        content = self._open(lambda session_id: self._backend.read(session_id, remote_path, 0, None))
+        content = self._open(lambda session_id: self._backend.download("read_file", session_id, path=remote_path))
         with content as (size, parts), contextlib.closing(parts):
             temporary = target.with_name(f".{new_key()}.part")
             try:
@@ -89,9 +91,12 @@ class Files(SessionHolder):
             raise NotADirectory(f"{path} is not a directory of this machine", remedy="use upload_file")
         with _temporary_file() as file:
             size = in_thread(_pack, path, file)
-            return self._call(
-                lambda session_id: self._backend.unpack(session_id, remote_path, _read_file(file, size, progress))
+            written = self._call(
+                lambda session_id: self._backend.upload(
+                    "write_archive", session_id, _read_file(file, size, progress), path=remote_path
+                )
             )
+            return int(written["members"])
 
     def download_dir(
         self, remote_path: str, local_path: str | os.PathLike[str], *, progress: Progress | None = None
@@ -99,8 +104,10 @@ class Files(SessionHolder):
         """Copies a directory of the sandbox to this machine. Links and paths that lead out of it are refused."""
         target = Path(local_path).expanduser()
         with _temporary_file() as file:
-            archive = self._open(lambda session_id: self._backend.pack(session_id, remote_path))
-            with archive as parts, contextlib.closing(parts):
+            archive = self._open(
+                lambda session_id: self._backend.download("read_archive", session_id, path=remote_path)
+            )
+            with archive as (_, parts), contextlib.closing(parts):
                 done = 0
                 for part in parts:
                     in_thread(file.write, part)
@@ -116,7 +123,8 @@ class Files(SessionHolder):
             raise InvalidRequest(f"{length} bytes from {offset} on cannot be read", remedy="count both from 0")
         # A range of no bytes does not exist: one byte is read, to learn what is wrong with the file, and dropped.
         read_length = None if length is None else max(1, length)
-        content = self._open(lambda session_id: self._backend.read(session_id, path, offset, read_length))
+        wanted: dict[str, Any] = {"path": path, "offset": offset, "length": read_length}
+        content = self._open(lambda session_id: self._backend.download("read_file", session_id, **wanted))
         data = bytearray()
         try:
             with content as (_, parts), contextlib.closing(parts):
@@ -139,22 +147,25 @@ class Files(SessionHolder):
         if not isinstance(data, (str, bytes, bytearray, memoryview)):
             return FileEntry.of(self._write_source(path, data, octal))
         raw = data.encode() if isinstance(data, str) else bytes(data)
-        return FileEntry.of(self._call(lambda session_id: self._backend.write(session_id, path, raw, octal)))
+        wanted = {"path": path, "mode": octal}
+        return FileEntry.of(
+            self._call(lambda session_id: self._backend.upload("write_file", session_id, raw, **wanted))
+        )
 
-    def _write_source(self, path: str, data: ByteSource, octal: str) -> dict[str, Any]:
+    def _write_source(self, path: str, data: ByteSource, octal: str | None) -> dict[str, Any]:
         chunks = iterate_source(data)
         with contextlib.closing(chunks):
             if self.thread_id:
                 # The session may have ended: a fresh one must exist before the first chunk is read.
-                self._call(self._backend.keep_alive)
-            return self._backend.write(self._get_session(), path, chunks, octal)
+                self._perform("keep_session_alive")
+            return self._backend.upload("write_file", self._get_session(), chunks, path=path, mode=octal)
 
     def list_files(self, path: str = _WORKSPACE, *, depth: int = 1) -> list[FileEntry]:
-        found = self._call(lambda session_id: self._backend.list_files(session_id, path, depth))
-        return [FileEntry.of(each) for each in found]
+        found = self._perform("list_files", path=path, depth=depth)
+        return [FileEntry.of(each) for each in found["files"]]
 
     def stat(self, path: str) -> FileEntry:
-        return FileEntry.of(self._call(lambda session_id: self._backend.stat(session_id, path)))
+        return FileEntry.of(self._perform("stat_file", path=path))
 
     def exists(self, path: str) -> bool:
         try:
@@ -165,24 +176,58 @@ class Files(SessionHolder):
 
     def mkdir(self, path: str) -> FileEntry:
         """Makes a directory, and the missing ones above it."""
-        return FileEntry.of(self._call(lambda session_id: self._backend.mkdir(session_id, path)))
+        return FileEntry.of(self._perform("make_directory", path=path))
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        self._call(lambda session_id: self._backend.remove(session_id, path, recursive))
+        self._perform("remove_file", path=path, recursive=recursive)
 
     def move(self, source: str, target: str) -> FileEntry:
-        return FileEntry.of(self._call(lambda session_id: self._backend.move(session_id, source, target)))
+        return FileEntry.of(self._perform("move_file", source=source, target=target))
+
+    def search_files(
+        self,
+        pattern: str = "",
+        *,
+        glob: str = "",
+        path: str = _WORKSPACE,
+        ignore_case: bool = False,
+        hidden: bool = False,
+        max_matches: int = 1000,
+        timeout: float = 30.0,
+        on_summary: Callable[[SearchSummary], None] | None = None,
+    ) -> Generator[FileMatch, None, None]:
+        """Yields the files below `path` whose name fits `glob`, or the lines in which `pattern` is found.
+
+        `glob` is matched with names (`*.py`) or, if it has a slash, with paths (`src/**/*.py`); `pattern` is a POSIX
+        extended regular expression. `on_summary` receives what was left out, and which limit ended the search early.
+        """
+        events = self._follow(
+            "search_files",
+            path=path,
+            glob=glob,
+            pattern=pattern,
+            ignore_case=ignore_case,
+            hidden=hidden,
+            max_matches=max_matches,
+            timeout_s=timeout,
+        )
+        with contextlib.closing(events):
+            for name, values in events:
+                if name == "match":
+                    yield FileMatch.of(values)
+                elif name == "summary" and on_summary is not None:
+                    on_summary(SearchSummary.of(values))
 
     def watch(self, path: str = _WORKSPACE, *, recursive: bool = False) -> Generator[FileChange, None, None]:
         """Yields changes as they happen. The first is `watching`: from then on none is missed."""
-        events = self._events(lambda session_id: self._backend.watch(session_id, path, recursive))
+        events = self._follow("watch_files", path=path, recursive=recursive)
         with contextlib.closing(events):
             for name, values in events:
                 yield FileChange.of({"change": name, **values})
 
 
-def _octal(mode: int | None) -> str:
-    return "" if mode is None else f"{mode:03o}"
+def _octal(mode: int | None) -> str | None:
+    return None if mode is None else f"{mode:03o}"
 
 
 def _read_file(file: IO[bytes], size: int, progress: Progress | None) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from warren.sdk.results import ExecuteResult, OutputChunk, OutputDecoder, Proces
 _LONGEST_WAIT_S: Final = 60.0
 _SHORTEST_WAIT_S: Final = 0.01
 _PIECE_BYTES: Final = 1024 * 1024
+_STDIN_S: Final = 3600.0  # a command may take its time to read
 
 
 class Process:
@@ -28,8 +29,11 @@ class Process:
     def __repr__(self) -> str:
         return f"<Process {self.id} of {self._session_id}>"
 
+    def _call(self, operation: str, *, work_s: float = 0.0, **arguments: Any) -> dict[str, Any]:
+        return self._backend.call(operation, self._session_id, process_id=self.id, work_s=work_s, **arguments)
+
     def info(self) -> ProcessInfo:
-        return ProcessInfo.of(self._backend.process(self._session_id, self.id))
+        return ProcessInfo.of(self._call("get_process"))
 
     def output(self, offset: int = 0) -> str:
         """Its output so far, as far as it is kept, from a byte offset on; bytes that are not UTF-8 are replaced."""
@@ -39,8 +43,8 @@ class Process:
         """The same as bytes."""
         parts, has_more = [], True
         while has_more:
-            how = {"offset": offset, "limit": _PIECE_BYTES, "encoding": "base64"}
-            found = self._backend.output(self._session_id, self.id, **how)
+            how: dict[str, Any] = {"offset": offset, "limit": _PIECE_BYTES, "encoding": "base64"}
+            found = self._call("read_output", **how)
             parts += [base64.b64decode(chunk["data"]) for chunk in found["chunks"]]
             has_more = bool(found["chunks"]) and found["next_offset"] > offset
             offset = found["next_offset"]
@@ -49,7 +53,9 @@ class Process:
     def follow(self, offset: int = 0) -> Generator[OutputChunk, None, None]:
         """Its output as it comes, until the command ends. Leaving the loop does not end the command."""
         decoder = OutputDecoder()
-        with contextlib.closing(self._backend.follow(self._session_id, self.id, offset)) as events:
+        wanted = {"process_id": self.id, "offset": offset, "encoding": "base64"}
+        following = self._backend.events("read_output", self._session_id, **wanted)
+        with contextlib.closing(following) as events:
             for name, values in events:
                 if name == "output":
                     yield decoder.decode(values)
@@ -60,8 +66,8 @@ class Process:
         left_s = timeout
         while True:
             wait_s = _LONGEST_WAIT_S if left_s is None else min(_LONGEST_WAIT_S, max(left_s, _SHORTEST_WAIT_S))
-            found = self._backend.wait(self._session_id, self.id, wait_s)
-            if found is not None:
+            found = self._call("wait_for_process", work_s=wait_s, timeout_s=wait_s)
+            if "output" in found:  # else it is shown as a process that still runs
                 return ExecuteResult.of(found)
             if left_s is not None and (left_s := left_s - _LONGEST_WAIT_S) <= 0:
                 raise TimeoutError(f"the command {self.id} still runs after {timeout} s")
@@ -71,22 +77,22 @@ class Process:
         raw = data.encode() if isinstance(data, str) else data
         for start in range(0, len(raw), _PIECE_BYTES):
             piece = base64.b64encode(raw[start : start + _PIECE_BYTES]).decode()
-            self._backend.stdin(self._session_id, self.id, {"data_base64": piece})
+            self._call("write_stdin", work_s=_STDIN_S, data_base64=piece)
 
     def close_stdin(self) -> None:
-        self._backend.stdin(self._session_id, self.id, {"close": True})
+        self._call("write_stdin", work_s=_STDIN_S, close=True)
 
     def signal(self, signal: str | int) -> None:
         """Sends a signal, by name (TERM, INT …) or number."""
-        self._backend.signal(self._session_id, self.id, signal)
+        self._call("send_signal", signal=signal)
 
     def kill(self, grace_s: float = 2.0) -> ExecuteResult:
         """Ends it and everything it started; the result says how many processes were killed."""
-        return ExecuteResult.of(self._backend.kill(self._session_id, self.id, grace_s))
+        return ExecuteResult.of(self._call("kill_process", work_s=grace_s, grace_s=grace_s))
 
     def forget(self) -> None:
         """Ends it, if it runs, and forgets its output."""
-        self._backend.forget(self._session_id, self.id)
+        self._call("forget_process")
 
 
 class Terminal:
@@ -163,7 +169,7 @@ def _tail(seen: bytes) -> str:
 
 @contextlib.contextmanager
 def open_terminal(backend: Backend, session_id: str, **how: Any) -> Iterator[Terminal]:
-    with backend.terminal(session_id, **how) as socket:
+    with backend.socket("terminal_socket", session_id, **how) as socket:
         terminal = Terminal(socket)
         terminal.wait_until_open()
         yield terminal
@@ -174,7 +180,9 @@ def start_terminal(backend: Backend, session_id: str, command: dict[str, Any], *
     """As `open_terminal`, for a command with a user or variables. Comes back to a terminal that exists already."""
     started_id = ""
     with contextlib.suppress(Conflict):
-        started = backend.start(session_id, {**command, "terminal": {k: how[k] for k in ("rows", "columns")}})
+        started = backend.call(
+            "start_process", session_id, **command, terminal={k: how[k] for k in ("rows", "columns")}
+        )
         started_id = how["process_id"] = started["process_id"]
     try:
         with open_terminal(backend, session_id, **how) as terminal:
@@ -183,4 +191,4 @@ def start_terminal(backend: Backend, session_id: str, command: dict[str, Any], *
     finally:
         if started_id:  # the caller does not know its id
             with contextlib.suppress(WarrenError):
-                backend.forget(session_id, started_id)
+                backend.call("forget_process", session_id, process_id=started_id)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from warren.model.errors import SandboxLost, ServerUnreachable, SessionEnded, SessionNotFound, WarrenError
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.platform import Lock
-from warren.sdk.protocol import new_key
+from warren.sdk.protocol import CREATE_S, new_key
 
 T = TypeVar("T")
 _SESSION_GONE = (SessionEnded, SessionNotFound, SandboxLost)
@@ -51,7 +51,9 @@ class SessionHolder:
     def _create(self) -> None:
         self._pending_key = self._pending_key or new_key()
         try:
-            created = self._backend.create(self._session_options, self._pending_key)
+            created = self._backend.call(
+                "create_session", key=self._pending_key, work_s=CREATE_S, **self._session_options
+            )
         except ServerUnreachable:
             raise  # the server may have made it: the next attempt, with the same key, gets the same session
         except WarrenError:
@@ -66,8 +68,8 @@ class SessionHolder:
         key, self._pending_key = self._pending_key, ""
         if key and not self.thread_id:
             with contextlib.suppress(WarrenError):
-                created = self._backend.create(self._session_options, key)
-                self._backend.delete(created["session_id"])
+                created = self._backend.call("create_session", key=key, work_s=CREATE_S, **self._session_options)
+                self._backend.call("delete_session", created["session_id"])
 
     def _forget_session(self, session_id: str, error: WarrenError) -> bool:
         """Forgets a session that is gone, if another one may take its place; says whether it may."""
@@ -86,6 +88,12 @@ class SessionHolder:
             if not self._forget_session(session_id, exc):
                 raise
         return operation(self._get_session())
+
+    def _perform(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        return self._call(lambda session_id: self._backend.call(operation, session_id, **arguments))
+
+    def _follow(self, operation: str, **arguments: Any) -> Generator[tuple[str, dict[str, Any]], None, None]:
+        return self._events(lambda session_id: self._backend.events(operation, session_id, **arguments))
 
     @contextlib.contextmanager
     def _open(self, operation: Callable[[str], AbstractContextManager[T]]) -> Iterator[T]:
