@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import this_run
+
 _START_S = 60.0
 _STOP_S = 60.0
 
@@ -102,7 +104,7 @@ class ServerProcess:
 
 def clean_environ() -> dict[str, str]:
     """The environment without settings of the machine the tests run on."""
-    kept = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR")
+    kept = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR", this_run.VARIABLE)
     source = str(Path(__file__).parents[1] / "src")
     environ = {name: os.environ[name] for name in kept if name in os.environ}
     path = os.pathsep.join(filter(None, (source, environ.get("PYTHONPATH"))))
