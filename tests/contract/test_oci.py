@@ -226,14 +226,13 @@ async def test_a_runtime_killed_in_the_middle_of_create_is_one_clear_error(
     await open_provider(runtime=runtime).runtime_report()
     steps = Steps(state_dir, "launch", kill_soon)
     provider = open_provider(steps, runtime)
+    error = ""
     try:
-        box = await provider.create(SPEC)
-    except ProviderUnavailable as error:
-        assert f"{runtime}, starting a sandbox" in str(error)
-        assert killed
-    else:
-        assert not killed  # the runtime had done its work before this process was given the time to kill it
-        await provider.destroy(box.id)
+        await provider.destroy((await provider.create(SPEC)).id)
+    except ProviderUnavailable as exc:
+        error = str(exc)
+    # On a busy machine the runtime may have done its work before this process was given the time to kill it.
+    assert (f"{runtime}, starting a sandbox" in error) == bool(killed)
     assert await provider.list_ids() == []
     await provider.close()
     assert steps.remains() == []
