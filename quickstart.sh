@@ -75,8 +75,8 @@ log=$state/server.log
 
 # Where a server leaves its first key, and where this user's own clients look for it.
 found_key() { "$@" .venv/bin/python -c 'import sys; from warren.sdk.discovery import find_key; print(find_key(sys.argv[1]))' "$url"; }
-keep_key() { .venv/bin/python -c 'import sys; from warren.sdk.credentials import write_key
-from warren.sdk.discovery import credentials_path; write_key(credentials_path(), sys.argv[1], sys.stdin.read().strip())' "$url"; }
+keep_key() { .venv/bin/python -c 'import sys; from warren.sdk.discovery import credentials_path, write_key
+write_key(credentials_path(), sys.argv[1], sys.stdin.read().strip())' "$url"; }
 
 answers() { curl -fsS --max-time 10 "$url/version" 2>/dev/null | grep -q '"name": *"warren"'; }
 new_log() { $as_root tail -c "+$((${seen:-0} + 1))" "$log" 2>/dev/null; }

@@ -67,6 +67,8 @@ void supervise(struct launch *l, int ctl) __attribute__((noreturn));
 /* Closes every descriptor above 2 but these: a forked process must not hold the pipes of others open. */
 void keep_only(int *fds, size_t n);
 void kill_children(pid_t parent);
+/* Makes this process, and not the agent, the one that ends when memory runs out. */
+void raise_own_oom_score(void);
 /* What /proc says of a process. */
 struct process { pid_t pid, parent; char state; bool ours, stopped, forked_only; };
 bool read_stat(const char *pid, struct process *m);
@@ -114,20 +116,24 @@ void job_eof(struct job *j);
 void job_abandon(struct job *j);
 void job_credit(struct job *j);
 
-/* files.c, tree.c: what runs in that process. */
+/* files.c, tree.c, watching.c, search.c: what runs in that process. */
 struct file_request {
     enum file_op op;
     char *path, *path2;
-    uint64_t offset, length, mode, depth;
-    bool has_length, has_mode, recursive;
+    char *globs[MAX_GLOBS], *pattern;
+    size_t glob_count;
+    uint64_t offset, length, mode, depth, max_matches, timeout_ms;
+    bool has_length, has_mode, recursive, ignore_case, hidden;
     int in, out, commit; /* data to the file, data from it, the word that the data is complete */
 };
 bool file_request_parse(struct fields it, struct file_request *r, char **user);
-/* Fills `reply` with fields; 0 or an errno value (or a negative enum code). */
+void file_request_free(struct file_request *r);
+/* Fills `reply` with fields and gives 0 or an errno value; or with a sentence, and gives a negative enum code. */
 int file_run(const struct file_request *r, struct buf *reply);
 int tree_pack(const struct file_request *r);
 int tree_unpack(const struct file_request *r, struct buf *reply);
 int tree_watch(const struct file_request *r);
+int tree_search(const struct file_request *r, struct buf *reply);
 int tree_list(const struct file_request *r);
 int tree_remove(const char *path);
 int tree_move(const char *from, const char *to);

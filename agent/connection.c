@@ -115,6 +115,7 @@ static bool hello(const uint8_t *p, size_t n) {
     size_t mark = frame_open(&outbox, SAY_HELLO, 0);
     add_number(&outbox, TAG_VERSION, WIRE_VERSION);
     add_number(&outbox, TAG_PID, (uint64_t)getpid());
+    add_number(&outbox, TAG_OP, LAST_FILE_OP);
     frame_close(&outbox, mark);
     connection_wake();
     greeted = version == WIRE_VERSION;

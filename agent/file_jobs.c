@@ -3,7 +3,7 @@
  * It has the user's rights over files and none of the agent's; its real uid stays the agent's, so that user code
  * cannot stop it.
  *
- *   agent ── data (write, unpack) ──▶ job ── data (read, list, pack, watch) ──▶ agent
+ *   agent ── data (write, unpack) ──▶ job ── data (read, list, pack, watch, search) ──▶ agent
  *         ── commit: one byte ──────▶     ── result: code, then fields or a sentence ──▶
  *
  * A job that gets no commit byte undoes what it did. The end of the result pipe is the end of the job.
@@ -30,7 +30,7 @@ struct job {
     struct watch in, out, result;
     int commit;
     struct buf input, reply;
-    bool input_end, readable, takes_data;
+    bool input_end, readable, takes_data, is_search;
     uint32_t taken;
 };
 
@@ -50,14 +50,16 @@ static void run(const struct file_request *r, const struct user *u, int result) 
     sigprocmask(SIG_SETMASK, &none, NULL);
     signal(SIGXFSZ, SIG_IGN); /* a file that grows too big is an error, not an end */
     int error = 0;
+    if (r->op == OP_SEARCH) raise_own_oom_score();
     if (!act_as_user(u)) error = errno;
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     if (!error && chdir(settings.workspace) != 0 && chdir("/") != 0) error = errno;
     if (!error) error = file_run(r, &reply);
     if (error) {
         enum code code = error < 0 ? (enum code)-error : code_of(error);
-        const char *why = error < 0 ? "not a regular file" : strerror(error);
-        answer(result, code, why, strlen(why));
+        const char *why = error > 0 ? strerror(error) : "not a regular file";
+        if (error < 0 && buf_used(&reply) > 0) answer(result, code, buf_head(&reply), buf_used(&reply));
+        else answer(result, code, why, strlen(why));
     } else {
         answer(result, 0, buf_head(&reply), buf_used(&reply));
     }
@@ -71,7 +73,9 @@ static void finish(struct job *j) {
     uint32_t code = buf_used(&j->reply) >= 4 ? get_u32(buf_head(&j->reply)) : (uint32_t)CODE_IO;
     const char *text = (const char *)buf_head(&j->reply) + 4;
     if (ch && ch->job == j) {
-        if (buf_used(&j->reply) < 4) {
+        if (buf_used(&j->reply) < 4 && j->is_search) {
+            send_error(j->channel, CODE_LIMIT, "the search was killed: it needed more memory than there is");
+        } else if (buf_used(&j->reply) < 4) {
             send_error(j->channel, CODE_IO, "the file operation was interrupted");
         } else if (code) {
             send_error(j->channel, (enum code)code, "%.*s", (int)(buf_used(&j->reply) - 4), text);
@@ -215,7 +219,7 @@ static void close_pipes(int p[4][2]) {
 
 static void launch(struct channel *ch, struct file_request *r, const struct user *u) {
     bool takes = r->op == OP_WRITE || r->op == OP_UNPACK;
-    bool gives = r->op == OP_READ || r->op == OP_LIST || r->op == OP_PACK || r->op == OP_WATCH;
+    bool gives = r->op == OP_READ || r->op == OP_LIST || r->op == OP_PACK || r->op == OP_WATCH || r->op == OP_SEARCH;
     int p[4][2] = {{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}}; /* in, commit, out, result */
     pid_t pid = -1;
     if (open_pipe(p[0], takes, 1) && open_pipe(p[1], takes, 1) && open_pipe(p[2], gives, 0) && open_pipe(p[3], true, 0)) {
@@ -235,7 +239,7 @@ static void launch(struct channel *ch, struct file_request *r, const struct user
     }
     struct job *j = calloc(1, sizeof *j);
     if (!j) fail("memory");
-    *j = (struct job){.channel = ch->id, .pid = pid, .commit = p[1][1], .takes_data = takes};
+    *j = (struct job){.channel = ch->id, .pid = pid, .commit = p[1][1], .takes_data = takes, .is_search = r->op == OP_SEARCH};
     j->in.fd = j->out.fd = j->result.fd = -1;
     if (takes) watch_add(&j->in, p[0][1], 0, in_ready, j);
     if (gives) watch_add(&j->out, p[2][0], EPOLLIN | EPOLLET, out_ready, j);
@@ -259,7 +263,6 @@ void job_start(uint32_t channel, struct fields f) {
         struct channel *ch = channel_open(channel);
         if (ch) launch(ch, &r, &u);
     }
-    free(r.path);
-    free(r.path2);
+    file_request_free(&r);
     free(user);
 }

@@ -213,6 +213,7 @@ int file_run(const struct file_request *r, struct buf *reply) {
     case OP_PACK: return tree_pack(r);
     case OP_UNPACK: return tree_unpack(r, reply);
     case OP_WATCH: return tree_watch(r);
+    case OP_SEARCH: return tree_search(r, reply);
     }
     return EINVAL;
 }

@@ -17,7 +17,7 @@
  *
  * Files: main.c loop and start; connection.c channels and frames; command.c the life of commands
  * (request.c, spawn.c, input.c beside it); output.c what they say; supervise.c their process trees; hold.c when to signal them; shell.c state between shell commands;
- * file_jobs.c, files.c, tree.c, watching.c files; users.c identities; log.c head and tail; wire.c bytes.
+ * file_jobs.c, files.c, tree.c, watching.c, search.c files; users.c identities; log.c head and tail; wire.c bytes.
  */
 #define _GNU_SOURCE
 #include <errno.h>

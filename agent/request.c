@@ -89,7 +89,7 @@ bool file_request_parse(struct fields it, struct file_request *r, char **user) {
         uint64_t n = 0;
         bool is_number = field_number(&f, &n);
         switch (f.tag) {
-        case TAG_OP: r->op = (enum file_op)n, bad |= !is_number || n < OP_READ || n > OP_WATCH; break;
+        case TAG_OP: r->op = (enum file_op)n, bad |= !is_number || n < OP_READ || n > LAST_FILE_OP; break;
         case TAG_PATH: free(r->path), r->path = field_string(&f, 4095), bad |= !r->path; break;
         case TAG_PATH2: free(r->path2), r->path2 = field_string(&f, 4095), bad |= !r->path2; break;
         case TAG_USER: free(*user), *user = field_string(&f, 255), bad |= !*user; break;
@@ -97,9 +97,27 @@ bool file_request_parse(struct fields it, struct file_request *r, char **user) {
         case TAG_LENGTH: r->length = n, r->has_length = true, bad |= !is_number; break;
         case TAG_MODE: r->mode = n, r->has_mode = true, bad |= !is_number || n > 07777; break;
         case TAG_DEPTH: r->depth = n, bad |= !is_number; break;
-        case TAG_FLAGS: r->recursive = n & FLAG_RECURSIVE, bad |= !is_number; break;
+        case TAG_COUNT: r->max_matches = n, bad |= !is_number; break;
+        case TAG_TIMEOUT_MS: r->timeout_ms = n, bad |= !is_number || n > UINT32_MAX; break;
+        case TAG_PATTERN: free(r->pattern), r->pattern = field_string(&f, MAX_GLOB_BYTES), bad |= !r->pattern; break;
+        case TAG_GLOB:
+            if (r->glob_count == MAX_GLOBS || !(r->globs[r->glob_count] = field_string(&f, MAX_GLOB_BYTES))) bad = true;
+            else r->glob_count++;
+            break;
+        case TAG_FLAGS:
+            r->recursive = n & FLAG_RECURSIVE, r->ignore_case = n & FLAG_IGNORE_CASE, r->hidden = n & FLAG_HIDDEN;
+            bad |= !is_number;
+            break;
         default: break;
         }
     }
+    if (r->op == OP_SEARCH && !r->timeout_ms) bad = true;
     return !bad && !it.broken && r->op && r->path && *r->path && (r->op != OP_RENAME || (r->path2 && *r->path2));
+}
+
+void file_request_free(struct file_request *r) {
+    free(r->path);
+    free(r->path2);
+    free(r->pattern);
+    for (size_t i = 0; i < r->glob_count; i++) free(r->globs[i]);
 }

@@ -62,7 +62,7 @@ static void refuse(enum stage stage) {
     _exit(120);
 }
 
-static void raise_own_oom_score(void) {
+void raise_own_oom_score(void) {
     /* Not dumpable means that /proc/self belongs to somebody else; the user's program is dumpable again. */
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);

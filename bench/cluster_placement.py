@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from sandboxes import Table
 
-from warren.cluster.placement import COORDINATORS, Candidate, Want, ranked
+from warren.cluster.placement import DEFAULT_COORDINATORS, Candidate, Requirements, rank_workers
 
 WORKERS = 1000
 PER_WORKER = 100
@@ -27,7 +27,7 @@ PER_WORKER_S = 5
 PERIOD_S = 2.0
 CAPACITIES = (100, 200, 400)
 POOL = 5
-WANT = Want("base", "acme")
+WANT = Requirements("base", "acme")
 
 
 class Cluster:
@@ -78,7 +78,7 @@ class Cluster:
         """One session; a worker that is full refuses, and the next is asked."""
         view, tie = self.rng.choice(self.views), self.rng.getrandbits(64)
         start = time.perf_counter()
-        names = ranked(WANT, view, tie, coordinators=self.told)
+        names = rank_workers(WANT, view, tie, coordinators=self.told)
         self.took_s.append(time.perf_counter() - start)
         for number in map(int, names):
             view[number] = replace(view[number], assigned=view[number].assigned + 1)
@@ -156,7 +156,7 @@ def run(workers: int = WORKERS) -> None:
 def trials(table: Table, workers: int) -> None:
     trial(table, workers, coordinators=1, told=1)
     trial(table, workers, coordinators=3, told=3)
-    trial(table, workers, coordinators=3, told=COORDINATORS)
+    trial(table, workers, coordinators=3, told=DEFAULT_COORDINATORS)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,16 @@ from warren.model.errors import (
     SandboxLost,
     UnknownUser,
 )
-from warren.model.operations import Change, Command, FileEvent, FileKind
+from warren.model.operations import (
+    Change,
+    Command,
+    FileEvent,
+    FileKind,
+    Search,
+    SearchLimit,
+    SearchMatch,
+    SearchSummary,
+)
 
 STRANGE_NAMES = [
     "with space", "new\nline", "ünïcödé ☃", "-dash", "--", "quote'\"", "$HOME", "*", "back\\slash", "tab\t", "a" * 255,
@@ -38,6 +47,16 @@ async def content(sandbox: Sandbox, path: str, offset: int = 0, length: int | No
 
 async def packed(sandbox: Sandbox, path: str) -> tarfile.TarFile:
     return tarfile.open(fileobj=io.BytesIO(b"".join([part async for part in sandbox.pack(path)])))
+
+
+async def found(sandbox: Sandbox, query: Search) -> tuple[list[SearchMatch], SearchSummary]:
+    """The matches of a search, and its summary, which must be the last item and the only one of its kind."""
+    items = [item async for item in sandbox.search(query)]
+    summary = items.pop()
+    assert isinstance(summary, SearchSummary)
+    matches = [item for item in items if isinstance(item, SearchMatch)]
+    assert len(matches) == len(items) == summary.matches
+    return matches, summary
 
 
 def tar_of(*members: tuple[str, bytes | None, dict[str, object]]) -> bytes:
@@ -485,3 +504,186 @@ class FilesContract(ProviderHooks):
         await self.lose(provider, sandbox)
         with anyio.fail_after(10), pytest.raises(SandboxLost):
             await watching
+
+    # Searching.
+
+    @pytest.mark.parametrize(
+        ("glob", "expected"),
+        [
+            ("*.py", {"main.py", "src/a.py", "src/deep/b.py"}),
+            ("*.{py,md}", {"main.py", "src/a.py", "src/deep/b.py", "docs/README.md"}),
+            ("src/*.py", {"src/a.py"}),
+            ("/*.py", {"main.py"}),
+            ("src/**/*.py", {"src/a.py", "src/deep/b.py"}),
+            ("**/b.py", {"src/deep/b.py"}),
+            ("src/**", {"src/a.py", "src/deep", "src/deep/b.py"}),
+            ("**/deep/**/b.py", {"src/deep/b.py"}),
+            ("?.py", {"src/a.py", "src/deep/b.py"}),
+            ("[!a].py", {"src/deep/b.py"}),
+            ("[a-c].p[xy]", {"src/a.py", "src/deep/b.py"}),
+            ("deep", {"src/deep"}),
+            ("sn?w", {"snöw"}),
+            ("\\*", set()),
+            ("a.py/b", set()),
+        ],
+    )
+    async def test_files_are_found_by_name(self, sandbox: Sandbox, glob: str, expected: set[str]) -> None:
+        for path in ("main.py", "src/a.py", "src/deep/b.py", "docs/README.md", "snöw"):
+            await sandbox.write(path, b"x")
+        matches, summary = await found(sandbox, Search(glob=glob))
+        assert {match.path for match in matches} == {f"/workspace/{path}" for path in expected}
+        assert summary == SearchSummary(len(expected))
+        assert not summary.truncated
+
+    async def test_names_tell_what_they_belong_to(self, sandbox: Sandbox) -> None:
+        await sandbox.write("a/file", b"x")
+        await sandbox.exec(Command(shell="ln -s / a/link"))
+        matches, _ = await found(sandbox, Search(glob="*"))
+        assert matches == [
+            SearchMatch("/workspace/a", FileKind.DIRECTORY),
+            SearchMatch("/workspace/a/file", FileKind.FILE),
+            SearchMatch("/workspace/a/link", FileKind.SYMLINK),
+        ]
+
+    async def test_lines_are_found_by_content(self, sandbox: Sandbox) -> None:
+        await sandbox.write("b.txt", b"one\n\n  two three\r\nlast two")
+        await sandbox.write("a.txt", b"two\n")
+        await sandbox.write("c.txt", b"nothing of it\n")
+        matches, summary = await found(sandbox, Search(pattern="two( three$|$)"))
+        assert matches == [
+            SearchMatch("/workspace/a.txt", FileKind.FILE, 1, 1, "two"),
+            SearchMatch("/workspace/b.txt", FileKind.FILE, 3, 3, "  two three"),
+            SearchMatch("/workspace/b.txt", FileKind.FILE, 4, 6, "last two"),
+        ]
+        assert summary == SearchSummary(3, files_searched=3)
+
+    @pytest.mark.parametrize(
+        ("pattern", "lines"),
+        [
+            ("import os", {1}), ("^import", {1, 2}), ("[[:digit:]]+", {3}), ("re?turn", {3}), ("x{2}y", {4}),
+            ("(left|right)side", {5}), ("a\\.b", {6}), ("a.b", {6, 7}), ("[]x]y", {4}), ("ab*c", {8}),
+            ("ö+l", {9}), ("^.l", {9}), ("zz(top)?", {10}), ("nothing", set()),
+        ],
+    )  # fmt: skip
+    async def test_expressions(self, sandbox: Sandbox, pattern: str, lines: set[int]) -> None:
+        content = "import os\nimport re\n    return 7\nxxy\nrightside\na.b\na_b\nac\nöl\nzz\n"
+        await sandbox.write("file", content.encode())
+        matches, _ = await found(sandbox, Search(pattern=pattern))
+        assert {match.line for match in matches} == lines
+
+    async def test_a_glob_says_which_contents_are_searched(self, sandbox: Sandbox) -> None:
+        await sandbox.write("src/a.py", b"needle")
+        await sandbox.write("src/a.txt", b"needle")
+        matches, summary = await found(sandbox, Search(path="src", glob="*.py", pattern="needle"))
+        assert [match.path for match in matches] == ["/workspace/src/a.py"]
+        assert summary.files_searched == 1
+        matches, _ = await found(sandbox, Search(path="/workspace/src/a.txt", pattern="needle"))
+        assert [match.path for match in matches] == ["/workspace/src/a.txt"]
+
+    async def test_case_is_ignored_if_asked(self, sandbox: Sandbox) -> None:
+        await sandbox.write("Makefile", b"Needle\nneedle\n")
+        for ignore_case, count in ((False, 1), (True, 2)):
+            _, summary = await found(sandbox, Search(pattern="needle", ignore_case=ignore_case))
+            assert summary.matches == count
+            _, summary = await found(sandbox, Search(glob="makefile", ignore_case=ignore_case))
+            assert summary.matches == count - 1
+
+    async def test_hidden_names_are_left_out_and_counted(self, sandbox: Sandbox) -> None:
+        await sandbox.write(".git/config", b"needle")
+        await sandbox.write(".env", b"needle")
+        await sandbox.write("seen", b"needle")
+        matches, summary = await found(sandbox, Search(pattern="needle"))
+        assert [match.path for match in matches] == ["/workspace/seen"]
+        assert summary.hidden == 2
+        matches, summary = await found(sandbox, Search(pattern="needle", hidden=True))
+        assert [match.path for match in matches] == ["/workspace/.env", "/workspace/.git/config", "/workspace/seen"]
+        assert summary.hidden == 0
+
+    async def test_a_search_follows_no_link(self, sandbox: Sandbox) -> None:
+        await sandbox.write("real/file", b"needle")
+        await sandbox.exec(Command(shell="ln -s / all; ln -s . self; ln -s real/file alias"))
+        matches, summary = await found(sandbox, Search(pattern="needle"))
+        assert [match.path for match in matches] == ["/workspace/real/file"]
+        assert summary == SearchSummary(1, files_searched=1)
+
+    async def test_what_was_not_searched_is_counted(self, sandbox: Sandbox) -> None:
+        await sandbox.write("binary", b"needle\n\0")
+        await sandbox.write("large", b"needle" * 1000)
+        await sandbox.write("locked", b"needle", mode=0o000)
+        await sandbox.mkdir("closed", mode=0o000)
+        await sandbox.write("text", b"needle")
+        await sandbox.write("empty", b"")
+        matches, summary = await found(sandbox, Search(pattern="needle", max_file_bytes=1000))
+        assert [match.path for match in matches] == ["/workspace/text"]
+        assert summary == SearchSummary(1, files_searched=2, binary=1, too_large=1, unreadable=2)
+
+    async def test_a_search_that_was_cut_says_so(self, sandbox: Sandbox) -> None:
+        await sandbox.write("three", b"1\n2\n3\n")
+        for limit, cut in ((2, SearchLimit.MAX_MATCHES), (3, None)):
+            matches, summary = await found(sandbox, Search(pattern="[0-9]", max_matches=limit))
+            assert [match.line for match in matches] == [1, 2, 3][:limit]
+            assert (summary.truncated_by, summary.truncated) == (cut, cut is not None)
+
+    async def test_a_long_line_is_shown_in_part(self, sandbox: Sandbox) -> None:
+        await sandbox.write("long", ("ä" * 5000 + "needle" + "ö" * 5000).encode())
+        matches, summary = await found(sandbox, Search(pattern="needle"))
+        assert (matches[0].line, matches[0].column, matches[0].text_truncated) == (1, 10001, True)
+        assert "ääneedleöö" in matches[0].text
+        assert len(matches[0].text.encode()) <= 500
+        assert summary.long_lines == 0
+
+    async def test_of_an_endless_line_the_beginning_is_searched(self, sandbox: Sandbox) -> None:
+        line = b"first" + b" " * 2 * MIB + b"last"
+        await sandbox.write("endless", line + b"\nfirst last\n" + line)
+        matches, summary = await found(sandbox, Search(pattern="first"))
+        assert [match.line for match in matches] == [1, 2, 3]
+        assert summary == SearchSummary(3, files_searched=1, long_lines=2)
+        matches, _ = await found(sandbox, Search(pattern="last"))
+        assert [match.line for match in matches] == [2]
+
+    async def test_bytes_that_are_no_text_are_searched(self, sandbox: Sandbox) -> None:
+        await sandbox.write("latin", b"na\xefve needle here\n")
+        await sandbox.write("bad\udcff", b"a needle")
+        matches, _ = await found(sandbox, Search(pattern="needle|nadel"))
+        assert [(match.path, match.text) for match in matches] == [
+            ("/workspace/bad\udcff", "a needle"),
+            ("/workspace/latin", "na\udcefve needle here"),
+        ]
+        matches, _ = await found(sandbox, Search(glob="bad\udcff"))
+        assert [match.path for match in matches] == ["/workspace/bad\udcff"]
+
+    async def test_many_matches_come_one_after_the_other(self, sandbox: Sandbox) -> None:
+        await sandbox.write("many", b"".join(b"line %d %s\n" % (n, b"." * 60) for n in range(1, 40_001)))
+        matches, _ = await found(sandbox, Search(pattern="^line", max_matches=100_000))
+        assert [match.line for match in matches] == list(range(1, 40_001))
+
+    @pytest.mark.parametrize("pattern", ["(", "[a", "a{2,1}", "x)("])
+    async def test_an_expression_that_is_not_valid_is_refused(self, sandbox: Sandbox, pattern: str) -> None:
+        await sandbox.write("file", b"x")
+        with pytest.raises(InvalidRequest, match="regular expression is invalid: "):
+            await anext(sandbox.search(Search(pattern=pattern)))
+
+    async def test_a_search_needs_a_place_and_the_right_to_it(self, sandbox: Sandbox) -> None:
+        await sandbox.mkdir("closed", mode=0o000)
+        with pytest.raises(FileNotFound):
+            await anext(sandbox.search(Search(path="nothing", glob="*")))
+        with pytest.raises(PermissionDenied):
+            await anext(sandbox.search(Search(path="closed", glob="*")))
+        with pytest.raises(UnknownUser):
+            await anext(sandbox.search(Search(glob="*", user="nobody-at-all")))
+
+    async def test_a_search_may_be_left_early(self, sandbox: Sandbox) -> None:
+        await sandbox.write("many", b"line\n" * 200_000)
+        searching = sandbox.search(Search(pattern="line", max_matches=100_000))
+        assert isinstance(await anext(searching), SearchMatch)
+        await searching.aclose()  # type: ignore[attr-defined]
+        await sandbox.ping()
+
+    async def test_a_search_hears_when_the_sandbox_is_lost(self, provider: Provider, sandbox: Sandbox) -> None:
+        await sandbox.write("many", b"line %s\n" % (b"." * 100) * 90_000)
+        searching = sandbox.search(Search(pattern="line", max_matches=100_000))
+        assert isinstance(await anext(searching), SearchMatch)
+        await self.lose(provider, sandbox)
+        with anyio.fail_after(10), pytest.raises(SandboxLost):
+            async for _ in searching:
+                pass

@@ -8,8 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from warren.cluster.members import LEASE_S, PROTOCOL, Peer, Report
-from warren.cluster.roster import Heard, Pulse, Sight
+from warren.cluster.roster import LEASE_S, PROTOCOL, ClusterSnapshot, HeartbeatReply, LeaseStatus, Peer, Report
 from warren.model.errors import Conflict, NotFound
 
 ME = Peer("coordinator-1", "127.0.0.1:8000")
@@ -21,13 +20,13 @@ def a_report(worker_id: str = "w", home: str = "here", **values: object) -> Repo
 
 
 class AnyRoster(Protocol):
-    async def enter(self, report: Report, known_epoch: int) -> int: ...
-    async def beat(self, report: Report, epoch: int) -> Heard: ...
-    async def renew(self, worker_id: str, epoch: int) -> Heard: ...
+    async def register(self, report: Report, known_epoch: int) -> int: ...
+    async def beat(self, report: Report, epoch: int) -> HeartbeatReply: ...
+    async def renew(self, worker_id: str, epoch: int) -> HeartbeatReply: ...
     async def leave(self, report: Report, epoch: int) -> None: ...
-    async def watch(self, me: Peer) -> Sight: ...
-    async def go(self, me: Peer) -> None: ...
-    async def drain(self, worker_id: str, draining: bool) -> None: ...
+    async def watch(self, me: Peer) -> ClusterSnapshot: ...
+    async def withdraw(self, me: Peer) -> None: ...
+    async def set_draining(self, worker_id: str, draining: bool) -> None: ...
     async def remove(self, worker_id: str) -> None: ...
 
 
@@ -67,96 +66,96 @@ class RosterContract:
 
     async def test_a_worker_that_enters_is_seen_as_it_describes_itself(self, roster: AnyRoster) -> None:
         report = a_report(labels={"gpu": "1"}, ready={"base": 2}, tenants={"ünï": 3}, pressure=0.25, leaving=True)
-        assert await roster.enter(report, 0) == 1
+        assert await roster.register(report, 0) == 1
         [member] = (await roster.watch(ME)).workers
         assert (member.report, member.epoch, member.draining) == (report, 1, False)
         assert member.alive
-        assert 0 < member.left_s <= LEASE_S
+        assert 0 < member.lease_left_s <= LEASE_S
 
     async def test_the_same_worker_may_enter_again_at_any_time_and_gets_a_later_epoch(
         self, roster: AnyRoster, world: RosterWorld
     ) -> None:
-        assert [await roster.enter(a_report(), 0) for _ in range(3)] == [1, 2, 3]
+        assert [await roster.register(a_report(), 0) for _ in range(3)] == [1, 2, 3]
         world.run_out("w")
-        assert await roster.enter(a_report(), 3) == 4
+        assert await roster.register(a_report(), 3) == 4
 
     async def test_another_worker_of_the_same_name_is_refused_while_the_lease_lasts(
         self, roster: AnyRoster, world: RosterWorld
     ) -> None:
-        await roster.enter(a_report(address="127.0.0.1:5001"), 0)
+        await roster.register(a_report(address="127.0.0.1:5001"), 0)
         with pytest.raises(Conflict, match=r"another worker called 'w', at 127\.0\.0\.1:5001") as caught:
-            await roster.enter(a_report(home="elsewhere"), 7)
+            await roster.register(a_report(home="elsewhere"), 7)
         assert "--worker-id" in caught.value.remedy
-        assert (await roster.beat(a_report(), 1)).pulse is Pulse.OK
+        assert (await roster.beat(a_report(), 1)).status is LeaseStatus.OK
         world.run_out("w")
-        assert await roster.enter(a_report(home="elsewhere"), 0) == 2
+        assert await roster.register(a_report(home="elsewhere"), 0) == 2
         with pytest.raises(Conflict):
-            await roster.enter(a_report(), 1)
-        assert (await roster.beat(a_report(), 1)).pulse is Pulse.SUPERSEDED
+            await roster.register(a_report(), 1)
+        assert (await roster.beat(a_report(), 1)).status is LeaseStatus.SUPERSEDED
 
     async def test_epochs_only_rise_whatever_the_worker_remembers(self, roster: AnyRoster) -> None:
-        assert await roster.enter(a_report(), 41) == 42
-        assert await roster.enter(a_report(), 0) == 43
-        assert await roster.enter(a_report(), 43) == 44
+        assert await roster.register(a_report(), 41) == 42
+        assert await roster.register(a_report(), 0) == 43
+        assert await roster.register(a_report(), 43) == 44
 
     async def test_epochs_rise_also_when_all_is_lost(self, roster: AnyRoster, world: RosterWorld) -> None:
-        epoch = await roster.enter(a_report(), await roster.enter(a_report(), 0))
+        epoch = await roster.register(a_report(), await roster.register(a_report(), 0))
         world.lose_data()
-        assert (await roster.beat(a_report(), epoch)).pulse is Pulse.UNKNOWN
-        assert await roster.enter(a_report(), epoch) == epoch + 1
+        assert (await roster.beat(a_report(), epoch)).status is LeaseStatus.UNKNOWN
+        assert await roster.register(a_report(), epoch) == epoch + 1
 
     async def test_a_heartbeat_renews_the_lease_and_brings_the_report(self, roster: AnyRoster) -> None:
-        await roster.enter(a_report(claimed=1), 0)
-        assert (await roster.beat(a_report(claimed=2), 1)).pulse is Pulse.OK
+        await roster.register(a_report(claimed=1), 0)
+        assert (await roster.beat(a_report(claimed=2), 1)).status is LeaseStatus.OK
         [member] = (await roster.watch(ME)).workers
         assert (member.report.claimed, member.alive) == (2, True)
 
     async def test_a_heartbeat_that_comes_too_late_changes_nothing(self, roster: AnyRoster, world: RosterWorld) -> None:
-        await roster.enter(a_report(claimed=1), 0)
+        await roster.register(a_report(claimed=1), 0)
         world.run_out("w")
         for _ in range(2):
-            assert await roster.beat(a_report(claimed=2), 1) == Heard(Pulse.LAPSED)
-            assert await roster.renew("w", 1) == Heard(Pulse.LAPSED)
+            assert await roster.beat(a_report(claimed=2), 1) == HeartbeatReply(LeaseStatus.LAPSED)
+            assert await roster.renew("w", 1) == HeartbeatReply(LeaseStatus.LAPSED)
         [member] = (await roster.watch(ME)).workers
         assert (member.report.claimed, member.alive) == (1, False)
 
     async def test_a_heartbeat_of_an_earlier_process_changes_nothing(self, roster: AnyRoster) -> None:
-        await roster.enter(a_report(claimed=1), 0)
-        await roster.enter(a_report(claimed=2), 1)
-        assert await roster.beat(a_report(claimed=1), 1) == Heard(Pulse.SUPERSEDED)
-        assert await roster.renew("w", 1) == Heard(Pulse.SUPERSEDED)
+        await roster.register(a_report(claimed=1), 0)
+        await roster.register(a_report(claimed=2), 1)
+        assert await roster.beat(a_report(claimed=1), 1) == HeartbeatReply(LeaseStatus.SUPERSEDED)
+        assert await roster.renew("w", 1) == HeartbeatReply(LeaseStatus.SUPERSEDED)
         await roster.leave(a_report(claimed=1, leaving=True), 1)
         [member] = (await roster.watch(ME)).workers
         assert (member.report.claimed, member.report.leaving) == (2, False)
 
     async def test_a_heartbeat_of_an_unknown_worker_makes_none(self, roster: AnyRoster) -> None:
-        assert await roster.beat(a_report(), 1) == Heard(Pulse.UNKNOWN)
-        assert await roster.renew("w", 1) == Heard(Pulse.UNKNOWN)
+        assert await roster.beat(a_report(), 1) == HeartbeatReply(LeaseStatus.UNKNOWN)
+        assert await roster.renew("w", 1) == HeartbeatReply(LeaseStatus.UNKNOWN)
         await roster.leave(a_report(), 1)
         assert (await roster.watch(ME)).workers == ()
 
     async def test_a_coordinator_renews_a_lease_and_leaves_the_report(self, roster: AnyRoster) -> None:
-        await roster.enter(a_report(claimed=3), 0)
-        assert (await roster.renew("w", 1)).pulse is Pulse.OK
+        await roster.register(a_report(claimed=3), 0)
+        assert (await roster.renew("w", 1)).status is LeaseStatus.OK
         [member] = (await roster.watch(ME)).workers
         assert (member.report.claimed, member.alive) == (3, True)
 
     async def test_a_worker_that_leaves_keeps_its_place_for_a_while(self, roster: AnyRoster) -> None:
-        await roster.enter(a_report(), 0)
+        await roster.register(a_report(), 0)
         await roster.leave(a_report(leaving=True), 1)
         [member] = (await roster.watch(ME)).workers
         assert (member.report.leaving, member.alive) == (True, True)
         with pytest.raises(Conflict):
-            await roster.enter(a_report(home="elsewhere"), 0)
-        assert await roster.enter(a_report(), 1) == 2
+            await roster.register(a_report(home="elsewhere"), 0)
+        assert await roster.register(a_report(), 1) == 2
 
     async def test_workers_are_seen_in_the_order_of_their_names(self, roster: AnyRoster) -> None:
         for name in ("w-2", "w-10", "a", "w-1", "ünï"):
-            await roster.enter(a_report(name), 0)
+            await roster.register(a_report(name), 0)
         assert [member.id for member in (await roster.watch(ME)).workers] == ["a", "w-1", "w-10", "w-2", "ünï"]
 
     async def test_a_worker_of_another_version_is_seen_as_that(self, roster: AnyRoster) -> None:
-        await roster.enter(a_report(protocol=PROTOCOL + 1), 0)
+        await roster.register(a_report(protocol=PROTOCOL + 1), 0)
         [member] = (await roster.watch(ME)).workers
         assert (member.compatible, member.alive) == (False, True)
 
@@ -164,13 +163,13 @@ class RosterContract:
 
     async def test_workers_hear_of_the_coordinators_that_are_there(self, roster: AnyRoster, world: RosterWorld) -> None:
         other = Peer("coordinator-2", "[::1]:8000")
-        await roster.enter(a_report(), 0)
+        await roster.register(a_report(), 0)
         assert (await roster.beat(a_report(), 1)).coordinators == ()
         assert (await roster.watch(ME)).coordinators == 1
         assert (await roster.watch(other)).coordinators == 2
         assert set((await roster.beat(a_report(), 1)).coordinators) == {ME, other}
         assert set((await roster.renew("w", 1)).coordinators) == {ME, other}
-        await roster.go(other)
+        await roster.withdraw(other)
         assert (await roster.beat(a_report(), 1)).coordinators == (ME,)
         await roster.watch(other)
         world.silence(ME.id)
@@ -181,34 +180,34 @@ class RosterContract:
         await roster.watch(ME)
         moved = Peer(ME.id, "127.0.0.1:9000")
         assert (await roster.watch(moved)).coordinators == 1
-        await roster.enter(a_report(), 0)
+        await roster.register(a_report(), 0)
         assert (await roster.beat(a_report(), 1)).coordinators == (moved,)
 
     # Operators.
 
     async def test_draining_stays_until_it_is_undone(self, roster: AnyRoster, world: RosterWorld) -> None:
-        await roster.enter(a_report(), 0)
-        await roster.drain("w", True)
+        await roster.register(a_report(), 0)
+        await roster.set_draining("w", True)
         await roster.beat(a_report(), 1)
-        await roster.enter(a_report(), 1)
+        await roster.register(a_report(), 1)
         assert [member.draining for member in (await roster.watch(ME)).workers] == [True]
         world.run_out("w")
-        await roster.drain("w", False)
+        await roster.set_draining("w", False)
         assert [member.draining for member in (await roster.watch(ME)).workers] == [False]
 
     async def test_only_a_dead_worker_is_removed(self, roster: AnyRoster, world: RosterWorld) -> None:
-        await roster.enter(a_report(), 0)
+        await roster.register(a_report(), 0)
         with pytest.raises(Conflict, match="the worker 'w' is alive"):
             await roster.remove("w")
         world.run_out("w")
         await roster.remove("w")
         assert (await roster.watch(ME)).workers == ()
-        assert (await roster.beat(a_report(), 1)).pulse is Pulse.UNKNOWN
+        assert (await roster.beat(a_report(), 1)).status is LeaseStatus.UNKNOWN
 
     async def test_what_is_unknown_is_neither_drained_nor_removed(self, roster: AnyRoster) -> None:
         for name in ("w", "", "*", "\ud800", "x" * 5000):
             with pytest.raises(NotFound, match="there is no worker"):
-                await roster.drain(name, True)
+                await roster.set_draining(name, True)
             with pytest.raises(NotFound, match="there is no worker"):
                 await roster.remove(name)
         assert (await roster.watch(ME)).workers == ()
@@ -219,36 +218,37 @@ class RosterContract:
         self, roster: AnyRoster, world: RosterWorld
     ) -> None:
         assert (await roster.watch(ME)).settled
-        await roster.enter(a_report(), 0)
+        await roster.register(a_report(), 0)
         world.lose_data()
         assert not (await roster.watch(ME)).settled
-        assert await roster.enter(a_report(), 1) == 2
+        assert await roster.register(a_report(), 1) == 2
         assert not (await roster.watch(ME)).settled
         world.pass_time_since_emptied()
         assert (await roster.watch(ME)).settled
 
-    @pytest.mark.parametrize("who", ["enter", "beat", "renew"])
+    @pytest.mark.parametrize("who", ["register", "beat", "renew"])
     async def test_the_time_is_counted_also_where_no_coordinator_is(
         self, roster: AnyRoster, world: RosterWorld, who: str
     ) -> None:
         world.lose_data()
-        await roster.enter(a_report(), 0)
+        await roster.register(a_report(), 0)
         assert not world.settled
         world.pass_time_since_emptied()
-        if who == "enter":
-            await roster.enter(a_report(), 1)
+        if who == "register":
+            await roster.register(a_report(), 1)
         else:
-            assert (await (roster.beat(a_report(), 1) if who == "beat" else roster.renew("w", 1))).pulse is Pulse.OK
+            reply = await (roster.beat(a_report(), 1) if who == "beat" else roster.renew("w", 1))
+            assert reply.status is LeaseStatus.OK
         assert world.settled
 
     async def test_another_process_of_redis_is_told_from_the_one_before(
         self, roster: AnyRoster, world: RosterWorld
     ) -> None:
-        await roster.enter(a_report(), 0)
+        await roster.register(a_report(), 0)
         before = (await roster.beat(a_report(), 1)).run_id
         assert before
         assert (await roster.watch(ME)).run_id == (await roster.beat(a_report(), 1)).run_id == before
         world.restart()
         heard = await roster.beat(a_report(), 1)
-        assert heard.pulse is Pulse.OK
+        assert heard.status is LeaseStatus.OK
         assert heard.run_id not in ("", before)

@@ -22,7 +22,7 @@ from warren.model.errors import (
 )
 from warren.sdk.aio.batch import AsyncBatchSandboxClient
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.platform import all_of
+from warren.sdk.aio.platform import run_parallel
 from warren.sdk.results import ExecuteResult
 
 New = Callable[..., AsyncSandboxClient]
@@ -79,7 +79,7 @@ class AsyncSessionContract:
     async def test_many_first_uses_at_once_make_one_session(self, new: New) -> None:
         client = new()
         try:
-            results = await all_of([partial(client.execute, f"echo {number}") for number in range(5)], 5)
+            results = await run_parallel([partial(client.execute, f"echo {number}") for number in range(5)], 5)
             assert [result.output for result in results] == [f"{number}\n" for number in range(5)]
             assert len(client.session_id) > 10
         finally:
@@ -89,7 +89,7 @@ class AsyncSessionContract:
         async with new() as client:
             session_id = client.session_id
         async with new() as watcher:
-            found = await watcher._backend.session(session_id)
+            found = await watcher._backend.call("get_session", session_id)
             assert (found["state"], found["reason"]) == ("ended", "deleted")
 
     async def test_an_error_in_the_block_is_what_the_caller_hears(self, new: New) -> None:
@@ -132,14 +132,14 @@ class AsyncSessionContract:
             first = client.session_id
         other = new(thread_id="cleaned")
         await other.cleanup()
-        assert (await other._backend.session(first))["state"] == "ended"
+        assert (await other._backend.call("get_session", first))["state"] == "ended"
         await other.close()
 
     async def test_a_thread_whose_session_has_ended_goes_on_in_a_fresh_one_and_says_so_once(self, new: New) -> None:
         async with new(thread_id="goes on") as client:
             first = client.session_id
             await client.write_file("old.txt", "old")
-            await client._backend.delete(first)
+            await client._backend.call("delete_session", first)
             result = await client.execute("ls old.txt")
             assert result.exit_code != 0
             assert "fresh sandbox" in (result.notice or "")
@@ -149,18 +149,18 @@ class AsyncSessionContract:
 
     async def test_every_kind_of_use_goes_on_in_a_fresh_session(self, new: New) -> None:
         async with new(thread_id="each use goes on") as client:
-            await client._backend.delete(client.session_id)
+            await client._backend.call("delete_session", client.session_id)
             assert await client.list_files() == []
-            await client._backend.delete(client.session_id)
+            await client._backend.call("delete_session", client.session_id)
             assert [chunk.text async for chunk in client.stream("echo on")] == ["on\n"]
-            await client._backend.delete(client.session_id)
+            await client._backend.call("delete_session", client.session_id)
             with pytest.raises(FileNotFound):
                 await client.read_file("nothing")
             await client.cleanup()
 
     async def test_a_session_that_has_ended_is_an_error_without_a_thread(self, new: New) -> None:
         async with new() as client:
-            await client._backend.delete(client.session_id)
+            await client._backend.call("delete_session", client.session_id)
             with pytest.raises(SessionEnded):
                 await client.execute("true")
 
@@ -242,11 +242,15 @@ class AsyncCommandContract:
 
     async def test_the_same_key_does_not_run_twice(self, new: New) -> None:
         async with new() as client:
-            first = await client._backend.execute(client.session_id, {"command": "echo >> n; wc -l < n"}, "key-1", 9)
-            again = await client._backend.execute(client.session_id, {"command": "echo >> n; wc -l < n"}, "key-1", 9)
+            first = await client._backend.call(
+                "run_command", client.session_id, key="key-1", work_s=9, command="echo >> n; wc -l < n"
+            )
+            again = await client._backend.call(
+                "run_command", client.session_id, key="key-1", work_s=9, command="echo >> n; wc -l < n"
+            )
             assert first["output"] == again["output"]
             with pytest.raises(KeyReused):
-                await client._backend.execute(client.session_id, {"command": "other"}, "key-1", 9)
+                await client._backend.call("run_command", client.session_id, key="key-1", work_s=9, command="other")
 
     async def test_a_command_that_cannot_be_is_refused(self, new: New) -> None:
         async with new() as client:
@@ -382,7 +386,7 @@ class AsyncBatchContract:
         async with new() as client:
             async with new_batch() as batch:
                 await batch.execute_batch(["true"] * 3, parallel=3)
-            listed = await client._backend.sessions()
+            listed = await client._backend.call("list_sessions")
             assert [each["session_id"] for each in listed["sessions"]] == [client.session_id]
 
     async def test_a_batch_in_a_session_leaves_it_there(self, new: New, new_batch: NewBatch) -> None:

@@ -19,7 +19,7 @@ from warren.model.errors import (
     UnknownUser,
 )
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.platform import all_of
+from warren.sdk.aio.platform import run_parallel
 
 New = Callable[..., AsyncSandboxClient]
 ODD_NAMES = ["two words", "-dash", "ünï", "100%", "a#b?c&d=e+f", "line\nbreak", "%41", "semi;colon"]
@@ -69,7 +69,7 @@ class AsyncFilesContract:
             for letter in "abcd":
                 await client.write_file(letter, letter * 700_000)
             calls = [partial(client.download_file, letter, target) for letter in "abcd"]
-            assert await all_of(calls, 4) == [target] * 4
+            assert await run_parallel(calls, 4) == [target] * 4
         data = target.read_text()
         assert data == data[0] * 700_000
         assert list(tmp_path.iterdir()) == [target]
@@ -141,7 +141,7 @@ class AsyncFilesContract:
 
     async def test_pieces_go_into_the_fresh_session_of_a_thread_whole(self, new: New) -> None:
         async with new(thread_id="pieces") as client:
-            await client._backend.delete(client.session_id)
+            await client._backend.call("delete_session", client.session_id)
             await client.write_file("f", iter([b"first", b"second"]))
             assert await client.read_file("f") == b"firstsecond"
             await client.cleanup()

@@ -24,7 +24,7 @@ from warren.model.errors import (
 )
 from warren.sdk.blocking.batch import BatchSandboxClient
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.platform import all_of
+from warren.sdk.blocking.platform import run_parallel
 from warren.sdk.results import ExecuteResult
 
 New = Callable[..., SandboxClient]
@@ -78,7 +78,7 @@ class SessionContract:
     def test_many_first_uses_at_once_make_one_session(self, new: New) -> None:
         client = new()
         try:
-            results = all_of([partial(client.execute, f"echo {number}") for number in range(5)], 5)
+            results = run_parallel([partial(client.execute, f"echo {number}") for number in range(5)], 5)
             assert [result.output for result in results] == [f"{number}\n" for number in range(5)]
             assert len(client.session_id) > 10
         finally:
@@ -88,7 +88,7 @@ class SessionContract:
         with new() as client:
             session_id = client.session_id
         with new() as watcher:
-            found = watcher._backend.session(session_id)
+            found = watcher._backend.call("get_session", session_id)
             assert (found["state"], found["reason"]) == ("ended", "deleted")
 
     def test_an_error_in_the_block_is_what_the_caller_hears(self, new: New) -> None:
@@ -130,14 +130,14 @@ class SessionContract:
             first = client.session_id
         other = new(thread_id="cleaned")
         other.cleanup()
-        assert (other._backend.session(first))["state"] == "ended"
+        assert (other._backend.call("get_session", first))["state"] == "ended"
         other.close()
 
     def test_a_thread_whose_session_has_ended_goes_on_in_a_fresh_one_and_says_so_once(self, new: New) -> None:
         with new(thread_id="goes on") as client:
             first = client.session_id
             client.write_file("old.txt", "old")
-            client._backend.delete(first)
+            client._backend.call("delete_session", first)
             result = client.execute("ls old.txt")
             assert result.exit_code != 0
             assert "fresh sandbox" in (result.notice or "")
@@ -147,18 +147,18 @@ class SessionContract:
 
     def test_every_kind_of_use_goes_on_in_a_fresh_session(self, new: New) -> None:
         with new(thread_id="each use goes on") as client:
-            client._backend.delete(client.session_id)
+            client._backend.call("delete_session", client.session_id)
             assert client.list_files() == []
-            client._backend.delete(client.session_id)
+            client._backend.call("delete_session", client.session_id)
             assert [chunk.text for chunk in client.stream("echo on")] == ["on\n"]
-            client._backend.delete(client.session_id)
+            client._backend.call("delete_session", client.session_id)
             with pytest.raises(FileNotFound):
                 client.read_file("nothing")
             client.cleanup()
 
     def test_a_session_that_has_ended_is_an_error_without_a_thread(self, new: New) -> None:
         with new() as client:
-            client._backend.delete(client.session_id)
+            client._backend.call("delete_session", client.session_id)
             with pytest.raises(SessionEnded):
                 client.execute("true")
 
@@ -236,11 +236,15 @@ class CommandContract:
 
     def test_the_same_key_does_not_run_twice(self, new: New) -> None:
         with new() as client:
-            first = client._backend.execute(client.session_id, {"command": "echo >> n; wc -l < n"}, "key-1", 9)
-            again = client._backend.execute(client.session_id, {"command": "echo >> n; wc -l < n"}, "key-1", 9)
+            first = client._backend.call(
+                "run_command", client.session_id, key="key-1", work_s=9, command="echo >> n; wc -l < n"
+            )
+            again = client._backend.call(
+                "run_command", client.session_id, key="key-1", work_s=9, command="echo >> n; wc -l < n"
+            )
             assert first["output"] == again["output"]
             with pytest.raises(KeyReused):
-                client._backend.execute(client.session_id, {"command": "other"}, "key-1", 9)
+                client._backend.call("run_command", client.session_id, key="key-1", work_s=9, command="other")
 
     def test_a_command_that_cannot_be_is_refused(self, new: New) -> None:
         with new() as client:
@@ -372,7 +376,7 @@ class BatchContract:
         with new() as client:
             with new_batch() as batch:
                 batch.execute_batch(["true"] * 3, parallel=3)
-            listed = client._backend.sessions()
+            listed = client._backend.call("list_sessions")
             assert [each["session_id"] for each in listed["sessions"]] == [client.session_id]
 
     def test_a_batch_in_a_session_leaves_it_there(self, new: New, new_batch: NewBatch) -> None:

@@ -21,7 +21,7 @@ from warren.model.errors import (
     UnknownUser,
 )
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.platform import all_of
+from warren.sdk.blocking.platform import run_parallel
 
 New = Callable[..., SandboxClient]
 ODD_NAMES = ["two words", "-dash", "ünï", "100%", "a#b?c&d=e+f", "line\nbreak", "%41", "semi;colon"]
@@ -67,7 +67,7 @@ class FilesContract:
             for letter in "abcd":
                 client.write_file(letter, letter * 700_000)
             calls = [partial(client.download_file, letter, target) for letter in "abcd"]
-            assert all_of(calls, 4) == [target] * 4
+            assert run_parallel(calls, 4) == [target] * 4
         data = target.read_text()
         assert data == data[0] * 700_000
         assert list(tmp_path.iterdir()) == [target]
@@ -139,7 +139,7 @@ class FilesContract:
 
     def test_pieces_go_into_the_fresh_session_of_a_thread_whole(self, new: New) -> None:
         with new(thread_id="pieces") as client:
-            client._backend.delete(client.session_id)
+            client._backend.call("delete_session", client.session_id)
             client.write_file("f", iter([b"first", b"second"]))
             assert client.read_file("f") == b"firstsecond"
             client.cleanup()

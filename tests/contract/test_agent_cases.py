@@ -1,6 +1,7 @@
 """Cases the agent once got wrong, with the real agent in throw-away namespaces."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,10 +11,13 @@ from contract.namespace_provider import NamespaceProvider
 from contract.test_agent import BIN
 
 from warren.interfaces.sandbox import Process, Sandbox
-from warren.model.operations import Command
+from warren.model.errors import LimitReached
+from warren.model.operations import Command, Search, SearchLimit, SearchMatch, SearchSummary
 from warren.model.spec import SandboxSpec
 
 pytestmark = pytest.mark.anyio
+
+SLOW = "x(a|b?){60}(c|d?){60}[^x]"
 
 
 @pytest.fixture(params=["warren-agent", "warren-agent-sanitized"])
@@ -87,3 +91,68 @@ async def test_commands_that_speak_at_once_are_all_heard(box: Sandbox) -> None:
     for process, shown in zip(processes, readers, strict=True):
         await process.kill(0)
         await shown.aclose()  # type: ignore[attr-defined]
+
+
+async def test_an_expression_that_needs_too_much_is_refused(box: Sandbox) -> None:
+    await box.write("file", b"aaa\n")
+    with anyio.fail_after(30), pytest.raises(LimitReached, match=r"the search|the regular expression"):
+        await search(box, Search(pattern="((a{1,255}){1,255}){1,255}", timeout_s=2))
+    await box.ping()
+
+
+@pytest.mark.parametrize("pattern", ["(" * 1999 + "a" + ")" * 1999, "((a?){100}){40}", "(a*)*" * 300 + "{1,200}"])
+async def test_an_expression_that_explodes_ends_its_search_alone(box: Sandbox, pattern: str) -> None:
+    """Whether the search is refused, cut short or done depends on the C library; the agent lives in any case."""
+    await box.write("file", b"a" * 1000 + b"\n" + b"b" * 100_000)
+    with anyio.fail_after(30), contextlib.suppress(LimitReached):
+        await search(box, Search(pattern=pattern, timeout_s=2))
+    _, summary = await search(box, Search(pattern="b{3}"))
+    assert summary.matches == 1
+
+
+async def search(box: Sandbox, query: Search) -> tuple[list[SearchMatch], SearchSummary]:
+    items = [item async for item in box.search(query)]
+    assert isinstance(items[-1], SearchSummary)
+    return [item for item in items if isinstance(item, SearchMatch)], items[-1]
+
+
+async def test_a_search_ends_when_its_time_is_over(box: Sandbox) -> None:
+    await box.exec(Command(shell="echo xa > a; yes xxxxxxx | head -c 9000000 > b"))
+    with anyio.fail_after(10):
+        matches, summary = await search(box, Search(pattern=SLOW, timeout_s=0.5))
+    assert summary.truncated_by is SearchLimit.TIME
+    assert [match.path for match in matches] == ["/workspace/a"]
+
+
+async def wait_for_children(box: Sandbox, count: int) -> None:
+    """Until the agent has so many child processes besides the one that counts them."""
+    counted = Command(shell="grep -lE '^PPid:[[:space:]]+1$' /proc/[0-9]*/status | wc -l")
+    with anyio.fail_after(5):
+        while int((await box.exec(counted)).stdout) != count + 1:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_search_that_nobody_waits_for_ends_at_once(box: Sandbox) -> None:
+    await box.exec(Command(shell="yes xxxxxxx | head -c 9000000 > big"))
+    searching = asyncio.ensure_future(search(box, Search(pattern=SLOW, timeout_s=600)))
+    await wait_for_children(box, 1)
+    searching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await searching
+    await wait_for_children(box, 0)
+
+
+async def test_a_search_does_not_wait_for_pipes_and_leaves_the_kernels_files_alone(box: Sandbox) -> None:
+    await box.exec(Command(shell="mkfifo pipe; echo needle > file"))
+    matches, _ = await search(box, Search(pattern="needle"))
+    assert [match.path for match in matches] == ["/workspace/file"]
+    matches, _ = await search(box, Search(path="/", pattern="^processor|MemTotal", glob="*info"))
+    assert matches == []
+    matches, _ = await search(box, Search(path="/proc", pattern="MemTotal", glob="/meminfo"))
+    assert [match.path for match in matches] == ["/proc/meminfo"]
+
+
+async def test_a_search_has_the_rights_of_its_user(box: Sandbox) -> None:
+    await box.write("private", b"needle", mode=0o600)
+    _, summary = await search(box, Search(pattern="needle", user="1234"))
+    assert (summary.matches, summary.unreadable) == (0, 1)

@@ -94,7 +94,7 @@ class TestGivingUp:
 
     async def test_what_is_a_live_workers_is_left_to_it(self, server: RedisServer, link: RedisLink) -> None:
         store, roster = RedisStore(link), Roster(link)
-        await roster.enter(a_report("w"), 0)
+        await roster.register(a_report("w"), 0)
         session = await added(store, worker="w", state=S.RUNNING)
         lost = session.moved_to(S.LOST)
         assert not await store.swap_of_dead(lost)
@@ -106,7 +106,7 @@ class TestGivingUp:
     @pytest.mark.parametrize("worker", ["never-seen", "", "w"])
     async def test_what_is_nobodys_can_be_taken(self, link: RedisLink, worker: str) -> None:
         store = RedisStore(link)
-        await Roster(link).enter(a_report("other"), 0)
+        await Roster(link).register(a_report("other"), 0)
         session = await added(store, worker=worker, state=S.RUNNING, thread_id="t", disk_mb=3)
         assert await store.swap_of_dead(session.moved_to(S.LOST))
         assert (await store.count())[S.LOST] == 1

@@ -10,8 +10,7 @@ from contract.roster_contract import ME, AnyRoster, RosterContract, RosterWorld,
 from redis_server import PATIENCE_S, LossyWire, RedisServer, lossy_wire, running_redis
 from unit.fake_roster import FakeRoster
 
-from warren.cluster.members import LEASE_S, Report
-from warren.cluster.roster import Pulse, Roster
+from warren.cluster.roster import LEASE_S, LeaseStatus, Report, Roster
 from warren.model.errors import Unavailable
 from warren.stores import redis_roster_scripts as scripts
 from warren.stores.redis_link import RedisLink, connect
@@ -69,7 +68,7 @@ class OnAClock:
         return self._fake.settled
 
     def run_out(self, worker_id: str) -> None:
-        self._fake.places[worker_id] = replace(self._fake.places[worker_id], until=1.0)
+        self._fake.entries[worker_id] = replace(self._fake.entries[worker_id], until=1.0)
 
     def lose_data(self) -> None:
         self._fake.lose_data()
@@ -82,8 +81,8 @@ class OnAClock:
         self._fake.empty_since = 1.0
 
     def silence(self, coordinator_id: str) -> None:
-        heard_of = self._fake.heard_of
-        self._fake.heard_of = {peer: 1.0 if peer.id == coordinator_id else at for peer, at in heard_of.items()}
+        seen_at = self._fake.seen_at
+        self._fake.seen_at = {peer: 1.0 if peer.id == coordinator_id else at for peer, at in seen_at.items()}
 
 
 @pytest.fixture(scope="module")
@@ -134,27 +133,27 @@ class TestScriptsTriedTwice:
         roster, wire = lossy
         for epoch in (1, 2, 3):
             wire.lose()
-            assert await roster.enter(a_report(), epoch - 1) == epoch
-        assert (await roster.beat(a_report(), 3)).pulse is Pulse.OK
+            assert await roster.register(a_report(), epoch - 1) == epoch
+        assert (await roster.beat(a_report(), 3)).status is LeaseStatus.OK
 
     async def test_all_else_is_the_same_the_second_time(
         self, lossy: tuple[Roster, LossyWire], server: RedisServer
     ) -> None:
         roster, wire = lossy
-        await roster.enter(a_report(), 0)
+        await roster.register(a_report(), 0)
         wire.lose()
         assert (await roster.beat(a_report(claimed=1), 1)).coordinators == (ME,)
         wire.lose()
-        assert (await roster.renew("w", 1)).pulse is Pulse.OK
+        assert (await roster.renew("w", 1)).status is LeaseStatus.OK
         wire.lose()
-        await roster.drain("w", True)
+        await roster.set_draining("w", True)
         wire.lose()
         await roster.leave(a_report(claimed=2), 1)
         wire.lose()
-        sight = await roster.watch(ME)
-        assert [(one.report.claimed, one.draining) for one in sight.workers] == [(2, True)]
+        snapshot = await roster.watch(ME)
+        assert [(one.report.claimed, one.draining) for one in snapshot.workers] == [(2, True)]
         wire.lose()
-        await roster.go(ME)
+        await roster.withdraw(ME)
         assert (await roster.beat(a_report(), 1)).coordinators == ()
 
     async def test_a_worker_that_was_removed_is_gone(
@@ -162,7 +161,7 @@ class TestScriptsTriedTwice:
     ) -> None:
         """The second try finds nothing, and says that it was done."""
         roster, wire = lossy
-        await roster.enter(a_report(), 0)
+        await roster.register(a_report(), 0)
         server.ask("HSET", "{warren}:worker:1:w", "until", "1.000000")
         wire.lose()
         await roster.remove("w")
@@ -176,24 +175,24 @@ class TestWhatIsInRedis:
         assert not server.ask("SMEMBERS", "{warren}:workers")
 
     async def test_a_worker_that_knows_more_than_we_do_can_be_read(self, server: RedisServer, link: RedisLink) -> None:
-        text = a_report().encoded()[:-1] + ',"moon":"full","protocol":2}'
+        text = a_report().to_json()[:-1] + ',"moon":"full","protocol":2}'
         roster = Roster(link)
-        await roster.enter(a_report(), 0)
+        await roster.register(a_report(), 0)
         server.ask("HSET", "{warren}:worker:1:w", "report", text)
         [member] = (await roster.watch(ME)).workers
         assert (member.report, member.compatible) == (a_report(protocol=2), False)
-        assert Report.decoded('{"id":"w","address":"a","home":"h"}') == Report("w", "a", "h")
+        assert Report.from_json('{"id":"w","address":"a","home":"h"}') == Report("w", "a", "h")
 
     async def test_the_lease_is_counted_by_redis(self, server: RedisServer, link: RedisLink) -> None:
-        await Roster(link).enter(a_report(), 0)
+        await Roster(link).register(a_report(), 0)
         until = float(server.ask("HGET", "{warren}:worker:1:w", "until"))
         seconds, micros = server.ask("TIME")
         assert 0 < until - (int(seconds) + int(micros) / 1e6) <= LEASE_S
 
     async def test_namespaces_do_not_see_each_other(self, server: RedisServer, link: RedisLink) -> None:
         other = connect(server.url, timeout_s=PATIENCE_S, namespace=secrets.token_hex(4))
-        await Roster(link).enter(a_report(), 0)
-        assert await Roster(other).enter(a_report(home="elsewhere"), 0) == 1
+        await Roster(link).register(a_report(), 0)
+        assert await Roster(other).register(a_report(home="elsewhere"), 0) == 1
         assert len((await Roster(link).watch(ME)).workers) == 1
         await other.close()
 
@@ -201,16 +200,16 @@ class TestWhatIsInRedis:
         with running_redis(tmp_path / "redis") as server:
             link = connect(server.url)
             roster = Roster(link)
-            await roster.enter(a_report(), 0)
+            await roster.register(a_report(), 0)
             server.kill()
             for call in (
-                roster.enter(a_report(), 1),
+                roster.register(a_report(), 1),
                 roster.beat(a_report(), 1),
                 roster.renew("w", 1),
                 roster.leave(a_report(), 1),
                 roster.watch(ME),
-                roster.go(ME),
-                roster.drain("w", True),
+                roster.withdraw(ME),
+                roster.set_draining("w", True),
                 roster.remove("w"),
             ):
                 with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1"):

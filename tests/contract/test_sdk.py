@@ -168,5 +168,5 @@ class TestAsyncCancellation(Async):
         async with new() as client:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.5):
-                    await client._backend.write(client.session_id, "half", slowly(), "")
+                    await client._backend.upload("write_file", client.session_id, slowly(), path="half")
             assert not await client.exists("half")

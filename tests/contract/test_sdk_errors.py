@@ -25,12 +25,12 @@ from warren.sdk.aio.transport import AsyncTransport
 from warren.sdk.blocking.remote import Remote
 from warren.sdk.blocking.transport import Transport
 from warren.sdk.discovery import find_key, find_url
-from warren.sdk.wire import Patience
+from warren.sdk.protocol import TransportOptions
 
 pytestmark = pytest.mark.anyio
 
-Ask = Callable[..., Awaitable[Any]]
-QUICK = Patience(first_pause_s=0.001)
+Request = Callable[..., Awaitable[Any]]
+QUICK = TransportOptions(first_pause_s=0.001)
 KEY = "the-right-key-0123456789"
 
 
@@ -48,7 +48,7 @@ def server(state: Path) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(params=["blocking", "asyncio"])
-def ask(request: pytest.FixtureRequest) -> Ask:
+def ask(request: pytest.FixtureRequest) -> Request:
     """Calls a method of a client that is made with the options, in either way."""
 
     async def blocking(name: str, *args: Any, **options: Any) -> Any:
@@ -107,7 +107,7 @@ async def heard(kind: type[WarrenError], work: Awaitable[Any], *words: str) -> N
 
 
 @pytest.mark.parametrize("verb", ["create_session", "execute", "terminal", "read_file"])
-async def test_a_server_that_is_not_there(ask: Ask, verb: str) -> None:
+async def test_a_server_that_is_not_there(ask: Request, verb: str) -> None:
     url = f"http://127.0.0.1:{free_port()}"
     args = ["x"] if verb in ("execute", "read_file") else []
     work = ask(verb, *args, server_url=url, session_id="" if verb == "create_session" else "ses_x")
@@ -116,38 +116,38 @@ async def test_a_server_that_is_not_there(ask: Ask, verb: str) -> None:
 
 @pytest.mark.parametrize("key", ["", "wrong"])
 @pytest.mark.parametrize("verb", ["create_session", "terminal", "list_files"])
-async def test_a_key_that_is_not_right(ask: Ask, server: ServerProcess, key: str, verb: str) -> None:
+async def test_a_key_that_is_not_right(ask: Request, server: ServerProcess, key: str, verb: str) -> None:
     session_id = "" if verb == "create_session" else "ses_x"
     await heard(Unauthorized, ask(verb, server_url=server.url, api_key=key, session_id=session_id))
 
 
 async def test_the_right_key_from_the_environment(
-    ask: Ask, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
+    ask: Request, server: ServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WARREN_URL", server.url)
     monkeypatch.setenv("WARREN_API_KEY", KEY)
     assert (await ask("execute", "echo in")).output == "in\n"
 
 
-async def test_a_session_that_is_gone(ask: Ask, server: ServerProcess) -> None:
+async def test_a_session_that_is_gone(ask: Request, server: ServerProcess) -> None:
     for verb, *args in (("execute", "true"), ("info",), ("read_file", "x"), ("terminal",)):
         with pytest.raises(SessionNotFound, match="ses_gone"):
             await ask(verb, *args, server_url=server.url, api_key=KEY, session_id="ses_gone")
 
 
-async def test_a_file_that_is_missing(ask: Ask, server: ServerProcess, tmp_path: Path) -> None:
+async def test_a_file_that_is_missing(ask: Request, server: ServerProcess, tmp_path: Path) -> None:
     with pytest.raises(FileNotFound, match="no-such-file"):
         await ask("read_file", "no-such-file", server_url=server.url, api_key=KEY)
     with pytest.raises(FileNotFound, match="on this machine"):
         await ask("upload_file", tmp_path / "no-such-file", server_url=server.url, api_key=KEY)
 
 
-async def test_a_body_that_is_too_large(ask: Ask, server: ServerProcess) -> None:
+async def test_a_body_that_is_too_large(ask: Request, server: ServerProcess) -> None:
     with pytest.raises(TooLarge):
         await ask("execute", "x" * 8_000_000, server_url=server.url, api_key=KEY)
 
 
-async def test_a_server_that_dies_during_a_command(ask: Ask, state: Path) -> None:
+async def test_a_server_that_dies_during_a_command(ask: Request, state: Path) -> None:
     own = new_state_dir()
     server = ServerProcess(own, provider="fake")
     server.start()

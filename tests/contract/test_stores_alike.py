@@ -16,7 +16,7 @@ from redis_server import PATIENCE_S, running_redis
 
 from warren.interfaces.store import Key, Page, SessionStore
 from warren.model.errors import WarrenError
-from warren.model.session import NEXT, EndReason, Session
+from warren.model.session import STATES, EndReason, Session
 from warren.stores.memory import MemoryStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
@@ -81,8 +81,8 @@ class Stores(RuleBasedStateMachine):
     @rule(data=st.data(), at=TIMES, late=st.booleans())
     def swap(self, data: st.DataObject, at: float, late: bool) -> None:
         session = self._known[data.draw(st.sampled_from(sorted(self._known)))]
-        if NEXT[session.state]:
-            state = data.draw(st.sampled_from(sorted(NEXT[session.state])))
+        if STATES[session.state].next:
+            state = data.draw(st.sampled_from(sorted(STATES[session.state].next)))
             changes: dict[str, Any] = {"used": at}
             if state is S.ENDED:
                 changes = {"ended": at, "reason": data.draw(st.sampled_from([EndReason.FAILED, EndReason.IDLE]))}

@@ -12,7 +12,7 @@ from e2e.conftest import NewState
 from redis_server import RedisServer
 from server_process import ServerProcess, running_server
 
-from warren.cluster.members import Report
+from warren.cluster.roster import Report
 
 KINDS = ("alone", "cluster")
 DEAD = "worker-dead"
@@ -31,7 +31,7 @@ class Place:
         if self.redis is None:
             return
         report = Report(DEAD, "127.0.0.1:9", "elsewhere", provider="fake", capacity=1)
-        values = {"report": report.encoded(), "home": report.home, "epoch": "1", "until": "1.000000"}
+        values = {"report": report.to_json(), "home": report.home, "epoch": "1", "until": "1.000000"}
         pairs = [part for pair in values.items() for part in pair]
         self.redis.ask("HSET", f"{{warren}}:worker:{len(DEAD)}:{DEAD}", *pairs)
         self.redis.ask("SADD", "{warren}:workers", DEAD)

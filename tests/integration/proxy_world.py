@@ -9,9 +9,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warren.cluster.http_client.client import Header, WorkerClient
-from warren.cluster.http_client.failures import Broken, Unreachable
-from warren.cluster.proxy.http_requests import RequestBody, forwarded, pass_on
+from warren.cluster.http_client.client import WorkerClient
+from warren.cluster.http_client.errors import Broken, Unreachable
+from warren.cluster.http_client.headers import Header
+from warren.cluster.proxy.http_requests import RequestBody, forward_request, forward_response
 from warren.cluster.proxy.websockets import forward_websocket
 from warren.http.server.http_guard import HttpGuard
 from warren.http.server.serving import HttpServer
@@ -23,7 +24,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
-class Seen:
+class ReceivedRequest:
     """A request as the worker's app saw it."""
 
     method: str
@@ -37,13 +38,13 @@ class Seen:
 
 
 @dataclass
-class Back:
+class RecordingApp:
     """A worker's app: keeps what it was asked, and answers what it is told to."""
 
     status: int = 200
     headers: list[Header] = field(default_factory=list)
     body: bytes = b"hello"
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[ReceivedRequest] = field(default_factory=list)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
@@ -52,7 +53,9 @@ class Back:
             body += message.get("body", b"")
             if not message.get("more_body", False):
                 break
-        self.seen.append(Seen(scope["method"], scope["raw_path"], scope["query_string"], list(scope["headers"]), body))
+        self.seen.append(
+            ReceivedRequest(scope["method"], scope["raw_path"], scope["query_string"], list(scope["headers"]), body)
+        )
         length = [] if self.status in (204, 304) else [(b"content-length", b"%d" % len(self.body))]
         await send({"type": "http.response.start", "status": self.status, "headers": [*self.headers, *length]})
         await send({"type": "http.response.body", "body": self.body})
@@ -70,13 +73,13 @@ class Reply:
 
 class World:
     def __init__(self) -> None:
-        self.links = WorkerClient()
+        self.client = WorkerClient()
         self._servers: list[HttpServer] = []
         self._raw: list[asyncio.Server] = []
         self._writers: list[asyncio.StreamWriter] = []
         self._before = asyncio.all_tasks()
 
-    async def back(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> str:
+    async def start_worker(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> str:
         return f"127.0.0.1:{await self.serve(app, tls)}"
 
     async def serve(self, app: ASGIApp, tls: ssl.SSLContext | None = None) -> int:
@@ -85,7 +88,7 @@ class World:
         self._servers.append(server)
         return server.port
 
-    async def front(self, address: str, added: Sequence[Header] = ()) -> int:
+    async def start_coordinator(self, address: str, added: Sequence[Header] = ()) -> int:
         """The port of a coordinator that forwards everything to this address."""
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,7 +99,7 @@ class World:
 
         return await self.serve(HttpGuard(_with_lifespan(app), is_upload=lambda scope: True))
 
-    async def worker(self, talk: Talk) -> str:
+    async def start_scripted_worker(self, talk: Talk) -> str:
         """The address of a worker that says what the test wants, byte by byte."""
 
         async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -117,7 +120,7 @@ class World:
         self._writers.append(writer)
         return reader, writer
 
-    async def ask(self, port: int, data: bytes) -> Reply:
+    async def send(self, port: int, data: bytes) -> Reply:
         """Asks a coordinator, over a connection that is closed afterwards."""
         async with asyncio.timeout(PATIENCE_S):
             reader, writer = await self.dial(port)
@@ -128,8 +131,8 @@ class World:
 
     async def close(self) -> None:
         """Ends everything; nothing may be left of it."""
-        await self.links.close()
-        assert repr(self.links) == "<Links to nobody>"
+        await self.client.close()
+        assert repr(self.client) == "<WorkerClient no connections>"
         for writer in self._writers:
             writer.transport.abort()
         for listener in self._raw:
@@ -154,23 +157,25 @@ class World:
             await send(message)
 
         try:
-            async with forwarded(self.links, address, scope, RequestBody(receive), headers=added) as answer:
-                await pass_on(answer, noted)
+            async with await forward_request(
+                self.client, address, scope, RequestBody(receive), headers=added
+            ) as response:
+                await forward_response(response, noted)
         except Unreachable as exc:
-            raise Unavailable(exc.why) from exc
+            raise Unavailable(exc.reason) from exc
         except Broken as exc:
             if started:
                 raise
-            raise ProtocolError(exc.why) from exc
+            raise ProtocolError(exc.reason) from exc
 
 
 async def _websocket(address: str, scope: Scope, receive: Receive, send: Send, added: Sequence[Header]) -> None:
     try:
         await forward_websocket(address, scope, receive, send, headers=added)
     except Unreachable as exc:
-        raise Unavailable(exc.why) from exc
+        raise Unavailable(exc.reason) from exc
     except Broken as exc:
-        raise ProtocolError(exc.why) from exc
+        raise ProtocolError(exc.reason) from exc
 
 
 def _with_lifespan(app: ASGIApp) -> ASGIApp:
@@ -220,12 +225,12 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def soon(event: asyncio.Event) -> None:
+async def wait_for(event: asyncio.Event) -> None:
     async with asyncio.timeout(PATIENCE_S):
         await event.wait()
 
 
-async def standstill(count: Callable[[], int]) -> int:
+async def settled_count(count: Callable[[], int]) -> int:
     """What the count is when it has stopped to grow."""
     before, still = -1, 0
     async with asyncio.timeout(PATIENCE_S):

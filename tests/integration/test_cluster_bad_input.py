@@ -17,8 +17,8 @@ from e2e.api_client import Api
 from integration.cluster_world import ADMIN, Nodes, new_nodes, wait_until
 from server_process import ServerProcess, clean_environ, free_port
 
-from warren.cluster.auth import written_caller
-from warren.cluster.members import PROTOCOL, Report
+from warren.cluster.auth import encode_caller
+from warren.cluster.roster import PROTOCOL, Report
 from warren.model.access import ALL_SCOPES, Caller
 from warren.model.session import Session, SessionState, new_session_id
 from warren.stores.redis_store import RedisStore
@@ -64,7 +64,7 @@ async def api(coordinator: ServerProcess) -> AsyncIterator[Api]:
 
 
 async def test_a_worker_serves_nobody_who_does_not_know_the_secret(worker: ServerProcess) -> None:
-    caller = written_caller(Caller("acme", "k", ALL_SCOPES)).decode()
+    caller = encode_caller(Caller("acme", "k", ALL_SCOPES)).decode()
     async with Api(worker.url) as api:
         for secret in ({}, {"X-Warren-Cluster": OTHER_SECRET}, {"X-Warren-Cluster": SECRET[:-1]}):
             headers = {**TRUSTED, "X-Warren-Caller": caller, "X-API-Key": ADMIN}
@@ -88,11 +88,11 @@ async def test_a_worker_serves_nobody_who_does_not_know_the_secret(worker: Serve
 async def test_a_coordinator_must_say_for_whom_it_asks_and_speak_the_same_protocol(worker: ServerProcess) -> None:
     async with Api(worker.url) as api:
         found = await api.refused("GET", "/api/sessions", headers=TRUSTED, status=401, code="unauthorized")
-        assert "for whom" in found["detail"]
+        assert "does not name its caller" in found["detail"]
         for spoken in ("0", "2", ""):
             headers = {**TRUSTED, "X-Warren-Protocol": spoken}
             found = await api.refused("GET", "/api/sessions", headers=headers, status=409, code="conflict")
-            assert f"protocol {PROTOCOL} is understood here" in found["detail"]
+            assert f"this process uses protocol {PROTOCOL}" in found["detail"]
             assert "same version" in found["remedy"]
         assert (await api.get("/internal/worker", headers=TRUSTED))["id"] == "worker-1"
 
@@ -186,7 +186,7 @@ async def test_a_second_worker_of_the_same_name_does_not_start_and_harms_nobody(
 async def test_a_worker_of_another_version_is_shown_and_not_used(nodes: Nodes, api: Api) -> None:
     report = Report("worker-old", "127.0.0.1:9", "elsewhere", "0.1", PROTOCOL + 1, "fake", capacity=1000)
     seconds, _ = nodes.redis.ask("TIME")
-    values = {"report": report.encoded(), "home": "elsewhere", "epoch": 1, "until": f"{int(seconds) + 3600}.000000"}
+    values = {"report": report.to_json(), "home": "elsewhere", "epoch": 1, "until": f"{int(seconds) + 3600}.000000"}
     pairs = [part for pair in values.items() for part in pair]
     nodes.redis.ask("HSET", "{warren}:worker:10:worker-old", *pairs)
     nodes.redis.ask("SADD", "{warren}:workers", "worker-old")
@@ -239,7 +239,7 @@ async def test_what_only_a_coordinator_may_say_is_not_heard_from_a_client(nodes:
     )
     chosen = new_session_id()
     lies = {
-        "X-Warren-Caller": written_caller(Caller("default", "boss", ALL_SCOPES)).decode(),
+        "X-Warren-Caller": encode_caller(Caller("default", "boss", ALL_SCOPES)).decode(),
         "X-Warren-Session": chosen,
         "X-Warren-Patience": "0",
         "X-Warren-Client": "10.9.8.7",
@@ -297,12 +297,12 @@ def test_a_redis_that_cannot_be_used_is_told_and_waited_for(nodes: Nodes, what: 
     for process in waiting:
         process.start(wait=False)
     for process in waiting:
-        told = f"waiting for Redis: Redis at 127.0.0.1:{port} {words}"
+        told = f'waiting_for_redis error="Redis at 127.0.0.1:{port} {words}'
         wait_until(lambda process=process, told=told: told in process.log, process.log)
         assert process.alive
         assert process.stop() == 0
         assert password not in process.log
-        assert process.log.count("waiting for Redis") == 1
+        assert process.log.count("waiting_for_redis") == 1
 
 
 async def test_one_that_has_waited_for_redis_begins_when_it_is_there() -> None:
@@ -312,7 +312,7 @@ async def test_one_that_has_waited_for_redis_begins_when_it_is_there() -> None:
         for process in late:
             process.start(wait=False)
         for process in late:
-            wait_until(lambda process=process: "waiting for Redis" in process.log, process.log)
+            wait_until(lambda process=process: "waiting_for_redis" in process.log, process.log)
         nodes.redis.start()
         nodes.redis.ask("SET", "{warren}", "1")
         for process in late:

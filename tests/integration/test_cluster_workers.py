@@ -16,7 +16,7 @@ from e2e.api_client import Api, SessionApi
 from integration.cluster_world import ADMIN, PATIENCE_S, Nodes, new_nodes
 from server_process import ServerProcess
 
-from warren.cluster.members import PROTOCOL
+from warren.cluster.roster import PROTOCOL
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from certificates import make_certificates
-from integration.proxy_world import PATIENCE_S, World, soon, standstill, until
+from integration.proxy_world import PATIENCE_S, World, settled_count, until, wait_for
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 from websockets.asyncio.client import ClientConnection, connect
@@ -21,7 +21,7 @@ from websockets.frames import Close
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from warren.cluster.http_client.failures import Broken, Refused, Unreachable
+from warren.cluster.http_client.errors import Broken, Refused, Unreachable
 from warren.cluster.proxy.websockets import MAX_MESSAGE, forward_websocket, sendable
 from warren.http.server.http_guard import HttpGuard
 from warren.http.server.tls import new_tls_context
@@ -38,9 +38,9 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    made = World()
-    yield made
-    await made.close()
+    world = World()
+    yield world
+    await world.close()
     gc.collect()
 
 
@@ -106,23 +106,23 @@ async def end_of(link: ClientConnection) -> Close | None:
 
 class TestMessages:
     async def test_text_and_bytes_pass_both_ways_and_stay_apart(self, world: World) -> None:
-        front = await world.front(await world.back(Worker(echo)))
-        async with client(front) as link:
+        coordinator = await world.start_coordinator(await world.start_worker(Worker(echo)))
+        async with client(coordinator) as link:
             for message in ("text", b"bytes", "", b"", "é☃", bytes(range(256))):
                 await link.send(message)
                 assert await link.recv() == message
 
     @pytest.mark.parametrize("size", [65_535, 65_536, MAX_MESSAGE])
     async def test_large_messages_pass(self, world: World, size: int) -> None:
-        front = await world.front(await world.back(Worker(echo)))
-        async with client(front) as link:
+        coordinator = await world.start_coordinator(await world.start_worker(Worker(echo)))
+        async with client(coordinator) as link:
             for message in ("x" * size, b"x" * size):
                 await link.send(message)
                 assert await link.recv() == message
 
     async def test_many_in_a_row_keep_their_order(self, world: World) -> None:
-        front = await world.front(await world.back(Worker(echo)))
-        async with client(front) as link:
+        coordinator = await world.start_coordinator(await world.start_worker(Worker(echo)))
+        async with client(coordinator) as link:
 
             async def talk() -> None:
                 for number in range(500):
@@ -134,16 +134,18 @@ class TestMessages:
 
     async def test_path_headers_and_subprotocols_reach_the_worker(self, world: World) -> None:
         worker = Worker(echo)
-        front = await world.front(await world.back(worker), [(b"x-warren-cluster", b"ours"), (b"x-request-id", b"r")])
+        coordinator = await world.start_coordinator(
+            await world.start_worker(worker), [(b"x-warren-cluster", b"ours"), (b"x-request-id", b"r")]
+        )
         headers = {"Authorization": "Bearer k", "X-Warren-Cluster": "theirs", "X-Mine": "1", "Cookie": "a=b"}
         offered = [Subprotocol("a"), Subprotocol("b")]
         path = "/a%2Fb/%FF;x?q=%2f&e="
-        async with client(front, path, additional_headers=headers, subprotocols=offered) as link:
+        async with client(coordinator, path, additional_headers=headers, subprotocols=offered) as link:
             assert link.subprotocol == "b"
         (scope,) = worker.scopes
         assert (scope["raw_path"] + b"?" + scope["query_string"]).decode() == path
         found = scope["headers"]
-        assert found[0] == (b"host", f"127.0.0.1:{front}".encode())
+        assert found[0] == (b"host", f"127.0.0.1:{coordinator}".encode())
         assert [value for name, value in found if name.startswith(b"x-")] == [b"1", b"ours", b"r"]
         assert not {b"authorization", b"cookie", b"sec-websocket-extensions"} & {name for name, _ in found}
         assert len({name for name, _ in found}) == len(found)
@@ -160,9 +162,9 @@ class TestBackPressure:
                 sent += 1
             await send({"type": "websocket.close", "code": 1000})
 
-        front = await world.front(await world.back(Worker(flood)))
-        async with client(front, max_queue=1) as link:
-            assert await standstill(lambda: sent) < 700
+        coordinator = await world.start_coordinator(await world.start_worker(Worker(flood)))
+        async with client(coordinator, max_queue=1) as link:
+            assert await settled_count(lambda: sent) < 700
             taken = 0
             async for message in link:
                 taken += len(message)
@@ -180,8 +182,8 @@ class TestBackPressure:
                 if taken == 1000 * 65_536:
                     await send({"type": "websocket.close", "code": 1000})
 
-        front = await world.front(await world.back(Worker(lazy)))
-        async with client(front) as link:
+        coordinator = await world.start_coordinator(await world.start_worker(Worker(lazy)))
+        async with client(coordinator) as link:
 
             async def flood() -> None:
                 nonlocal sent
@@ -190,7 +192,7 @@ class TestBackPressure:
                     sent += 1
 
             flooding = asyncio.create_task(flood())
-            assert await standstill(lambda: sent) < 700
+            assert await settled_count(lambda: sent) < 700
             may_read.set()
             await flooding
             assert await end_of(link) == Close(1000, "")
@@ -203,19 +205,19 @@ class TestClosing:
     async def test_the_worker_closes_with_a_code_after_its_last_words(
         self, world: World, code: int, reason: str
     ) -> None:
-        front = await world.front(await world.back(Worker(closing(code, reason))))
-        async with client(front) as link:
+        coordinator = await world.start_coordinator(await world.start_worker(Worker(closing(code, reason))))
+        async with client(coordinator) as link:
             assert await link.recv() == "last words"
             assert await end_of(link) == Close(code, reason)
 
     @pytest.mark.parametrize(("code", "reason"), [(1000, ""), (1001, "bye"), (3000, "é"), (4999, "x")])
     async def test_the_client_closes_with_a_code(self, world: World, code: int, reason: str) -> None:
         worker = Worker(wait_for_the_end)
-        front = await world.front(await world.back(worker))
-        async with client(front) as link:
+        coordinator = await world.start_coordinator(await world.start_worker(worker))
+        async with client(coordinator) as link:
             await link.send("x")
             await link.close(code, reason)
-        await soon(worker.ended)
+        await wait_for(worker.ended)
         assert worker.left == {"type": "websocket.disconnect", "code": code, "reason": reason}
 
     async def test_the_client_closes_while_the_worker_talks(self, world: World) -> None:
@@ -231,30 +233,30 @@ class TestClosing:
             await asyncio.wait([saying])
 
         worker = Worker(talk)
-        front = await world.front(await world.back(worker))
-        async with client(front) as link:
+        coordinator = await world.start_coordinator(await world.start_worker(worker))
+        async with client(coordinator) as link:
             await link.recv()
             await link.close(4000, "enough")
-        await soon(worker.ended)
+        await wait_for(worker.ended)
         assert worker.left is not None
         assert worker.left["code"] == 4000
 
     async def test_a_client_that_closes_without_a_code(self, world: World) -> None:
         worker = Worker(wait_for_the_end)
-        front = await world.front(await world.back(worker))
-        async with client(front) as link:
+        coordinator = await world.start_coordinator(await world.start_worker(worker))
+        async with client(coordinator) as link:
             link.protocol.send_close()
             link.send_data()
-            await soon(worker.ended)
+            await wait_for(worker.ended)
         assert worker.left is not None
         assert worker.left["code"] == 1005
 
     async def test_a_client_that_vanishes(self, world: World) -> None:
         worker = Worker(wait_for_the_end)
-        front = await world.front(await world.back(worker))
-        link = await client(front)
+        coordinator = await world.start_coordinator(await world.start_worker(worker))
+        link = await client(coordinator)
         link.transport.abort()
-        await soon(worker.ended)
+        await wait_for(worker.ended)
         assert worker.left is not None
         assert worker.left["code"] in (1005, 1006)
 
@@ -268,8 +270,8 @@ class TestClosing:
             writer.write(b"".join(protocol.data_to_send()))
             await writer.drain()
 
-        front = await world.front(await world.worker(vanish))
-        async with client(front) as link:
+        coordinator = await world.start_coordinator(await world.start_scripted_worker(vanish))
+        async with client(coordinator) as link:
             assert await link.recv() == "hello"
             assert await end_of(link) == Close(1011, "the worker was lost")
 
@@ -289,7 +291,7 @@ class TestClosing:
 
     async def test_a_coordinator_that_stops_lets_go_of_the_worker(self, world: World) -> None:
         worker = Worker(wait_for_the_end)
-        address = await world.back(worker)
+        address = await world.start_worker(worker)
         scope = {"type": "websocket", "headers": [(b"host", b"localhost")], "raw_path": b"/", "query_string": b""}
         accepted = asyncio.Event()
 
@@ -301,11 +303,11 @@ class TestClosing:
             accepted.set()
 
         forwarding = asyncio.create_task(forward_websocket(address, scope, receive, send))
-        await soon(accepted)
+        await wait_for(accepted)
         forwarding.cancel()
         await asyncio.wait([forwarding])
         assert forwarding.cancelled()
-        await soon(worker.ended)
+        await wait_for(worker.ended)
 
 
 class TestRefusals:
@@ -314,9 +316,9 @@ class TestRefusals:
             if scope["type"] == "websocket":
                 raise SessionNotFound("there is no session x", remedy="make one")
 
-        front = await world.front(await world.back(HttpGuard(app)))
+        coordinator = await world.start_coordinator(await world.start_worker(HttpGuard(app)))
         with pytest.raises(InvalidStatus) as raised:
-            await client(front)
+            await client(coordinator)
         response = raised.value.response
         assert response.status_code == 404
         assert response.headers["content-type"] == "application/problem+json"
@@ -331,15 +333,15 @@ class TestRefusals:
             await send({"type": "websocket.http.response.start", "status": 421, "headers": headers})
             await send({"type": "websocket.http.response.body", "body": b"elsewhere"})
 
-        wrong, right = await world.back(refuse), await world.back(Worker(echo))
+        wrong, right = await world.start_worker(refuse), await world.start_worker(Worker(echo))
         heard: list[Refused] = []
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             try:
-                await forward_websocket(wrong, scope, receive, send, elsewhere={421})
+                await forward_websocket(wrong, scope, receive, send, raise_on={421})
             except Refused as exc:
                 heard.append(exc)
-                await forward_websocket(right, scope, receive, send, elsewhere={421})
+                await forward_websocket(right, scope, receive, send, raise_on={421})
 
         async with client(await world.serve(app)) as link:
             await link.send("x")
@@ -349,9 +351,9 @@ class TestRefusals:
     async def test_a_worker_that_cannot_be_reached(self, world: World) -> None:
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
-            front = await world.front(f"127.0.0.1:{unused.getsockname()[1]}")
+            coordinator = await world.start_coordinator(f"127.0.0.1:{unused.getsockname()[1]}")
             with pytest.raises(InvalidStatus) as raised:
-                await client(front)
+                await client(coordinator)
         assert raised.value.response.status_code == 503
 
     @pytest.mark.parametrize(
@@ -368,9 +370,9 @@ class TestRefusals:
             writer.write(data)
             await writer.drain()
 
-        address = await world.worker(talk)
+        address = await world.start_scripted_worker(talk)
         with pytest.raises(InvalidStatus) as raised:
-            await client(await world.front(address))
+            await client(await world.start_coordinator(address))
         assert raised.value.response.status_code == 502
 
 
@@ -383,7 +385,7 @@ class TestTls:
         context.verify_mode = ssl.CERT_REQUIRED
         tls = certificates.client
         tls.load_cert_chain(certificates.cert, certificates.key)
-        address = await world.back(Worker(echo), context)
+        address = await world.start_worker(Worker(echo), context)
         failures: list[Exception] = []
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -397,4 +399,4 @@ class TestTls:
             await link.send(b"x" * MAX_MESSAGE)
             assert await link.recv() == b"x" * MAX_MESSAGE
         assert len(failures) == 1
-        await until(lambda: repr(world.links) == "<Links to nobody>")
+        await until(lambda: repr(world.client) == "<WorkerClient no connections>")

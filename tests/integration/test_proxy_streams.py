@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 from typing import cast
 
 import pytest
-from integration.proxy_world import HOST, PATIENCE_S, World, read_chunk, read_reply, soon, standstill, until
+from integration.proxy_world import HOST, PATIENCE_S, World, read_chunk, read_reply, settled_count, until, wait_for
 from starlette.types import Receive, Scope, Send
 
-from warren.cluster.proxy.http_requests import RequestBody, forwarded
+from warren.cluster.proxy.http_requests import RequestBody, forward_request
 
 pytestmark = pytest.mark.anyio
 MIB = 1024 * 1024
@@ -26,9 +26,9 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    made = World()
-    yield made
-    await made.close()
+    world = World()
+    yield world
+    await world.close()
     gc.collect()
 
 
@@ -80,13 +80,13 @@ class TestBackPressure:
     @pytest.mark.parametrize("sized", [True, False])
     async def test_a_worker_stops_while_the_client_does_not_read(self, world: World, sized: bool) -> None:
         source = Source(SIZE, sized=sized)
-        front = await world.front(await world.back(source))
-        reader, writer = await world.dial(front)
+        coordinator = await world.start_coordinator(await world.start_worker(source))
+        reader, writer = await world.dial(coordinator)
         transport = cast(asyncio.Transport, writer.transport)
         writer.write(GET)
         head = await reader.readuntil(b"\r\n\r\n")
         transport.pause_reading()
-        assert await standstill(lambda: source.sent) < IN_THE_KERNEL
+        assert await settled_count(lambda: source.sent) < IN_THE_KERNEL
         transport.resume_reading()
         if sized:
             assert b"content-length: %d" % SIZE in head.lower()
@@ -99,13 +99,13 @@ class TestBackPressure:
             while chunk := await read_chunk(reader):
                 taken += len(chunk)
             assert taken == SIZE
-        await until(lambda: "1 open, 1 idle" in repr(world.links))
+        await until(lambda: "1 open, 1 idle" in repr(world.client))
 
     @pytest.mark.parametrize("chunked", [False, True])
     async def test_a_client_stops_while_the_worker_does_not_read(self, world: World, chunked: bool) -> None:
         sink = Sink()
-        front = await world.front(await world.back(sink))
-        reader, writer = await world.dial(front)
+        coordinator = await world.start_coordinator(await world.start_worker(sink))
+        reader, writer = await world.dial(coordinator)
         piece = b"x" * 65536
         sent = 0
 
@@ -120,7 +120,7 @@ class TestBackPressure:
 
         writer.write(POST.replace(b"Content-Length: %d", b"Transfer-Encoding: chunked") if chunked else POST % SIZE)
         uploading = asyncio.create_task(upload())
-        assert await standstill(lambda: sent) < IN_THE_KERNEL
+        assert await settled_count(lambda: sent) < IN_THE_KERNEL
         sink.may_take.set()
         await uploading
         assert (await read_reply(reader)).status == 200
@@ -129,10 +129,10 @@ class TestBackPressure:
     async def test_an_exchange_holds_little_of_an_answer_that_nobody_reads(self, world: World) -> None:
         """By itself, with a worker that would send for ever."""
         source = Source(1 << 40, sized=True)
-        async with world.links.asked(await world.back(source), "GET", b"/", [HOST]) as answer:
-            await standstill(lambda: source.sent)
-            assert 0 < len(await answer.read()) <= 192 * 1024
-        await soon(source.ended)
+        async with world.client.request(await world.start_worker(source), "GET", b"/", [HOST]) as response:
+            await settled_count(lambda: source.sent)
+            assert 0 < len(await response.read()) <= 192 * 1024
+        await wait_for(source.ended)
 
 
 class TestNothingIsHeldBack:
@@ -146,7 +146,7 @@ class TestNothingIsHeldBack:
                 assert await arrived.get() == number  # the next is sent only when the client has this one
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        reader, writer = await world.dial(await world.front(await world.back(app)))
+        reader, writer = await world.dial(await world.start_coordinator(await world.start_worker(app)))
         writer.write(GET)
         async with asyncio.timeout(PATIENCE_S):
             await reader.readuntil(b"\r\n\r\n")
@@ -164,7 +164,7 @@ class TestNothingIsHeldBack:
                 more = message["more_body"]
                 await send({"type": "http.response.body", "body": message["body"], "more_body": more})
 
-        reader, writer = await world.dial(await world.front(await world.back(echo)))
+        reader, writer = await world.dial(await world.start_coordinator(await world.start_worker(echo)))
         writer.write(POST % 3)
         async with asyncio.timeout(PATIENCE_S):
             for letter in (b"a", b"b", b"c"):
@@ -179,11 +179,11 @@ class TestWhoeverLeaves:
     @pytest.mark.parametrize("sized", [True, False])
     async def test_a_client_that_leaves_ends_a_stream(self, world: World, sized: bool) -> None:
         source = Source(1 << 40, sized=sized)
-        reader, writer = await world.dial(await world.front(await world.back(source)))
+        reader, writer = await world.dial(await world.start_coordinator(await world.start_worker(source)))
         writer.write(GET)
         await reader.readuntil(b"\r\n\r\n")
         writer.transport.abort()
-        await soon(source.ended)
+        await wait_for(source.ended)
 
     @pytest.mark.parametrize("body", [b"", b"x" * 10, b"x" * 200_000])
     async def test_a_client_that_leaves_before_the_answer_is_noticed_by_the_worker(
@@ -198,12 +198,12 @@ class TestWhoeverLeaves:
             assert (await receive())["type"] == "http.disconnect"
             noticed.set()
 
-        _, writer = await world.dial(await world.front(await world.back(app)))
+        _, writer = await world.dial(await world.start_coordinator(await world.start_worker(app)))
         writer.write(POST % len(body) + body)
-        await soon(taken)
+        await wait_for(taken)
         writer.transport.abort()
-        await soon(noticed)
-        await until(lambda: repr(world.links) == "<Links to nobody>")
+        await wait_for(noticed)
+        await until(lambda: repr(world.client) == "<WorkerClient no connections>")
 
     async def test_a_client_that_leaves_between_two_events_is_noticed_by_the_worker(self, world: World) -> None:
         noticed = asyncio.Event()
@@ -215,39 +215,41 @@ class TestWhoeverLeaves:
             assert (await receive())["type"] == "http.disconnect"
             noticed.set()
 
-        reader, writer = await world.dial(await world.front(await world.back(app)))
+        reader, writer = await world.dial(await world.start_coordinator(await world.start_worker(app)))
         writer.write(GET)
         await reader.readuntil(b"data: 1\n\n")
         writer.transport.abort()
-        await soon(noticed)
+        await wait_for(noticed)
 
     async def test_a_client_that_leaves_in_the_middle_of_its_body_is_noticed_by_the_worker(self, world: World) -> None:
         sink = Sink()
-        _, writer = await world.dial(await world.front(await world.back(sink)))
+        _, writer = await world.dial(await world.start_coordinator(await world.start_worker(sink)))
         writer.write(POST % 1000 + b"x" * 999)
         sink.may_take.set()
         await until(lambda: sink.taken == 999)
         writer.transport.abort()
-        await soon(sink.ended)
+        await wait_for(sink.ended)
         assert sink.left_by == "http.disconnect"
 
     async def test_a_forwarder_that_is_cancelled_ends_the_exchange_and_stays_cancelled(self, world: World) -> None:
         source = Source(1 << 40, sized=False)
-        address = await world.back(source)
+        address = await world.start_worker(source)
         reading, kept = asyncio.Event(), asyncio.Event()
 
         async def read_for_ever() -> None:
-            async with world.links.asked(address, "GET", b"/", [HOST], gone=cast(None, kept.wait)) as answer:
+            async with world.client.request(
+                address, "GET", b"/", [HOST], wait_for_disconnect=cast(None, kept.wait)
+            ) as response:
                 reading.set()
-                async for _ in answer.chunks():
+                while await response.read():
                     pass
 
         task = asyncio.create_task(read_for_ever())
-        await soon(reading)
+        await wait_for(reading)
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
-        await soon(source.ended)
+        await wait_for(source.ended)
 
     @pytest.mark.parametrize("sized", [True, False])
     async def test_a_worker_that_dies_in_the_middle_breaks_the_clients_answer_too(
@@ -259,7 +261,7 @@ class TestWhoeverLeaves:
             writer.write(b"HTTP/1.1 200 OK\r\n" + how + (b"hello" if sized else b"hello\r\n"))
             await writer.drain()
 
-        reader, writer = await world.dial(await world.front(await world.worker(dies)))
+        reader, writer = await world.dial(await world.start_coordinator(await world.start_scripted_worker(dies)))
         writer.write(GET)
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(asyncio.IncompleteReadError):
@@ -269,17 +271,17 @@ class TestWhoeverLeaves:
     async def test_a_caller_may_leave_an_answer_unread(self, world: World) -> None:
         """As one does who asks another worker: the client's body can still be read afterwards."""
         source = Source(1 << 40, sized=True)
-        address = await world.back(source)
+        address = await world.start_worker(source)
         left = asyncio.Event()
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             body = RequestBody(receive)
-            async with forwarded(world.links, address, scope, body) as answer:
-                assert answer.status == 200
+            async with await forward_request(world.client, address, scope, body) as response:
+                assert response.status == 200
             left.set()
             await send({"type": "http.response.start", "status": 204, "headers": []})
             await send({"type": "http.response.body", "body": b""})
 
-        assert (await world.ask(await world.serve(app), GET)).status == 204
-        await soon(left)
-        await soon(source.ended)
+        assert (await world.send(await world.serve(app), GET)).status == 204
+        await wait_for(left)
+        await wait_for(source.ended)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from certificates import Certificates, make_certificates
-from integration.proxy_world import HOST, Back, World
+from integration.proxy_world import HOST, RecordingApp, World
 
 from warren.cluster.http_client.client import WorkerClient
-from warren.cluster.http_client.failures import ForwardingFailed, Unreachable
+from warren.cluster.http_client.errors import ForwardingFailed, Unreachable
 from warren.http.server.tls import new_tls_context
 
 pytestmark = pytest.mark.anyio
@@ -25,15 +25,15 @@ def anyio_backend() -> tuple[str, dict[str, bool]]:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    made = World()
-    yield made
-    await made.close()
+    world = World()
+    yield world
+    await world.close()
     gc.collect()
 
 
-async def get(links: WorkerClient, address: str, method: str = "GET", body: bytes = b"") -> bytes:
-    async with asyncio.timeout(30), links.asked(address, method, b"/", [HOST], body) as answer:
-        return await answer.all(1 << 20)
+async def get(client: WorkerClient, address: str, method: str = "GET", body: bytes = b"") -> bytes:
+    async with asyncio.timeout(30), client.request(address, method, b"/", [HOST], body) as response:
+        return await response.read_all(1 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -53,36 +53,36 @@ class TestTls:
     async def test_a_worker_and_a_coordinator_that_know_each_other(
         self, world: World, certificates: Certificates
     ) -> None:
-        back = Back(body=b"x" * 1_000_000)
-        address = await world.back(back, self.server(certificates))
+        worker = RecordingApp(body=b"x" * 1_000_000)
+        address = await world.start_worker(worker, self.server(certificates))
         tls = certificates.client
         tls.load_cert_chain(certificates.cert, certificates.key)
-        links = WorkerClient(tls=tls)
+        client = WorkerClient(tls=tls)
         for where in (address, f"https://{address}", f"https://{address.replace('127.0.0.1', 'localhost')}"):
             for _ in range(2):
-                assert await get(links, where, "POST", b"y" * 1_000_000) == back.body
-                assert back.seen.pop().body == b"y" * 1_000_000
-        assert repr(links).count("1 open, 1 idle") == 3
-        await links.close()
+                assert await get(client, where, "POST", b"y" * 1_000_000) == worker.body
+                assert worker.seen.pop().body == b"y" * 1_000_000
+        assert repr(client).count("1 open, 1 idle") == 3
+        await client.close()
 
     async def test_a_coordinator_without_a_certificate(self, world: World, certificates: Certificates) -> None:
         """Our workers just close the connection: it is not known then that nothing was done."""
-        back = Back()
-        links = WorkerClient(tls=certificates.client)
-        address = await world.back(back, self.server(certificates))
+        worker = RecordingApp()
+        client = WorkerClient(tls=certificates.client)
+        address = await world.start_worker(worker, self.server(certificates))
         with pytest.raises(ForwardingFailed):
-            await get(links, address, "POST", b"x")
-        assert back.seen == []
-        await links.close()
+            await get(client, address, "POST", b"x")
+        assert worker.seen == []
+        await client.close()
 
     async def test_a_coordinator_that_is_told_that_it_has_no_certificate(self, certificates: Certificates) -> None:
-        links = WorkerClient(tls=certificates.client)
+        client = WorkerClient(tls=certificates.client)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             refusing = asyncio.create_task(asyncio.to_thread(self.refuse, listener, self.server(certificates)))
             with pytest.raises(Unreachable, match="TLS"):
-                await get(links, f"127.0.0.1:{listener.getsockname()[1]}", "POST", b"x")
+                await get(client, f"127.0.0.1:{listener.getsockname()[1]}", "POST", b"x")
             await refusing
-        await links.close()
+        await client.close()
 
     @staticmethod
     def refuse(listener: socket.socket, context: ssl.SSLContext) -> None:
@@ -93,13 +93,13 @@ class TestTls:
     async def test_a_worker_that_nobody_vouches_for(
         self, world: World, certificates: Certificates, tmp_path: Path
     ) -> None:
-        links = WorkerClient(tls=make_certificates(tmp_path).client)
+        client = WorkerClient(tls=make_certificates(tmp_path).client)
         with pytest.raises(Unreachable, match="TLS"):
-            await get(links, await world.back(Back(), self.server(certificates)))
-        await links.close()
+            await get(client, await world.start_worker(RecordingApp(), self.server(certificates)))
+        await client.close()
 
     async def test_a_worker_that_does_not_speak_tls(self, world: World, certificates: Certificates) -> None:
-        links = WorkerClient(tls=certificates.client)
+        client = WorkerClient(tls=certificates.client)
         with pytest.raises(Unreachable):
-            await get(links, await world.back(Back()))
-        await links.close()
+            await get(client, await world.start_worker(RecordingApp()))
+        await client.close()

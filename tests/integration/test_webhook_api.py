@@ -43,7 +43,14 @@ def client(served: World, tenancy: Tenancy, tenant: str, scope: str = "sessions"
     app = FastAPI()
     register(app)
     app.include_router(routes.router)
-    app.state.context = Context(served.sessions, tenancy, Anybody(tenancy.tenants), "fake", "local", "1")
+    app.state.context = Context(
+        sessions=served.sessions,
+        tenancy=tenancy,
+        identity=Anybody(tenancy.tenants),
+        provider="fake",
+        worker_id="local",
+        version="1",
+    )
     transport = httpx2.ASGITransport(with_caller(app))
     return httpx2.AsyncClient(transport=transport, base_url="http://warren", headers={"tenant": tenant, "scope": scope})
 

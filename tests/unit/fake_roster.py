@@ -2,15 +2,24 @@
 
 from dataclasses import dataclass, replace
 
-from warren.cluster.members import LEASE_S, Member, Peer, Report
-from warren.cluster.roster import Heard, Pulse, Roster, Sight, unknown_worker
+from warren.cluster.roster import (
+    LEASE_S,
+    ClusterSnapshot,
+    HeartbeatReply,
+    LeaseStatus,
+    Member,
+    Peer,
+    Report,
+    Roster,
+    unknown_worker,
+)
 from warren.model.errors import Conflict, Unavailable
 from warren.stores.redis_roster_scripts import COORDINATOR_S
 from warren.testing.manual_clock import ManualClock
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Entry:
     report: Report
     epoch: int
     until: float
@@ -18,94 +27,94 @@ class _Place:
 
 
 class FakeRoster(Roster):
-    """`away`: it answers nobody. `heard_of` are the coordinators, and when each was heard of last."""
+    """`away`: it answers nobody. `seen_at` are the coordinators, and when each was heard of last."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
         self.away = False
         self.settled = True
         self.run_id = "run-1"
-        self.places: dict[str, _Place] = {}
-        self.heard_of: dict[Peer, float] = {}
+        self.entries: dict[str, _Entry] = {}
+        self.seen_at: dict[Peer, float] = {}
         self.beats = 0
         self.empty_since = float("inf")
 
-    async def enter(self, report: Report, known_epoch: int) -> int:
-        self._work()
-        old = self.places.get(report.id)
+    async def register(self, report: Report, known_epoch: int) -> int:
+        self._check_available()
+        old = self.entries.get(report.id)
         if old and old.report.home != report.home and old.until > self.clock.now():
             raise Conflict(
                 f"there is another worker called {report.id!r}, at {old.report.address}", remedy="use --worker-id"
             )
         epoch = max(old.epoch if old else 0, known_epoch) + 1
         draining = bool(old and old.draining)
-        self.places[report.id] = _Place(report, epoch, self.clock.now() + LEASE_S, draining)
+        self.entries[report.id] = _Entry(report, epoch, self.clock.now() + LEASE_S, draining)
         self._settle()
         return epoch
 
-    async def beat(self, report: Report, epoch: int) -> Heard:
-        self._work()
+    async def beat(self, report: Report, epoch: int) -> HeartbeatReply:
+        self._check_available()
         self.beats += 1
-        return self._beaten(report.id, epoch, report)
+        return self._renew(report.id, epoch, report)
 
-    async def renew(self, worker_id: str, epoch: int) -> Heard:
-        self._work()
-        return self._beaten(worker_id, epoch, None)
+    async def renew(self, worker_id: str, epoch: int) -> HeartbeatReply:
+        self._check_available()
+        return self._renew(worker_id, epoch, None)
 
     async def leave(self, report: Report, epoch: int) -> None:
-        self._work()
-        old = self.places.get(report.id)
+        self._check_available()
+        old = self.entries.get(report.id)
         if old is not None and old.epoch == epoch:
-            self.places[report.id] = replace(old, report=report)
+            self.entries[report.id] = replace(old, report=report)
 
-    async def watch(self, me: Peer) -> Sight:
-        self._work()
-        self.heard_of = {peer: at for peer, at in self.heard_of.items() if peer.id != me.id}
-        self.heard_of[me] = self.clock.now()
+    async def watch(self, me: Peer) -> ClusterSnapshot:
+        self._check_available()
+        self.seen_at = {peer: at for peer, at in self.seen_at.items() if peer.id != me.id}
+        self.seen_at[me] = self.clock.now()
         self._settle()
         now = self.clock.now()
-        members = [Member(one.report, one.epoch, one.until - now, one.draining) for one in self.places.values()]
+        members = [Member(one.report, one.epoch, one.until - now, one.draining) for one in self.entries.values()]
         members.sort(key=lambda member: member.id)
-        return Sight(self.settled, self.run_id, len(self._coordinators()), now, tuple(members))
+        return ClusterSnapshot(self.settled, self.run_id, len(self._coordinators()), now, tuple(members))
 
-    async def go(self, me: Peer) -> None:
-        self._work()
-        self.heard_of = {peer: at for peer, at in self.heard_of.items() if peer.id != me.id}
+    async def withdraw(self, me: Peer) -> None:
+        self._check_available()
+        self.seen_at = {peer: at for peer, at in self.seen_at.items() if peer.id != me.id}
 
-    async def drain(self, worker_id: str, draining: bool) -> None:
-        self._work()
-        if worker_id not in self.places:
+    async def set_draining(self, worker_id: str, draining: bool) -> None:
+        self._check_available()
+        if worker_id not in self.entries:
             raise unknown_worker(worker_id)
-        self.places[worker_id] = replace(self.places[worker_id], draining=draining)
+        self.entries[worker_id] = replace(self.entries[worker_id], draining=draining)
 
     async def remove(self, worker_id: str) -> None:
-        self._work()
-        if worker_id not in self.places:
+        self._check_available()
+        if worker_id not in self.entries:
             raise unknown_worker(worker_id)
-        if self.places[worker_id].until > self.clock.now():
+        if self.entries[worker_id].until > self.clock.now():
             raise Conflict(f"the worker {worker_id!r} is alive")
-        del self.places[worker_id]
+        del self.entries[worker_id]
 
     def lose_data(self) -> None:
-        self.places.clear()
-        self.heard_of.clear()
+        self.entries.clear()
+        self.seen_at.clear()
         self.settled, self.empty_since = False, float("inf")
 
-    def _work(self) -> None:
+    def _check_available(self) -> None:
         if self.away:
             raise Unavailable("Redis is away")
 
-    def _beaten(self, worker_id: str, epoch: int, report: Report | None) -> Heard:
-        old = self.places.get(worker_id)
+    def _renew(self, worker_id: str, epoch: int, report: Report | None) -> HeartbeatReply:
+        old = self.entries.get(worker_id)
         if old is None:
-            return Heard(Pulse.UNKNOWN)
+            return HeartbeatReply(LeaseStatus.UNKNOWN)
         if old.epoch != epoch:
-            return Heard(Pulse.SUPERSEDED)
+            return HeartbeatReply(LeaseStatus.SUPERSEDED)
         if old.until < self.clock.now():
-            return Heard(Pulse.LAPSED)
-        self.places[worker_id] = replace(old, report=report or old.report, until=self.clock.now() + LEASE_S)
+            return HeartbeatReply(LeaseStatus.LAPSED)
+        self.entries[worker_id] = replace(old, report=report or old.report, until=self.clock.now() + LEASE_S)
         self._settle()
-        return Heard(Pulse.OK, self.run_id, self._coordinators())
+        return HeartbeatReply(LeaseStatus.OK, self.run_id, self._coordinators())
 
     def _settle(self) -> None:
         if self.settled:
@@ -116,5 +125,5 @@ class FakeRoster(Roster):
 
     def _coordinators(self) -> tuple[Peer, ...]:
         now = self.clock.now()
-        self.heard_of = {peer: at for peer, at in self.heard_of.items() if now - at <= COORDINATOR_S}
-        return tuple(self.heard_of)
+        self.seen_at = {peer: at for peer, at in self.seen_at.items() if now - at <= COORDINATOR_S}
+        return tuple(self.seen_at)

@@ -18,7 +18,7 @@ class RestoringStore(MemoryStore):
 
     async def swap_of_dead(self, session: Session) -> bool:
         self._work()
-        place = self.roster.places.get(session.worker) if self.roster else None
+        place = self.roster.entries.get(session.worker) if self.roster else None
         if self.roster is not None and place is not None and place.until > self.roster.clock.now():
             return False
         return await self.swap(session)

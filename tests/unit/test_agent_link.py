@@ -3,14 +3,17 @@
 import asyncio
 import os
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 import pytest
 from unit.scripted_agent import exit_frame, hello, linked, output, said
 
-from warren.model.errors import FileNotFound, InvalidRequest, ProtocolError, SandboxLost
+from warren.model.errors import Conflict, FileNotFound, InvalidRequest, ProtocolError, SandboxLost
+from warren.model.operations import Search, SearchMatch, SearchSummary
 from warren.worker.agent.channel import Output, Reply
+from warren.worker.agent.files import Files
 from warren.worker.agent.link import AgentLink
 from warren.worker.agent.wire import (
     MAX_FRAME_IN,
@@ -19,10 +22,12 @@ from warren.worker.agent.wire import (
     STDIN_WINDOW,
     Ask,
     Code,
+    FileOp,
     Say,
     Tag,
     credit,
     fields,
+    record,
 )
 
 pytestmark = pytest.mark.anyio
@@ -344,6 +349,62 @@ async def test_a_sandbox_that_discards_output_is_still_held_to_the_window() -> N
         await agent.says(*[output(channel.number, 1, 0, bytes(OUTPUT_WINDOW // 2))] * 3)
         with pytest.raises(ProtocolError):
             await channel.last()
+
+
+# Searching.
+
+
+async def test_an_agent_of_an_older_release_is_not_asked_to_search(tmp_path: Path) -> None:
+    async with Listener(tmp_path):
+        link = await AgentLink.dial(tmp_path, timeout_s=5)
+        with pytest.raises(Conflict, match="older than this server and cannot search") as caught:
+            await anext(Files(link).search(Search(glob="*")))
+        assert caught.value.remedy == "create a new session"
+        await link.close()
+
+
+async def test_a_search_tells_the_agent_what_it_is_for() -> None:
+    async with linked() as (link, agent):
+        link.last_file_op = FileOp.SEARCH
+        searching = Files(link).search(Search(path="src", glob="*.{c,h}", pattern="x", max_matches=7, timeout_s=1.5))
+        first = asyncio.ensure_future(anext(searching))
+        channel, asked = await agent.asked(Ask.FILE)
+        assert asked.number(Tag.OP) == FileOp.SEARCH
+        assert (asked.text(Tag.PATH), asked.text(Tag.GLOB), asked.text(Tag.PATTERN)) == ("/workspace/src", "*.h", "x")
+        assert (asked.number(Tag.COUNT), asked.number(Tag.TIMEOUT_MS)) == (7, 1500)
+        await agent.says(
+            said(Say.DATA, channel, record([(Tag.PATH, "/workspace/src/a.c"), (Tag.LINE, 3)])),
+            said(Say.DONE, channel, fields([(Tag.COUNT, 1), (Tag.SEARCHED, 2)])),
+        )
+        assert await first == SearchMatch("/workspace/src/a.c", line=3)
+        assert await anext(searching) == SearchSummary(1, files_searched=2)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [said(Say.DATA, 1, record([(Tag.KIND, 9)]))],
+        [said(Say.DATA, 1, record([(Tag.LINE, b"abc")]))],
+        [said(Say.DATA, 1, record([(Tag.PATH, "x")])[:-1]), said(Say.DONE, 1)],
+        [said(Say.DATA, 1, record([(Tag.PATH, "x")]) * 3)],
+        [said(Say.DONE, 1, fields([(Tag.TRUNCATED, 3)]))],
+        [said(Say.DONE, 1, fields([(Tag.COUNT, b"")]))],
+    ],
+    ids=["kind", "line", "cut short", "too many", "reason", "count"],
+)
+async def test_a_search_that_answers_nonsense_cuts_the_link(frames: list[bytes]) -> None:
+    async with linked() as (link, agent):
+        link.last_file_op = FileOp.SEARCH
+        searching = asyncio.ensure_future(_all(Files(link).search(Search(glob="*", max_matches=2))))
+        await agent.asked(Ask.FILE)
+        await agent.says(*frames)
+        with pytest.raises(ProtocolError):
+            await searching
+        assert not link.is_open
+
+
+async def _all(items: AsyncIterator[SearchMatch | SearchSummary]) -> list[SearchMatch | SearchSummary]:
+    return [item async for item in items]
 
 
 # Losing it.

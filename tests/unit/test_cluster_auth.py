@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from warren.cluster import auth as module
 from warren.cluster.auth import (
-    CALLER,
-    SECRET,
-    SPOKEN,
+    CALLER_HEADER,
+    PROTOCOL_HEADER,
+    SECRET_HEADER,
     ClusterAuth,
-    Trusted,
-    read_caller,
+    CoordinatorIdentity,
+    decode_caller,
+    encode_caller,
     sealing_key,
-    written_caller,
 )
-from warren.cluster.members import PROTOCOL
+from warren.cluster.roster import PROTOCOL
 from warren.model.access import ALL_SCOPES, ANY_TENANT, Caller, Quota, Scope
 from warren.model.errors import Conflict, Unauthorized
 from warren.stores.sealing import read_key
 
-TRUST = ClusterAuth("a-secret-of-the-cluster")
+AUTH = ClusterAuth("a-secret-of-the-cluster")
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ TRUST = ClusterAuth("a-secret-of-the-cluster")
     ids=repr,
 )
 def test_a_caller_comes_over_as_he_is(caller: Caller) -> None:
-    text = written_caller(caller)
-    assert read_caller(text) == caller
+    text = encode_caller(caller)
+    assert decode_caller(text) == caller
     assert text.isascii()
     assert not any(char < 32 for char in text), "it goes into a header"
 
@@ -62,21 +62,21 @@ def test_a_caller_comes_over_as_he_is(caller: Caller) -> None:
 def test_any_caller_with_any_quota_comes_over(tenant: str, scopes: frozenset[Scope], values: dict[str, Any]) -> None:
     quota = Quota(**values)
     for caller in (Caller(tenant, "k", scopes, quota), Caller(tenant, "k", scopes, key_quota=quota)):
-        assert read_caller(written_caller(caller)) == caller
+        assert decode_caller(encode_caller(caller)) == caller
 
 
 def test_who_shows_the_secret_and_speaks_the_same_is_let_in() -> None:
-    TRUST.check(TRUST.headers())
-    ClusterAuth("a-secret-of-the-cluster").check([(b"host", b"x"), *TRUST.headers()])
+    AUTH.check(AUTH.headers())
+    ClusterAuth("a-secret-of-the-cluster").check([(b"host", b"x"), *AUTH.headers()])
 
 
 @pytest.mark.parametrize(
     "given_secret", [None, b"", b"a-secret", b"a-secret-of-the-cluster ", b"A-secret-of-the-cluster", b"\xff" * 23]
 )
 def test_whoever_does_not_know_the_secret_is_refused_without_hearing_it(given_secret: bytes | None) -> None:
-    headers = [(SPOKEN, b"%d" % PROTOCOL), *([] if given_secret is None else [(SECRET, given_secret)])]
+    headers = [(PROTOCOL_HEADER, b"%d" % PROTOCOL), *([] if given_secret is None else [(SECRET_HEADER, given_secret)])]
     with pytest.raises(Unauthorized, match="know the cluster's secret") as caught:
-        TRUST.check(headers)
+        AUTH.check(headers)
     assert "WARREN_CLUSTER_SECRET" in caught.value.remedy
     assert "a-secret" not in f"{caught.value} {caught.value.remedy}"
 
@@ -88,9 +88,9 @@ def test_secrets_are_compared_in_constant_time() -> None:
 
 @pytest.mark.parametrize("spoken", [None, b"", b"0", b"2", b"1.0", b" 1", b"\xff", b"9" * 5000])
 def test_another_protocol_is_refused_in_words(spoken: bytes | None) -> None:
-    headers = [TRUST.headers()[0], *([] if spoken is None else [(SPOKEN, spoken)])]
-    with pytest.raises(Conflict, match=f"protocol {PROTOCOL} is understood here") as caught:
-        TRUST.check(headers)
+    headers = [AUTH.headers()[0], *([] if spoken is None else [(PROTOCOL_HEADER, spoken)])]
+    with pytest.raises(Conflict, match=f"this process uses protocol {PROTOCOL}") as caught:
+        AUTH.check(headers)
     assert "same version of Warren" in caught.value.remedy
     assert len(caught.value.message) < 200
 
@@ -98,14 +98,14 @@ def test_another_protocol_is_refused_in_words(spoken: bytes | None) -> None:
 @pytest.mark.anyio
 async def test_a_worker_believes_a_coordinator_about_the_caller_and_nobody_else() -> None:
     caller = Caller("acme", "key_1", frozenset({Scope.EXEC}), Quota(sessions=2))
-    said = (CALLER, written_caller(caller))
-    trusted = Trusted(TRUST)
-    assert await trusted.caller([*TRUST.headers(), said]) == caller
-    for headers in ([said], [(SECRET, b"wrong"), said], [*ClusterAuth("another secret").headers(), said]):
+    said = (CALLER_HEADER, encode_caller(caller))
+    trusted = CoordinatorIdentity(AUTH)
+    assert await trusted.caller([*AUTH.headers(), said]) == caller
+    for headers in ([said], [(SECRET_HEADER, b"wrong"), said], [*ClusterAuth("another secret").headers(), said]):
         with pytest.raises(Unauthorized):
             await trusted.caller(headers)
-    with pytest.raises(Unauthorized, match="for whom"):
-        await trusted.caller(TRUST.headers())
+    with pytest.raises(Unauthorized, match="does not name its caller"):
+        await trusted.caller(AUTH.headers())
 
 
 def test_what_is_sealed_with_is_another_for_every_secret_and_does_not_tell_it() -> None:

@@ -348,7 +348,7 @@ def test_which_file_is_read(tmp_path: Path) -> None:
 
 
 def test_root_has_a_file_of_the_system() -> None:
-    assert config._usual_file({"HOME": "/root", "XDG_CONFIG_HOME": "/x"}, 0) == Path("/etc/warren/warren.toml")
+    assert config._default_file({"HOME": "/root", "XDG_CONFIG_HOME": "/x"}, 0) == Path("/etc/warren/warren.toml")
 
 
 def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:

@@ -1,19 +1,16 @@
-"""Our counters serve the strategies of the package, and forget what is over."""
+"""Counters in memory keep the contract, count exactly, and forget what has expired."""
 
 import pytest
-from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
-from limits.aio.strategies import FixedWindowRateLimiter, RateLimiter, SlidingWindowCounterRateLimiter
+from contract.counters_contract import CountersContract
 
-from warren.tenancy.counters import Counters
-
-pytestmark = pytest.mark.anyio
+from warren.tenancy.counters import MemoryCounters
 
 
 class Watch:
     """A time of day that stands still until it is set."""
 
     def __init__(self) -> None:
-        self.at = 1_800_000_000.0  # the beginning of a minute
+        self.at = 1_800_000_000.0
 
     def __call__(self) -> float:
         return self.at
@@ -24,62 +21,58 @@ def watch() -> Watch:
     return Watch()
 
 
-async def hits(strategy: RateLimiter, *costs: int) -> list[bool]:
-    return [await strategy.hit(RateLimitItemPerMinute(5), "somebody", cost=cost) for cost in costs]
+@pytest.fixture
+def counters(watch: Watch) -> MemoryCounters:
+    return MemoryCounters(watch)
 
 
-async def test_a_sliding_window_refuses_what_is_too_much_and_lets_the_rest_pass(watch: Watch) -> None:
-    strategy = SlidingWindowCounterRateLimiter(Counters(watch))
-    assert await hits(strategy, 1, 3, 2, 1, 1) == [True, True, False, True, False]
-    assert (await strategy.get_window_stats(RateLimitItemPerMinute(5), "somebody")).remaining == 0
-    await strategy.clear(RateLimitItemPerMinute(5), "somebody")
-    assert await hits(strategy, 5) == [True]
+class TestMemoryCounters(CountersContract):
+    @pytest.fixture(autouse=True)
+    def keep_watch(self, watch: Watch) -> None:
+        self._watch = watch
+
+    async def pass_time(self, name: str, seconds: float) -> None:
+        self._watch.at += seconds
 
 
-async def test_a_sliding_window_lets_go_of_the_minute_before_little_by_little(watch: Watch) -> None:
-    strategy = SlidingWindowCounterRateLimiter(Counters(watch))
-    assert await hits(strategy, 5) == [True]
+async def hits(counters: MemoryCounters, times: int) -> list[bool]:
+    return [(await counters.hit("somebody", 5)).allowed for _ in range(times)]
+
+
+@pytest.mark.anyio
+async def test_the_minute_before_is_let_go_of_little_by_little(watch: Watch, counters: MemoryCounters) -> None:
+    assert await hits(counters, 5) == [True] * 5
     watch.at += 60
-    assert await hits(strategy, 1) == [False]
+    assert await hits(counters, 1) == [False]
     watch.at += 30
-    assert await hits(strategy, 3, 1) == [True, False]
+    assert await hits(counters, 4) == [True] * 3 + [False]
     watch.at += 60
-    assert await hits(strategy, 3, 1) == [True, True]
+    assert await hits(counters, 5) == [True] * 4 + [False]
 
 
-async def test_a_fixed_window_starts_anew_when_it_is_over(watch: Watch) -> None:
-    strategy = FixedWindowRateLimiter(Counters(watch))
-    assert await hits(strategy, 1, 3, 2) == [True, True, False]
-    watch.at += 61
-    assert await hits(strategy, 5, 1) == [True, False]
+@pytest.mark.anyio
+async def test_a_refused_hit_tells_when_one_may_pass(watch: Watch, counters: MemoryCounters) -> None:
+    assert await hits(counters, 5) == [True] * 5
+    assert (await counters.hit("somebody", 5)).reset_s == 60
+    watch.at += 66  # the five count until 12, 24, ... seconds after the minute
+    refused = [await counters.hit("somebody", 4), await counters.hit("somebody", 4)]
+    assert [hit.allowed for hit in refused] == [False, False]
+    assert refused[0].reset_s == pytest.approx(6)
 
 
-async def test_what_is_over_is_forgotten(watch: Watch) -> None:
-    counters = Counters(watch)
-    strategy = FixedWindowRateLimiter(counters)
+@pytest.mark.anyio
+async def test_what_has_expired_is_forgotten(watch: Watch, counters: MemoryCounters) -> None:
     for number in range(100):
-        assert await strategy.hit(RateLimitItemPerSecond(5), str(number))
-    assert len(counters) == 100
+        await counters.hit(str(number), 5)
+        await counters.begin(f"day {number}", 60, 1)
+    assert len(counters) == 200
     watch.at += 3600
-    assert await strategy.hit(RateLimitItemPerSecond(5), "later")
+    await counters.hit("later", 5)
     assert len(counters) == 1
 
 
-async def test_a_counter_is_spent_from_once_it_was_begun_and_is_not_begun_twice(watch: Watch) -> None:
-    counters = Counters(watch)
-    assert await counters.spend("day", 1, 10) is None
-    await counters.begin("day", 60, 3)
-    await counters.begin("day", 60, 9)
-    assert [await counters.spend("day", 3, 10) for _ in range(3)] == [True, True, False]
-    assert await counters.get("day") == 10
-    assert not await counters.spend("day", 1, 10)
-    assert await counters.spend("day", 1, 11)
-    watch.at += 60
-    assert await counters.spend("day", 1, 10) is None
-
-
-async def test_a_counter_that_has_more_than_may_be_spent_stays_as_it_is(watch: Watch) -> None:
-    counters = Counters(watch)
-    await counters.begin("day", 60, 20)
-    assert not await counters.spend("day", 1, 10)
-    assert await counters.get("day") == 20
+@pytest.mark.anyio
+async def test_a_clock_that_is_set_back_does_not_refuse_for_long(watch: Watch, counters: MemoryCounters) -> None:
+    assert await hits(counters, 6) == [True] * 5 + [False]
+    watch.at -= 3600
+    assert await hits(counters, 6) == [True] * 5 + [False]

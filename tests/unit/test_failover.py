@@ -10,8 +10,8 @@ from unit.restoring_store import RestoringStore
 
 from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
-from warren.cluster.members import LEASE_S, PROTOCOL
 from warren.cluster.operator import ClusterOperator
+from warren.cluster.roster import LEASE_S, PROTOCOL
 from warren.model.errors import Conflict, NotFound, Unavailable
 from warren.model.events import Event, EventKind
 from warren.model.session import EndReason, Session, SessionState
@@ -41,12 +41,12 @@ class World:
             raise Unavailable("nobody there")
         return {"claimed": 1}
 
-    async def passed(self, seconds: float, *beating: str) -> None:
+    async def advance(self, seconds: float, *beating: str) -> None:
         for _ in range(round(seconds)):
             await self.clock.advance(1)
             for name in beating:
-                await self.roster.renew(name, self.roster.places[name].epoch)
-            await self.fleet.look()
+                await self.roster.renew(name, self.roster.entries[name].epoch)
+            await self.fleet.refresh()
 
     async def tick(self) -> None:
         await self.failover.tick(await self.roster.watch(ME))
@@ -67,9 +67,9 @@ class World:
 async def world() -> World:
     world = World()
     for name in ("live", "dead"):
-        await world.roster.enter(a_report(name), 0)
-    await world.fleet.look()
-    await world.passed(LEASE_S + 1, "live")
+        await world.roster.register(a_report(name), 0)
+    await world.fleet.refresh()
+    await world.advance(LEASE_S + 1, "live")
     return world
 
 
@@ -114,7 +114,7 @@ async def test_sessions_of_a_worker_that_nobody_knows_are_given_up_too(world: Wo
 
 async def test_a_lost_session_whose_time_is_over_is_ended(world: World) -> None:
     session = await world.session("dead", S.LOST, idle_timeout_s=1.0, detail="it died")
-    await world.passed(30, "live")
+    await world.advance(30, "live")
     await world.tick()
     found = await world.now(session)
     assert (found.state, found.reason, found.detail) == (S.ENDED, EndReason.LOST, "it died")
@@ -124,13 +124,13 @@ async def test_nothing_is_taken_before_redis_was_seen_for_a_whole_lease(world: W
     session = await world.session("dead", S.RUNNING)
     world.roster.away = True
     with pytest.raises(Unavailable):
-        await world.fleet.look()
+        await world.fleet.refresh()
     world.roster.away = False
-    await world.fleet.look()
+    await world.fleet.refresh()
     for _ in range(round(LEASE_S)):
         await world.tick()
         assert (await world.now(session)).state is S.RUNNING
-        await world.passed(1, "live")
+        await world.advance(1, "live")
     await world.tick()
     assert (await world.now(session)).state is S.LOST
 
@@ -138,21 +138,21 @@ async def test_nothing_is_taken_before_redis_was_seen_for_a_whole_lease(world: W
 async def test_nothing_is_taken_while_a_redis_that_was_empty_settles(world: World) -> None:
     world.roster.lose_data()
     session = await world.session("dead", S.RUNNING)
-    await world.roster.enter(a_report("live"), 1)
+    await world.roster.register(a_report("live"), 1)
     await world.tick()
-    await world.passed(LEASE_S - 1, "live")
+    await world.advance(LEASE_S - 1, "live")
     await world.tick()
     assert (await world.now(session)).state is S.RUNNING
-    await world.passed(3, "live")
+    await world.advance(3, "live")
     await world.tick()
     assert (await world.now(session)).state is S.LOST
 
 
 async def test_a_worker_that_has_come_back_in_the_meantime_keeps_what_was_not_taken(world: World) -> None:
     session = await world.session("dead", S.RUNNING)
-    sight = await world.roster.watch(ME)
-    await world.roster.enter(a_report("dead"), 1)
-    await world.failover.tick(sight)
+    snapshot = await world.roster.watch(ME)
+    await world.roster.register(a_report("dead"), 1)
+    await world.failover.tick(snapshot)
     assert (await world.now(session)).state is S.RUNNING
     assert world.events == []
 
@@ -160,16 +160,16 @@ async def test_a_worker_that_has_come_back_in_the_meantime_keeps_what_was_not_ta
 async def test_it_is_told_once_whoever_and_however_many_look(world: World) -> None:
     await world.session("dead", S.RUNNING)
     other = Failover(world.fleet, world.roster, world.store, world.lifecycle, retention_s=1.0)  # type: ignore[arg-type]
-    sight = await world.roster.watch(ME)
+    snapshot = await world.roster.watch(ME)
     for failover in (world.failover, other, world.failover, other):
-        await failover.tick(sight)
+        await failover.tick(snapshot)
     assert len(world.events) == 1
 
 
 async def test_what_is_added_for_a_dead_worker_later_is_found_by_the_next_sweep(world: World) -> None:
     await world.tick()
     session = await world.session("dead", S.CREATING)
-    await world.passed(20, "live")
+    await world.advance(20, "live")
     await world.tick()
     assert (await world.now(session)).state is S.ENDED
 
@@ -184,13 +184,13 @@ async def test_what_has_ended_is_forgotten_after_its_time(world: World) -> None:
 
 async def test_a_worker_that_is_dead_for_a_day_is_forgotten(world: World) -> None:
     await world.tick()
-    assert "dead" in world.roster.places
+    assert "dead" in world.roster.entries
     await world.clock.advance(86400)
-    await world.roster.enter(a_report("live"), 1)
-    await world.fleet.look()
-    await world.passed(LEASE_S, "live")
+    await world.roster.register(a_report("live"), 1)
+    await world.fleet.refresh()
+    await world.advance(LEASE_S, "live")
     await world.tick()
-    assert set(world.roster.places) == {"live"}
+    assert set(world.roster.entries) == {"live"}
 
 
 # What an operator does.
@@ -216,19 +216,19 @@ async def test_nobody_is_removed_before_it_is_known_who_is_dead(world: World) ->
     """A worker may have gone on without Redis, because all coordinators had told it that they had lost it too."""
     session = await world.session("dead", S.RUNNING)
     world.roster.away = True
-    assert await world.fleet.renewed("dead", 1) is None
+    assert await world.fleet.renew_lease("dead", 1) is None
     world.roster.away = False
-    await world.fleet.look()
+    await world.fleet.refresh()
     with pytest.raises(Unavailable, match="not seen the cluster for long enough") as caught:
         await world.control.remove("dead")
     assert caught.value.retry_after_s
     assert (await world.now(session)).state is S.RUNNING
-    assert "dead" in world.roster.places
+    assert "dead" in world.roster.entries
 
 
 async def test_the_states_of_workers(world: World) -> None:
     for name, values in (("old", {"protocol": PROTOCOL + 1}), ("leaving", {"leaving": True}), ("drained", {})):
-        await world.roster.enter(a_report(name, **values), 0)
+        await world.roster.register(a_report(name, **values), 0)
     shown = await world.control.drain("drained", True)
     assert (shown["id"], shown["state"]) == ("drained", "draining")
     status = world.control.status()
@@ -244,13 +244,13 @@ async def test_the_states_of_workers(world: World) -> None:
         await world.control.drain("ghost", True)
     world.roster.away = True
     with pytest.raises(Unavailable):
-        await world.fleet.look()
+        await world.fleet.refresh()
     assert world.control.status()["redis"] == "away"
 
 
 async def test_a_cluster_is_ready_while_any_worker_could_be_asked(world: World) -> None:
     world.control.check_ready()
     assert await world.control.figures() == {"live": {"claimed": 1}}
-    await world.passed(LEASE_S)
+    await world.advance(LEASE_S)
     with pytest.raises(Unavailable, match="no worker of the cluster is there"):
         world.control.check_ready()

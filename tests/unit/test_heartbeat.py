@@ -10,8 +10,7 @@ from unit.fake_roster import FakeRoster
 
 from warren.cluster.heartbeat import Heartbeat
 from warren.cluster.lease import Lease
-from warren.cluster.members import HEARTBEAT_S, LEASE_S, Peer
-from warren.cluster.roster import Pulse
+from warren.cluster.roster import HEARTBEAT_S, LEASE_S, LeaseStatus, Peer
 from warren.model.errors import Conflict, Unavailable
 from warren.testing.manual_clock import ManualClock
 
@@ -27,14 +26,14 @@ class World:
 
     clock: ManualClock = field(default_factory=ManualClock)
     steps: list[str] = field(default_factory=list)
-    says: dict[str, Pulse | None] = field(default_factory=dict)
-    no_comparing: Exception | None = None
+    says: dict[str, LeaseStatus | None] = field(default_factory=dict)
+    reconcile_error: Exception | None = None
     done_first: Callable[[], Awaitable[object]] | None = None
 
     def __post_init__(self) -> None:
         self.roster = FakeRoster(self.clock)
         self.lease = Lease(self.clock)
-        self.member = self.new_process()
+        self.heartbeat = self.new_process()
 
     def new_process(self, home: str = "here") -> Heartbeat:
         return Heartbeat(
@@ -43,25 +42,25 @@ class World:
             self.clock,
             report=lambda: a_report(home=home),
             reconcile=self._reconcile,
-            ask=self._ask,
-            superseded=lambda: self.steps.append("superseded"),
+            renew_through=self._renew_through,
+            on_superseded=lambda: self.steps.append("superseded"),
         )
 
     async def _reconcile(self) -> None:
-        if self.no_comparing is not None:
+        if self.reconcile_error is not None:
             self.steps.append("failed to compare")
-            raise self.no_comparing
+            raise self.reconcile_error
         self.steps.append(f"compared, {'serving' if self.serves else 'fenced'}")
 
-    async def _ask(self, peer: Peer, worker_id: str, epoch: int) -> Pulse | None:
+    async def _renew_through(self, peer: Peer, worker_id: str, epoch: int) -> LeaseStatus | None:
         self.steps.append(f"asked {peer.id}")
         if peer.id not in self.says:
             raise Unavailable(f"{peer.address} does not answer")
         said = self.says[peer.id]
-        if said is Pulse.OK:  # it has Redis, whether the worker reaches it or not
-            old = self.roster.places[worker_id]
+        if said is LeaseStatus.OK:  # it has Redis, whether the worker reaches it or not
+            old = self.roster.entries[worker_id]
             assert old.epoch == epoch
-            self.roster.places[worker_id] = replace(old, until=self.clock.now() + LEASE_S)
+            self.roster.entries[worker_id] = replace(old, until=self.clock.now() + LEASE_S)
         return said
 
     @property
@@ -69,29 +68,29 @@ class World:
         return self.lease.left_s > 0
 
     @property
-    def given_up_before_it_stops(self) -> bool:
+    def serves_without_lease_in_redis(self) -> bool:
         """Whether Redis would let others have its sessions while it still serves."""
-        return self.roster.places["w"].until < self.clock.now() and self.serves
+        return self.roster.entries["w"].until < self.clock.now() and self.serves
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     """A worker that has joined, and knows of two coordinators."""
     world = World()
-    await world.member.join()
+    await world.heartbeat.join()
     assert not world.serves
     for peer in (ONE, TWO):
         await world.roster.watch(peer)
-    await world.member.serve()
+    await world.heartbeat.beat()
     assert world.serves
-    running = asyncio.create_task(world.member.run())
+    running = asyncio.create_task(world.heartbeat.run())
     await asyncio.sleep(0)
     yield world
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def passed(world: World, seconds: float) -> None:
+async def advance(world: World, seconds: float) -> None:
     """In small steps, so that it would be seen if it served for a moment too long."""
     steps = round(seconds * 4)
     for _ in range(steps):
@@ -99,36 +98,36 @@ async def passed(world: World, seconds: float) -> None:
         for peer in (ONE, TWO):
             if not world.roster.away:
                 await world.roster.watch(peer)
-        if world.roster.places:
-            assert not world.given_up_before_it_stops
+        if world.roster.entries:
+            assert not world.serves_without_lease_in_redis
 
 
 async def test_heartbeats_keep_the_lease(world: World) -> None:
     before = world.roster.beats
-    await passed(world, LONG_S)
+    await advance(world, LONG_S)
     assert world.serves
     assert LONG_S / HEARTBEAT_S - 1 <= world.roster.beats - before <= LONG_S / HEARTBEAT_S + 1
     assert world.steps == []
-    assert set(world.member.coordinators) == {ONE, TWO}
+    assert set(world.heartbeat.coordinators) == {ONE, TWO}
 
 
 async def test_a_name_that_is_another_workers_ends_the_start(world: World) -> None:
     with pytest.raises(Conflict, match="another worker called 'w'"):
         await world.new_process("elsewhere").join()
-    await passed(world, LEASE_S)
+    await advance(world, LEASE_S)
     assert world.serves
 
 
 async def test_it_waits_for_redis_at_the_start() -> None:
     world = World()
     world.roster.away = True
-    joining = asyncio.create_task(world.member.join())
+    joining = asyncio.create_task(world.heartbeat.join())
     await world.clock.advance(5)
     assert not joining.done()
     world.roster.away = False
     await world.clock.advance(1)
     await joining
-    assert repr(world.member).startswith("<Membership epoch 1, ")
+    assert repr(world.heartbeat).startswith("<Heartbeat epoch 1, ")
 
 
 # Redis is away.
@@ -136,8 +135,8 @@ async def test_it_waits_for_redis_at_the_start() -> None:
 
 async def test_a_coordinator_that_has_redis_renews_for_it(world: World) -> None:
     world.roster.away = True
-    world.says = {"one": Pulse.OK}
-    await passed(world, LONG_S)
+    world.says = {"one": LeaseStatus.OK}
+    await advance(world, LONG_S)
     assert world.serves
     assert "compared" not in str(world.steps)
 
@@ -153,54 +152,54 @@ async def test_if_all_coordinators_have_lost_redis_it_goes_on(world: World) -> N
 async def test_if_one_coordinator_does_not_answer_it_stops_when_the_lease_is_over(world: World) -> None:
     world.roster.away = True
     world.says = {"one": None}
-    await passed(world, LEASE_S / 2)
+    await advance(world, LEASE_S / 2)
     assert world.serves
-    await passed(world, LEASE_S)
+    await advance(world, LEASE_S)
     assert not world.serves
 
 
 async def test_without_a_coordinator_it_stops_when_the_lease_is_over() -> None:
     world = World()
-    await world.member.join()
-    await world.member.serve()
+    await world.heartbeat.join()
+    await world.heartbeat.beat()
     world.roster.away = True
-    await world.member.beat()
+    await world.heartbeat.beat()
     assert world.serves
     await world.clock.advance(LEASE_S)
-    await world.member.beat()
+    await world.heartbeat.beat()
     assert not world.serves
 
 
 async def test_what_was_over_is_not_made_good_by_coordinators_who_know_nothing_either(world: World) -> None:
     """It stood still, was given up, and then Redis died: who has lost Redis cannot say that nothing was taken."""
     world.roster.away = True
-    await passed(world, 2 * LEASE_S)
+    await advance(world, 2 * LEASE_S)
     assert not world.serves
     world.says = {"one": None, "two": None}
-    await passed(world, LEASE_S)
+    await advance(world, LEASE_S)
     assert not world.serves
     world.roster.away = False
-    await passed(world, LEASE_S)
+    await advance(world, LEASE_S)
     assert world.serves
     assert [step for step in world.steps if "compared" in step] == ["compared, fenced"]
 
 
-@pytest.mark.parametrize("pulse", [Pulse.LAPSED, Pulse.UNKNOWN])
-async def test_a_coordinator_that_says_it_was_given_up_is_believed(world: World, pulse: Pulse) -> None:
+@pytest.mark.parametrize("status", [LeaseStatus.LAPSED, LeaseStatus.UNKNOWN])
+async def test_a_coordinator_that_says_it_was_given_up_is_believed(world: World, status: LeaseStatus) -> None:
     world.roster.away = True
-    world.says = {"one": None, "two": pulse}
-    await passed(world, HEARTBEAT_S)
+    world.says = {"one": None, "two": status}
+    await advance(world, HEARTBEAT_S)
     assert not world.serves
 
 
 async def test_an_answer_that_takes_long_gives_less(world: World) -> None:
     """The lease is counted from before the question."""
 
-    async def slowly(peer: Peer, worker_id: str, epoch: int) -> Pulse | None:
+    async def slowly(peer: Peer, worker_id: str, epoch: int) -> LeaseStatus | None:
         await world.clock.sleep(3)
         return None
 
-    world.member._ask = slowly
+    world.heartbeat._renew_through = slowly
     world.roster.away = True
     await world.clock.advance(HEARTBEAT_S + 3)
     assert 0 < world.lease.left_s <= LEASE_S - 3
@@ -210,11 +209,11 @@ async def test_an_answer_that_takes_long_gives_less(world: World) -> None:
 
 
 async def test_after_a_lease_that_ran_out_it_compares_before_it_serves(world: World) -> None:
-    world.roster.places["w"] = replace(world.roster.places["w"], until=1.0)
+    world.roster.entries["w"] = replace(world.roster.entries["w"], until=1.0)
     await world.clock.advance(HEARTBEAT_S)
     assert world.steps == ["compared, fenced"]
     assert world.serves
-    assert world.roster.places["w"].epoch == 2
+    assert world.roster.entries["w"].epoch == 2
 
 
 async def test_after_redis_has_lost_its_data_likewise_and_the_epoch_rises(world: World) -> None:
@@ -222,68 +221,68 @@ async def test_after_redis_has_lost_its_data_likewise_and_the_epoch_rises(world:
     await world.clock.advance(HEARTBEAT_S)
     assert world.steps == ["compared, fenced"]
     assert world.serves
-    assert world.roster.places["w"].epoch == 2
+    assert world.roster.entries["w"].epoch == 2
 
 
 async def test_it_does_not_serve_before_comparing_has_succeeded_however_often_that_fails(world: World) -> None:
-    world.no_comparing = Unavailable("Redis is away again")
-    world.roster.places["w"] = replace(world.roster.places["w"], until=1.0)
+    world.reconcile_error = Unavailable("Redis is away again")
+    world.roster.entries["w"] = replace(world.roster.entries["w"], until=1.0)
     for _ in range(6):
         await world.clock.advance(HEARTBEAT_S)
         assert not world.serves
     assert len(world.steps) >= 5
-    world.no_comparing = None
+    world.reconcile_error = None
     await world.clock.advance(HEARTBEAT_S)
     assert world.serves
     assert world.steps[-1] == "compared, fenced"
-    await passed(world, LEASE_S)
+    await advance(world, LEASE_S)
     assert world.steps.count("compared, fenced") == 1
 
 
 async def test_neither_does_it_when_redis_goes_away_in_the_middle(world: World) -> None:
-    world.no_comparing = Unavailable("Redis is away again")
+    world.reconcile_error = Unavailable("Redis is away again")
     world.says = {"one": None, "two": None}
-    world.roster.places["w"] = replace(world.roster.places["w"], until=1.0)
+    world.roster.entries["w"] = replace(world.roster.entries["w"], until=1.0)
     await world.clock.advance(HEARTBEAT_S)
     world.roster.away = True
-    world.no_comparing = None
-    await passed(world, LONG_S)
+    world.reconcile_error = None
+    await advance(world, LONG_S)
     assert not world.serves
-    world.says = {"one": Pulse.OK, "two": None}
-    world.roster.places["w"] = replace(world.roster.places["w"], until=world.clock.now() + 1)
+    world.says = {"one": LeaseStatus.OK, "two": None}
+    world.roster.entries["w"] = replace(world.roster.entries["w"], until=world.clock.now() + 1)
     await world.clock.advance(HEARTBEAT_S)
     assert world.serves
     assert world.steps[-1] == "compared, fenced"
 
 
 async def test_a_fault_of_our_own_does_not_end_the_heartbeats(world: World) -> None:
-    world.no_comparing = RuntimeError("a fault")
+    world.reconcile_error = RuntimeError("a fault")
     world.roster.lose_data()
     await world.clock.advance(2 * HEARTBEAT_S)
     assert not world.serves
-    world.no_comparing = None
+    world.reconcile_error = None
     await world.clock.advance(HEARTBEAT_S)
     assert world.serves
 
 
 async def test_a_restarted_redis_is_compared_with_once_while_it_serves(world: World) -> None:
     world.roster.run_id = "run-2"
-    await passed(world, LONG_S)
+    await advance(world, LONG_S)
     assert world.steps == ["compared, serving"]
 
 
 async def test_a_restarted_redis_is_compared_with_until_that_succeeds(world: World) -> None:
-    world.no_comparing = Unavailable("Redis is away again")
+    world.reconcile_error = Unavailable("Redis is away again")
     world.roster.run_id = "run-2"
     await world.clock.advance(HEARTBEAT_S)
     assert world.steps == ["failed to compare"]
-    world.no_comparing = None
+    world.reconcile_error = None
     await world.clock.advance(HEARTBEAT_S)
     assert world.steps == ["failed to compare", "compared, serving"]
 
 
 async def test_a_restarted_redis_that_goes_away_at_once_stops_nobody(world: World) -> None:
-    world.no_comparing = Unavailable("Redis is away again")
+    world.reconcile_error = Unavailable("Redis is away again")
     world.roster.run_id = "run-2"
     await world.clock.advance(HEARTBEAT_S)
     world.roster.away = True
@@ -294,17 +293,17 @@ async def test_a_restarted_redis_that_goes_away_at_once_stops_nobody(world: Worl
 
 
 async def test_who_was_superseded_serves_no_more_and_ends(world: World) -> None:
-    await world.roster.enter(a_report(), 1)
+    await world.roster.register(a_report(), 1)
     await world.clock.advance(HEARTBEAT_S)
     assert not world.serves
     assert world.steps[0] == "superseded"
-    assert world.roster.places["w"].epoch == 2
+    assert world.roster.entries["w"].epoch == 2
 
 
 async def test_leaving_is_told_and_does_not_fail_when_redis_is_away(world: World) -> None:
-    await world.member.leave()
+    await world.heartbeat.leave()
     world.roster.away = True
-    await world.member.leave()
+    await world.heartbeat.leave()
 
 
 async def test_who_was_allowed_to_go_on_without_redis_serves_while_it_compares_afterwards(world: World) -> None:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from warren.cluster.http_client.failures import Broken
-from warren.cluster.proxy.liveness import TRIES, Liveness
+from warren.cluster.http_client.errors import Broken
+from warren.cluster.proxy.liveness import FAILED_PINGS, Liveness
 from warren.model.errors import Unavailable
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ class Workers:
 
 @contextlib.asynccontextmanager
 async def looking(workers: Workers) -> AsyncIterator[Liveness]:
-    liveness = Liveness(workers.ask, every_s=0.01)
+    liveness = Liveness(workers.ask, interval_s=0.01)
     running = asyncio.ensure_future(liveness.run())
     try:
         yield liveness
@@ -38,7 +38,7 @@ async def looking(workers: Workers) -> AsyncIterator[Liveness]:
 
 
 async def waited(liveness: Liveness, address: str) -> None:
-    async with liveness.over(address):
+    async with liveness.watch(address):
         await asyncio.Event().wait()
 
 
@@ -46,10 +46,10 @@ async def test_who_waits_for_a_silent_worker_hears_of_it() -> None:
     workers = Workers()
     workers.silent.add("a:1")
     async with looking(workers) as liveness:
-        with pytest.raises(Broken, match="fallen silent"):
+        with pytest.raises(Broken, match="stopped responding"):
             await asyncio.wait_for(waited(liveness, "a:1"), 30)
-        assert workers.asked == ["a:1"] * TRIES
-        assert repr(liveness).startswith("<Lookout over 0 workers")
+        assert workers.asked == ["a:1"] * FAILED_PINGS
+        assert repr(liveness).startswith("<Liveness of 0 workers")
 
 
 async def test_who_waits_for_another_worker_goes_on_waiting() -> None:
@@ -70,7 +70,7 @@ async def test_a_worker_that_speaks_now_and_then_is_not_silent() -> None:
     workers = Workers()
     async with looking(workers) as liveness:
         patient = asyncio.ensure_future(waited(liveness, "a:1"))
-        while len(workers.asked) < 5 * TRIES:
+        while len(workers.asked) < 5 * FAILED_PINGS:
             workers.silent ^= {"a:1"}  # every other time
             seen = len(workers.asked)
             while len(workers.asked) == seen:
@@ -83,5 +83,5 @@ async def test_a_worker_that_speaks_now_and_then_is_not_silent() -> None:
 async def test_a_time_out_inside_is_not_taken_for_silence() -> None:
     async with looking(Workers()) as liveness:
         with pytest.raises(TimeoutError):
-            async with liveness.over("a:1"), asyncio.timeout(0):
+            async with liveness.watch("a:1"), asyncio.timeout(0):
                 await asyncio.Event().wait()

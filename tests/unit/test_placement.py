@@ -9,10 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.cluster.placement import CHANCE, FEW, SEEN, SHARE, Candidate, Want, ranked, why_none
+from warren.cluster.placement import (
+    CHANCE_WEIGHT,
+    MAX_COMPARED,
+    SLIGHT_LOAD,
+    SLIGHT_SESSIONS,
+    Candidate,
+    Requirements,
+    explain_no_worker,
+    rank_workers,
+)
 
-PLAIN = Want("base", "acme")
-GPU = Want("base", "acme", labels={"gpu": "1"})
+PLAIN = Requirements("base", "acme")
+GPU = Requirements("base", "acme", labels={"gpu": "1"})
 WORKER = Candidate(
     id="a",
     provider="oci",
@@ -34,9 +43,9 @@ def worker(name: str = "b", **changes: object) -> Candidate:
     return replace(WORKER, id=name, **changes)  # type: ignore[arg-type]
 
 
-def firsts(want: Want, workers: Sequence[Candidate], **options: int) -> set[str]:
+def firsts(want: Requirements, workers: Sequence[Candidate], **options: int) -> set[str]:
     """Who comes first, whatever chance says."""
-    return {ranked(want, workers, tie, **options)[0] for tie in TIES}
+    return {rank_workers(want, workers, tie, **options)[0] for tie in TIES}
 
 
 # One criterion at a time.
@@ -58,9 +67,9 @@ def firsts(want: Want, workers: Sequence[Candidate], **options: int) -> set[str]
         ("pressure that is no number", PLAIN, worker(pressure=float("nan"))),
     ],
 )
-def test_an_unusable_worker_is_not_even_the_last_choice(why: str, want: Want, other: Candidate) -> None:
-    assert ranked(want, [other, WORKER], 1) == ["a"], why
-    assert ranked(want, [other], 1) == [], why
+def test_an_unusable_worker_is_not_even_the_last_choice(why: str, want: Requirements, other: Candidate) -> None:
+    assert rank_workers(want, [other, WORKER], 1) == ["a"], why
+    assert rank_workers(want, [other], 1) == [], why
 
 
 @pytest.mark.parametrize(
@@ -87,7 +96,7 @@ def test_an_unusable_worker_is_not_even_the_last_choice(why: str, want: Want, ot
         ("a label is asked for", GPU, worker(claimed=90, labels={"gpu": "1", "zone": "a"}), "b"),
     ],
 )
-def test_the_better_of_two(why: str, want: Want, other: Candidate, best: str) -> None:
+def test_the_better_of_two(why: str, want: Requirements, other: Candidate, best: str) -> None:
     assert firsts(want, [WORKER, other]) == {best}, why
     assert firsts(want, [other, WORKER]) == {best}, why
 
@@ -99,23 +108,23 @@ def test_what_others_may_have_sent_is_counted_for_each_of_them() -> None:
 
 
 def test_the_last_place_of_a_worker_is_used_however_many_coordinators_there_are() -> None:
-    assert ranked(PLAIN, [worker("a", claimed=90, assigned=9)], 1, coordinators=10) == ["a"]
+    assert rank_workers(PLAIN, [worker("a", claimed=90, assigned=9)], 1, coordinators=10) == ["a"]
 
 
 def test_after_the_best_comes_the_next_best_and_not_more_than_asked_for() -> None:
     workers = [worker(name, claimed=claimed) for name, claimed in (("d", 80), ("b", 30), ("a", 0), ("c", 55))]
-    assert ranked(PLAIN, workers, 7) == ["a", "b", "c"]
-    assert ranked(PLAIN, workers, 7, most=1) == ["a"]
-    assert ranked(PLAIN, workers, 7, most=9) == ["a", "b", "c", "d"]
+    assert rank_workers(PLAIN, workers, 7) == ["a", "b", "c"]
+    assert rank_workers(PLAIN, workers, 7, limit=1) == ["a"]
+    assert rank_workers(PLAIN, workers, 7, limit=9) == ["a", "b", "c", "d"]
 
 
 def test_a_worker_named_twice_is_asked_once() -> None:
-    assert ranked(PLAIN, [WORKER, WORKER, worker("b", claimed=50)], 1) == ["a", "b"]
+    assert rank_workers(PLAIN, [WORKER, WORKER, worker("b", claimed=50)], 1) == ["a", "b"]
 
 
 def test_among_equals_each_has_its_chance_with_numbers_in_sequence() -> None:
     workers = [worker(name) for name in "abc"]
-    chosen = Counter(ranked(PLAIN, workers, tie)[0] for tie in range(3000))
+    chosen = Counter(rank_workers(PLAIN, workers, tie)[0] for tie in range(3000))
     assert all(850 < chosen[name] < 1150 for name in "abc")
 
 
@@ -128,20 +137,20 @@ def test_pressure_below_the_mark_is_nobodys_disadvantage() -> None:
 
 def test_in_a_large_cluster_all_workers_have_their_turn() -> None:
     workers = [worker(f"w{number}") for number in range(1000)]
-    assert len({ranked(PLAIN, workers, tie)[0] for tie in range(3000)}) > 800
+    assert len({rank_workers(PLAIN, workers, tie)[0] for tie in range(3000)}) > 800
 
 
 def test_a_new_and_empty_worker_in_a_large_cluster_does_not_get_everything() -> None:
     workers = [worker(f"w{number}", claimed=50) for number in range(999)] + [worker("new", claimed=0)]
-    got = sum(ranked(PLAIN, workers, tie)[0] == "new" for tie in range(1000))
-    assert 0 < got < 2 * SEEN
+    got = sum(rank_workers(PLAIN, workers, tie)[0] == "new" for tie in range(1000))
+    assert 0 < got < 2 * MAX_COMPARED
 
 
 def test_the_few_that_fit_are_found_among_many() -> None:
     workers = [worker(f"w{number}") for number in range(1000)]
     workers[123] = worker("x", labels={"gpu": "1"})
     workers[877] = worker("y", labels={"gpu": "1"}, claimed=70)
-    assert all(ranked(GPU, workers, tie) == ["x", "y"] for tie in TIES)
+    assert all(rank_workers(GPU, workers, tie) == ["x", "y"] for tie in TIES)
 
 
 # Always.
@@ -166,7 +175,7 @@ CANDIDATES = st.lists(
     unique_by=lambda each: each.id,
 )
 WANTS = st.builds(
-    Want,
+    Requirements,
     st.sampled_from(["base", "python", "rare"]),
     st.just("acme"),
     provider=st.sampled_from(["", "oci", "docker"]),
@@ -176,7 +185,7 @@ WANTS = st.builds(
 NUMBERS = st.integers(-(2**70), 2**70)
 
 
-def may_have(want: Want, each: Candidate) -> bool:
+def may_have(want: Requirements, each: Candidate) -> bool:
     return (
         each.alive
         and not each.draining
@@ -189,21 +198,21 @@ def may_have(want: Want, each: Candidate) -> bool:
 
 @given(WANTS, CANDIDATES, NUMBERS, st.integers(1, 15))
 def test_every_usable_worker_and_no_other_is_named_once(
-    want: Want, workers: list[Candidate], tie: int, most: int
+    want: Requirements, workers: list[Candidate], tie: int, most: int
 ) -> None:
-    names = ranked(want, workers, tie, most)
+    names = rank_workers(want, workers, tie, most)
     usable = {each.id for each in workers if may_have(want, each)}
     assert set(names) <= usable
     assert len(names) == len(set(names)) == min(most, len(usable))
-    assert (why_none(want, workers) == "") == bool(usable)
+    assert (explain_no_worker(want, workers) == "") == bool(usable)
 
 
 @given(WANTS, CANDIDATES, NUMBERS)
 def test_the_same_question_has_the_same_answer_and_unusable_workers_do_not_change_it(
-    want: Want, workers: list[Candidate], tie: int
+    want: Requirements, workers: list[Candidate], tie: int
 ) -> None:
     usable = [each for each in workers if may_have(want, each)]
-    assert ranked(want, workers, tie) == ranked(want, workers, tie) == ranked(want, usable, tie)
+    assert rank_workers(want, workers, tie) == rank_workers(want, workers, tie) == rank_workers(want, usable, tie)
 
 
 @given(
@@ -214,7 +223,7 @@ def test_nothing_outweighs_being_much_emptier(
 ) -> None:
     empty = worker("a", capacity=capacity, claimed=0, by_tenant=by_tenant, waiting=waiting, pressure=0.8)
     full = worker("b", capacity=capacity, claimed=capacity * 3 // 4, ready={"base": ready})
-    assert ranked(PLAIN, [full, empty], tie, coordinators=pace)[0] == "a"
+    assert rank_workers(PLAIN, [full, empty], tie, coordinators=pace)[0] == "a"
 
 
 @given(st.integers(1, 8), st.integers(1, 30), st.integers(40, 4000), NUMBERS)
@@ -222,9 +231,9 @@ def test_equal_workers_fill_evenly(count: int, each: int, capacity: int, tie: in
     claimed = {f"w{number}": 0 for number in range(count)}
     for number in range(count * each):
         workers = [worker(name, capacity=capacity, claimed=held) for name, held in claimed.items()]
-        claimed[ranked(PLAIN, workers, tie + number)[0]] += 1
+        claimed[rank_workers(PLAIN, workers, tie + number)[0]] += 1
     least, most = min(claimed.values()), max(claimed.values())
-    assert most <= least * (1 + CHANCE * SHARE) + CHANCE * FEW + 1
+    assert most <= least * (1 + CHANCE_WEIGHT * SLIGHT_LOAD) + CHANCE_WEIGHT * SLIGHT_SESSIONS + 1
 
 
 # Many coordinators, each with knowledge of its own age.
@@ -253,7 +262,7 @@ class Herd:
                 for view in self.views:
                     view[number] = self.as_it_is(number)
         view = self.rng.choice(self.views)
-        chosen = int(ranked(PLAIN, view, self.rng.getrandbits(64), coordinators=among)[0])
+        chosen = int(rank_workers(PLAIN, view, self.rng.getrandbits(64), coordinators=among)[0])
         self.claimed[chosen] += 1
         self.by_tenant[chosen] += 1
         view[chosen] = replace(view[chosen], assigned=view[chosen].assigned + 1)
@@ -332,6 +341,6 @@ HELD = {"gpu": "1"}
         (PLAIN, [worker(alive=False), WORKER], ""),
     ],
 )
-def test_the_caller_is_told_what_is_missing(want: Want, workers: list[Candidate], why: str) -> None:
-    assert why_none(want, workers) == why
-    assert bool(ranked(want, workers, 1)) == (why == "")
+def test_the_caller_is_told_what_is_missing(want: Requirements, workers: list[Candidate], why: str) -> None:
+    assert explain_no_worker(want, workers) == why
+    assert bool(rank_workers(want, workers, 1)) == (why == "")

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from warren.http.problems import MAX_VALUES, MEDIA_TYPE, internal_problem, plain_error, problem, read_json
+from warren.http.problems import MEDIA_TYPE, internal_problem, problem
 from warren.model.errors import InvalidJson, LimitReached, NoCapacity, SessionNotFound, TooLarge, WarrenError
+from warren.model.strict_json import MAX_VALUES, read_json
+from warren.sessions.validation import plain_error
 
 
 def body_of(exc: WarrenError, instance: str = "") -> dict[str, Any]:

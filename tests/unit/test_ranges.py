@@ -2,7 +2,7 @@
 
 import pytest
 
-from warren.http.routes.files import read_range
+from warren.http.dispatch import read_range
 from warren.model.errors import InvalidRequest
 
 
@@ -19,7 +19,7 @@ from warren.model.errors import InvalidRequest
     ],
 )
 def test_a_part_lies_within_the_file(text: str, size: int, part: tuple[int, int]) -> None:
-    assert read_range(text).of(size) == part
+    assert read_range(text).within(size) == part
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_part_lies_within_the_file(text: str, size: int, part: tuple[int, int]
     [("bytes=10-", 10), ("bytes=10-20", 10), ("bytes=-0", 10), ("bytes=-5", 0), ("bytes=0-", 0), ("bytes=0-0", 0)],
 )
 def test_a_part_the_file_does_not_have_is_empty(text: str, size: int) -> None:
-    start, end = read_range(text).of(size)
+    start, end = read_range(text).within(size)
     assert start >= end
 
 

@@ -24,14 +24,14 @@ from warren.model.errors import (
 )
 from warren.sdk.aio.transport import AsyncTransport
 from warren.sdk.blocking.transport import Transport
-from warren.sdk.wire import PATIENCE, Ask, Patience
+from warren.sdk.protocol import DEFAULT_OPTIONS, Request, TransportOptions
 
 pytestmark = pytest.mark.anyio
 
 Call = Callable[..., Awaitable[Any]]
-GET = Ask("GET", "/thing")
-POST = Ask("POST", "/thing", values={"a": 1})
-KEYED = Ask("POST", "/thing", values={"a": 1}, key="k")
+GET = Request("GET", "/thing")
+POST = Request("POST", "/thing", values={"a": 1})
+KEYED = Request("POST", "/thing", values={"a": 1}, key="k")
 STOPPING = (b'{"code": "stopping", "detail": "later"}', "503 Service Unavailable", "Retry-After: 0")
 
 
@@ -39,21 +39,25 @@ STOPPING = (b'{"code": "stopping", "detail": "later"}', "503 Service Unavailable
 def call(request: pytest.FixtureRequest) -> Call:
     """Asks once, with a transport of its own, in either way."""
 
-    async def blocking(url: str, *asks: Ask, data: Any = None, key: str = "", patience: Patience = PATIENCE) -> Any:
-        transport = Transport(url, key, patience)
+    async def blocking(
+        url: str, *requests: Request, data: Any = None, key: str = "", options: TransportOptions = DEFAULT_OPTIONS
+    ) -> Any:
+        transport = Transport(url, key, options)
         try:
             if data is not None:
-                return transport.send(asks[0], data)
-            return [transport.ask(ask) for ask in asks][-1]
+                return transport.upload(requests[0], data)
+            return [transport.call(each) for each in requests][-1]
         finally:
             transport.close()
 
-    async def native(url: str, *asks: Ask, data: Any = None, key: str = "", patience: Patience = PATIENCE) -> Any:
-        transport = AsyncTransport(url, key, patience)
+    async def native(
+        url: str, *requests: Request, data: Any = None, key: str = "", options: TransportOptions = DEFAULT_OPTIONS
+    ) -> Any:
+        transport = AsyncTransport(url, key, options)
         try:
             if data is not None:
-                return await transport.send(asks[0], data if isinstance(data, bytes) else _async(data))
-            return [await transport.ask(ask) for ask in asks][-1]
+                return await transport.upload(requests[0], data if isinstance(data, bytes) else _async(data))
+            return [await transport.call(each) for each in requests][-1]
         finally:
             await transport.close()
 
@@ -76,7 +80,7 @@ async def test_an_error_does_not_cost_the_connection(call: Call) -> None:
         transport = Transport(server.url)
         for _ in range(3):
             with pytest.raises(SessionNotFound, match="none"):
-                transport.ask(GET)
+                transport.call(GET)
         transport.close()
         assert server.connections == 1
 
@@ -84,19 +88,19 @@ async def test_an_error_does_not_cost_the_connection(call: Call) -> None:
 async def test_a_kept_connection_that_the_server_closed_is_not_used_again() -> None:
     with scripted(once(b"{}"), always(b"{}")) as server:
         transport = Transport(server.url)
-        transport.ask(POST)
-        [(_, kept)] = transport._kept
+        transport.call(POST)
+        [(_, kept)] = transport._idle
         kept.sock.recv(1, 0x02)  # waits for the end, and leaves it there
-        transport.ask(POST)
+        transport.call(POST)
         transport.close()
         assert server.connections == 2
 
 
-@pytest.mark.parametrize("ask", [GET, KEYED, Ask("PUT", "/thing"), Ask("DELETE", "/thing")], ids=str)
+@pytest.mark.parametrize("sent", [GET, KEYED, Request("PUT", "/thing"), Request("DELETE", "/thing")], ids=str)
 @pytest.mark.parametrize("broken", [hangs_up, cut_short, once(*STOPPING)], ids=["hangs up", "cut short", "stopping"])
-async def test_what_is_safe_is_repeated(call: Call, ask: Ask, broken: Any) -> None:
+async def test_what_is_safe_is_repeated(call: Call, sent: Request, broken: Any) -> None:
     with scripted(broken, always(b'{"done": true}')) as server:
-        assert await call(server.url, ask) == {"done": True}
+        assert await call(server.url, sent) == {"done": True}
         assert server.connections == 2
 
 
@@ -111,7 +115,7 @@ async def test_what_is_not_safe_is_not_repeated_and_the_error_says_so(call: Call
 async def test_a_server_that_stays_away_is_given_up(call: Call) -> None:
     with scripted(hangs_up) as server:
         with pytest.raises(ServerUnreachable, match="broke during GET /thing"):
-            await call(server.url, GET, patience=Patience(first_pause_s=0.0))
+            await call(server.url, GET, options=TransportOptions(first_pause_s=0.0))
         assert server.connections == 4
 
 
@@ -137,9 +141,9 @@ async def test_a_socket_that_is_refused_gives_the_servers_error() -> None:
 async def test_what_an_earlier_attempt_has_removed_is_removed(call: Call) -> None:
     gone = b'{"code": "session_not_found", "detail": "none"}'
     with scripted(hangs_up, always(gone, "404 Not Found")) as server:
-        assert await call(server.url, Ask("DELETE", "/thing")) is None
+        assert await call(server.url, Request("DELETE", "/thing")) is None
     with scripted(always(gone, "404 Not Found")) as server, pytest.raises(SessionNotFound):
-        await call(server.url, Ask("DELETE", "/thing"))
+        await call(server.url, Request("DELETE", "/thing"))
 
 
 @pytest.mark.parametrize("pieces", [True, False])
@@ -148,14 +152,14 @@ async def test_a_body_that_is_refused_early_gives_the_servers_error(call: Call, 
     with scripted(refuses_the_body) as server:
         data: Any = (bytes(256 * 1024) for _ in range(size // (256 * 1024))) if pieces else bytes(size)
         with pytest.raises(TooLarge, match="too much") as caught:
-            await call(server.url, Ask("PUT", "/file"), data=data)
+            await call(server.url, Request("PUT", "/file"), data=data)
         assert caught.value.remedy == "send less"
 
 
 async def test_pieces_are_sent_once(call: Call) -> None:
     with scripted(hangs_up) as server:
         with pytest.raises(ServerUnreachable):
-            await call(server.url, Ask("PUT", "/file"), data=iter([b"one", b"two"]))
+            await call(server.url, Request("PUT", "/file"), data=iter([b"one", b"two"]))
         assert server.connections == 1
 
 
@@ -169,7 +173,7 @@ async def test_an_answer_that_does_not_come_is_not_waited_for_twice(call: Call) 
     with scripted(silent) as server:
         try:
             with pytest.raises(ServerUnreachable, match="no answer came in time"):
-                await call(server.url, GET, patience=Patience(answer_s=0.05))
+                await call(server.url, GET, options=TransportOptions(answer_timeout_s=0.05))
             assert server.connections == 1
         finally:
             held.set()
@@ -218,14 +222,14 @@ _TRUSTING = """
 import asyncio, sys
 from warren.sdk.aio.transport import AsyncTransport
 from warren.sdk.blocking.transport import Transport
-from warren.sdk.wire import Ask
+from warren.sdk.protocol import Request
 
 async def native():
     transport = AsyncTransport(sys.argv[1])
-    print(await transport.ask(Ask("GET", "/")))
+    print(await transport.call(Request("GET", "/")))
     await transport.close()
 
-print(Transport(sys.argv[1]).ask(Ask("GET", "/")))
+print(Transport(sys.argv[1]).call(Request("GET", "/")))
 asyncio.run(native())
 """
 
@@ -252,8 +256,8 @@ async def test_many_threads_share_one_transport_and_keep_few_connections() -> No
     with scripted(always(b'{"a": 1}')) as server:
         transport = Transport(server.url)
         with ThreadPoolExecutor(8) as threads:
-            answers = list(threads.map(lambda _: transport.ask(GET), range(200)))
+            answers = list(threads.map(lambda _: transport.call(GET), range(200)))
         assert answers == [{"a": 1}] * 200
         assert server.connections <= 8
         transport.close()
-        assert repr(transport) == f"<Transport {server.url}, 0 connections kept>"
+        assert repr(transport) == f"<Transport {server.url}, 0 idle connections>"

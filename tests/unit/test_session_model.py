@@ -7,7 +7,7 @@ import pytest
 from warren.model.errors import Conflict, InvalidRequest
 from warren.model.session import (
     CREATING_S,
-    NEXT,
+    STATES,
     EndReason,
     Session,
     SessionState,
@@ -29,7 +29,7 @@ def session(state: SessionState = S.RUNNING, **changes: object) -> Session:
 @pytest.mark.parametrize("before", list(S))
 @pytest.mark.parametrize("after", list(S))
 def test_only_the_moves_of_the_table_can_be_made(before: SessionState, after: SessionState) -> None:
-    if after in NEXT[before]:
+    if after in STATES[before].next:
         assert session(before).moved_to(after).state is after
     else:
         with pytest.raises(Conflict, match=f"is {before}, it cannot become {after}"):
@@ -39,9 +39,17 @@ def test_only_the_moves_of_the_table_can_be_made(before: SessionState, after: Se
 def test_every_state_but_the_last_leads_to_the_end() -> None:
     for state in S:
         reachable, edge = {state}, {state}
-        while edge := {after for before in edge for after in NEXT[before]} - reachable:
+        while edge := {after for before in edge for after in STATES[before].next} - reachable:
             reachable |= edge
         assert S.ENDED in reachable
+
+
+@pytest.mark.parametrize("state", list(S))
+def test_the_rules_of_a_state_agree_with_each_other(state: SessionState) -> None:
+    assert not state.can_run or (state.is_usable and state.can_be_lost and not state.is_in_transition)
+    assert not state.can_be_lost or (state.holds_sandbox and S.LOST in STATES[state].next)
+    assert state.is_active or not (state.is_usable or state.holds_sandbox or state.expires or STATES[state].next)
+    assert state.is_in_transition or state in STATES[state].next or not state.is_active
 
 
 def test_a_change_counts_the_version_up() -> None:

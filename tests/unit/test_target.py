@@ -2,14 +2,25 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from warren.cluster.proxy.target import SessionLocation, Target, from_form, from_json, from_path, from_query, where
+from warren.cluster.proxy.http_requests import RequestBody
+from warren.cluster.proxy.target import (
+    Target,
+    find_operation,
+    read_target,
+    target_in_form,
+    target_in_header,
+    target_in_json,
+    target_in_query,
+)
+from warren.model.api import OPERATIONS, SessionIn
 
 
 def scope(method: str, path: str, query: bytes = b"", kind: str = "http") -> dict[str, Any]:
@@ -17,51 +28,73 @@ def scope(method: str, path: str, query: bytes = b"", kind: str = "http") -> dic
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "wanted"),
+    ("method", "path", "expected"),
     [
-        ("POST", "/api/sessions", SessionLocation.JSON),
-        ("GET", "/api/sessions", SessionLocation.NOWHERE),
-        ("POST", "/create_session", SessionLocation.JSON),
-        ("POST", "/execute", SessionLocation.JSON),
-        ("GET", "/execute", SessionLocation.NOWHERE),
-        ("POST", "/cleanup", SessionLocation.JSON),
-        ("POST", "/api/e2b/execute", SessionLocation.JSON),
-        ("POST", "/api/e2b/files", SessionLocation.JSON),
-        ("GET", "/api/e2b/files/ses_1", SessionLocation.PATH),
-        ("GET", "/download_file", SessionLocation.QUERY),
-        ("GET", "/list_files", SessionLocation.QUERY),
-        ("POST", "/upload_file", SessionLocation.FORM),
-        ("GET", "/api/sessions/ses_1", SessionLocation.PATH),
-        ("DELETE", "/api/sessions/ses_1", SessionLocation.PATH),
-        ("PUT", "/api/sessions/ses_1/files/content", SessionLocation.PATH),
-        ("GET", "/api/sessions/ses_1/", SessionLocation.PATH),
-        ("GET", "/api/sessions/", SessionLocation.NOWHERE),
-        ("GET", "/api/sessionsx/ses_1", SessionLocation.NOWHERE),
-        ("GET", "/sessions", SessionLocation.NOWHERE),
-        ("GET", "/health", SessionLocation.NOWHERE),
-        ("GET", "/api/cluster", SessionLocation.NOWHERE),
-        ("GET", "/api/admin/keys", SessionLocation.NOWHERE),
-        ("GET", "//api/sessions/ses_1", SessionLocation.NOWHERE),
+        ("POST", "/api/sessions", SessionIn.JSON),
+        ("GET", "/api/sessions", SessionIn.NOWHERE),
+        ("POST", "/create_session", SessionIn.JSON),
+        ("POST", "/execute", SessionIn.JSON),
+        ("GET", "/execute", SessionIn.NOWHERE),
+        ("POST", "/cleanup", SessionIn.JSON),
+        ("POST", "/api/e2b/execute", SessionIn.JSON),
+        ("POST", "/api/e2b/files", SessionIn.JSON),
+        ("GET", "/api/e2b/files/ses_1", SessionIn.PATH),
+        ("GET", "/download_file", SessionIn.QUERY),
+        ("GET", "/list_files", SessionIn.QUERY),
+        ("POST", "/upload_file", SessionIn.FORM),
+        ("GET", "/api/sessions/ses_1", SessionIn.PATH),
+        ("DELETE", "/api/sessions/ses_1", SessionIn.PATH),
+        ("PUT", "/api/sessions/ses_1/files/content", SessionIn.PATH),
+        ("GET", "/api/sessions/ses_1/", SessionIn.NOWHERE),
+        ("GET", "/api/sessions/", SessionIn.NOWHERE),
+        ("GET", "/api/sessionsx/ses_1", SessionIn.NOWHERE),
+        ("GET", "/sessions", SessionIn.NOWHERE),
+        ("GET", "/health", SessionIn.NOWHERE),
+        ("GET", "/api/cluster", SessionIn.NOWHERE),
+        ("GET", "/api/admin/keys", SessionIn.NOWHERE),
+        ("GET", "//api/sessions/ses_1", SessionIn.NOWHERE),
     ],
 )
-def test_where_it_is_said(method: str, path: str, wanted: SessionLocation) -> None:
-    assert where(scope(method, path)) is wanted
+def test_where_it_is_said(method: str, path: str, expected: SessionIn) -> None:
+    found = find_operation(scope(method, path))
+    assert (SessionIn.NOWHERE if found is None else found[0].session_in) is expected
 
 
 @pytest.mark.parametrize(
-    ("path", "wanted"),
+    ("kind", "path", "expected"),
     [
-        ("/api/sessions/ses_1/exec", "ses_1"),
-        ("/api/sessions/ses_1/processes/p/attach", "ses_1"),
-        ("/api/sessions/a\nb/exec\n", "a\nb"),
-        ("/api/sessions/ünï", "ünï"),
+        ("http", "/api/sessions/ses_1/processes", "ses_1"),
+        ("websocket", "/api/sessions/ses_1/exec", "ses_1"),
+        ("websocket", "/api/sessions/ses_1/processes/p/attach", "ses_1"),
+        ("http", "/api/sessions/a\nb", "a\nb"),
+        ("http", "/api/sessions/ünï", "ünï"),
     ],
 )
-def test_a_session_in_the_path(path: str, wanted: str) -> None:
-    for kind in ("http", "websocket"):
-        asked = scope("GET", path, kind=kind)
-        assert where(asked) is SessionLocation.PATH
-        assert from_path(asked) == Target(wanted)
+def test_a_session_in_the_path(kind: str, path: str, expected: str) -> None:
+    asked = scope("GET", path, kind=kind)
+    if kind == "websocket":
+        del asked["method"]
+    found = find_operation(asked)
+    assert found is not None
+    assert asyncio.run(read_target(*found, asked, cast(RequestBody, None))) == Target(expected)
+
+
+def test_every_operation_with_a_session_in_its_path_has_it_there() -> None:
+    for row in OPERATIONS.values():
+        assert (row.session_in is SessionIn.PATH) == ("{session_id}" in row.path), row.name
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "value", "expected"),
+    [
+        ("X-Session", "(.*)", b"ses_1", "ses_1"),
+        ("host", r"\d+-(\w+)\.example\.org", b"8000-ses_1.example.org", "ses_1"),
+        ("host", r"\d+-(\w+)\.example\.org", b"example.org", ""),
+    ],
+)
+def test_a_session_in_a_header_or_the_host_name(name: str, pattern: str, value: bytes, expected: str) -> None:
+    asked = {**scope("GET", "/"), "headers": [(name.lower().encode(), value)]}
+    assert target_in_header(asked, name, re.compile(pattern)) == Target(expected)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +116,7 @@ def test_a_session_in_the_path(path: str, wanted: str) -> None:
 def test_a_session_in_the_query_the_last_one_counts_as_it_does_for_the_app(
     query: bytes, session_id: str, thread_id: str
 ) -> None:
-    assert from_query(scope("GET", "/list_files", query)) == Target(session_id, thread_id)
+    assert target_in_query(scope("GET", "/list_files", query)) == Target(session_id, thread_id)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +141,13 @@ def test_a_session_in_the_query_the_last_one_counts_as_it_does_for_the_app(
     ],
 )
 def test_a_session_in_a_json_body(body: bytes, session_id: str, thread_id: str) -> None:
-    asked = from_json(body)
+    asked = target_in_json(body)
     assert (asked.session_id, asked.thread_id) == (session_id, thread_id)
 
 
 def test_the_other_fields_of_a_json_body_are_there_too() -> None:
-    assert from_json(b'{"labels": {"gpu": "1"}, "image": "x"}').values == {"labels": {"gpu": "1"}, "image": "x"}
-    assert from_json(b"[1]").values == {}
+    assert target_in_json(b'{"labels": {"gpu": "1"}, "image": "x"}').values == {"labels": {"gpu": "1"}, "image": "x"}
+    assert target_in_json(b"[1]").values == {}
 
 
 def field(name: str, value: str, more: str = "") -> bytes:
@@ -130,7 +163,7 @@ def read(*pieces: bytes, kind: str = "multipart/form-data; boundary=cut") -> Tar
         for piece in pieces:
             yield piece
 
-    return asyncio.run(from_form(coming(), kind))
+    return asyncio.run(target_in_form(coming(), kind))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +199,7 @@ def test_no_more_of_a_form_is_read_than_is_needed() -> None:
             taken.append(piece)
             yield piece
 
-    assert asyncio.run(from_form(coming(), "multipart/form-data; boundary=cut")) == Target("a")
+    assert asyncio.run(target_in_form(coming(), "multipart/form-data; boundary=cut")) == Target("a")
     assert len(taken) == 2
 
 
@@ -200,7 +233,7 @@ _JSON = st.recursive(
 @example(b"\xef\xbb\xbf{}")
 @example(b"\xff\xfe{\x00}\x00")
 def test_no_body_is_too_strange(body: bytes) -> None:
-    for asked in (from_json(body), read(body), from_query(scope("GET", "/list_files", body))):
+    for asked in (target_in_json(body), read(body), target_in_query(scope("GET", "/list_files", body))):
         assert isinstance(asked.session_id, str)
         assert isinstance(asked.thread_id, str)
         assert isinstance(asked.values, dict)
@@ -208,7 +241,7 @@ def test_no_body_is_too_strange(body: bytes) -> None:
 
 @given(_JSON)
 def test_no_json_is_too_strange(value: Any) -> None:
-    asked = from_json(json.dumps(value).encode())
+    asked = target_in_json(json.dumps(value).encode())
     named = value.get("session_id") if isinstance(value, dict) else None
     assert asked.session_id == (named if isinstance(named, str) else "")
 
@@ -216,10 +249,10 @@ def test_no_json_is_too_strange(value: Any) -> None:
 @given(st.text(max_size=80), st.sampled_from(["GET", "POST", "DELETE", "WHATEVER"]))
 def test_no_path_is_too_strange(text: str, method: str) -> None:
     for path in (text, f"/api/sessions/{text}", f"/api/e2b/files/{text}"):
-        asked = scope(method, path)
-        if where(asked) is SessionLocation.PATH:
-            assert from_path(asked).session_id
-            assert "/" not in from_path(asked).session_id
+        found = find_operation(scope(method, path))
+        if found is not None and found[0].session_in is SessionIn.PATH:
+            assert found[1]["session_id"]
+            assert "/" not in found[1]["session_id"]
 
 
 @given(st.binary(max_size=200))

@@ -1,9 +1,11 @@
-"""Puts the parts of a cluster together: what coordinators and workers have in common."""
+"""Builds the parts that coordinators and workers of a cluster have in common: settings in, objects out.
+
+`coordinator_process` and `worker_process` put them together; `cli/nodes` prepares the settings.
+"""
 
 import asyncio
 import hashlib
 import json
-import logging
 import os
 import platform
 import secrets
@@ -12,13 +14,16 @@ import ssl
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from warren.app.wiring import build_environments
 from warren.clock import Clock, ClusterClock, boot_time
-from warren.cluster.auth import ClusterAuth, sealing_key
+from warren.cluster.auth import sealing_key
 from warren.cluster.http_client.client import WorkerClient
+from warren.cluster.problem_log import ProblemLog
 from warren.config.settings import Settings
 from warren.interfaces.store import SessionStore
+from warren.logs import get_log
 from warren.model.audit import CommandText
 from warren.model.errors import InvalidRequest, Unavailable
 from warren.stores.redis_address import read_address
@@ -26,45 +31,37 @@ from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_store import check_it_is_ours
 from warren.stores.sealing import Sealer, read_key
 from warren.tenancy.audit.redis import RedisAudit
-from warren.tenancy.shared_counts import shared_storage
+from warren.tenancy.redis_counters import RedisCounters
 from warren.tenancy.tenancy import Tenancy
 from warren.tenancy.webhooks.addresses import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.post import Poster
 
 WORKER_PORT: Final = 5000
-_CLOCK: Final = "clock.json"
-_HOME: Final = "home"
-_AGAIN_S: Final = 1.0
+_CLOCK_FILE: Final = "clock.json"
+_STATE_DIR_ID_FILE: Final = "home"
+_RETRY_S: Final = 1.0
 
-_log = logging.getLogger("warren.cluster")
+_log = get_log(__name__)
 
 
-def of_worker(settings: Settings) -> Settings:
-    """With the defaults of a worker."""
-    _check(settings)
+def worker_settings(settings: Settings) -> Settings:
+    """The settings with the defaults of a worker. Raises InvalidRequest."""
     port = WORKER_PORT if settings.sources["port"] == "default" else settings.port
-    return replace(_named(settings), port=port)
+    return replace(coordinator_settings(settings), port=port)
 
 
-def of_coordinator(settings: Settings) -> Settings:
-    _check(settings)
-    return _named(settings)
-
-
-def _check(settings: Settings) -> None:
+def coordinator_settings(settings: Settings) -> Settings:
+    """The settings with the defaults of a coordinator. Raises InvalidRequest."""
     if not settings.cluster_secret:
         raise InvalidRequest(
             "coordinators and workers need a secret to know each other by",
             remedy="give all of them the same WARREN_CLUSTER_SECRET, such as `openssl rand -hex 32` prints",
         )
     read_address(redis_url(settings))
-    given = [settings.cluster_ca, settings.cluster_cert, settings.cluster_key]
-    if any(given) and not all(given):
+    tls_options = [settings.cluster_ca, settings.cluster_cert, settings.cluster_key]
+    if any(tls_options) and not all(tls_options):
         raise InvalidRequest("TLS between coordinators and workers needs cluster_ca, cluster_cert and cluster_key")
-
-
-def _named(settings: Settings) -> Settings:
     if settings.sources["worker_id"] != "default":
         return settings
     return replace(settings, worker_id=platform.node()[:64] or "worker")
@@ -73,27 +70,23 @@ def _named(settings: Settings) -> Settings:
 def redis_url(settings: Settings) -> str:
     if settings.redis_url:
         return settings.redis_url
-    password = f":{_quoted(settings.redis_password)}@" if settings.redis_password else ""
+    password = f":{quote(settings.redis_password, safe='')}@" if settings.redis_password else ""
     host = f"[{settings.redis_host}]" if ":" in settings.redis_host else settings.redis_host
     return f"redis://{password}{host}:{settings.redis_port}/0"
 
 
-def _quoted(text: str) -> str:
-    return "".join(f"%{ord(char):02X}" if not char.isalnum() else char for char in text)
-
-
-def advertised(settings: Settings) -> str:
-    """Where the others reach this process."""
+def advertised_address(settings: Settings) -> str:
+    """Where the other processes reach this one."""
     if settings.advertise:
         return settings.advertise
     host = settings.host
     if host in ("0.0.0.0", "::"):
-        host = _own_address(settings)
+        host = _address_towards_redis(settings)
     return f"[{host}]:{settings.port}" if ":" in host else f"{host}:{settings.port}"
 
 
-def _own_address(settings: Settings) -> str:
-    """The address that this machine has towards Redis. Nothing is sent."""
+def _address_towards_redis(settings: Settings) -> str:
+    """The address from which this machine reaches Redis. Sends nothing."""
     hosts = read_address(redis_url(settings)).hosts
     if not hosts:
         return "127.0.0.1"
@@ -104,12 +97,12 @@ def _own_address(settings: Settings) -> str:
             return str(probe.getsockname()[0])
     except OSError as exc:
         raise InvalidRequest(
-            f"it is not known under which address the others reach this process: {exc}",
+            f"the address at which the others reach this process is not known: {exc}",
             remedy="give it with --advertise",
         ) from exc
 
 
-def build_link(settings: Settings) -> RedisLink:
+def build_redis_link(settings: Settings) -> RedisLink:
     return connect(redis_url(settings), namespace=settings.redis_namespace)
 
 
@@ -117,11 +110,7 @@ def build_sealer(settings: Settings) -> Sealer:
     return Sealer(read_key(settings.secrets_key or sealing_key(settings.cluster_secret)))
 
 
-def build_trust(settings: Settings) -> ClusterAuth:
-    return ClusterAuth(settings.cluster_secret)
-
-
-def build_links(settings: Settings) -> WorkerClient:
+def build_worker_client(settings: Settings) -> WorkerClient:
     return WorkerClient(tls=build_client_tls(settings))
 
 
@@ -129,12 +118,12 @@ def build_client_tls(settings: Settings) -> ssl.SSLContext | None:
     if settings.cluster_ca is None:
         return None
     context = ssl.create_default_context(cafile=settings.cluster_ca)
-    _show_certificate(context, settings)
+    _load_certificate(context, settings)
     return context
 
 
 def build_worker_tls(settings: Settings) -> ssl.SSLContext | None:
-    """A worker speaks TLS only with those who show a certificate of the cluster's own authority."""
+    """A worker accepts TLS only from processes with a certificate of the cluster's own authority."""
     if settings.cluster_ca is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -145,11 +134,11 @@ def build_worker_tls(settings: Settings) -> ssl.SSLContext | None:
         context.load_verify_locations(settings.cluster_ca)
     except (OSError, ssl.SSLError) as exc:
         raise InvalidRequest(f"the authority {settings.cluster_ca} cannot be read: {exc}") from exc
-    _show_certificate(context, settings)
+    _load_certificate(context, settings)
     return context
 
 
-def _show_certificate(context: ssl.SSLContext, settings: Settings) -> None:
+def _load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
     assert settings.cluster_cert is not None
     try:
         context.load_cert_chain(settings.cluster_cert, settings.cluster_key)
@@ -169,56 +158,51 @@ async def build_tenancy(settings: Settings, store: SessionStore, link: RedisLink
         build_environments(settings),
         audit=audit,
         webhooks=Webhooks(store.records, clock, poster, build_sealer(settings)),
-        storage=shared_storage(redis_url(settings), settings.redis_namespace),
+        counters=RedisCounters(redis_url(settings), settings.redis_namespace),
     )
 
 
-async def time_of_redis(link: RedisLink) -> float:
-    """How far the time of day of Redis is ahead of this machine's count. Waits for Redis: nothing is known without."""
-    told = ""
+async def wait_for_redis_time(link: RedisLink) -> float:
+    """How far Redis' time of day is ahead of this machine's boot clock. Waits for Redis."""
+    problems = ProblemLog(_log)
     while True:
         try:
             await check_it_is_ours(link, take=False)
             return link.time_of_day() - boot_time()
         except Unavailable as exc:
-            if exc.message != told:
-                _log.warning("waiting for Redis: %s", exc)
-            told = exc.message
-        await asyncio.sleep(_AGAIN_S)
+            problems.report("redis", "waiting_for_redis", exc.message)
+        await asyncio.sleep(_RETRY_S)
 
 
-def kept_clock(state_dir: Path, offset_s: float) -> tuple[ClusterClock, bool]:
-    """The clock of a worker, the same for as long as its machine runs; and whether that was started anew since."""
-    path, clock = state_dir / _CLOCK, ClusterClock(offset_s)
+def open_clock(state_dir: Path, offset_s: float) -> tuple[ClusterClock, bool]:
+    """The clock of a worker, which stays the same while its machine runs, and whether the machine was rebooted."""
+    path, clock = state_dir / _CLOCK_FILE, ClusterClock(offset_s)
+    rebooted = False
     try:
-        known = json.loads(path.read_text())
-        if known["boot"] == clock.boot:
-            return ClusterClock(float(known["offset_s"])), False
+        saved = json.loads(path.read_text())
+        if saved["boot"] == clock.boot:
+            return ClusterClock(float(saved["offset_s"])), False
         rebooted = True
-    except FileNotFoundError:
-        rebooted = False
     except (OSError, ValueError, KeyError, TypeError):
-        rebooted = False
-    _write(path, json.dumps({"boot": clock.boot, "offset_s": offset_s}))
+        pass  # a new state directory, or a damaged file
+    _replace_file(path, json.dumps({"boot": clock.boot, "offset_s": offset_s}))
     return clock, rebooted
 
 
-def home_of(state_dir: Path) -> str:
-    """A name for this state directory that no other has."""
-    path = state_dir / _HOME
-    try:
-        return path.read_text().strip()
-    except FileNotFoundError:
-        _write(path, secrets.token_hex(16))
-        return path.read_text().strip()
+def state_dir_id(state_dir: Path) -> str:
+    """A random name of this state directory, made at the first call."""
+    path = state_dir / _STATE_DIR_ID_FILE
+    if not path.exists():
+        _replace_file(path, secrets.token_hex(16))
+    return path.read_text().strip()
 
 
-def _write(path: Path, text: str) -> None:
+def _replace_file(path: Path, text: str) -> None:
     new = path.with_name(f"{path.name}.{os.getpid()}")
     new.write_text(text)
     new.replace(path)
 
 
 def coordinator_id(settings: Settings) -> str:
-    """Unlike a worker's, a coordinator's name need not last."""
-    return f"{settings.worker_id}-{hashlib.sha256(advertised(settings).encode()).hexdigest()[:8]}"
+    """Unlike the name of a worker, that of a coordinator need not outlast a restart."""
+    return f"{settings.worker_id}-{hashlib.sha256(advertised_address(settings).encode()).hexdigest()[:8]}"

@@ -248,9 +248,9 @@ def build_context(
     from warren.http.context import Context
 
     return Context(
-        sessions,
-        tenancy,
-        identity,
+        sessions=sessions,
+        tenancy=tenancy,
+        identity=identity,
         provider=settings.provider,
         worker_id=settings.worker_id,
         version=package_version(),
@@ -283,7 +283,7 @@ def build_app(settings: Settings, sessions: "Sessions", tenancy: "Tenancy", iden
 
 def build_edge(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":
     """With `any_host` it does not matter by which name the server was addressed."""
-    from warren.http.app import is_upload
+    from warren.http.dispatch import takes_stream
     from warren.http.server.http_guard import HttpGuard
 
     return HttpGuard(
@@ -292,5 +292,5 @@ def build_edge(settings: Settings, app: "ASGIApp", *, any_host: bool = False) ->
         allowed_hosts=("*",) if any_host else settings.allowed_hosts,
         trusted_proxies=settings.trusted_proxies,
         max_body=settings.max_body_mb * 1024 * 1024,
-        is_upload=is_upload,
+        takes_stream=takes_stream,
     )

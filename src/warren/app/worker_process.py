@@ -1,4 +1,9 @@
-"""A worker process: everything that one machine runs, in a cluster. The store is shared, the sandboxes are its own."""
+"""A worker process of a cluster: everything that `warren serve` runs on one machine, with shared sessions.
+
+It is a `Service` whose store is Redis with copies of its own rows (`MirroredStore`), which joins the cluster before
+it looks at its sessions, and which serves coordinators only. Beside the tasks of a `Service` it runs `heartbeat`.
+`cli/nodes` starts it; the theory of operation is in `warren.cluster`.
+"""
 
 import contextlib
 import signal
@@ -8,24 +13,14 @@ from typing import Any, ClassVar, Final
 from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
-from warren.app.cluster_wiring import (
-    advertised,
-    build_links,
-    build_sealer,
-    build_tenancy,
-    build_trust,
-    home_of,
-    kept_clock,
-)
 from warren.app.service import Service
 from warren.app.wiring import build_context, build_edge, build_labels
-from warren.cluster.auth import Trusted
+from warren.cluster.auth import ClusterAuth, CoordinatorIdentity
 from warren.cluster.heartbeat import Heartbeat
 from warren.cluster.lease import Lease
-from warren.cluster.members import Report
 from warren.cluster.middleware import WorkerMiddleware
 from warren.cluster.peer_calls import PeerCalls
-from warren.cluster.roster import Roster
+from warren.cluster.roster import Report, Roster
 from warren.config.settings import Settings
 from warren.http.app import create_app, package_version
 from warren.interfaces.store import SessionStore
@@ -35,10 +30,10 @@ from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
 from warren.tenancy.tenancy import Tenancy
 
-_COPIES: Final = "cluster.db"
-_TENANTS: Final = 64  # so many of those with most sessions are told of
-_PLENTY: Final = 3  # times what must be kept
-_MB_EACH: Final = 64  # what a sandbox takes at least, for how many a machine holds
+_COPIES_FILE: Final = "cluster.db"
+_REPORTED_TENANTS: Final = 64  # the tenants with the most sessions
+_PLENTY: Final = 3  # multiples of the reserve
+_MB_PER_SANDBOX: Final = 64  # the least memory of a sandbox, which bounds how many a machine holds
 
 
 class WorkerService(Service):
@@ -46,31 +41,32 @@ class WorkerService(Service):
 
     def __init__(self, settings: Settings, **more: Any) -> None:
         super().__init__(settings, **more)
-        self._link = wiring.build_link(settings)
-        self._auth = build_trust(settings)
-        self._links = build_links(settings)
+        self._link = wiring.build_redis_link(settings)
+        self._auth = ClusterAuth(settings.cluster_secret)
+        self._worker_client = wiring.build_worker_client(settings)
         self._copies: SqliteStore | None = None
         self._mirror: MirroredStore | None = None
         self._heartbeat: Heartbeat | None = None
-        self._address = advertised(settings)
+        self._address = wiring.advertised_address(settings)
         self._labels = build_labels(settings)
         self._version = package_version()
         self._home = ""
-        self._in_order = False
+        self._stops_in_order = False
 
     async def _opened_store(self) -> SessionStore:
         settings = self._settings
-        self._home = home_of(settings.state_dir)
-        self._clock, self._rebooted = kept_clock(settings.state_dir, await wiring.time_of_redis(self._link))
-        sealer = build_sealer(settings)
-        self._copies = await SqliteStore.open(settings.state_dir / _COPIES, sealer=sealer)
+        self._home = wiring.state_dir_id(settings.state_dir)
+        offset_s = await wiring.wait_for_redis_time(self._link)
+        self._clock, self._rebooted = wiring.open_clock(settings.state_dir, offset_s)
+        sealer = wiring.build_sealer(settings)
+        self._copies = await SqliteStore.open(settings.state_dir / _COPIES_FILE, sealer=sealer)
         shared = RedisStore(self._link, sealer)
         self._mirror = MirroredStore(shared, self._copies.records, settings.worker_id, sealer)
         await self._mirror.load()
         return self._mirror
 
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
-        return await build_tenancy(self._settings, store, self._link, self._clock)
+        return await wiring.build_tenancy(self._settings, store, self._link, self._clock)
 
     async def _join(self) -> None:
         self.lease = Lease(self._clock)
@@ -80,8 +76,8 @@ class WorkerService(Service):
             self._clock,
             report=self.report,
             reconcile=self._reconcile,
-            ask=PeerCalls(self._links, self._auth).renew,
-            superseded=lambda: signal.raise_signal(signal.SIGTERM),
+            renew_through=PeerCalls(self._worker_client, self._auth).renew_lease,
+            on_superseded=lambda: signal.raise_signal(signal.SIGTERM),
         )
         await self._heartbeat.join()
         assert self._mirror is not None
@@ -89,12 +85,12 @@ class WorkerService(Service):
 
     async def _serve(self) -> None:
         assert self._heartbeat is not None
-        await self._heartbeat.serve()
+        await self._heartbeat.beat()
         self.tenancy.start(courier=False)
-        self._run(self._heartbeat.run(), "membership")
+        self._run(self._heartbeat.run(), "heartbeat")
 
     async def _reconcile(self) -> None:
-        """What is not ours any more is destroyed; of what is ours all sandboxes must be there."""
+        """Destroys the sandboxes of sessions that are not ours any more, and checks that the others have theirs."""
         assert self._mirror is not None
         assert self._lifecycle is not None
         await self._mirror.reconcile()
@@ -109,7 +105,6 @@ class WorkerService(Service):
         stats = worker.stats()
         pools, room, reserve = stats["pools"], worker.guard.room(), worker.guard.reserve
         tenants = Counter(session.tenant for session in mirror.own())
-        spare = [(room.memory_free, reserve.memory), (room.disk_free, reserve.disk)]
         return Report(
             settings.worker_id,
             self._address,
@@ -117,44 +112,44 @@ class WorkerService(Service):
             self._version,
             provider=worker.provider,
             labels=self._labels,
-            capacity=max(1, min(settings.max_sandboxes, room.memory_total // _MB_EACH)),
+            capacity=max(1, min(settings.max_sandboxes, room.memory_total // _MB_PER_SANDBOX)),
             claimed=stats["claimed"],
             ready={name: pool["ready"] for name, pool in pools.items()},
-            tenants=dict(tenants.most_common(_TENANTS)),
+            tenants=dict(tenants.most_common(_REPORTED_TENANTS)),
             waiting=sum(pool["waiting"] for pool in pools.values()),
-            pressure=max(_pressure(free, kept) for free, kept in spare),
+            pressure=max(_pressure(room.memory_free, reserve.memory), _pressure(room.disk_free, reserve.disk)),
             leaving=getattr(self, "sessions", None) is not None and self.sessions.stopping,
         )
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         assert self._worker is not None
         return {"id": self._settings.worker_id, "stats": self._worker.stats()}
 
     def app(self) -> ASGIApp:
-        context = build_context(self._settings, self.sessions, self.tenancy, Trusted(self._auth))
-        front = WorkerMiddleware(create_app(context, counts=False), self._auth, self.lease, self.described)
-        return build_edge(self._settings, front, any_host=True)
+        context = build_context(self._settings, self.sessions, self.tenancy, CoordinatorIdentity(self._auth))
+        app = WorkerMiddleware(create_app(context, counts=False), self._auth, self.lease, self.describe)
+        return build_edge(self._settings, app, any_host=True)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
-        """Coordinators hear at once that nothing new should come; at the end, that it may come back."""
+        """Tells coordinators at once to send no new sessions, and at the end that the worker may come back."""
         self.sessions.stopping = True
         if self._heartbeat is not None:
             with contextlib.suppress(WarrenError):
                 await self._heartbeat.beat()
-        self._in_order = True
+        self._stops_in_order = True
         await super().stop(grace_s, destroy=destroy)
 
     async def _close(self) -> None:
-        self._store = None  # the way to Redis is needed to the end
+        self._store = None  # it would close the link to Redis, which `leave` needs
         await super()._close()
-        if self._heartbeat is not None and self._in_order:
+        if self._heartbeat is not None and self._stops_in_order:
             await self._heartbeat.leave()
-        await self._links.close()
+        await self._worker_client.close()
         if self._copies is not None:
             await self._copies.close()
         await self._link.close()
 
 
-def _pressure(free: int, kept: int) -> float:
-    """0 while there is plenty, 1 when no more is given away than must be kept."""
-    return round(min(1.0, max(0.0, 1 - (free - kept) / max(1, _PLENTY * kept))), 3)
+def _pressure(free: int, reserve: int) -> float:
+    """0 while there is plenty, 1 when nothing is left but the reserve."""
+    return round(min(1.0, max(0.0, 1 - (free - reserve) / max(1, _PLENTY * reserve))), 3)

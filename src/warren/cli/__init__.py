@@ -1,1 +1,1 @@
-"""The command `warren`: runs in the user's shell."""
+"""The command `warren`."""

@@ -1,4 +1,4 @@
-"""A whole cluster on one machine: real processes, a real Redis."""
+"""`warren cluster up`: a whole cluster on one machine, with real processes and a real Redis."""
 
 import contextlib
 import os
@@ -22,73 +22,73 @@ from warren.model.errors import Unavailable
 _WORKER_PORT: Final = 5000
 _START_S: Final = 60.0
 _STOP_S: Final = 45.0
-_EMPTY_S: Final = 30.0
+_REDIS_TIMEOUT_S: Final = 30.0
 
 
 def run_cluster(workers: int, coordinators: int, port: int, directory: Path | None) -> int:
     from warren.app.service import lock_state
 
     settings = read_settings()
-    place = (directory or settings.state_dir / "cluster").absolute()
-    place.mkdir(mode=0o711, parents=True, exist_ok=True)
-    lock = lock_state(place)
-    local = _Cluster(settings, place)
-    signal.signal(signal.SIGTERM, _stop)
+    root = (directory or settings.state_dir / "cluster").absolute()
+    root.mkdir(mode=0o711, parents=True, exist_ok=True)
+    lock = lock_state(root)
+    cluster = _Cluster(settings, root)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        local.start(workers, coordinators, port)
-        click.echo(f"The cluster is up: http://127.0.0.1:{port}  (log files in {place}; stop it with Ctrl-C)")
-        return local.wait()
+        cluster.start(workers, coordinators, port)
+        click.echo(f"The cluster is up: http://127.0.0.1:{port}  (log files in {root}; stop it with Ctrl-C)")
+        return cluster.wait()
     except KeyboardInterrupt:
         return 0
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        local.stop()
+        cluster.stop()
         os.close(lock)
 
 
-def _stop(number: int, frame: object) -> None:
+def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
 class _Cluster:
-    def __init__(self, settings: Settings, place: Path) -> None:
+    def __init__(self, settings: Settings, root: Path) -> None:
         self._settings = settings
-        self._place = place
+        self._root = root
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, workers: int, coordinators: int, port: int) -> None:
         url = self._start_redis()
         environ = {
             "WARREN_REDIS_URL": url,
-            "WARREN_CLUSTER_SECRET": self._settings.cluster_secret or self._kept("secret"),
+            "WARREN_CLUSTER_SECRET": self._settings.cluster_secret or self._read_or_make_secret(),
         }
         urls = [f"http://127.0.0.1:{port + number}" for number in range(coordinators)]
-        self._take_into_use(url, urls)
+        self._prepare_redis(url, urls)
         self._start_workers(workers, environ)
         for number in range(1, coordinators + 1):
             name = f"coordinator-{number}"
-            own = {"WORKER_ID": name, "PORT": str(port + number - 1), "WARREN_STATE_DIR": str(self._place / name)}
+            own = {"WORKER_ID": name, "PORT": str(port + number - 1), "WARREN_STATE_DIR": str(self._root / name)}
             self._start(name, "coordinator", {**environ, **own})
-        for number, at in enumerate(urls, 1):
-            self._wait_until_ready(f"coordinator-{number}", f"{at}/ready")
-            click.echo(f"  coordinator-{number}: {at}")
+        for number, address in enumerate(urls, 1):
+            self._wait_until_ready(f"coordinator-{number}", f"{address}/ready")
+            click.echo(f"  coordinator-{number}: {address}")
 
     def _start_workers(self, count: int, environ: Mapping[str, str]) -> None:
-        """Coordinators come after them: those would take what an earlier start has left in Redis for workers."""
+        """Workers start before coordinators, which would take the rows of an earlier start for live workers."""
         ports = {}
         for number in range(1, count + 1):
-            state = self._place / f"worker-{number}"
+            state = self._root / f"worker-{number}"
             self._share_images(state)
             ports[state.name] = _free_port(_WORKER_PORT + number - 1)
             own = {"WORKER_ID": state.name, "PORT": str(ports[state.name]), "WARREN_STATE_DIR": str(state)}
             self._start(state.name, "worker", {**environ, **own})
         for name, port in ports.items():
-            if self._settings.cluster_ca is None:  # else they speak with coordinators only
+            if self._settings.cluster_ca is None:  # with certificates, workers answer coordinators only
                 self._wait_until_ready(name, f"http://127.0.0.1:{port}/ready")
 
     def wait(self) -> int:
-        """Until one of the processes ends by itself."""
+        """Waits until one of the processes ends by itself."""
         while True:
             for name, process in self._running.items():
                 if process.poll() is not None:
@@ -97,7 +97,7 @@ class _Cluster:
             time.sleep(0.5)
 
     def stop(self) -> None:
-        """Coordinators first, Redis last: nobody then waits for what has gone already."""
+        """Stops coordinators first and Redis last, so that no process waits for one that is gone."""
         for kind in ("coordinator", "worker", "redis"):
             group = [process for name, process in self._running.items() if name.startswith(kind)]
             for process in group:
@@ -114,7 +114,7 @@ class _Cluster:
         program = shutil.which("redis-server")
         if program is None:
             raise Unavailable("there is no redis-server on this machine", remedy="apt-get install redis-server")
-        data = self._place / "redis"
+        data = self._root / "redis"
         data.mkdir(mode=0o700, exist_ok=True)
         path = data / "redis.sock"
         options = {"port": "0", "unixsocket": str(path), "unixsocketperm": "600", "dir": str(data)}
@@ -122,40 +122,40 @@ class _Cluster:
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
         self._running["redis"] = self._popen("redis", [program, *flags], environment_with({}))
         deadline = time.monotonic() + _START_S
-        while not _answers(path):
-            self._check("redis", deadline)
+        while not _is_redis_up(path):
+            self._check_starting("redis", deadline)
         return f"unix://{path}"
 
-    def _take_into_use(self, url: str, coordinators: Sequence[str]) -> None:
-        """This Redis is the cluster's own: if it is empty there never was anything, and nobody need be waited for.
+    def _prepare_redis(self, url: str, coordinators: Sequence[str]) -> None:
+        """Opens the cluster's own Redis, which is new if it is empty: no worker needs time to publish its sessions.
 
-        The first key is made here: it is found then, whichever coordinator is asked.
+        Makes the first key as well, under the addresses of all coordinators, so that clients of any of them find it.
         """
         import asyncio
 
-        from warren.cli.serve import first_key
+        from warren.cli.serve import ensure_first_key
         from warren.clock import SystemClock
         from warren.stores.redis_store import RedisStore
         from warren.tenancy.keys import Keys
 
-        async def take() -> None:
-            store = await RedisStore.open(url, timeout_s=_EMPTY_S, namespace=self._settings.redis_namespace)
+        async def prepare() -> None:
+            store = await RedisStore.open(url, timeout_s=_REDIS_TIMEOUT_S, namespace=self._settings.redis_namespace)
             try:
-                await first_key(self._settings, Keys(store.records, SystemClock()), coordinators)
+                await ensure_first_key(self._settings, Keys(store.records, SystemClock()), coordinators)
             finally:
                 await store.close()
 
-        asyncio.run(take())
+        asyncio.run(prepare())
 
-    def _kept(self, name: str) -> str:
-        path = self._place / name
+    def _read_or_make_secret(self) -> str:
+        path = self._root / "secret"
         if not path.exists():
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(secrets.token_hex(32))
         return path.read_text()
 
     def _share_images(self, state: Path) -> None:
-        """Images are only read: workers of one machine need them once."""
+        """Images are only read: all workers of the machine share them."""
         state.mkdir(mode=0o711, exist_ok=True)
         images = self._settings.state_dir / "images"
         if not (state / "images").exists() and images.exists():
@@ -166,7 +166,7 @@ class _Cluster:
         self._running[name] = self._popen(name, argv, environment_with(environ))
 
     def _popen(self, name: str, argv: list[str], environ: Mapping[str, str]) -> "subprocess.Popen[bytes]":
-        """Signals of the terminal reach only this process, which tells the others in order."""
+        """Starts a process that Ctrl-C does not reach: this process gets it, and stops the others in order."""
         with self._log(name).open("ab") as log:
             return subprocess.Popen(
                 argv, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -177,22 +177,22 @@ class _Cluster:
         while True:
             with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=2):
                 return
-            self._check(name, deadline)
+            self._check_starting(name, deadline)
 
-    def _check(self, name: str, deadline: float) -> None:
+    def _check_starting(self, name: str, deadline: float) -> None:
         for each, process in self._running.items():
             if process.poll() is not None:
-                why = _last_words(self._log(each).read_text(errors="replace"))
-                raise Unavailable(f"{each} did not start: {why}", remedy=f"its log is {self._log(each)}")
+                reason = _last_error(self._log(each).read_text(errors="replace"))
+                raise Unavailable(f"{each} did not start: {reason}", remedy=f"its log is {self._log(each)}")
         if time.monotonic() > deadline:
             raise Unavailable(f"{name} was not ready in {_START_S:g} s", remedy=f"its log is {self._log(name)}")
         time.sleep(0.05)
 
     def _log(self, name: str) -> Path:
-        return self._place / f"{name}.log"
+        return self._root / f"{name}.log"
 
 
-def _answers(path: Path) -> bool:
+def _is_redis_up(path: Path) -> bool:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
         client.settimeout(1)
         client.connect(str(path))
@@ -201,15 +201,15 @@ def _answers(path: Path) -> bool:
     return False
 
 
-def _last_words(log: str) -> str:
-    """What went wrong, without the hints below it."""
+def _last_error(log: str) -> str:
+    """The last line of a log that is not a hint below another one."""
     lines = [line for line in log.splitlines() if line.strip() and not line.startswith(" ")]
     return lines[-1].removeprefix("warren: ") if lines else "it did not say why"
 
 
-def _free_port(wanted: int) -> int:
-    """That one, or any: workers say themselves where they are."""
-    for port in (wanted, 0):
+def _free_port(preferred: int) -> int:
+    """Returns the preferred port, or any other: workers publish their address themselves."""
+    for port in (preferred, 0):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))

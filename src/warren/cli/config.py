@@ -1,13 +1,14 @@
-"""`warren config`: every option, its value and where the value came from. Secrets are not shown."""
+"""`warren config`: every option, its value and the source of the value. Secrets are not shown."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from warren.config.option_kinds import MEMORY
-from warren.config.options import OPTIONS, Option
+from warren.cli.main import report
+from warren.cli.options import json_option
+from warren.cli.output import print_json
+from warren.config.options import MEMORY, OPTIONS, Option
 from warren.config.settings import Settings, read_settings
 from warren.model.errors import InvalidRequest
 
@@ -16,27 +17,21 @@ EXIT_BAD_VALUE = 2
 
 @click.command()
 @click.option("--config", "file", metavar="FILE", help="A TOML file with options, instead of the usual one.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 def config(file: str | None, as_json: bool) -> int:
-    """Show every option, its value and where it came from.
+    """Show every option, its value and where the value comes from.
 
     Example: warren config --json
     """
     try:
         settings = read_settings(config_file=Path(file) if file else None)
     except InvalidRequest as exc:
-        _report(exc)
+        report(exc.message, exc.remedy)
         return EXIT_BAD_VALUE
     for warning in settings.warnings:
         click.echo(f"warning: {warning}", err=True)
     _print_json(settings) if as_json else _print_table(settings)
     return 0
-
-
-def _report(exc: InvalidRequest) -> None:
-    click.echo(f"warren: {exc.message}", err=True)
-    if exc.remedy:
-        click.echo(f"  hint: {exc.remedy}", err=True)
 
 
 def _print_table(settings: Settings) -> None:
@@ -49,14 +44,14 @@ def _print_table(settings: Settings) -> None:
 
 
 def _print_json(settings: Settings) -> None:
-    shown = {
-        name: {"value": _plain(option, getattr(settings, option.attribute)), "source": settings.sources[name]}
+    values = {
+        name: {"value": _json_value(option, getattr(settings, option.attribute)), "source": settings.sources[name]}
         for name, option in OPTIONS.items()
     }
-    click.echo(json.dumps({"options": shown, "warnings": settings.warnings}, indent=2))
+    print_json({"options": values, "warnings": settings.warnings})
 
 
-def _plain(option: Option, value: Any) -> Any:
+def _json_value(option: Option, value: Any) -> Any:
     if option.secret:
         return "(set)" if value else None
     if value is not None and option.kind is MEMORY:

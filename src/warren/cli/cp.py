@@ -1,7 +1,6 @@
-"""`warren cp`: files and directories between this machine and a session, in both directions.
+"""`warren cp`: copies files and directories between this machine and a session, in both directions.
 
-What goes where is decided as `cp` does it: into a directory that is there, under its own name; otherwise to the
-path that is given.
+The target is found as `cp` finds it: in an existing directory under the source's own name, otherwise the given path.
 """
 
 import contextlib
@@ -16,18 +15,19 @@ from typing import Final, NamedTuple
 import click
 
 from warren import FileEntry, SandboxClient
-from warren.cli.progress import ProgressLine
-from warren.cli.remote import Server, server_options, thread_option
-from warren.cli.tables import print_json, show_mib
+from warren.cli.console import write_blocking
+from warren.cli.options import server_options, thread_option
+from warren.cli.output import ProgressLine, format_mib, print_json
+from warren.cli.remote import Server
 from warren.model.errors import FileNotFound, IsDirectory
-from warren.sdk.wire import CHUNK
+from warren.sdk.protocol import CHUNK_BYTES
 
 _WORKSPACE: Final = "/workspace"
 Progress = Callable[[int, int | None], None]
 
 
-class CopyTarget(NamedTuple):
-    """A side of the copy; `session` is None for this machine, empty for --thread's session."""
+class _Side(NamedTuple):
+    """One side of the copy; `session` is None for this machine, empty for --thread's session."""
 
     session: str | None
     path: str
@@ -37,7 +37,7 @@ class CopyTarget(NamedTuple):
 @click.argument("source")
 @click.argument("target")
 @thread_option
-@click.option("-r", "--recursive", is_flag=True, help="Directories, with all that is in them.")
+@click.option("-r", "--recursive", is_flag=True, help="Copy directories, with their contents.")
 @server_options
 def cp(source: str, target: str, thread: str, recursive: bool, url: str, as_json: bool) -> None:
     """Copy files to or from a session.
@@ -48,34 +48,34 @@ def cp(source: str, target: str, thread: str, recursive: bool, url: str, as_json
 
     Example: warren cp -r ./project ses_0123:
     """
-    here, there, upload = _sides(_place(source), _place(target))
-    _check_session(there, thread)
+    local, remote, is_upload = _sides(_parse_side(source), _parse_side(target))
+    _check_session(remote, thread)
     with Server(url) as server:
-        find = server.find_or_make if upload else server.find
-        copy = _Copy(server, find(there.session or "", thread), recursive)
-        with _progress(here if upload else there.path) as copy.progress:
-            to = copy.up(here, there.path) if upload else copy.down(there.path, here)
+        find = server.find_or_create if is_upload else server.find
+        copy = _Copy(server, find(remote.session or "", thread), recursive)
+        with _progress(local if is_upload else remote.path) as copy.progress:
+            copied_to = copy.upload(local, remote.path) if is_upload else copy.download(remote.path, local)
     if as_json:
-        print_json({"source": source, "target": to, "bytes": copy.bytes_done})
+        print_json({"source": source, "target": copied_to, "bytes": copy.bytes_done})
 
 
-def _place(text: str) -> CopyTarget:
+def _parse_side(text: str) -> _Side:
     session, colon, path = text.partition(":")
     is_local = not colon or text.startswith(("/", ".", "~")) or "/" in session
-    return CopyTarget(None, text) if is_local else CopyTarget(session, path)
+    return _Side(None, text) if is_local else _Side(session, path)
 
 
-def _sides(source: CopyTarget, target: CopyTarget) -> tuple[str, CopyTarget, bool]:
-    """The path here, the place there, and whether it goes there."""
+def _sides(source: _Side, target: _Side) -> tuple[str, _Side, bool]:
+    """The local path, the side in the session, and whether the copy goes into the session."""
     if (source.session is None) == (target.session is None):
         raise click.UsageError("one side must be SESSION:PATH, and the other a path of this machine")
     return (source.path, target, True) if source.session is None else (target.path, source, False)
 
 
-def _check_session(there: CopyTarget, thread: str) -> None:
-    if thread and there.session:
+def _check_session(remote: _Side, thread: str) -> None:
+    if thread and remote.session:
         raise click.UsageError("with --thread a path in the session is written :PATH")
-    if not thread and not there.session:
+    if not thread and not remote.session:
         raise click.UsageError("which session? Write SESSION:PATH, or give --thread T")
 
 
@@ -85,7 +85,7 @@ def _progress(title: str) -> Iterator[Progress]:
         yield lambda done, total: None
         return
     with ProgressLine(Path(title).name or title) as line:
-        yield lambda done, total: line(show_mib(done), done / total if total else None)
+        yield lambda done, total: line(format_mib(done), done / total if total else None)
 
 
 @dataclass
@@ -104,78 +104,76 @@ class _Copy:
         self.bytes_done = done
         self.progress(done, total)
 
-    # -- from here to there
+    # -- into the session
 
-    def up(self, here: str, there: str) -> str:
-        if here == "-":
-            return self._up_stdin(there)
-        path = Path(here).expanduser()
-        target = self._target_there(there, path.resolve().name)
+    def upload(self, local: str, remote: str) -> str:
+        if local == "-":
+            return self._upload_stdin(remote)
+        path = Path(local).expanduser()
+        target = self._remote_target(remote, path.resolve().name)
         if not path.is_dir():
             mode = path.stat().st_mode & 0o777 if path.exists() else None
             return self.client.upload_file(path, target, mode=mode, progress=self._count).path
-        self._check_recursive(here)
-        if self._entry(target) is None:
+        self._check_recursive(local)
+        if self._stat(target) is None:
             self.client.mkdir(target)
         self.client.upload_dir(path, target, progress=self._count)
         return target
 
-    def _up_stdin(self, there: str) -> str:
-        parts = self._counted(iter(lambda: os.read(0, CHUNK), b""), None)
+    def _upload_stdin(self, remote: str) -> str:
+        parts = self._count_parts(iter(lambda: os.read(0, CHUNK_BYTES), b""), None)
         if self.recursive:
-            self.server.backend.unpack(self.session_id, there or _WORKSPACE, parts)
-            return there or _WORKSPACE
-        if not there or there.endswith("/"):
+            self.server.backend.upload("write_archive", self.session_id, parts, path=remote or _WORKSPACE)
+            return remote or _WORKSPACE
+        if not remote or remote.endswith("/"):
             raise click.UsageError("a file from stdin needs a name: SESSION:PATH")
-        return str(self.server.backend.write(self.session_id, there, parts, "")["path"])
+        return str(self.server.backend.upload("write_file", self.session_id, parts, path=remote)["path"])
 
-    def _target_there(self, there: str, name: str) -> str:
-        if not there or there.endswith("/"):
-            return posixpath.join(_WORKSPACE, there, name)
-        entry = self._entry(there)
-        return posixpath.join(there, name) if entry is not None and entry.is_dir else there
+    def _remote_target(self, remote: str, name: str) -> str:
+        if not remote or remote.endswith("/"):
+            return posixpath.join(_WORKSPACE, remote, name)
+        entry = self._stat(remote)
+        return posixpath.join(remote, name) if entry is not None and entry.is_dir else remote
 
-    def _entry(self, path: str) -> FileEntry | None:
+    def _stat(self, path: str) -> FileEntry | None:
         try:
             return self.client.stat(path)
         except FileNotFound:
             return None
 
-    # -- from there to here
+    # -- from the session
 
-    def down(self, there: str, here: str) -> str:
-        entry = self.client.stat(there or _WORKSPACE)
+    def download(self, remote: str, local: str) -> str:
+        entry = self.client.stat(remote or _WORKSPACE)
         if entry.is_dir:
             self._check_recursive(entry.path)
-            return self._down_directory(entry.path, here)
-        if here == "-":
-            with self.server.backend.read(self.session_id, entry.path) as (size, parts):
-                return self._to_stdout(self._counted(parts, size))
-        target = self.client.download_file(there, here, progress=self._count)
+            return self._download_directory(entry.path, local)
+        if local == "-":
+            with self.server.backend.download("read_file", self.session_id, path=entry.path) as (size, parts):
+                return self._write_stdout(self._count_parts(parts, size))
+        target = self.client.download_file(remote, local, progress=self._count)
         target.chmod(target.stat().st_mode & 0o777 | int(entry.mode, 8) & 0o111)
         return str(target)
 
-    def _down_directory(self, there: str, here: str) -> str:
-        if here == "-":
-            with self.server.backend.pack(self.session_id, there) as parts:
-                return self._to_stdout(self._counted(parts, None))
-        target = Path(here).expanduser()
+    def _download_directory(self, remote: str, local: str) -> str:
+        if local == "-":
+            with self.server.backend.download("read_archive", self.session_id, path=remote) as (_, parts):
+                return self._write_stdout(self._count_parts(parts, None))
+        target = Path(local).expanduser()
         if target.is_dir():
-            target /= posixpath.basename(posixpath.normpath(posixpath.join(_WORKSPACE, there)))
-        return str(self.client.download_dir(there, target, progress=self._count))
+            target /= posixpath.basename(posixpath.normpath(posixpath.join(_WORKSPACE, remote)))
+        return str(self.client.download_dir(remote, target, progress=self._count))
 
-    def _to_stdout(self, parts: Iterable[bytes]) -> str:
+    def _write_stdout(self, parts: Iterable[bytes]) -> str:
         for part in parts:
-            view = memoryview(part)
-            while view:
-                view = view[os.write(1, view) :]
+            write_blocking(1, part)
         return "-"
 
     def _check_recursive(self, path: str) -> None:
         if not self.recursive:
-            raise IsDirectory(f"{path} is a directory", remedy="give -r, to copy all that is in it")
+            raise IsDirectory(f"{path} is a directory", remedy="give -r to copy it with its contents")
 
-    def _counted(self, parts: Iterable[bytes], total: int | None) -> Iterator[bytes]:
+    def _count_parts(self, parts: Iterable[bytes], total: int | None) -> Iterator[bytes]:
         for part in parts:
             yield part
             self._count(self.bytes_done + len(part), total)

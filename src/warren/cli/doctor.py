@@ -1,7 +1,6 @@
-"""`warren doctor`: is this machine fit, and does the isolation hold?"""
+"""`warren doctor`: can this machine run sandboxes, and does their isolation hold?"""
 
 import asyncio
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from warren.cli.one_off import Wanted, until_signal, wanted_spec
+from warren.cli.console import until_signal
+from warren.cli.options import json_option
+from warren.cli.output import print_json
+from warren.cli.run import SandboxOptions, build_spec
 from warren.config.settings import Settings, read_settings
 
 if TYPE_CHECKING:
@@ -33,19 +35,19 @@ _COLOURS = {
 @click.option("--image", default="", metavar="I", help="Image to attack instead of the environment's.")
 @click.option("--provider", default="", metavar="P", help="oci or docker.  [oci]")
 @click.option("--only", multiple=True, metavar="ID", help="With --attack: only this probe, or this group of them.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 def doctor(attack: bool, environment: str, image: str, provider: str, only: tuple[str, ...], as_json: bool) -> int:
-    """Look at what this machine can do.
+    """Check what this machine can do.
 
-    Every prerequisite and every layer of isolation is looked at; with --attack, a sandbox is attacked from inside.
+    Checks every prerequisite and every layer of isolation; with --attack, attacks a sandbox from inside.
 
     Example: warren doctor --attack
     """
     settings = read_settings()
     if not attack:
         return asyncio.run(until_signal(_check(settings, provider, as_json)))
-    wanted = Wanted(environment, image, provider, None, None, None, ())
-    return asyncio.run(until_signal(_attack(settings, wanted, only, as_json)))
+    options = SandboxOptions(environment, image, provider)
+    return asyncio.run(until_signal(_attack(settings, options, only, as_json)))
 
 
 async def _check(settings: Settings, provider_name: str, as_json: bool) -> int:
@@ -55,9 +57,9 @@ async def _check(settings: Settings, provider_name: str, as_json: bool) -> int:
 
     checks: list[Check] = []
     provider, images = build_provider(settings, provider_name), build_images(settings)
-    places = {"state_dir": settings.state_dir, "bin_dir": settings.bin_dir}
+    directories = {"state_dir": settings.state_dir, "bin_dir": settings.bin_dir}
     try:
-        async for check in checkup(provider, images, docker_url=settings.docker_url, **places):
+        async for check in checkup(provider, images, docker_url=settings.docker_url, **directories):
             checks.append(check)
             if not as_json:
                 _print_check(check)
@@ -65,7 +67,7 @@ async def _check(settings: Settings, provider_name: str, as_json: bool) -> int:
         await provider.close()
     counts = Counter(str(check.level) for check in checks)
     if as_json:
-        click.echo(json.dumps({"checks": [asdict(check) for check in checks], "counts": counts}, indent=2))
+        print_json({"checks": [asdict(check) for check in checks], "counts": counts})
     else:
         click.echo(f"\n{counts['ok']} ok, {counts['warn']} to look at, {counts['FAIL']} failed")
     return 1 if counts[Level.FAIL] else 0
@@ -77,12 +79,12 @@ def _print_check(check: "Check") -> None:
         click.echo(f"{'':5} {'':<24} → {check.remedy}")
 
 
-async def _attack(settings: Settings, wanted: Wanted, only: tuple[str, ...], as_json: bool) -> int:
+async def _attack(settings: Settings, options: SandboxOptions, only: tuple[str, ...], as_json: bool) -> int:
     from warren.app.wiring import build_provider
     from warren.attack.suite import attack, choose
 
-    spec, started, probes = wanted_spec(settings, wanted), time.monotonic(), choose(only)
-    provider = build_provider(settings, wanted.provider)
+    spec, started, probes = build_spec(settings, options), time.monotonic(), choose(only)
+    provider = build_provider(settings, options.provider)
     try:
         findings = await attack(
             provider,
@@ -120,7 +122,7 @@ def _print_summary(findings: "Sequence[Finding]", seconds: float, as_json: bool)
             }
             for finding in findings
         ]
-        click.echo(json.dumps({"summary": summary, "counts": counts, "seconds": seconds, "probes": rows}, indent=2))
+        print_json({"summary": summary, "counts": counts, "seconds": seconds, "probes": rows})
         return
     more = "".join(f", {count} {verdict}" for verdict, count in counts.items() if verdict != "contained")
     click.echo(f"\n{summary}{more}, in {seconds:.0f} s")

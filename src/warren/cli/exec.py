@@ -1,46 +1,44 @@
 """`warren exec`: a command in a session of a server, as if it ran here: its streams, its exit code.
 
-It runs over a WebSocket, byte by byte as it is, and ends with it. Ctrl-C, or a reader that goes away, ends the
-command with all its processes before this returns.
+The command runs over a WebSocket, whose messages carry its output byte by byte, and ends with it. Ctrl-C, or a reader
+of its output that goes away, ends the command with all its processes before `warren` returns.
 """
 
 import asyncio
 import base64
 import contextlib
 import json
-import signal
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import click
 
-from warren.cli.one_off import until_signal
-from warren.cli.remote import (
-    Server,
-    complete_session,
+from warren.cli.console import (
+    Sink,
+    check_terminal,
     exit_code_of,
-    parse_pairs,
-    server_options,
-    take_session,
-    thread_option,
+    read_stream,
+    run_remote_terminal,
+    show_command,
+    until_signal,
 )
-from warren.cli.streams import read_stream, write_stream
-from warren.cli.tables import print_json
-from warren.cli.terminal import check_terminal, converse_with_server
+from warren.cli.options import parse_pairs, server_options, thread_option
+from warren.cli.output import print_json
+from warren.cli.remote import Server, complete_session, split_session
 from warren.config.settings import read_settings
 from warren.model.errors import ServerUnreachable, WarrenError
-from warren.sdk.results import ExecuteResult
-from warren.sdk.wire import Ask, from_event
+from warren.sdk.protocol import Request, error_from_event
 
-Sink = Callable[[str, bytes], Awaitable[None]]
-_FDS: Final = {"stdout": 1, "stderr": 2, "terminal": 1}
-_END_S: Final = 10.0  # how long a command may take to be ended
+Values = dict[str, Any]
+
+MEMORY_HINT: Final = "`warren create --memory MB` makes a session with more"
+_KILL_S: Final = 10.0
 _AFTER_DASHES: Final = "warren.exec"
 _CUT_OFF: Final = "the server stopped, or nobody took the output for long; -d and `warren logs` wait for slow readers"
 
 
 class _ExecCommand(click.Command):
-    """What stands after `--` is the command, whatever it looks like; without `--`, all after SESSION is."""
+    """Takes the words after `--` as the command, whatever they look like; without `--`, all words after SESSION."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -68,40 +66,40 @@ def execute(ctx: click.Context, /, words: tuple[str, ...], thread: str, url: str
     """Run a command in a session.
 
     Its output and exit code are passed on, and so is stdin with -i; Ctrl-C ends it. A thread without a session gets
-    one. Without --timeout the server's applies (120 seconds), but not to -t and -d.
+    one. Without --timeout the server's time-out applies (120 seconds), but not to -t and -d.
 
     Example: warren exec --thread conv-42 -- python3 -c 'print(6 * 7)'
     """
-    name, line = _split(ctx, words, thread)
-    command = _command(line, **{key: options[key] for key in ("timeout_s", "user", "cwd", "variables")})
+    name, argv = _split_command(ctx, words, thread)
+    timeout_s: float | None = options["timeout_s"]
+    command: Values = {
+        "command": list(argv),
+        "user": options["user"],
+        "cwd": options["cwd"],
+        "env": parse_pairs("-e", options["variables"]),
+    }
+    if timeout_s is not None:
+        command["timeout_s"] = timeout_s
     _check_options(as_json=as_json, **options)
     with Server(url) as server:
-        session_id = server.find_or_make(name, thread)
+        session_id = server.find_or_create(name, thread)
         if options["detach"]:
-            return _detach(server, session_id, {**command, "process_id": options["name"]}, as_json)
+            return _start(server, session_id, {**command, "process_id": options["name"]}, as_json)
         if options["terminal"]:
             command["env"] = {"TERM": read_settings().terminal, **command["env"]}
-            ended = converse_with_server(server.url, server.key, session_id, command)
-            return asyncio.run(until_signal(_coded(ended, options["timeout_s"])))
-        work = _document if as_json else _pass_on
-        return asyncio.run(until_signal(work(server, session_id, command, options["interactive"])))
+            return asyncio.run(until_signal(run_in_terminal(server, session_id, command, timeout_s)))
+        run = partial(_run_to_end, server, session_id, command, options["interactive"])
+        return asyncio.run(until_signal(show_command(run, timeout_s, as_json, MEMORY_HINT)))
 
 
-def _split(ctx: click.Context, words: tuple[str, ...], thread: str) -> tuple[str, tuple[str, ...]]:
-    name, rest = take_session(words, thread)
-    line: tuple[str, ...] = ctx.meta.get(_AFTER_DASHES, rest)
+def _split_command(ctx: click.Context, words: tuple[str, ...], thread: str) -> tuple[str, tuple[str, ...]]:
+    name, rest = split_session(words, thread)
+    argv: tuple[str, ...] = ctx.meta.get(_AFTER_DASHES, rest)
     if _AFTER_DASHES in ctx.meta and rest:
         raise click.UsageError(f"put `--` right before the command: what is {rest[0]!r}?")
-    if not line:
+    if not argv:
         raise click.UsageError("which command? Write it after `--`")
-    return name, line
-
-
-def _command(
-    line: tuple[str, ...], timeout_s: float | None, user: str, cwd: str, variables: tuple[str, ...]
-) -> dict[str, Any]:
-    values: dict[str, Any] = {"command": list(line), "user": user, "cwd": cwd, "env": parse_pairs("-e", variables)}
-    return values if timeout_s is None else {**values, "timeout_s": timeout_s}
+    return name, argv
 
 
 def _check_options(*, detach: bool, terminal: bool, interactive: bool, name: str, as_json: bool, **_: object) -> None:
@@ -115,89 +113,65 @@ def _check_options(*, detach: bool, terminal: bool, interactive: bool, name: str
         check_terminal("warren exec -t", "warren exec -i")
 
 
-def _detach(server: Server, session_id: str, command: dict[str, Any], as_json: bool) -> int:
-    started = server.backend.start(session_id, command)
+def _start(server: Server, session_id: str, command: Values, as_json: bool) -> int:
+    started = server.backend.call("start_process", session_id, **command)
     print_json(started) if as_json else click.echo(started["process_id"])
     return 0
 
 
-async def _coded(ended: Awaitable[ExecuteResult], timeout_s: float | None) -> int:
-    return exit_code_of(await ended, timeout_s)
+async def run_in_terminal(server: Server, session_id: str, command: Values, timeout_s: float | None) -> int:
+    result = await run_remote_terminal(server.url, server.key, session_id, command)
+    return exit_code_of(result, timeout_s, MEMORY_HINT)
 
 
-async def _pass_on(server: Server, session_id: str, command: dict[str, Any], interactive: bool) -> int:
-    async def write(stream: str, data: bytes) -> None:
-        await write_stream(_FDS[stream], data)
-
-    try:
-        ended = await run_to_end(server, session_id, command, interactive, write)
-    except BrokenPipeError:
-        return 128 + signal.SIGPIPE
-    return exit_code_of(ExecuteResult.of(ended), command.get("timeout_s"))
-
-
-async def _document(server: Server, session_id: str, command: dict[str, Any], interactive: bool) -> int:
-    parts: dict[str, bytearray] = {"output": bytearray(), "stdout": bytearray(), "stderr": bytearray()}
-
-    async def collect(stream: str, data: bytes) -> None:
-        parts["output"] += data
-        parts[stream] += data
-
-    ended = await run_to_end(server, session_id, command, interactive, collect)
-    print_json({**ended, **{name: data.decode(errors="replace") for name, data in parts.items()}})
-    return exit_code_of(ExecuteResult.of(ended), command.get("timeout_s"))
-
-
-async def run_to_end(
-    server: Server, session_id: str, command: dict[str, Any], interactive: bool, sink: Sink
-) -> dict[str, Any]:
-    """How it ended. Whatever stops this ends the command too."""
+async def _run_to_end(server: Server, session_id: str, command: Values, interactive: bool, sink: Sink) -> Values:
+    """Returns how the command ended. Cancelling this, or an error of the sink, ends the command too."""
     from warren.sdk.aio.transport import AsyncTransport
 
     transport = AsyncTransport(server.url, server.key)
-    ask = Ask("GET", f"/api/sessions/{session_id}/exec", {"encoding": "base64"})
+    request = Request("GET", f"/api/sessions/{session_id}/exec", {"encoding": "base64"})
     try:
-        async with transport.socket(ask) as socket:
+        async with transport.socket(request) as socket:
             await socket.send(json.dumps(command))
-            feeding = asyncio.create_task(_feed(socket, interactive))
+            sending = asyncio.create_task(_send_input(socket, interactive))
             try:
-                return await _listen(socket, sink)
+                return await _receive_output(socket, sink)
             except (BrokenPipeError, asyncio.CancelledError):
-                await _end(socket)
+                await _kill(socket)
                 raise
             finally:
-                feeding.cancel()
+                sending.cancel()
                 with contextlib.suppress(asyncio.CancelledError, WarrenError):
-                    await feeding
+                    await sending
     finally:
         await transport.close()
 
 
-async def _feed(socket: Any, interactive: bool) -> None:
+async def _send_input(socket: Any, interactive: bool) -> None:
     if interactive:
         async for data in read_stream(0):
             await socket.send(data)
     await socket.send(json.dumps({"type": "close_stdin"}))
 
 
-async def _listen(socket: Any, sink: Sink) -> dict[str, Any]:
+async def _receive_output(socket: Any, sink: Sink) -> Values:
     while (message := await socket.receive()) is not None:
         values = json.loads(message)
         if values["type"] == "output":
             await sink(values["stream"], base64.b64decode(values["data"]))
         elif values["type"] == "error":
-            raise from_event(values)
+            raise error_from_event(values)
         elif values["type"] == "result":
             del values["type"]
             return dict(values)
     raise ServerUnreachable("the connection was cut off while the command ran", remedy=_CUT_OFF)
 
 
-async def _end(socket: Any) -> None:
+async def _kill(socket: Any) -> None:
     async def drop(stream: str, data: bytes) -> None:
         return None
 
     with contextlib.suppress(WarrenError, TimeoutError):
-        async with asyncio.timeout(_END_S):
+        async with asyncio.timeout(_KILL_S):
             await socket.send(json.dumps({"type": "kill"}))
-            await _listen(socket, drop)
+            await _receive_output(socket, drop)

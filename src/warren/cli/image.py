@@ -1,4 +1,4 @@
-"""`warren image`: the root filesystems sandboxes stand on."""
+"""`warren image`: the root filesystems of sandboxes."""
 
 import re
 import sys
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from warren.cli.progress import ProgressLine
-from warren.cli.tables import print_json
+from warren.cli.options import json_option
+from warren.cli.output import ProgressLine, print_json
 from warren.config.settings import read_settings
 from warren.model.errors import InvalidRequest
 
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from warren.worker.images.store import ImageInfo, ImageStore
 
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
-
-
-def _images() -> "ImageStore":
+def _open_store() -> "ImageStore":
     from warren.app.wiring import build_images
 
     return build_images(read_settings())
@@ -37,42 +34,42 @@ def image() -> None:
 
 @image.command()
 @click.argument("name", default="base")
-@click.option("--if-missing", is_flag=True, help="Do nothing if the image is there.")
-@_json_option
+@click.option("--if-missing", is_flag=True, help="Do nothing if the image exists.")
+@json_option
 def build(name: str, if_missing: bool, as_json: bool) -> None:
     """Build NAME: base (a small Debian, about a minute) or host (this machine's /usr, at once)."""
-    images = _images()
-    there = next((info for info in images.list() if info.name == name), None) if if_missing else None
-    if there is not None:
+    images = _open_store()
+    existing = next((info for info in images.list() if info.name == name), None) if if_missing else None
+    if existing is not None:
         if as_json:
-            print_json(asdict(there))
+            print_json(asdict(existing))
         return
     with ProgressLine(f"image {name}") as progress:
         info = images.build(name, progress)
-    _say_made(info, as_json)
+    _print_made(info, as_json)
 
 
 @image.command("import")
 @click.argument("source")
-@click.option("--name", default="", help="The image's name here; without it, made from SOURCE.")
-@click.option("--no-shell", is_flag=True, help="Take an image without /bin/sh.")
-@_json_option
+@click.option("--name", default="", help="The image's name here.  [made from SOURCE]")
+@click.option("--no-shell", is_flag=True, help="Accept an image without /bin/sh.")
+@json_option
 def import_image(source: str, name: str, no_shell: bool, as_json: bool) -> None:
     """Import SOURCE: a directory, a tar (compressed or not, - for stdin) or a Docker image (docker:REF)."""
-    images, needed = _images(), not no_shell
+    images, shell_needed = _open_store(), not no_shell
     name = name or name_of(source)
     with ProgressLine(f"image {name}") as progress:
         if source == "-":
-            info = images.import_tar(name, sys.stdin.buffer, "tar from stdin", progress, shell_needed=needed)
+            info = images.import_tar(name, sys.stdin.buffer, "tar from stdin", progress, shell_needed=shell_needed)
         elif source.startswith("docker:") or not _looks_like_path(source):
             reference = source.removeprefix("docker:")
             docker = read_settings().docker_url
-            info = images.import_docker(name, reference, docker, progress, shell_needed=needed)
+            info = images.import_docker(name, reference, docker, progress, shell_needed=shell_needed)
         elif Path(source).is_dir():
-            info = images.import_directory(name, Path(source), progress, shell_needed=needed)
+            info = images.import_directory(name, Path(source), progress, shell_needed=shell_needed)
         else:
-            info = _import_file(images, name, Path(source), progress, needed)
-    _say_made(info, as_json)
+            info = _import_file(images, name, Path(source), progress, shell_needed)
+    _print_made(info, as_json)
 
 
 def _import_file(
@@ -92,7 +89,7 @@ def _looks_like_path(source: str) -> bool:
 
 
 def name_of(source: str) -> str:
-    """A name for an image from where it comes: the Docker reference, or the file's name without its endings."""
+    """The name of an image without --name: the Docker reference, or the file's name without its endings."""
     if source == "-":
         raise click.UsageError("a tar from stdin needs a --name")
     if source.startswith("docker:") or not _looks_like_path(source):
@@ -101,10 +98,10 @@ def name_of(source: str) -> str:
 
 
 @image.command("list")
-@_json_option
+@json_option
 def list_images(as_json: bool) -> None:
     """List the images of this machine."""
-    found = _images().list()
+    found = _open_store().list()
     if as_json:
         print_json([asdict(info) for info in found])
         return
@@ -117,15 +114,15 @@ def list_images(as_json: bool) -> None:
 
 @image.command()
 @click.argument("name")
-@_json_option
+@json_option
 def remove(name: str, as_json: bool) -> None:
     """Remove the image NAME."""
-    _images().remove(name)
+    _open_store().remove(name)
     if as_json:
         print_json({"removed": name})
 
 
-def _say_made(info: "ImageInfo", as_json: bool) -> None:
+def _print_made(info: "ImageInfo", as_json: bool) -> None:
     if as_json:
         print_json(asdict(info))
         return

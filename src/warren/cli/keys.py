@@ -1,22 +1,35 @@
-"""`warren keys`: made, listed, revoked, rotated; on a server, or in a state directory of this machine.
+"""`warren keys`: make, list, revoke and rotate keys, on a server or in a state directory of this machine.
 
 A key is shown once, when it is made. It is never an argument: every user of the machine can read those.
+
+`StoredKeys` is for an operator who has lost every key: the right to read the server's files takes the place of a key.
+It works beside a running server, which follows within two seconds; the server's audit record does not show it.
 """
 
+import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from urllib.parse import quote
 
 import click
 
-from warren.cli.create import Duration
-from warren.cli.key_backends import key_place
-from warren.cli.quota import quota_option, read_quota, show_quota
-from warren.cli.remote import server_options
-from warren.cli.tables import print_json, print_table, seconds_since, show_seconds
-from warren.model.errors import WarrenError
+from warren.cli.options import Duration, drop_empty, server_options
+from warren.cli.output import format_age, format_seconds, print_json, print_table, seconds_since
+from warren.cli.remote import Server
+from warren.cli.tenants import format_quota, parse_quota, quota_option
+from warren.model.errors import NotFound, Unavailable, WarrenError
 
-_TITLES = ("KEY", "NAME", "TENANT", "SCOPES", "AGE", "EXPIRES IN", "USED", "QUOTA")
+if TYPE_CHECKING:
+    from warren.model.access import ApiKey
+    from warren.tenancy.keys import Keys
+
+T = TypeVar("T")
+Values = dict[str, Any]
+
+_KEYS: Final = "/api/admin/keys"
+_TITLES: Final = ("KEY", "NAME", "TENANT", "SCOPES", "AGE", "EXPIRES IN", "USED", "QUOTA")
 
 _state_option = click.option(
     "--state-dir", default="", metavar="DIR", help="Instead of asking a server: work on its files on this machine."
@@ -24,14 +37,14 @@ _state_option = click.option(
 _quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print the key alone.")
 
 
-def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _backend_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return server_options(_state_option(command))
 
 
 def complete_key(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     url, state_dir = ctx.params.get("url") or "", ctx.params.get("state_dir") or ""
-    with contextlib.suppress(WarrenError, OSError, click.UsageError), key_place(url, state_dir) as place:
-        return [each["id"] for each in place.list("") if each["id"].startswith(incomplete)]
+    with contextlib.suppress(WarrenError, OSError, click.UsageError), _open_backend(url, state_dir) as backend:
+        return [each["id"] for each in backend.list("") if each["id"].startswith(incomplete)]
     return []
 
 
@@ -47,12 +60,12 @@ def keys() -> None:
 
 @keys.command()
 @click.argument("name")
-@click.option("--tenant", default="", metavar="T", help="Whose key it is.  [default]")
+@click.option("--tenant", default="", metavar="T", help="The tenant it belongs to.  [default]")
 @click.option("--scopes", default="", metavar="S,S", help="Of read, exec, files, sessions, admin.  [all but admin]")
 @click.option("--expires", "expires_in_s", type=Duration(), metavar="D", help="Refuse it after so long: 30d.")
 @quota_option
 @_quiet_option
-@place_options
+@_backend_options
 def create(
     name: str,
     tenant: str,
@@ -68,29 +81,29 @@ def create(
 
     Example: KEY=$(warren keys create ci --tenant acme -q)
     """
-    wanted = {
+    values = {
         "name": name,
         "tenant": tenant,
-        "scopes": [each for each in scopes.replace(",", " ").split() if each],
+        "scopes": scopes.replace(",", " ").split(),
         "expires_in_s": expires_in_s,
-        "quota": {name: value for name, value in read_quota(quotas).items() if value is not None},
+        "quota": {name: value for name, value in parse_quota(quotas).items() if value is not None},
     }
-    with key_place(url, state_dir) as place:
-        made = place.create({name: value for name, value in wanted.items() if value not in (None, "", [], {})})
-    _show_new(made, quiet, as_json)
+    with _open_backend(url, state_dir) as backend:
+        key = backend.create(drop_empty(values))
+    _print_new(key, quiet, as_json)
 
 
 @keys.command("list")
 @click.option("--tenant", default="", metavar="T", help="Only those of this tenant.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the ids.")
-@place_options
+@_backend_options
 def list_keys(tenant: str, quiet: bool, url: str, state_dir: str, as_json: bool) -> None:
-    """List keys, the oldest first; the keys themselves are kept nowhere.
+    """List keys, the oldest first; the keys themselves are stored nowhere.
 
     Example: warren keys list --tenant acme
     """
-    with key_place(url, state_dir) as place:
-        found = place.list(tenant)
+    with _open_backend(url, state_dir) as backend:
+        found = backend.list(tenant)
     if as_json:
         print_json({"keys": found})
     elif quiet:
@@ -102,56 +115,172 @@ def list_keys(tenant: str, quiet: bool, url: str, state_dir: str, as_json: bool)
 
 @keys.command()
 @click.argument("key_id", metavar="ID", shell_complete=complete_key)
-@place_options
+@_backend_options
 def revoke(key_id: str, url: str, state_dir: str, as_json: bool) -> None:
-    """Revoke a key: nobody is let in with it any more.
+    """Revoke a key: the server refuses it from then on.
 
     Example: warren keys revoke key_0123456789abcdef
     """
-    with key_place(url, state_dir) as place:
-        place.revoke(key_id)
+    with _open_backend(url, state_dir) as backend:
+        backend.revoke(key_id)
     print_json({"revoked": key_id}) if as_json else click.echo(f"revoked {key_id}")
 
 
 @keys.command()
 @click.argument("key_id", metavar="ID", shell_complete=complete_key)
 @_quiet_option
-@place_options
+@_backend_options
 def rotate(key_id: str, quiet: bool, url: str, state_dir: str, as_json: bool) -> None:
-    """Give a key a new secret; the old one is worth nothing any more.
+    """Give a key a new secret; the server refuses the old one from then on.
 
     Example: KEY=$(warren keys rotate key_0123456789abcdef -q)
     """
-    with key_place(url, state_dir) as place:
-        made = place.rotate(key_id)
-    _show_new(made, quiet, as_json)
+    with _open_backend(url, state_dir) as backend:
+        key = backend.rotate(key_id)
+    _print_new(key, quiet, as_json)
 
 
-def _show_new(made: dict[str, Any], quiet: bool, as_json: bool) -> None:
+def _print_new(key: Values, quiet: bool, as_json: bool) -> None:
     if as_json:
-        print_json(made)
+        print_json(key)
         return
     if not quiet:
-        scopes = ", ".join(made["scopes"])
-        click.echo(f"{made['id']} of the tenant {made['tenant']}, for {scopes}. It is shown this once:", err=True)
-    click.echo(made["key"])
+        scopes = ", ".join(key["scopes"])
+        click.echo(f"{key['id']} of the tenant {key['tenant']}, for {scopes}. It is shown this once:", err=True)
+    click.echo(key["key"])
 
 
-def _row(key: dict[str, Any]) -> tuple[object, ...]:
+def _row(key: Values) -> tuple[object, ...]:
     return (
         key["id"],
         key["name"],
         key["tenant"],
         ",".join(key["scopes"]),
-        show_seconds(max(0.0, seconds_since(key["created_at"]))),
-        _until(key["expires_at"]),
-        f"{show_seconds(max(0.0, seconds_since(key['used_at'])))} ago" if key["used_at"] else "never",
-        show_quota(key["quota"]),
+        format_age(key["created_at"]),
+        _time_left(key["expires_at"]),
+        f"{format_age(key['used_at'])} ago" if key["used_at"] else "never",
+        format_quota(key["quota"]),
     )
 
 
-def _until(expires_at: str | None) -> str | None:
+def _time_left(expires_at: str | None) -> str | None:
     if expires_at is None:
         return None
     left_s = -seconds_since(expires_at)
-    return show_seconds(left_s) if left_s > 0 else "expired"
+    return format_seconds(left_s) if left_s > 0 else "expired"
+
+
+# -- where the keys are
+
+
+class _KeyBackend(Protocol):
+    """Returns keys as the API shows them; a new key has its text under `key`. Raises the errors of the API."""
+
+    def create(self, values: Values) -> Values: ...
+    def list(self, tenant: str) -> list[Values]: ...
+    def revoke(self, key_id: str) -> None: ...
+    def rotate(self, key_id: str) -> Values: ...
+
+
+@contextlib.contextmanager
+def _open_backend(url: str, state_dir: str) -> Iterator[_KeyBackend]:
+    if url and state_dir:
+        raise click.UsageError("--url is about a server, --state-dir goes without one: give one of them")
+    if state_dir:
+        yield StoredKeys(Path(state_dir))
+        return
+    with Server(url) as server:
+        yield ServerKeys(server)
+
+
+class ServerKeys:
+    """The keys of a server, over its API."""
+
+    def __init__(self, server: Server) -> None:
+        self._call = server.call
+
+    def create(self, values: Values) -> Values:
+        key: Values = self._call("POST", _KEYS, values=values)
+        return key
+
+    def list(self, tenant: str) -> list[Values]:
+        found: list[Values] = self._call("GET", _KEYS, {"of": tenant or None})["keys"]
+        return found
+
+    def revoke(self, key_id: str) -> None:
+        self._call("DELETE", f"{_KEYS}/{quote(key_id, safe='')}")
+
+    def rotate(self, key_id: str) -> Values:
+        key: Values = self._call("POST", f"{_KEYS}/{quote(key_id, safe='')}/rotate")
+        return key
+
+
+class StoredKeys:
+    """The keys in a state directory. Each method opens the store and closes it again."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._state_dir = state_dir
+
+    def create(self, values: Values) -> Values:
+        from warren.app.wiring import build_clock
+        from warren.model.access import USUAL_SCOPES, Quota, read_scopes
+        from warren.model.session import DEFAULT_TENANT
+
+        scopes = read_scopes(values["scopes"]) if "scopes" in values else USUAL_SCOPES
+        lifetime_s = values.get("expires_in_s")
+        expires_at = None if lifetime_s is None else build_clock().wall() + lifetime_s
+        quota = Quota.from_mapping(values.get("quota", {}))
+        tenant = values.get("tenant", DEFAULT_TENANT)
+        key, text = self._run(lambda keys: keys.create(values["name"], tenant, scopes, expires_at, quota))
+        return {**_key_values(key), "key": text}
+
+    def list(self, tenant: str) -> list[Values]:
+        return [_key_values(key) for key in self._run(lambda keys: keys.list(tenant))]
+
+    def revoke(self, key_id: str) -> None:
+        self._run(lambda keys: keys.revoke(key_id))
+
+    def rotate(self, key_id: str) -> Values:
+        key, text = self._run(lambda keys: keys.rotate(key_id))
+        return {**_key_values(key), "key": text}
+
+    def _run(self, work: "Callable[[Keys], Awaitable[T]]") -> T:
+        return asyncio.run(self._with_store(work))
+
+    async def _with_store(self, work: "Callable[[Keys], Awaitable[T]]") -> T:
+        """The store is opened without its sealing key: keys are stored as hashes, not as sealed secrets."""
+        from warren.app.wiring import build_clock
+        from warren.stores.sqlite import SqliteStore
+        from warren.tenancy.keys import Keys
+
+        store = await SqliteStore.open(self._find_database())
+        try:
+            return await work(Keys(store.records, build_clock()))
+        finally:
+            await store.close()
+
+    def _find_database(self) -> Path:
+        """The file must exist: a mistyped directory must not become a new store."""
+        from warren.app.wiring import DATABASE
+
+        path = self._state_dir / DATABASE
+        try:
+            path.stat()
+        except FileNotFoundError:
+            raise NotFound(
+                f"{self._state_dir} is not the state directory of a server: there is no {DATABASE} in it",
+                remedy="`warren config` shows where it is; a server that has never been started has none",
+            ) from None
+        except OSError as exc:
+            raise Unavailable(f"{path} cannot be read: {exc.strerror}", remedy="do it as the server's user") from exc
+        return path
+
+
+def _key_values(key: "ApiKey") -> Values:
+    from warren.sessions.schemas import timestamp
+    from warren.tenancy.keys import key_view
+
+    values = key_view(key)
+    for name in ("created_at", "expires_at", "used_at"):
+        values[name] = None if values[name] is None else timestamp(values[name])
+    return values

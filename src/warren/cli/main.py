@@ -5,7 +5,6 @@ Exit codes: those of the command that ran in the sandbox; 2 for wrong usage; 124
 """
 
 import importlib
-import importlib.util
 import os
 import signal
 import sys
@@ -20,34 +19,34 @@ from warren.model.errors import WarrenError
 
 EXIT_WARREN_FAILED = 125
 
-# Under a title of `warren --help`: name -> module and object; a module is imported when its command is used.
+# The commands under each title of `warren --help`, as module:object. A module is imported when its command is used.
 _GROUPS = {
     "Sessions of a server (--url or WARREN_URL says which)": {
-        "create": "warren.cli.create:create",
-        "ps": "warren.cli.ps:ps",
+        "create": "warren.cli.sessions:create",
+        "ps": "warren.cli.sessions:ps",
         "exec": "warren.cli.exec:execute",
         "cp": "warren.cli.cp:cp",
-        "logs": "warren.cli.logs:logs",
-        "kill": "warren.cli.kill:kill",
-        "stats": "warren.cli.stats:stats",
+        "logs": "warren.cli.sessions:logs",
+        "kill": "warren.cli.sessions:kill",
+        "stats": "warren.cli.sessions:stats",
         "self-test": "warren.cli.self_test:self_test",
     },
     "Who uses a server, and what for": {
-        "whoami": "warren.cli.whoami:whoami",
+        "whoami": "warren.cli.tenants:whoami",
         "keys": "warren.cli.keys:keys",
         "tenants": "warren.cli.tenants:tenants",
-        "audit": "warren.cli.audit:audit",
-        "usage": "warren.cli.usage:usage",
+        "audit": "warren.cli.records:audit",
+        "usage": "warren.cli.records:usage",
         "webhooks": "warren.cli.webhooks:webhooks",
     },
     "Sandboxes of this machine, without a server": {
         "run": "warren.cli.run:run",
-        "shell": "warren.cli.shell:shell",
+        "shell": "warren.cli.run:shell",
         "image": "warren.cli.image:image",
     },
     "Many machines": {
-        "coordinator": "warren.cli.nodes:coordinator",
-        "worker": "warren.cli.nodes:worker",
+        "coordinator": "warren.cli.serve:coordinator",
+        "worker": "warren.cli.serve:worker",
         "cluster": "warren.cli.cluster:cluster",
     },
     "The server and the machine": {
@@ -55,18 +54,23 @@ _GROUPS = {
         "mcp": "warren.cli.mcp:mcp",
         "doctor": "warren.cli.doctor:doctor",
         "config": "warren.cli.config:config",
-        "completion": "warren.cli.completion:completion",
+        "completion": "warren.cli.main:completion",
     },
 }
-_COMMANDS = {name: place for group in _GROUPS.values() for name, place in group.items()}
+_COMMANDS = {name: target for group in _GROUPS.values() for name, target in group.items()}
+_COMPLETION_HINTS = {
+    "bash": 'eval "$(warren completion bash)"   # in ~/.bashrc',
+    "zsh": 'eval "$(warren completion zsh)"    # in ~/.zshrc',
+    "fish": "warren completion fish | source    # in ~/.config/fish/config.fish",
+}
 
 
 class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name, place in _COMMANDS.items() if importlib.util.find_spec(place.partition(":")[0])]
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in _COMMANDS:
             return None
         module, _, attribute = _COMMANDS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
@@ -75,7 +79,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # click would make it exit code 1
+        except BrokenPipeError:  # click would exit with 1
             return 128 + signal.SIGPIPE
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -85,8 +89,8 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name, each.get_short_help_str(90)) for name, each in commands if each is not None])
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _print_version(ctx: click.Context, _: click.Parameter, is_set: bool) -> None:
+    if is_set:
         click.echo(f"warren {version('warren')}")
         ctx.exit()
 
@@ -97,6 +101,23 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 )
 def cli() -> None:
     """Isolated Linux sandboxes for AI agents."""
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(list(_COMPLETION_HINTS)))
+def completion(shell: str) -> None:
+    """Print a script for shell completion.
+
+    It completes commands, options and session ids.
+
+    Example: eval "$(warren completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(f"# {_COMPLETION_HINTS[shell]}")
+    click.echo(kind(cli, {}, "warren", "_WARREN_COMPLETE").source())
 
 
 def main() -> NoReturn:
@@ -124,7 +145,7 @@ def _run(arguments: list[str]) -> int:
         report(f"this command needs the package {exc.name}, which is not installed", "pip install 'warren[server]'")
         return EXIT_WARREN_FAILED
     except Exception as exc:
-        return _internal_error(exc)
+        return _report_internal_error(exc)
 
 
 def report(message: str, remedy: str = "") -> None:
@@ -133,14 +154,14 @@ def report(message: str, remedy: str = "") -> None:
         click.echo(f"  hint: {remedy}", err=True)
 
 
-def _internal_error(exc: Exception) -> int:
+def _report_internal_error(exc: Exception) -> int:
     report(f"internal error: {type(exc).__name__}: {exc}", "WARREN_DEBUG=1 shows where; please report it")
-    if _debug():
+    if _is_debugging():
         traceback.print_exc()
     return EXIT_WARREN_FAILED
 
 
-def _debug() -> bool:
+def _is_debugging() -> bool:
     from warren.config.settings import read_settings
 
     try:
@@ -150,12 +171,12 @@ def _debug() -> bool:
 
 
 def _end_by_signal(number: int, _: FrameType | None) -> NoReturn:
-    """Ends by an exception, so that everything half-made is unmade on the way out."""
+    """Ends by an exception, so that unfinished work is undone on the way out."""
     raise SystemExit(128 + number)
 
 
 def _fill_standard_streams() -> None:
-    """A stream that was closed by who started us must not become the number of another file."""
+    """Opens closed standard streams, so that no other file gets their numbers."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -164,7 +185,7 @@ def _fill_standard_streams() -> None:
 
 
 def _flush() -> None:
-    """A reader that went away is no error of ours, also not in the interpreter's last flush."""
+    """Ignores a reader that went away, also in the interpreter's last flush."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`warren mcp`: sandboxes as tools for any program that speaks the Model Context Protocol."""
+"""`warren mcp`: sandboxes as tools for programs that speak the Model Context Protocol."""
 
 import asyncio
 import contextlib
@@ -18,11 +18,11 @@ from warren.model.session import check_thread_id
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
 
-_LAST_ANSWERS_S = 3
+_SHUTDOWN_S = 3
 
 
-def _from_environment(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
-    """Arguments are there for everybody on the machine to read, so this one is not taken as one."""
+def _refuse_argument(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Refuses the key as an argument: every user of the machine can read arguments."""
     if ctx.get_parameter_source("key") is ParameterSource.COMMANDLINE:
         raise click.UsageError("give the key by the environment variable WARREN_MCP_KEY: others can read arguments")
     return value
@@ -30,18 +30,20 @@ def _from_environment(ctx: click.Context, parameter: click.Parameter, value: str
 
 @click.command()
 @click.option("--url", default="", metavar="URL", help="The Warren server. By default WARREN_URL.")
-@click.option("--local", is_flag=True, help="Without a server: sandboxes of this machine, made by this process.")
+@click.option("--local", is_flag=True, help="Without a server: this process makes the sandboxes, on this machine.")
 @click.option(
-    "--thread", default="mcp", show_default=True, envvar="WARREN_MCP_THREAD", help="The usual sandbox's name."
+    "--thread", default="mcp", show_default=True, envvar="WARREN_MCP_THREAD", help="The name of the default sandbox."
 )
 @click.option(
-    "--environment", default="", metavar="NAME", help="What sandboxes are made from. By default the server's."
+    "--environment", default="", metavar="NAME", help="The environment of new sandboxes. By default the server's."
 )
 @click.option("--http", is_flag=True, help="Serve HTTP instead of standard input and output.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="With --http: the address to listen on.")
 @click.option("--port", default=8010, show_default=True, type=click.IntRange(0, 65535), help="With --http: the port.")
-@click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="A name clients use for it.")
-@click.option("--key", default="", envvar="WARREN_MCP_KEY", hidden=True, callback=_from_environment)
+@click.option(
+    "--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="Another name that clients reach it by."
+)
+@click.option("--key", default="", envvar="WARREN_MCP_KEY", hidden=True, callback=_refuse_argument)
 def mcp(
     url: str,
     local: bool,
@@ -55,8 +57,8 @@ def mcp(
 ) -> None:
     """Serve sandboxes to an MCP client: over standard input and output, or with --http over HTTP.
 
-    HTTP clients find it at /mcp (streamable HTTP) and at /sse (SSE). A sandbox is chosen by the tools' argument
-    sandbox, else by the header X-Warren-Thread, else by --thread; it outlives the connection. Give keys by the
+    HTTP clients find it at /mcp (streamable HTTP) and at /sse (SSE). The tools' argument sandbox chooses a sandbox,
+    else the header X-Warren-Thread, else --thread; the sandbox outlives the connection. Give keys by the
     environment (WARREN_MCP_KEY, and WARREN_API_KEY for the Warren server), where other users cannot see them.
 
     Example: warren mcp --url http://localhost:8000 --thread my-project
@@ -65,12 +67,12 @@ def mcp(
         raise click.UsageError("give either --local or --url")
     check_thread_id(thread)
     if http:
-        check_open_to(host, key)
+        check_exposure(host, key)
     asyncio.run(_serve(url, local, thread, environment, (host, port, allowed_hosts, key) if http else None))
 
 
-def check_open_to(host: str, key: str) -> None:
-    """Who reaches it can run commands in every sandbox, so without a key it is for this machine only."""
+def check_exposure(host: str, key: str) -> None:
+    """Without a key only this machine may reach the server: its callers can run commands in every sandbox."""
     if not key and not is_loopback(host):
         raise InvalidRequest(
             f"without a key the MCP server listens on loopback only, not on {host}",
@@ -81,7 +83,7 @@ def check_open_to(host: str, key: str) -> None:
 async def _serve(
     url: str, local: bool, thread: str, environment: str, http: tuple[str, int, tuple[str, ...], str] | None
 ) -> None:
-    async with _server(url, local, thread, environment) as server:
+    async with _open_server(url, local, thread, environment) as server:
         if http is not None:
             await _serve_http(server, *http)
         elif not (number := await _serve_stdio(server)):
@@ -92,7 +94,7 @@ async def _serve(
 
 
 async def _serve_stdio(server: "MCPServer[Any]") -> int:
-    """Until the client closes the stream (0), or a signal comes (its number)."""
+    """Serves until the client closes the stream (returns 0), or a signal comes (returns its number)."""
     caught: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, caught.put_nowait, number)
@@ -107,7 +109,7 @@ async def _serve_stdio(server: "MCPServer[Any]") -> int:
 
 
 @contextlib.asynccontextmanager
-async def _server(url: str, local: bool, thread: str, environment: str) -> "AsyncIterator[MCPServer[Any]]":
+async def _open_server(url: str, local: bool, thread: str, environment: str) -> "AsyncIterator[MCPServer[Any]]":
     from warren import __version__
     from warren.sdk.aio.platform import open_backend
 
@@ -133,16 +135,16 @@ async def _serve_http(server: "MCPServer[Any]", host: str, port: int, allowed_ho
 
     listener = _listen(host, port)
     app = build_http_app(server, host, allowed_hosts, key)
-    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_LAST_ANSWERS_S)
-    shown = f"[{host}]" if ":" in host else host
-    click.echo(f"Warren serves MCP at http://{shown}:{listener.getsockname()[1]}/mcp (SSE at /sse)", err=True)
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_S)
+    shown_host = f"[{host}]" if ":" in host else host
+    click.echo(f"Warren serves MCP at http://{shown_host}:{listener.getsockname()[1]}/mcp (SSE at /sse)", err=True)
     await uvicorn.Server(config).serve(sockets=[listener])
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # With the protocol named, or asyncio leaves Nagle's algorithm on, which costs 40 ms a call.
+        # asyncio turns Nagle's algorithm off, which costs 40 ms a call, only if the protocol is named.
         listener = socket.socket(family, kind, socket.IPPROTO_TCP)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,35 +1,78 @@
-"""`warren run`: one command in a fresh sandbox, as if it ran here: its streams, its exit code."""
+"""`warren run` and `warren shell`: a command or a terminal in a sandbox that is gone afterwards in every case.
+
+Without a server, in this process. With --session or --thread, `warren shell` opens its terminal in a session of a
+server instead.
+"""
 
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Final
 
 import click
 
-from warren.cli.main import EXIT_WARREN_FAILED, report
-from warren.cli.one_off import Wanted, sandbox_options, use_fresh_sandbox
-from warren.cli.streams import read_stream, write_stream
-from warren.cli.tables import print_json
-from warren.config.settings import read_settings
+from warren.cli.console import (
+    Sink,
+    attach_terminal,
+    check_terminal,
+    exit_code_of,
+    read_stream,
+    show_command,
+    terminal_size,
+    until_signal,
+)
+from warren.cli.options import drop_empty, json_option, parse_pairs
+from warren.config.settings import Settings, read_settings
 from warren.interfaces.sandbox import Process, Sandbox
-from warren.model.operations import Command, ExecResult, Reason, Stream
+from warren.model.errors import InvalidRequest
+from warren.model.operations import Command
+from warren.model.spec import Layer, SandboxSpec
 
-_EXIT_TIMEOUT = 124
-Sink = Callable[[Stream, bytes], Awaitable[None]]
-_FDS = {Stream.STDOUT: 1, Stream.STDERR: 2, Stream.TERMINAL: 1}
+_MEMORY_HINT: Final = "give it more: --memory MB"
+_SHELL: Final = "command -v bash >/dev/null && exec bash; exec sh"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxOptions:
+    """The options that describe a sandbox."""
+
+    environment: str
+    image: str
+    provider: str
+    memory: int | None = None
+    cpus: float | None = None
+    disk: int | None = None
+    require: tuple[str, ...] = ()
+
+
+_OPTIONS = (
+    click.option("--env", "environment", default="base", metavar="E", help="Environment of the registry.  [base]"),
+    click.option("--image", default="", metavar="I", help="Image to use instead of the environment's."),
+    click.option("--provider", default="", metavar="P", help="oci or docker.  [oci]"),
+    click.option("--memory", type=int, metavar="MB", help="Memory limit."),
+    click.option("--cpus", type=float, metavar="N", help="CPU limit."),
+    click.option("--disk", type=int, metavar="MB", help="Disk limit."),
+    click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation."),
+)
+
+
+def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@sandbox_options
+@_sandbox_options
 @click.option("--timeout", type=float, metavar="S", help="End the command, with all its processes, after S seconds.")
 @click.option("--user", default="", metavar="U", help="User inside the sandbox.  [sandboxuser]")
 @click.option("--cwd", default="", metavar="D", help="Directory to start in.  [/workspace]")
 @click.option("-e", "variables", multiple=True, metavar="K=V", help="Environment variable for the command.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+@json_option
 @click.argument("command", nargs=-1, required=True)
 def run(
     command: tuple[str, ...],
@@ -38,80 +81,140 @@ def run(
     cwd: str,
     variables: tuple[str, ...],
     as_json: bool,
-    **options: object,
+    **options: Any,
 ) -> int:
     """Run a command in a fresh sandbox.
 
-    stdin (if it is no terminal), output and exit code are passed on; with --json the output is in the document.
+    stdin (unless it is a terminal), output and exit code are passed on; with --json the output is in the document.
 
     Example: warren run -- python3 -c 'print(6 * 7)'
     """
-    wanted = Wanted(**options)  # type: ignore[arg-type]
-    order = Command(argv=command, env=parse_variables(variables), user=user, cwd=cwd, timeout_s=timeout)
-    work = _document if as_json else _pass_on
-    return use_fresh_sandbox(read_settings(), wanted, lambda sandbox: work(sandbox, order))
+    order = Command(argv=command, env=parse_pairs("-e", variables), user=user, cwd=cwd, timeout_s=timeout)
+
+    async def work(sandbox: Sandbox) -> int:
+        return await show_command(partial(_run_to_end, sandbox, order), timeout, as_json, _MEMORY_HINT)
+
+    return _run_in_fresh_sandbox(read_settings(), SandboxOptions(**options), work)
 
 
-def parse_variables(variables: tuple[str, ...]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in variables]
-    for name, equals, _ in pairs:
-        if not equals:
-            raise click.UsageError(f"-e {name}: expected K=V")
-    return {name: value for name, _, value in pairs}
-
-
-async def _pass_on(sandbox: Sandbox, command: Command) -> int:
-    async def write(stream: Stream, data: bytes) -> None:
-        await write_stream(_FDS[stream], data)
-
-    try:
-        result = await _run(sandbox, command, write)
-    except BrokenPipeError:
-        return 128 + signal.SIGPIPE
-    return exit_code_of(result, command)
-
-
-async def _document(sandbox: Sandbox, command: Command) -> int:
-    """All it said, as `warren exec --json` gives it: what is kept for others to read is only a part of it."""
-    parts: dict[str, bytearray] = {"output": bytearray(), "stdout": bytearray(), "stderr": bytearray()}
-
-    async def collect(stream: Stream, data: bytes) -> None:
-        parts["output"] += data
-        parts[stream] += data
-
-    result = await _run(sandbox, command, collect)
-    print_json({**asdict(result), **{name: data.decode(errors="replace") for name, data in parts.items()}})
-    return exit_code_of(result, command)
-
-
-async def _run(sandbox: Sandbox, command: Command, sink: Sink) -> ExecResult:
+async def _run_to_end(sandbox: Sandbox, command: Command, sink: Sink) -> dict[str, Any]:
     process = await sandbox.start(command, follow=True)
-    feeding = asyncio.create_task(_feed(process))
+    sending = asyncio.create_task(_send_input(process))
     try:
         async for chunk in process.output():
             await sink(chunk.stream, chunk.data)
-        return await process.wait()
+        return asdict(await process.wait())
     finally:
-        feeding.cancel()
+        sending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await feeding
+            await sending
 
 
-async def _feed(process: Process) -> None:
-    """Hands stdin on. A terminal is not handed on: that is what `warren shell` is for."""
+async def _send_input(process: Process) -> None:
+    """Passes stdin on, unless it is a terminal: `warren shell` is for those."""
     if sys.stdin is not None and not os.isatty(0):
         async for data in read_stream(0):
             await process.write(data)
     await process.close_stdin()
 
 
-def exit_code_of(result: ExecResult, command: Command) -> int:
-    if result.reason is Reason.TIMEOUT:
-        report(f"the command was ended after {command.timeout_s:g} s, with {result.killed} processes")
-        return _EXIT_TIMEOUT
-    if result.reason is Reason.OOM:
-        report("the command ran out of memory", "give it more: --memory MB")
-    if result.reason is Reason.SANDBOX_LOST:
-        report("the sandbox was lost while the command ran")
-        return EXIT_WARREN_FAILED
-    return result.exit_code
+@click.command()
+@_sandbox_options
+@click.option("--user", default="", metavar="U", help="User inside the sandbox.  [sandboxuser]")
+@click.option("--cwd", default="", metavar="D", help="Directory to start in.  [/workspace]")
+@click.option("--session", default="", metavar="S", help="Open it in this session of a server.")
+@click.option("--thread", default="", metavar="T", help="Open it in this thread's session of a server.")
+@click.option("--url", default="", metavar="URL", help="With --session or --thread: the server.  [WARREN_URL]")
+@click.option("--json", "as_json", is_flag=True, hidden=True)
+def shell(user: str, cwd: str, session: str, thread: str, url: str, as_json: bool, **options: Any) -> int:
+    """Open an interactive terminal in a sandbox.
+
+    In a fresh one of this machine; with --session or --thread, in a session of a server.
+
+    Example: warren shell --thread conv-42
+    """
+    instead = "warren exec" if session or thread else "warren run"
+    if as_json:
+        raise click.UsageError(f"a terminal is for a person, not for a program: use `{instead} --json`")
+    check_terminal("warren shell", instead)
+    settings = read_settings()
+    env = {"TERM": settings.terminal}
+    if session or thread:
+        _check_session_options(session, thread, options)
+        return _open_on_server(url, session, thread, {"env": env, "user": user, "cwd": cwd})
+    if url:
+        raise click.UsageError("--url needs --session or --thread")
+    command = Command(argv=("/bin/sh", "-c", _SHELL), env=env, user=user, cwd=cwd, terminal=terminal_size())
+
+    async def work(sandbox: Sandbox) -> int:
+        process = await sandbox.start(command, follow=True)
+        return exit_code_of(await attach_terminal(process), None, _MEMORY_HINT)
+
+    return _run_in_fresh_sandbox(settings, SandboxOptions(**options), work)
+
+
+def _check_session_options(session: str, thread: str, options: dict[str, object]) -> None:
+    """Refuses options that describe a sandbox: that of a session exists already."""
+    if session and thread:
+        raise click.UsageError("give --session or --thread, not both")
+    context = click.get_current_context()
+    for name in options:
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            flag = "--env" if name == "environment" else f"--{name}"
+            raise click.UsageError(f"{flag} is for a fresh sandbox; `warren create` makes a session with it")
+
+
+def _open_on_server(url: str, session: str, thread: str, options: dict[str, object]) -> int:
+    from warren.cli.exec import run_in_terminal
+    from warren.cli.remote import Server
+
+    with Server(url) as server:
+        session_id = server.find_or_create(session, thread)
+        command = {"command": ["/bin/sh", "-c", _SHELL], **options}
+        return asyncio.run(until_signal(run_in_terminal(server, session_id, command, None)))
+
+
+def _run_in_fresh_sandbox(
+    settings: Settings, options: SandboxOptions, work: Callable[[Sandbox], Awaitable[int]]
+) -> int:
+    """Runs `work` with a sandbox of its own; returns its exit code, or 128 + N when the signal N ended it."""
+    spec = build_spec(settings, options)
+    return asyncio.run(until_signal(_with_sandbox(settings, options.provider, spec, work)))
+
+
+def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:
+    from warren.app.wiring import build_registry
+
+    environment = build_registry(settings).environment(options.environment)
+    limits = {"memory_mb": options.memory, "cpus": options.cpus, "disk_mb": options.disk}
+    return SandboxSpec(
+        image=options.image or environment.image,
+        limits=replace(environment.limits, **drop_empty(limits)),
+        env=environment.env,
+        require=frozenset(_parse_layer(name) for name in options.require),
+        ephemeral=True,
+    )
+
+
+def _parse_layer(name: str) -> Layer:
+    try:
+        return Layer(name)
+    except ValueError as exc:
+        raise InvalidRequest(f"there is no layer {name!r}", remedy=f"there are: {', '.join(Layer)}") from exc
+
+
+async def _with_sandbox(
+    settings: Settings, provider_name: str, spec: SandboxSpec, work: Callable[[Sandbox], Awaitable[int]]
+) -> int:
+    from warren.app.wiring import build_provider
+
+    provider = build_provider(settings, provider_name)
+    try:
+        sandbox = await provider.create(spec)
+        try:
+            await provider.sweep()
+            return await work(sandbox)
+        finally:
+            await provider.destroy(sandbox.id)
+    finally:
+        await provider.close()

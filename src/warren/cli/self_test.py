@@ -1,4 +1,4 @@
-"""`warren self-test`: does a server do what it promises? One line per check, in a session that is gone afterwards."""
+"""`warren self-test`: checks that a server does what it promises, in a session that is ended afterwards."""
 
 import os
 import tempfile
@@ -11,20 +11,20 @@ from typing import Final
 import click
 
 from warren import SandboxClient
-from warren.cli.remote import Server, server_options
-from warren.cli.tables import print_json
+from warren.cli.options import server_options
+from warren.cli.output import print_json
+from warren.cli.remote import Server
 from warren.model.errors import WarrenError
-from warren.sdk.wire import Ask
 
-_TRANSFER: Final = 1024 * 1024 + 1
-# Children, also one that has left the process group: what a time-out has to find and end.
-_FAMILY: Final = "sleep 600 & setsid sleep 601 & (setsid sleep 602 &) ; sleep 603"
-_ROUTES: Final = "tail -n +2 /proc/net/route | wc -l"
+_TRANSFER_BYTES: Final = 1024 * 1024 + 1
+# Children, also some that left the process group: a time-out must find and end them all.
+_PROCESS_TREE: Final = "sleep 600 & setsid sleep 601 & (setsid sleep 602 &) ; sleep 603"
+_COUNT_ROUTES: Final = "tail -n +2 /proc/net/route | wc -l"
 _CONNECT: Final = "timeout 5 bash -c 'exec 3<>/dev/tcp/1.1.1.1/53' 2>/dev/null && echo reached || echo cut off"
 
 
 class CheckFailed(Exception):
-    """A check found something else than it should have."""
+    """A check found something else than it expects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,52 +41,52 @@ Check = tuple[str, Callable[[SandboxClient], str]]
 @click.command("self-test")
 @server_options
 def self_test(url: str, as_json: bool) -> int:
-    """Try whether a server does what it promises.
+    """Check that a server does what it promises.
 
-    Commands, files, no root, no network, state between commands, time-outs, cleaning up: in a session that is gone
+    Commands, files, no root, no network, state between commands, time-outs, cleaning up: in a session that is ended
     afterwards. The exit code is 1 if a check failed.
 
     Example: warren self-test --url http://localhost:8000
     """
-    outcomes: list[CheckResult] = []
+    results: list[CheckResult] = []
 
-    def note(outcome: CheckResult) -> None:
-        outcomes.append(outcome)
+    def note(result: CheckResult) -> None:
+        results.append(result)
         if not as_json:
-            _print(outcome)
+            _print(result)
 
     with Server(url) as server:
-        _test(server, note)
-    failed = sum(not outcome.ok for outcome in outcomes)
+        _run_checks(server, note)
+    failed = sum(not result.ok for result in results)
     if as_json:
-        print_json({"ok": not failed, "url": server.url, "checks": [asdict(outcome) for outcome in outcomes]})
+        print_json({"ok": not failed, "url": server.url, "checks": [asdict(result) for result in results]})
     else:
-        click.echo(f"\n{len(outcomes) - failed} ok, {failed} failed, at {server.url}")
+        click.echo(f"\n{len(results) - failed} ok, {failed} failed, at {server.url}")
     return 1 if failed else 0
 
 
-def _print(outcome: CheckResult) -> None:
-    word = click.style(f"{'ok':<7}", fg="green") if outcome.ok else click.style("FAILED ", fg="red")
-    click.echo(f"{word}{outcome.check:<32} {outcome.duration_ms:7.0f} ms  {outcome.found}")
+def _print(result: CheckResult) -> None:
+    word = click.style(f"{'ok':<7}", fg="green") if result.ok else click.style("FAILED ", fg="red")
+    click.echo(f"{word}{result.check:<32} {result.duration_ms:7.0f} ms  {result.found}")
 
 
-def _test(server: Server, note: Callable[[CheckResult], None]) -> None:
-    """Without a server or a session there is nothing more to try."""
+def _run_checks(server: Server, note: Callable[[CheckResult], None]) -> None:
+    """Stops after the first check that fails if that is the server or the session itself."""
     client = SandboxClient(backend=server.backend, metadata={"warren": "self-test"})
-    if not _tried("the server answers", lambda: _version(server), note):
+    if not _run_check("the server answers", lambda: _check_version(server), note):
         return
     try:
-        if not _tried("a session is created", lambda: _create(client), note):
+        if not _run_check("a session is created", lambda: _check_create(client), note):
             return
         for name, check in CHECKS:
-            _tried(name, lambda check=check: check(client), note)  # type: ignore[misc]
+            _run_check(name, lambda check=check: check(client), note)  # type: ignore[misc]
     finally:
         session_id = client.session_id
         if session_id:
-            _tried("the session is ended and gone", lambda: _end(server, client, session_id), note)
+            _run_check("the session is ended and gone", lambda: _check_end(server, client, session_id), note)
 
 
-def _tried(name: str, check: Callable[[], str], note: Callable[[CheckResult], None]) -> bool:
+def _run_check(name: str, check: Callable[[], str], note: Callable[[CheckResult], None]) -> bool:
     began = time.perf_counter()
     try:
         ok, found = True, check()
@@ -101,36 +101,36 @@ def expect(holds: object, found: object) -> None:
         raise CheckFailed(f"found instead: {str(found)[:300].strip() or 'nothing'}")
 
 
-def _version(server: Server) -> str:
-    found = server.transport.ask(Ask("GET", "/version"))
+def _check_version(server: Server) -> str:
+    found = server.call("GET", "/version")
     expect(found.get("name") == "warren", found)
     return f"warren {found['version']}, provider {found['provider']}"
 
 
-def _create(client: SandboxClient) -> str:
+def _check_create(client: SandboxClient) -> str:
     session = client.create_session()
     expect(session.state == "running", session.state)
     return f"{session.session_id}, {'from the pool' if session.pooled else 'made anew'}"
 
 
-def _end(server: Server, client: SandboxClient, session_id: str) -> str:
+def _check_end(server: Server, client: SandboxClient, session_id: str) -> str:
     client.cleanup()
-    state = server.backend.session(session_id)["state"]
+    state = server.backend.call("get_session", session_id)["state"]
     expect(state == "ended", state)
     return ""
 
 
-# -- what is tried in the session
+# -- the checks in the session
 
 
-def _runs(client: SandboxClient) -> str:
+def _check_command(client: SandboxClient) -> str:
     done = client.execute("echo $((6 * 7)); echo wrong >&2; exit 3")
     expect((done.stdout, done.stderr, done.exit_code) == ("42\n", "wrong\n", 3), done)
     return "output, errors and exit code"
 
 
-def _transfers(client: SandboxClient) -> str:
-    sent = os.urandom(_TRANSFER)
+def _check_transfer(client: SandboxClient) -> str:
+    sent = os.urandom(_TRANSFER_BYTES)
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "sent"), Path(folder, "back")
         source.write_bytes(sent)
@@ -140,36 +140,36 @@ def _transfers(client: SandboxClient) -> str:
     return f"{len(sent)} bytes there and back"
 
 
-def _owns(client: SandboxClient) -> str:
+def _check_ownership(client: SandboxClient) -> str:
     done = client.execute("echo more >> self-test.bin && mkdir -p a/b && touch a/b/c && rm -r a self-test.bin")
     expect(done.ok, done.output)
     return "what was uploaded can be changed and removed"
 
 
-def _not_root(client: SandboxClient) -> str:
+def _check_user(client: SandboxClient) -> str:
     done = client.execute("id -u; grep CapEff /proc/self/status")
     uid, capabilities = done.output.split()[0], done.output.split()[-1]
     expect(uid != "0" and int(capabilities, 16) == 0, done.output)
     return f"user {uid}, no capabilities"
 
 
-def _no_network(client: SandboxClient) -> str:
-    routes = client.execute(_ROUTES).output.strip()
+def _check_network(client: SandboxClient) -> str:
+    routes = client.execute(_COUNT_ROUTES).output.strip()
     expect(routes == "0", f"{routes} routes")
     reached = client.execute(_CONNECT, timeout=20).output.strip()
     expect(reached == "cut off", reached)
     return "no route, and no connection to 1.1.1.1"
 
 
-def _keeps_state(client: SandboxClient) -> str:
+def _check_state(client: SandboxClient) -> str:
     client.execute("cd /tmp && export COLOUR=red")
     done = client.execute("echo $COLOUR in $PWD")
     expect(done.output == "red in /tmp\n", done.output)
     return "directory and variables"
 
 
-def _times_out(client: SandboxClient) -> str:
-    done = client.execute(_FAMILY, timeout=1)
+def _check_timeout(client: SandboxClient) -> str:
+    done = client.execute(_PROCESS_TREE, timeout=1)
     expect(done.reason == "timeout" and done.killed >= 4 and not done.survivors, done)
     left = client.execute("cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep").output.strip()
     expect(left == "0", f"{left} processes are left")
@@ -177,11 +177,11 @@ def _times_out(client: SandboxClient) -> str:
 
 
 CHECKS: Final[Sequence[Check]] = (
-    ("a command runs", _runs),
-    ("files go there and back", _transfers),
-    ("the workspace is the user's own", _owns),
-    ("commands are not root", _not_root),
-    ("there is no network", _no_network),
-    ("state lasts between commands", _keeps_state),
-    ("a time-out kills children too", _times_out),
+    ("a command runs", _check_command),
+    ("files go there and back", _check_transfer),
+    ("the workspace is the user's own", _check_ownership),
+    ("commands are not root", _check_user),
+    ("there is no network", _check_network),
+    ("state lasts between commands", _check_state),
+    ("a time-out kills children too", _check_timeout),
 )

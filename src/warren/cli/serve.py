@@ -1,9 +1,8 @@
-"""`warren serve`: the HTTP server of one machine."""
+"""`warren serve`, `warren coordinator`, `warren worker`: the processes that serve until a signal stops them."""
 
 import asyncio
 import contextlib
 import gc
-import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -13,6 +12,7 @@ import click
 
 from warren.config.options import serve_options
 from warren.config.settings import Settings, read_settings
+from warren.logs import get_log
 from warren.model.addresses import is_loopback
 from warren.model.errors import InvalidRequest
 
@@ -24,49 +24,68 @@ if TYPE_CHECKING:
     from warren.app.service import Service
     from warren.tenancy.keys import Keys
 
-_log = logging.getLogger("warren.serve")
+_log = get_log(__name__)
 
 
 @click.command()
 @serve_options
 def serve(flags: dict[str, Any]) -> int:
-    """Serve the HTTP API until it is told to stop.
+    """Serve the HTTP API until you stop it.
 
-    SIGTERM and SIGINT stop it in order: running commands may finish, sessions are kept for the next start (or
-    destroyed: --on-stop). A second signal does not wait. `warren config` shows every option there is.
+    SIGTERM and SIGINT stop it in order: running commands may finish, and sessions are kept for the next start (or
+    destroyed: --on-stop). A second signal stops it at once. `warren config` shows every option.
     """
     return run_server(read_settings(flags=flags))
 
 
+@click.command()
+@serve_options
+def coordinator(flags: dict[str, Any]) -> int:
+    """Serve the HTTP API of a cluster until you stop it.
+
+    The sandboxes are on the cluster's workers: a request about a session is passed on to the worker that has it. Any
+    number of coordinators may run, on any machines: each answers every request. They and the workers meet in Redis
+    (WARREN_REDIS_URL, or REDIS_HOST and REDIS_PORT) and know each other by WARREN_CLUSTER_SECRET.
+
+    Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren coordinator --host 0.0.0.0
+    """
+    from warren.app.cluster_wiring import coordinator_settings
+    from warren.app.wiring import build_tls
+
+    settings = coordinator_settings(read_settings(flags=flags))
+    check_exposure(settings)
+    return _run_process(settings, build_tls(settings), lambda tls: _run_coordinator(settings, tls))
+
+
+@click.command()
+@serve_options
+def worker(flags: dict[str, Any]) -> int:
+    """Make the sandboxes of this machine for a cluster until you stop it.
+
+    It listens on port 5000 and serves coordinators only. Its sandboxes go on when it is stopped, and the next start
+    takes them over; without one within a minute its sessions are reported lost. Before you remove a worker for good,
+    drain it: `warren cluster drain`.
+
+    Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren worker --host 0.0.0.0 --labels gpu=1
+    """
+    from warren.app.cluster_wiring import build_worker_tls, worker_settings
+
+    settings = worker_settings(read_settings(flags=flags))
+    return _run_process(settings, build_worker_tls(settings), lambda tls: _run_worker(settings, tls))
+
+
 def run_server(settings: Settings, make_service: "Callable[[Settings], Service] | None" = None) -> int:
-    """Until it is told to stop; gives the exit code. `make_service` may give the service more than the settings say."""
+    """Serves until a signal comes; returns the exit code. `make_service` builds another service than the usual one."""
     from warren.app.service import Service
     from warren.app.wiring import build_tls
 
-    check_open_to(settings)
-    return run_process(
-        settings, build_tls(settings), lambda tls: _serve(settings, (make_service or Service)(settings), tls)
-    )
+    check_exposure(settings)
+    service = make_service or Service
+    return _run_process(settings, build_tls(settings), lambda tls: _run_service(settings, service(settings), tls))
 
 
-def run_process(
-    settings: Settings,
-    tls: "ssl.SSLContext | None",
-    work: "Callable[[ssl.SSLContext | None], Coroutine[Any, Any, int]]",
-) -> int:
-    from warren.http.server.http_guard import request_id
-    from warren.http.server.serving import new_event_loop
-    from warren.logs import set_up_logs
-
-    set_up_logs(settings.log_level, settings.log_format, request_id.get)
-    for warning in settings.warnings:
-        _log.warning("%s", warning)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(work(tls))
-
-
-def check_open_to(settings: Settings) -> None:
-    """Without authentication nobody but this machine may reach the server, through a proxy neither."""
+def check_exposure(settings: Settings) -> None:
+    """Without authentication only this machine may reach the server, and not through a proxy."""
     if settings.auth:
         return
     if settings.trusted_proxies:
@@ -82,7 +101,23 @@ def check_open_to(settings: Settings) -> None:
     )
 
 
-async def _serve(settings: Settings, service: "Service", tls: "ssl.SSLContext | None") -> int:
+def _run_process(
+    settings: Settings,
+    tls: "ssl.SSLContext | None",
+    main: "Callable[[ssl.SSLContext | None], Coroutine[Any, Any, int]]",
+) -> int:
+    from warren.http.server.http_guard import request_id
+    from warren.http.server.serving import new_event_loop
+    from warren.logs import set_up_logs
+
+    set_up_logs(settings.log_level, settings.log_format, request_id.get)
+    for warning in settings.warnings:
+        _log.warning("setting_ignored", reason=warning)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main(tls))
+
+
+async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLContext | None") -> int:
     from warren.app.wiring import build_app, build_identity, build_tokens
 
     tokens = await build_tokens(settings)
@@ -91,25 +126,58 @@ async def _serve(settings: Settings, service: "Service", tls: "ssl.SSLContext | 
         identity = build_identity(settings, service.tenancy, tokens)
         return build_app(settings, service.sessions, service.tenancy, identity)
 
-    async def greet(port: int) -> None:
-        _greet(settings, port, await first_key(settings, service.tenancy.keys, [url_of(settings, port)]))
+    async def announce(port: int) -> None:
+        url = _server_url(settings, port)
+        first_key = await ensure_first_key(settings, service.tenancy.keys, [url])
+        key = f' -H "X-API-Key: {first_key or "$WARREN_API_KEY"}"' if settings.auth else ""
+        click.echo(f"Warren serves {url} (provider {settings.provider}, state in {settings.state_dir})")
+        click.echo(f'  try:  curl{key} {url}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')
+        click.echo(f"  docs: {url}/docs    stop: Ctrl-C")
 
-    return await serve_until_told(settings, service, tls, app, greet)
+    return await _serve_until_stopped(settings, service, tls, app, announce)
 
 
-async def serve_until_told(
+async def _run_coordinator(settings: Settings, tls: "ssl.SSLContext | None") -> int:
+    from warren.app.coordinator_process import CoordinatorService
+    from warren.app.wiring import build_identity, build_tokens
+
+    tokens = await build_tokens(settings)
+    service = CoordinatorService(settings)
+
+    async def announce(port: int) -> None:
+        await ensure_first_key(settings, service.tenancy.keys, [_server_url(settings, port)])
+        click.echo(f"Warren coordinates on {settings.host}:{port}; workers: {len(service.control.status()['workers'])}")
+
+    return await _serve_until_stopped(
+        settings, service, tls, lambda: service.app(build_identity(settings, service.tenancy, tokens)), announce
+    )
+
+
+async def _run_worker(settings: Settings, tls: "ssl.SSLContext | None") -> int:
+    from warren.app.worker_process import WorkerService
+
+    service = WorkerService(settings)
+
+    async def announce(port: int) -> None:
+        details = f"provider {settings.provider}, state in {settings.state_dir}"
+        click.echo(f"Worker {settings.worker_id} of Warren works on {settings.host}:{port} ({details})")
+
+    return await _serve_until_stopped(settings, service, tls, service.app, announce)
+
+
+async def _serve_until_stopped(
     settings: Settings,
     service: Any,
     tls: "ssl.SSLContext | None",
     app: "Callable[[], ASGIApp]",
-    greet: Callable[[int], Awaitable[None]],
+    announce: Callable[[int], Awaitable[None]],
 ) -> int:
-    """`service` is what has the work: it is started before anybody is served, and stopped after."""
+    """Starts the service before the HTTP server, and stops it after the server."""
     from warren.http.server.http_guard import HttpLimits
     from warren.http.server.serving import HttpServer
 
-    caught = _Signals()
-    if not await caught.none_during(service.start()):
+    signals = _Signals()
+    if not await signals.run_unless_stopped(service.start()):
         return 0
     limits = HttpLimits(
         header_timeout_s=settings.header_timeout_s,
@@ -122,46 +190,44 @@ async def serve_until_told(
     grace_s = settings.stop_grace_s
     try:
         await server.start()
-        _spare_the_collector()
-        await greet(server.port)
-        await caught.first.wait()
-        _log.info("stopping: running commands have %g s to finish", grace_s)
+        _freeze_loaded_objects()
+        await announce(server.port)
+        await signals.first.wait()
+        _log.info("server_stopping", grace_s=grace_s)
         service.sessions.stopping = True
     finally:
-        await caught.or_at_once(_stop(service, server, grace_s, destroy=settings.on_stop == "destroy"))
-    _log.info("stopped")
+        await signals.run_until_second(_stop(service, server, grace_s, destroy=settings.on_stop == "destroy"))
+    _log.info("server_stopped")
     return 0
 
 
-def _spare_the_collector() -> None:
-    """What was loaded so far stays: it need not be looked at again."""
+def _freeze_loaded_objects() -> None:
+    """Keeps the garbage collector from visiting what was loaded so far: it stays until the end."""
     gc.collect()
     gc.freeze()
 
 
 async def _stop(service: Any, server: Any, grace_s: float, *, destroy: bool) -> None:
-    """First the work, so that its answers still leave; then the connections, then the rest."""
+    """Ends the work first, so that its responses still leave, then the connections, then the rest."""
     await service.sessions.quiet(grace_s)
     await server.stop(service.goodbye_s)
     await service.stop(0.0, destroy=destroy)
 
 
 class _Signals:
-    """The first stops in order, the second at once."""
+    """The first signal stops the process in order, the second at once."""
 
     def __init__(self) -> None:
         self.first, self.second = asyncio.Event(), asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, self._caught)
+            asyncio.get_running_loop().add_signal_handler(number, self._catch)
 
-    def _caught(self) -> None:
+    def _catch(self) -> None:
         (self.second if self.first.is_set() else self.first).set()
 
-    async def none_during(self, work: Any) -> bool:
-        """Whether the work was done; a signal cancels it, and it is undone."""
-        task, told = asyncio.ensure_future(work), asyncio.ensure_future(self.first.wait())
-        await asyncio.wait([task, told], return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
+    async def run_unless_stopped(self, work: Any) -> bool:
+        """Runs `work`; the first signal cancels it. Returns whether it was done."""
+        task = await _wait_for_either(work, self.first)
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
@@ -170,31 +236,40 @@ class _Signals:
         task.result()
         return True
 
-    async def or_at_once(self, work: Any) -> None:
-        task, hurry = asyncio.ensure_future(work), asyncio.ensure_future(self.second.wait())
-        await asyncio.wait([task, hurry], return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        if not task.done():
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-        else:
+    async def run_until_second(self, work: Any) -> None:
+        """Runs `work`; the second signal cancels it."""
+        task = await _wait_for_either(work, self.second)
+        if task.done():
             task.result()
+            return
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
 
-async def first_key(settings: Settings, keys: "Keys", urls: Sequence[str]) -> str:
-    """A server that nobody has a key for makes one, and leaves it where clients of the same user find it."""
+async def _wait_for_either(work: Any, event: asyncio.Event) -> "asyncio.Future[Any]":
+    task: asyncio.Future[Any] = asyncio.ensure_future(work)
+    waiting = asyncio.ensure_future(event.wait())
+    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    return task
+
+
+async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]) -> str:
+    """Makes a key if the server has none, and leaves it where clients of the same user find it.
+
+    Returns the key if it was printed and may be shown again, else an empty text.
+    """
     from warren.model.access import ALL_SCOPES
     from warren.model.session import DEFAULT_TENANT
-    from warren.sdk.credentials import write_key
-    from warren.sdk.discovery import credentials_path
+    from warren.sdk.discovery import credentials_path, write_key
 
     if not settings.auth or settings.api_key or settings.jwt_jwks:
         return ""
-    made = await keys.create_first("first", DEFAULT_TENANT, ALL_SCOPES)
-    if made is None:
+    created = await keys.create_first("first", DEFAULT_TENANT, ALL_SCOPES)
+    if created is None:
         return ""
-    text, path = made[1], credentials_path()
+    text, path = created[1], credentials_path()
     try:
         if path is None:
             raise OSError("this user has no home directory")
@@ -203,20 +278,12 @@ async def first_key(settings: Settings, keys: "Keys", urls: Sequence[str]) -> st
     except OSError as exc:
         click.echo(f"Made a key, which is shown this once: {text}\n  It could not be left for your clients: {exc}")
         return text
-    # What is not a terminal is a log, where keys must not be.
+    # stdout is a log unless it is a terminal, and keys must not be in a log.
     shown = f", which is shown this once: {text}" if sys.stdout.isatty() else "."
     click.echo(f"Made a key{shown}\n  Your own clients find it in {path}.")
     return text if sys.stdout.isatty() else ""
 
 
-def url_of(settings: Settings, port: int) -> str:
+def _server_url(settings: Settings, port: int) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"{'https' if settings.tls_cert else 'http'}://{host}:{port}"
-
-
-def _greet(settings: Settings, port: int, first_key: str) -> None:
-    url = url_of(settings, port)
-    key = f' -H "X-API-Key: {first_key or "$WARREN_API_KEY"}"' if settings.auth else ""
-    click.echo(f"Warren serves {url} (provider {settings.provider}, state in {settings.state_dir})")
-    click.echo(f'  try:  curl{key} {url}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')
-    click.echo(f"  docs: {url}/docs    stop: Ctrl-C")

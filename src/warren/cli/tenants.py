@@ -1,28 +1,104 @@
-"""`warren tenants`: what each tenant of a server may have and do."""
+"""`warren tenants`: what each tenant of a server may have and do. `warren whoami`: who you are to a server.
 
-import contextlib
+`keys` uses the functions for quotas too: `--quota sessions=5`, as options and as text.
+"""
+
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
-from warren.cli.quota import changed_quota, quota_option, read_quota, show_quota
-from warren.cli.remote import Server, server_options
-from warren.cli.tables import print_json, print_table
-from warren.model.errors import InvalidRequest, NotFound, WarrenError
-from warren.sdk.wire import Ask
-
-_TENANTS = "/api/admin/tenants"
-_TITLES = ("TENANT", "QUOTA", "POLICY")
+from warren.cli.options import parse_pairs, server_options
+from warren.cli.output import print_json, print_table
+from warren.cli.remote import Server, complete
+from warren.model.errors import InvalidRequest, NotFound
 
 Values = dict[str, Any]
 
+_TENANTS: Final = "/api/admin/tenants"
+_TITLES: Final = ("TENANT", "QUOTA", "POLICY")
+_LIMIT_PREFIX: Final = "limits."
+_NUMBER: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?")
+
+
+@click.command()
+@server_options
+def whoami(url: str, as_json: bool) -> None:
+    """Show your tenant, your key and what it may do.
+
+    Example: warren whoami --json
+    """
+    with Server(url) as server:
+        identity = server.call("GET", "/api/whoami")
+    if as_json:
+        print_json(identity)
+        return
+    rows = [
+        ("tenant", identity["tenant"]),
+        ("key", identity["key_id"]),
+        ("scopes", ", ".join(identity["scopes"])),
+        ("quota", format_quota(identity["quota"])),
+        ("key's quota", format_quota(identity["key_quota"])),
+    ]
+    print_table(("YOU", "ARE"), rows)
+
+
+# -- quotas
+
+
+quota_option = click.option(
+    "--quota", "quotas", multiple=True, metavar="NAME=N", help="A bound: sessions=5, limits.memory_mb=1024. Repeatable."
+)
+
+
+def parse_quota(texts: tuple[str, ...]) -> Values:
+    """Returns a quota as the API takes it; an empty value is None. The server checks the names."""
+    quota: Values = {}
+    for name, text in parse_pairs("--quota", texts).items():
+        if name.startswith(_LIMIT_PREFIX):
+            quota.setdefault("limits", {})[name.removeprefix(_LIMIT_PREFIX)] = _parse_number(name, text)
+        elif name == "environments":
+            quota[name] = [each for each in text.split(",") if each] or None
+        else:
+            quota[name] = _parse_number(name, text)
+    return quota
+
+
+def _parse_number(name: str, text: str) -> int | float | None:
+    if not text:
+        return None
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise click.UsageError(f"--quota {name}: expected a number, not {text!r}")
+    return float(text) if match[1] else int(text)
+
+
+def _merge_quota(quota: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:
+    """Applies changes: a None removes a bound; bounds that the changes do not name stay."""
+    limits = {**quota.get("limits", {}), **changes.get("limits", {})}
+    merged = {**quota, **changes, "limits": {name: most for name, most in limits.items() if most is not None}}
+    return {name: value for name, value in merged.items() if value not in (None, {})}
+
+
+def format_quota(quota: Mapping[str, Any]) -> str:
+    """The quota as --quota takes it."""
+    parts = []
+    for name, value in quota.items():
+        if isinstance(value, Mapping):
+            parts += [f"{_LIMIT_PREFIX}{each}={most}" for each, most in value.items()]
+        else:
+            parts.append(f"{name}={','.join(value) if isinstance(value, list | tuple) else value}")
+    return " ".join(parts)
+
+
+# -- tenants
+
 
 def complete_tenant(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    with contextlib.suppress(WarrenError, OSError), Server(ctx.params.get("url") or "") as server:
-        return [each["name"] for each in _all(server) if each["name"].startswith(incomplete)]
-    return []
+    return complete(ctx, incomplete, lambda server: [each["name"] for each in _list(server)])
 
 
 _name_argument = click.argument("name", shell_complete=complete_tenant)
@@ -32,7 +108,7 @@ _name_argument = click.argument("name", shell_complete=complete_tenant)
 def tenants() -> None:
     """Set what tenants may have: quotas and command policies.
 
-    A tenant is whom keys belong to. It need not be set up; the name * stands for all that nothing is set for.
+    Keys belong to tenants. A tenant need not be set up; the name * stands for all tenants without settings.
 
     Example: warren tenants set acme --quota sessions=10
     """
@@ -41,12 +117,12 @@ def tenants() -> None:
 @tenants.command("list")
 @server_options
 def list_tenants(url: str, as_json: bool) -> None:
-    """List the tenants that something is set for.
+    """List the tenants with settings.
 
     Example: warren tenants list
     """
     with Server(url) as server:
-        found = _all(server)
+        found = _list(server)
     print_json({"tenants": found}) if as_json else print_table(_TITLES, [_row(tenant) for tenant in found])
 
 
@@ -54,56 +130,56 @@ def list_tenants(url: str, as_json: bool) -> None:
 @_name_argument
 @server_options
 def show(name: str, url: str, as_json: bool) -> None:
-    """Show what is set for a tenant.
+    """Show the settings of a tenant.
 
     Example: warren tenants show acme
     """
     with Server(url) as server:
-        found = server.transport.ask(Ask("GET", _place(name)))
-    _show(found, as_json)
+        tenant = server.call("GET", _path(name))
+    _print(tenant, as_json)
 
 
 @tenants.command("set")
 @_name_argument
 @quota_option
 @click.option("--policy", "policy_file", default="", metavar="FILE", help="Its command policy, in YAML.")
-@click.option("--no-policy", is_flag=True, help="Take its command policy away.")
+@click.option("--no-policy", is_flag=True, help="Remove its command policy.")
 @server_options
 def set_tenant(name: str, quotas: tuple[str, ...], policy_file: str, no_policy: bool, url: str, as_json: bool) -> None:
-    """Set the quota or the command policy of a tenant; what is not named stays.
+    """Set the quota or the command policy of a tenant; settings that are not named stay.
 
-    `--quota NAME=` takes a bound away. docs/tenants.md has the names.
+    `--quota NAME=` removes a bound. docs/tenants.md has the names.
 
     Example: warren tenants set acme --quota sessions=10 --quota requests_per_minute=600 --policy policy.yaml
     """
     if not (quotas or policy_file or no_policy) or (policy_file and no_policy):
         raise click.UsageError("set what? Give --quota NAME=N, and --policy FILE or --no-policy")
-    changes, policy = read_quota(quotas), read_policy(Path(policy_file)) if policy_file else None
+    changes, policy = parse_quota(quotas), read_policy(Path(policy_file)) if policy_file else None
     with Server(url) as server:
-        old = _known(server, name)
-        wanted = {
-            "quota": changed_quota(old["quota"], changes),
+        old = _get_or_empty(server, name)
+        values = {
+            "quota": _merge_quota(old["quota"], changes),
             "policy": {} if no_policy else old["policy"] if policy is None else policy,
         }
-        found = server.transport.ask(Ask("PUT", _place(name), values=wanted))
-    _show(found, as_json)
+        tenant = server.call("PUT", _path(name), values=values)
+    _print(tenant, as_json)
 
 
 @tenants.command()
 @_name_argument
 @server_options
 def remove(name: str, url: str, as_json: bool) -> None:
-    """Take away what is set for a tenant; its keys and sessions stay.
+    """Remove the settings of a tenant; its keys and sessions stay.
 
     Example: warren tenants remove acme
     """
     with Server(url) as server:
-        server.transport.ask(Ask("DELETE", _place(name)))
+        server.call("DELETE", _path(name))
     print_json({"removed": name}) if as_json else click.echo(f"nothing is set for {name} any more")
 
 
 def read_policy(path: Path) -> Values:
-    """The policy in a file, alone or under `policy:` as in an environment."""
+    """Reads the policy in a file, alone or under `policy:` as in an environment."""
     import yaml
 
     try:
@@ -119,28 +195,28 @@ def read_policy(path: Path) -> Values:
     return values
 
 
-def _all(server: Server) -> list[Values]:
-    found: list[Values] = server.transport.ask(Ask("GET", _TENANTS))["tenants"]
+def _list(server: Server) -> list[Values]:
+    found: list[Values] = server.call("GET", _TENANTS)["tenants"]
     return found
 
 
-def _known(server: Server, name: str) -> Values:
+def _get_or_empty(server: Server, name: str) -> Values:
     try:
-        found: Values = server.transport.ask(Ask("GET", _place(name)))
+        tenant: Values = server.call("GET", _path(name))
     except NotFound:
         return {"quota": {}, "policy": {}}
-    return found
+    return tenant
 
 
-def _place(name: str) -> str:
+def _path(name: str) -> str:
     return f"{_TENANTS}/{quote(name, safe='')}"
 
 
-def _show(tenant: Values, as_json: bool) -> None:
+def _print(tenant: Values, as_json: bool) -> None:
     print_json(tenant) if as_json else print_table(_TITLES, [_row(tenant)])
 
 
 def _row(tenant: Values) -> tuple[object, ...]:
     policy = tenant["policy"]
     rules = [f"{len(policy[name])} {name}" for name in ("allow", "deny") if policy.get(name)]
-    return tenant["name"], show_quota(tenant["quota"]), " ".join([policy["mode"], *rules]) if policy else None
+    return tenant["name"], format_quota(tenant["quota"]), " ".join([policy["mode"], *rules]) if policy else None

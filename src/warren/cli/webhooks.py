@@ -1,30 +1,26 @@
-"""`warren webhooks`: whom a server tells when something happens."""
+"""`warren webhooks`: the addresses that a server calls when something happens."""
 
-import contextlib
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import click
 
-from warren.cli.remote import Server, server_options
-from warren.cli.tables import print_json, print_table, seconds_since, show_seconds
-from warren.model.errors import WarrenError
+from warren.cli.options import server_options
+from warren.cli.output import format_age, format_seconds, print_json, print_table, seconds_since
+from warren.cli.remote import Server, complete
 from warren.model.events import EventKind
-from warren.sdk.wire import Ask
 
-_HOOKS = "/api/webhooks"
-_TITLES = ("WEBHOOK", "URL", "EVENTS", "DESCRIPTION", "DISABLED")
-_DELIVERIES = ("MESSAGE", "EVENT", "AGE", "STATE", "ATTEMPTS", "NEXT IN", "STATUS", "ERROR")
-_PING_S = 30.0
-EXIT_NOT_DELIVERED = 1
+_HOOKS: Final = "/api/webhooks"
+_TITLES: Final = ("WEBHOOK", "URL", "EVENTS", "DESCRIPTION", "DISABLED")
+_DELIVERY_TITLES: Final = ("MESSAGE", "EVENT", "AGE", "STATE", "ATTEMPTS", "NEXT IN", "STATUS", "ERROR")
+_PING_S: Final = 30.0
+EXIT_NOT_DELIVERED: Final = 1
 
 Values = dict[str, Any]
 
 
 def complete_hook(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    with contextlib.suppress(WarrenError, OSError), Server(ctx.params.get("url") or "") as server:
-        return [each["id"] for each in _all(server) if each["id"].startswith(incomplete)]
-    return []
+    return complete(ctx, incomplete, lambda server: [each["id"] for each in _list(server)])
 
 
 def complete_event(_: click.Context, __: click.Parameter, incomplete: str) -> list[str]:
@@ -36,7 +32,7 @@ _hook_argument = click.argument("hook_id", metavar="ID", shell_complete=complete
 
 @click.group()
 def webhooks() -> None:
-    """Have a server tell you what happens to your sessions.
+    """Have a server call you when something happens to your sessions.
 
     Example: warren webhooks create https://example.org/hook --event session.lost
     """
@@ -46,7 +42,7 @@ def webhooks() -> None:
 @click.argument("address", metavar="URL")
 @click.option(
     "--event", "events", multiple=True, metavar="E", shell_complete=complete_event,
-    help=f"What to tell, repeatable: {', '.join(EventKind)}.  [everything]",
+    help=f"An event to call for, repeatable: {', '.join(EventKind)}.  [all]",
 )  # fmt: skip
 @click.option("--description", default="", metavar="TEXT", help="For people.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the secret alone.")
@@ -56,15 +52,15 @@ def create(address: str, events: tuple[str, ...], description: str, quiet: bool,
 
     Example: warren webhooks create https://example.org/hook --event session.lost --event session.expired
     """
-    wanted = {"url": address, "events": list(events) or ["*"], "description": description}
+    values = {"url": address, "events": list(events) or ["*"], "description": description}
     with Server(url) as server:
-        made = server.transport.ask(Ask("POST", _HOOKS, values=wanted))
+        hook = server.call("POST", _HOOKS, values=values)
     if as_json:
-        print_json(made)
+        print_json(hook)
         return
     if not quiet:
-        click.echo(f"{made['id']} calls {address}. The secret that signs the calls is shown this once:", err=True)
-    click.echo(made["secret"])
+        click.echo(f"{hook['id']} calls {address}. The secret that signs the calls is shown this once:", err=True)
+    click.echo(hook["secret"])
 
 
 @webhooks.command("list")
@@ -75,7 +71,7 @@ def list_hooks(url: str, as_json: bool) -> None:
     Example: warren webhooks list --json
     """
     with Server(url) as server:
-        found = _all(server)
+        found = _list(server)
     print_json({"webhooks": found}) if as_json else print_table(_TITLES, [_row(hook) for hook in found])
 
 
@@ -83,12 +79,12 @@ def list_hooks(url: str, as_json: bool) -> None:
 @_hook_argument
 @server_options
 def delete(hook_id: str, url: str, as_json: bool) -> None:
-    """Delete a webhook: it is called no more.
+    """Delete a webhook: the server calls it no more.
 
     Example: warren webhooks delete wh_0123456789abcdef
     """
     with Server(url) as server:
-        server.transport.ask(Ask("DELETE", _place(hook_id)))
+        server.call("DELETE", _path(hook_id))
     print_json({"deleted": hook_id}) if as_json else click.echo(f"deleted {hook_id}")
 
 
@@ -96,41 +92,44 @@ def delete(hook_id: str, url: str, as_json: bool) -> None:
 @_hook_argument
 @server_options
 def test_hook(hook_id: str, url: str, as_json: bool) -> int:
-    """Call a webhook with a `ping`, at once, and say what came of it.
+    """Call a webhook with a `ping`, at once, and show the result.
 
-    The exit code is 1 if the ping was not taken.
+    The exit code is 1 if the ping was not delivered.
 
     Example: warren webhooks test wh_0123456789abcdef
     """
     with Server(url) as server:
-        found: Values = server.transport.ask(Ask("POST", f"{_place(hook_id)}/test", takes_s=_PING_S))
+        result: Values = server.call("POST", f"{_path(hook_id)}/test", work_s=_PING_S)
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        print_table(("DELIVERED", "STATUS", "ERROR"), [("yes" if found["delivered"] else "no", *_outcome(found))])
-    return 0 if found["delivered"] else EXIT_NOT_DELIVERED
+        delivered = "yes" if result["delivered"] else "no"
+        print_table(("DELIVERED", "STATUS", "ERROR"), [(delivered, result["status"], result["error"])])
+    return 0 if result["delivered"] else EXIT_NOT_DELIVERED
 
 
 @webhooks.command()
 @_hook_argument
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, metavar="N", help="So many at most.  [50]")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, metavar="N", help="At most this many.  [50]")
 @server_options
 def deliveries(hook_id: str, limit: int, url: str, as_json: bool) -> None:
-    """Show what was not delivered to a webhook: what waits, and what was given up.
+    """Show the undelivered messages of a webhook: those that wait, and those that were given up.
 
     Example: warren webhooks deliveries wh_0123456789abcdef
     """
     with Server(url) as server:
-        found = server.transport.ask(Ask("GET", f"{_place(hook_id)}/deliveries", {"limit": limit}))
-    print_json(found) if as_json else print_table(_DELIVERIES, [_delivery(each) for each in found["deliveries"]])
+        found = server.call("GET", f"{_path(hook_id)}/deliveries", {"limit": limit})
+    print_json(found) if as_json else print_table(
+        _DELIVERY_TITLES, [_delivery_row(each) for each in found["deliveries"]]
+    )
 
 
-def _all(server: Server) -> list[Values]:
-    found: list[Values] = server.transport.ask(Ask("GET", _HOOKS))["webhooks"]
+def _list(server: Server) -> list[Values]:
+    found: list[Values] = server.call("GET", _HOOKS)["webhooks"]
     return found
 
 
-def _place(hook_id: str) -> str:
+def _path(hook_id: str) -> str:
     return f"{_HOOKS}/{quote(hook_id, safe='')}"
 
 
@@ -138,18 +137,15 @@ def _row(hook: Values) -> tuple[object, ...]:
     return hook["id"], hook["url"], ",".join(hook["events"]), hook["description"], hook["disabled"] or None
 
 
-def _delivery(each: Values) -> tuple[object, ...]:
-    then = each["next_attempt_at"]
+def _delivery_row(each: Values) -> tuple[object, ...]:
+    next_at = each["next_attempt_at"]
     return (
         each["message_id"],
         each["type"],
-        show_seconds(max(0.0, seconds_since(each["created_at"]))),
+        format_age(each["created_at"]),
         each["state"],
         each["attempts"],
-        show_seconds(-seconds_since(then)) if then else None,
-        *_outcome(each),
+        format_seconds(-seconds_since(next_at)) if next_at else None,
+        each["status"],
+        each["error"],
     )
-
-
-def _outcome(found: Values) -> tuple[object, object]:
-    return found["status"], found["error"]

@@ -1,7 +1,7 @@
-"""How coordinators and workers know each other, and how a coordinator says for whom it asks.
+"""How coordinators and workers authenticate each other, and how a coordinator names the caller it asks for.
 
 Every request between them carries the cluster's secret. Over TLS with a common authority both also show certificates;
-the secret is asked for all the same.
+the secret is required all the same.
 """
 
 import hashlib
@@ -10,65 +10,65 @@ import json
 from functools import lru_cache
 from typing import Any, Final
 
-from warren.cluster.members import PROTOCOL
+from warren.cluster.roster import PROTOCOL
 from warren.model.access import Caller, Quota, Scope
 from warren.model.errors import Conflict, Unauthorized
 from warren.tenancy.identity import Headers
 
-SECRET: Final = b"x-warren-cluster"
-CALLER: Final = b"x-warren-caller"
-CLIENT: Final = b"x-warren-client"
-SCHEME: Final = b"x-warren-scheme"
-SESSION: Final = b"x-warren-session"
-PATIENCE: Final = b"x-warren-patience"
-SPOKEN: Final = b"x-warren-protocol"
+SECRET_HEADER: Final = b"x-warren-cluster"
+PROTOCOL_HEADER: Final = b"x-warren-protocol"
+CALLER_HEADER: Final = b"x-warren-caller"
+CLIENT_HEADER: Final = b"x-warren-client"
+SCHEME_HEADER: Final = b"x-warren-scheme"
+SESSION_HEADER: Final = b"x-warren-session"
+PATIENCE_HEADER: Final = b"x-warren-patience"
 
 
 def sealing_key(secret: str) -> str:
-    """What a cluster seals secrets with, if it was not given a key for that: 64 hexadecimal digits."""
+    """The key that a cluster without WARREN_SECRETS_KEY seals secrets with: 64 hexadecimal digits."""
     return hashlib.sha256(b"warren sealing:" + secret.encode()).hexdigest()
 
 
 class ClusterAuth:
-    """The cluster's secret, to show and to check."""
+    """Sends and checks the cluster's secret."""
 
     def __init__(self, secret: str) -> None:
         self._secret = secret.encode()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        return [(SECRET, self._secret), (SPOKEN, b"%d" % PROTOCOL)]
+        return [(SECRET_HEADER, self._secret), (PROTOCOL_HEADER, b"%d" % PROTOCOL)]
 
     def check(self, headers: Headers) -> None:
-        """Raises Unauthorized, or Conflict for somebody who is of the cluster and of another time."""
-        given = dict(headers)
-        if not hmac.compare_digest(given.get(SECRET, b""), self._secret):
+        """Raises Unauthorized for a wrong secret, Conflict for another protocol."""
+        values = dict(headers)
+        if not hmac.compare_digest(values.get(SECRET_HEADER, b""), self._secret):
             raise Unauthorized(
                 "this is a worker: it serves the coordinators of its cluster, who know the cluster's secret",
                 remedy="ask a coordinator; between them, give both the same WARREN_CLUSTER_SECRET",
             )
-        if given.get(SPOKEN) != b"%d" % PROTOCOL:
-            spoken = given.get(SPOKEN, b"none")[:20].decode("latin-1")
+        protocol = values.get(PROTOCOL_HEADER, b"none")
+        if protocol != b"%d" % PROTOCOL:
             raise Conflict(
-                f"protocol {spoken} was spoken, and protocol {PROTOCOL} is understood here",
+                f"the request uses protocol {protocol[:20].decode('latin-1')}, this process uses protocol {PROTOCOL}",
                 remedy="run the same version of Warren on all machines of the cluster",
             )
 
 
-class Trusted:
-    """Identity on a worker: a coordinator has found out who the caller is, and says so."""
+class CoordinatorIdentity:
+    """The Identity of a worker: the coordinator has authenticated the caller and names it in a header."""
 
     def __init__(self, auth: ClusterAuth) -> None:
         self._auth = auth
 
     async def caller(self, headers: Headers) -> Caller:
         self._auth.check(headers)
-        text = dict(headers).get(CALLER)
+        text = dict(headers).get(CALLER_HEADER)
         if text is None:
-            raise Unauthorized("it is not said for whom this is asked")
-        return read_caller(text)
+            raise Unauthorized("the request does not name its caller")
+        return decode_caller(text)
 
 
-def written_caller(caller: Caller) -> bytes:
+def encode_caller(caller: Caller) -> bytes:
     values: dict[str, Any] = {"tenant": caller.tenant, "key_id": caller.key_id, "scopes": sorted(caller.scopes)}
     for name, quota in (("quota", caller.quota), ("key_quota", caller.key_quota)):
         if mapping := quota.as_mapping():
@@ -77,16 +77,12 @@ def written_caller(caller: Caller) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def read_caller(text: bytes) -> Caller:
+def decode_caller(text: bytes) -> Caller:
     values = json.loads(text)
     return Caller(
         values["tenant"],
         values["key_id"],
         frozenset(map(Scope, values["scopes"])),
-        _quota(values.get("quota")),
-        _quota(values.get("key_quota")),
+        Quota.from_mapping(values.get("quota", {})),
+        Quota.from_mapping(values.get("key_quota", {})),
     )
-
-
-def _quota(values: Any) -> Quota:
-    return Caller().quota if values is None else Quota.from_mapping(values)

@@ -1,122 +1,136 @@
-"""The workers as a coordinator sees them: who is there, where, with how much room.
+"""The workers as a coordinator sees them: which are there, at which address, with how much room.
 
-It looks every second. When Redis does not answer, what was seen last counts: those who were alive then are asked, and
-say themselves whether they still may serve. `steady_s` tells for how long Redis has answered without a gap; what is
-done about the dead waits until that is longer than any lease that was held meanwhile.
+`run` refreshes the view from Redis every second and lets `Failover` act on it. When Redis does not respond, the last
+view counts: requests still go to the workers that were alive then, and those decide themselves whether they may serve.
+`redis_stable_s` says for how long Redis has responded without a gap; nothing is taken from a dead worker before that
+is longer than any lease that may have been held meanwhile.
 """
 
 import asyncio
 import itertools
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from warren.cluster.members import LEASE_S, PROTOCOL, Member, Peer
-from warren.cluster.placement import Candidate, Want, fits, ranked, why_none
-from warren.cluster.roster import Pulse, Roster, Sight, unknown_worker
+from warren.cluster.placement import Candidate, Requirements, explain_no_worker, fits, rank_workers
+from warren.cluster.problem_log import ProblemLog
+from warren.cluster.roster import (
+    LEASE_S,
+    PROTOCOL,
+    ClusterSnapshot,
+    LeaseStatus,
+    Member,
+    Peer,
+    Roster,
+    unknown_worker,
+)
+from warren.logs import get_log
 from warren.model.errors import InvalidRequest, NoCapacity, NoSpace, Unavailable, WarrenError
 
-WATCH_S: Final = 1.0
-_GAP_S: Final = 3.0
+REFRESH_S: Final = 1.0
+_MAX_GAP_S: Final = 3.0
 _FRESH_S: Final = 0.1
-_JUMP_S: Final = 1.0  # if the clock of Redis was set, leases look over that are not
-_SHUNNED_S: Final = 2.0  # a worker that could not be reached is asked last for so long
+_MAX_CLOCK_JUMP_S: Final = 1.0  # when Redis' clock is set, leases that still run look as if they had run out
+_AVOID_S: Final = 2.0  # how long a worker that could not be reached is tried last
 
-_log = logging.getLogger("warren.cluster")
+_log = get_log(__name__)
 
 
 class Fleet:
-    """`find` asks at an address which worker is there; `addresses` are those that were named in advance."""
+    """`configured_addresses` are where workers are reached, if not where they advertise; `identify` returns the id of
+    the worker at an address."""
 
     def __init__(
         self,
         roster: Roster,
         me: Peer,
         *,
-        addresses: Sequence[str] = (),
-        find: Callable[[str], Awaitable[str]] | None = None,
+        configured_addresses: Sequence[str] = (),
+        identify: Callable[[str], Awaitable[str]] | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._roster = roster
         self.me = me
-        self._addresses = addresses
-        self._find = find
+        self._configured_addresses = configured_addresses
+        self._identify = identify
         self._now = now
-        self._sight = Sight(False, "", 1, 0.0, ())
+        self._snapshot = ClusterSnapshot(False, "", 1, 0.0, ())
         self._members: dict[str, Member] = {}
-        self._named: dict[str, str] = {}  # worker id -> an address that was named in advance
-        self._sent: dict[str, deque[float]] = {}
-        self._shunned: dict[str, float] = {}
-        self._looked_at = self._steady_since = float("-inf")
-        self._count = itertools.count(hash(me.id) & 0xFFFF)
-        self._trouble = ""
+        self._address_of: dict[str, str] = {}  # worker id -> its configured address
+        self._assigned_at: dict[str, deque[float]] = {}
+        self._unreachable_at: dict[str, float] = {}
+        self._refreshed_at = self._stable_since = float("-inf")
+        self._seeds = itertools.count(hash(me.id) & 0xFFFF)
+        self._problems = ProblemLog(_log)
 
     def __repr__(self) -> str:
         return f"<Fleet of {len(self._members)} workers, {'with' if self.has_redis else 'without'} Redis>"
 
-    # -- looking
+    # -- the view
 
-    async def run(self, then: Callable[[Sight], Awaitable[None]]) -> None:
-        """Looks again and again, and does `then` about what it has seen."""
+    async def run(self, on_refresh: Callable[[ClusterSnapshot], Awaitable[None]]) -> None:
+        """Refreshes the view again and again, and calls `on_refresh` with each."""
         while True:
             try:
-                await self.look()
-                await then(self._sight)
-                self._tell("")
+                await self.refresh()
+                await on_refresh(self._snapshot)
+                self._problems.clear("cluster", "cluster_visible")
             except Exception as exc:
-                # Requests depend on this loop: it outlives whatever a part of it raises.
-                self._tell(f"the cluster cannot be seen: {exc}", None if isinstance(exc, WarrenError) else exc)
-            await asyncio.sleep(WATCH_S)
+                # Requests depend on this loop, so no failure may end it.
+                unexpected = None if isinstance(exc, WarrenError) else exc
+                self._problems.report("cluster", "cluster_not_visible", str(exc), unexpected)
+            await asyncio.sleep(REFRESH_S)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         try:
-            sight = await self._roster.watch(self.me)
+            snapshot = await self._roster.watch(self.me)
         except (Unavailable, NoSpace):
-            self._steady_since = float("inf")
+            self._stable_since = float("inf")
             raise
         now = self._now()
-        jumped_s = sight.redis_time - self._sight.redis_time - (now - self._looked_at)
-        if self._steady_since == float("inf") or now - self._looked_at > _GAP_S or abs(jumped_s) > _JUMP_S:
-            self._steady_since = now
-        self._sight, self._looked_at = sight, now
-        await self._look_where_named()
-        seen = {one.id: replace(one, at=self._named.get(one.id, "")) for one in sight.workers}
-        if not sight.settled or self.steady_s < LEASE_S:
-            # Redis was away, or has lost its data: who was there may be there still, and says so itself.
-            kept = {one.id: one for one in self._members.values() if one.alive}
-            seen |= {name: one for name, one in kept.items() if name not in seen or not seen[name].alive}
-        self._members = seen
+        clock_jump_s = snapshot.redis_time - self._snapshot.redis_time - (now - self._refreshed_at)
+        has_gap = self._stable_since == float("inf") or now - self._refreshed_at > _MAX_GAP_S
+        if has_gap or abs(clock_jump_s) > _MAX_CLOCK_JUMP_S:
+            self._stable_since = now
+        self._snapshot, self._refreshed_at = snapshot, now
+        await self._identify_configured()
+        members = {
+            member.id: replace(member, configured_address=self._address_of.get(member.id, ""))
+            for member in snapshot.workers
+        }
+        if not snapshot.settled or self.redis_stable_s < LEASE_S:
+            # Redis was away or has lost its data: workers that were alive before may still be, and say so themselves.
+            for member in self._members.values():
+                if member.alive and (member.id not in members or not members[member.id].alive):
+                    members[member.id] = member
+        self._members = members
 
-    async def _look_where_named(self) -> None:
-        missing = set(self._addresses) - set(self._named.values())
-        if not missing or self._find is None:
-            return
-        for address, found in zip(missing, await asyncio.gather(*map(self._found, missing)), strict=True):
-            if found:
-                self._named[found] = address
+    async def _identify_configured(self) -> None:
+        missing = set(self._configured_addresses) - set(self._address_of.values())
+        if missing and self._identify is not None:
+            await asyncio.gather(*(self._identify_at(address, self._identify) for address in missing))
 
-    async def _found(self, address: str) -> str:
-        assert self._find is not None
+    async def _identify_at(self, address: str, identify: Callable[[str], Awaitable[str]]) -> None:
         try:
-            return await self._find(address)
+            self._address_of[await identify(address)] = address
         except WarrenError as exc:
-            self._tell(f"no worker at {address}: {exc.message}")
-            return ""
+            self._problems.report(address, "worker_not_found", exc.message, address=address)
+        else:
+            self._problems.clear(address, "worker_found", address=address)
 
     @property
     def has_redis(self) -> bool:
-        return self._steady_since != float("inf") and self._now() - self._looked_at < _GAP_S
+        return self._stable_since != float("inf") and self._now() - self._refreshed_at < _MAX_GAP_S
 
     @property
-    def steady_s(self) -> float:
-        return self._now() - self._steady_since if self.has_redis else 0.0
+    def redis_stable_s(self) -> float:
+        return self._now() - self._stable_since if self.has_redis else 0.0
 
     @property
     def settled(self) -> bool:
-        return self._sight.settled
+        return self._snapshot.settled
 
     @property
     def members(self) -> Mapping[str, Member]:
@@ -129,7 +143,7 @@ class Fleet:
             raise unknown_worker(worker_id) from None
 
     def reachable(self, worker_id: str) -> Member:
-        """The worker, if there is any sense in asking it. Raises Unavailable."""
+        """The worker of a session. Raises Unavailable if it is dead, unknown, or of another protocol."""
         member = self._members.get(worker_id)
         if member is None or not self._is_alive(member):
             raise Unavailable(
@@ -144,44 +158,48 @@ class Fleet:
             )
         return member
 
-    async def found(self, worker_id: str) -> Member:
-        """As `reachable`; one that is not known as such may have come since the last look."""
+    async def find_reachable(self, worker_id: str) -> Member:
+        """As `reachable`, but refreshes the view first if the worker may have come since."""
         try:
             return self.reachable(worker_id)
         except Unavailable:
-            if not self.has_redis or self._now() - self._looked_at < _FRESH_S:
+            if not self.has_redis or self._now() - self._refreshed_at < _FRESH_S:
                 raise
-            await self.look()
+            await self.refresh()
             return self.reachable(worker_id)
 
     def _is_alive(self, member: Member) -> bool:
-        return member.left_s > (self._now() - self._looked_at if self.has_redis else 0)
+        return member.lease_left_s > (self._now() - self._refreshed_at if self.has_redis else 0)
 
-    # -- placing
+    # -- placement
 
-    def placed(self, want: Want) -> list[Member]:
-        """Where a new session may go, the best first. Raises NoCapacity."""
-        candidates = [self._candidate(member, want.tenant) for member in self._members.values() if member.compatible]
-        chosen = ranked(want, candidates, next(self._count), coordinators=max(1, self._sight.coordinators))
-        if not chosen:
-            raise _nowhere(want, candidates)
+    def choose_workers(self, required: Requirements) -> list[Member]:
+        """The workers that may take a new session, the best first. Raises NoCapacity or InvalidRequest."""
+        candidates = [
+            self._candidate(member, required.tenant) for member in self._members.values() if member.compatible
+        ]
+        coordinators = max(1, self._snapshot.coordinators)
+        ids = rank_workers(required, candidates, next(self._seeds), coordinators=coordinators)
+        if not ids:
+            raise _no_worker(required, candidates)
         now = self._now()
-        chosen.sort(key=lambda worker_id: now - self._shunned.get(worker_id, float("-inf")) < _SHUNNED_S)
-        return [self._members[worker_id] for worker_id in chosen]
+        ids.sort(key=lambda worker_id: now - self._unreachable_at.get(worker_id, float("-inf")) < _AVOID_S)
+        return [self._members[worker_id] for worker_id in ids]
 
-    def sent(self, worker_id: str) -> None:
-        """A new session was sent there; its next report does not know of it yet."""
-        self._sent.setdefault(worker_id, deque()).append(self._now())
+    def note_assigned(self, worker_id: str) -> None:
+        """Counts a new session that was sent to a worker, until the worker's next report includes it."""
+        self._assigned_at.setdefault(worker_id, deque()).append(self._now())
 
-    def shun(self, worker_id: str) -> None:
-        self._shunned[worker_id] = self._now()
+    def avoid(self, worker_id: str) -> None:
+        """Tries a worker that could not be reached last for some seconds."""
+        self._unreachable_at[worker_id] = self._now()
 
     def _candidate(self, member: Member, tenant: str) -> Candidate:
         report = member.report
-        sent = self._sent.get(report.id, deque())
-        reported_at = self._looked_at - (LEASE_S - member.left_s)
-        while sent and sent[0] < reported_at:
-            sent.popleft()
+        assigned_at = self._assigned_at.get(report.id, deque())
+        reported_at = self._refreshed_at - (LEASE_S - member.lease_left_s)
+        while assigned_at and assigned_at[0] < reported_at:
+            assigned_at.popleft()
         return Candidate(
             id=report.id,
             provider=report.provider,
@@ -194,34 +212,28 @@ class Fleet:
             pressure=report.pressure,
             draining=member.draining or report.leaving,
             alive=self._is_alive(member),
-            assigned=len(sent),
+            assigned=len(assigned_at),
         )
 
     # -- for workers that have lost Redis
 
-    async def renewed(self, worker_id: str, epoch: int) -> Pulse | None:
-        """What Redis says to the heartbeat of a worker that cannot reach it; None if we cannot either. Then nothing is
-        taken from any worker before a lease that begins now is over: see `steady_s`."""
-        if self._steady_since == float("inf"):
-            return None  # at once: the worker's lease may not last until a Redis that is frozen has been asked again
+    async def renew_lease(self, worker_id: str, epoch: int) -> LeaseStatus | None:
+        """What Redis says to the heartbeat of a worker that cannot reach it; None if we cannot reach Redis either.
+
+        After None, nothing is taken from any worker before a lease that begins now is over: see `redis_stable_s`.
+        """
+        if self._stable_since == float("inf"):
+            return None  # at once: the worker's lease may not last until a frozen Redis has been asked again
         try:
-            return (await self._roster.renew(worker_id, epoch)).pulse
+            return (await self._roster.renew(worker_id, epoch)).status
         except (Unavailable, NoSpace):
-            self._steady_since = float("inf")
+            self._stable_since = float("inf")
             return None
 
-    def _tell(self, what: str, exc: BaseException | None = None) -> None:
-        if what != self._trouble:
-            self._trouble = what
-            if what:
-                _log.warning("%s", what, exc_info=exc)
-            else:
-                _log.info("the cluster is seen again")
 
-
-def _nowhere(want: Want, candidates: Sequence[Candidate]) -> WarrenError:
-    """What no worker has, dead ones included, will not be there later either."""
-    why = why_none(want, candidates)
-    if candidates and not any(want.provider in ("", worker.provider) and fits(want, worker) for worker in candidates):
-        return InvalidRequest(why, remedy="ask for what `warren cluster status` shows")
-    return NoCapacity(why, remedy="see `warren cluster status`", retry_after_s=5)
+def _no_worker(required: Requirements, candidates: Sequence[Candidate]) -> WarrenError:
+    """What no worker has, not even a dead one, will not be there later either: that is the caller's mistake."""
+    reason = explain_no_worker(required, candidates)
+    if candidates and not any(fits(required, worker) for worker in candidates):
+        return InvalidRequest(reason, remedy="ask for what `warren cluster status` shows")
+    return NoCapacity(reason, remedy="see `warren cluster status`", retry_after_s=5)

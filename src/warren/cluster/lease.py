@@ -1,16 +1,17 @@
-"""What lets a worker serve: a lease that it must renew, by its own clock never longer than by Redis'.
+"""The permission of a worker to serve: a lease that it must renew.
 
-The time of a renewal is taken before it is asked for, so what the worker believes ends before what Redis says. Who
-takes over its sessions looks at Redis' time in the same step, so there is no moment in which both may act.
+By the worker's own clock the lease never lasts longer than by Redis' clock, because it is counted from the moment
+before the renewal was requested. A coordinator that gives up a session checks the lease by Redis' time in the same
+step. So there is no moment in which both may act. `Heartbeat` renews the lease, `WorkerMiddleware` checks it.
 """
 
 from warren.clock import Clock
-from warren.cluster.members import LEASE_S
+from warren.cluster.roster import LEASE_S
 from warren.model.errors import Unavailable
 
 
 class Lease:
-    """`clock` must count the time in which the machine, or this process, stood still."""
+    """`clock` must go on while the machine sleeps or the process is stopped."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -19,8 +20,8 @@ class Lease:
     def __repr__(self) -> str:
         return f"<Lease {self.left_s:.1f} s left>"
 
-    def renewed(self, asked_at: float) -> None:
-        self._until = max(self._until, asked_at + LEASE_S)
+    def renew(self, requested_at: float) -> None:
+        self._until = max(self._until, requested_at + LEASE_S)
 
     def drop(self) -> None:
         self._until = float("-inf")

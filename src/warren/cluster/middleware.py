@@ -1,5 +1,8 @@
-"""What stands before the app in a cluster: on a worker, so that only coordinators are served, and only while the lease
-lasts; on a coordinator, for workers that have lost Redis."""
+"""ASGI middleware of cluster processes. It wraps the whole app; `peer_calls` makes the calls that it answers itself.
+
+On a worker it serves only coordinators, and only while the lease lasts. On a coordinator it renews leases for workers
+that have lost Redis.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -8,7 +11,7 @@ from urllib.parse import parse_qs
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warren.cluster.auth import CLIENT, PATIENCE, SCHEME, SESSION, ClusterAuth
+from warren.cluster.auth import CLIENT_HEADER, PATIENCE_HEADER, SCHEME_HEADER, SESSION_HEADER, ClusterAuth
 from warren.cluster.fleet import Fleet
 from warren.cluster.lease import Lease
 from warren.http.problems import problem
@@ -17,65 +20,66 @@ from warren.sessions.request_context import set_patience, set_session_id
 
 LEASE_PATH: Final = "/internal/lease"
 WORKER_PATH: Final = "/internal/worker"
-FOR_ALL: Final = frozenset({"/health", "/ready"})  # what watches over processes has no secret
-_OVER: Final = Interrupted(
-    "this worker lost touch with its cluster over this, and its sessions may have been given up",
+_PUBLIC_PATHS: Final = frozenset({"/health", "/ready"})  # health checks do not know the secret
+_LEASE_LOST: Final = Interrupted(
+    "this worker lost touch with its cluster during the request, and its sessions may have been given up",
     remedy="look at the session: it goes on, or is reported lost",
 )
-_SECURE: Final = {"http": "https", "websocket": "wss"}
+_SECURE_SCHEME: Final = {"http": "https", "websocket": "wss"}
 
 
 class WorkerMiddleware:
-    """Says who the client of the coordinator is, as if it had come by itself.
+    """Authenticates the coordinator, checks the lease, and restores the address and scheme of the coordinator's client.
 
-    What was begun under a lease that is over by the time of the answer may be of a session that is somebody else's by
-    now, as when the process stood still in between: then nobody is told that it was done.
+    If the lease has run out by the time of the response, as when the process was stopped meanwhile, the session may
+    belong to another worker. Then the response does not say that the request was done. `describe` returns what
+    WORKER_PATH answers.
     """
 
     def __init__(
-        self, app: ASGIApp, auth: ClusterAuth, lease: Lease, described: Callable[[], Mapping[str, Any]]
+        self, app: ASGIApp, auth: ClusterAuth, lease: Lease, describe: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._app = app
         self._auth = auth
         self._lease = lease
-        self._described = described
+        self._describe = describe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket") and scope["path"] not in FOR_ALL:
+        if scope["type"] in ("http", "websocket") and scope["path"] not in _PUBLIC_PATHS:
             self._auth.check(scope["headers"])
             if scope["path"] == WORKER_PATH:
-                await JSONResponse(self._described())(scope, receive, send)
+                await JSONResponse(self._describe())(scope, receive, send)
                 return
             self._lease.check()
-            _speak_for_client(scope)
-            send = self._fenced(scope, receive, send)
+            _restore_client(scope)
+            send = self._fence(scope, receive, send)
         await self._app(scope, receive, send)
 
-    def _fenced(self, scope: Scope, receive: Receive, send: Send) -> Send:
-        """The app must not notice: an error in the middle of its answer it would take for one of its own."""
-        replaced = False
+    def _fence(self, scope: Scope, receive: Receive, send: Send) -> Send:
+        """Replaces the response once the lease has run out. The app must not see an error: it would report its own."""
+        is_replaced = False
 
-        async def fenced(message: Message) -> None:
-            nonlocal replaced
+        async def fenced_send(message: Message) -> None:
+            nonlocal is_replaced
             if message["type"] == "http.response.start" and self._lease.left_s <= 0 and message["status"] < 400:
-                replaced = True
-                await problem(_OVER)(scope, receive, send)
-            elif not replaced:
+                is_replaced = True
+                await problem(_LEASE_LOST)(scope, receive, send)
+            elif not is_replaced:
                 await send(message)
 
-        return fenced
+        return fenced_send
 
 
-def _speak_for_client(scope: Scope) -> None:
+def _restore_client(scope: Scope) -> None:
     headers = dict(scope["headers"])
-    if CLIENT in headers:
-        scope["client"] = (headers[CLIENT].decode("latin-1"), 0)
-    if headers.get(SCHEME) == b"https":
-        scope["scheme"] = _SECURE[scope["type"]]
-    if PATIENCE in headers:
-        set_patience(float(headers[PATIENCE]))
-    if SESSION in headers:
-        set_session_id(headers[SESSION].decode("latin-1"))
+    if CLIENT_HEADER in headers:
+        scope["client"] = (headers[CLIENT_HEADER].decode("latin-1"), 0)
+    if headers.get(SCHEME_HEADER) == b"https":
+        scope["scheme"] = _SECURE_SCHEME[scope["type"]]
+    if PATIENCE_HEADER in headers:
+        set_patience(float(headers[PATIENCE_HEADER]))
+    if SESSION_HEADER in headers:
+        set_session_id(headers[SESSION_HEADER].decode("latin-1"))
 
 
 class CoordinatorMiddleware:
@@ -87,15 +91,15 @@ class CoordinatorMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == LEASE_PATH:
             self._auth.check(scope["headers"])
-            pulse = await self._fleet.renewed(*_whose(scope))
-            await JSONResponse({"pulse": pulse})(scope, receive, send)
+            status = await self._fleet.renew_lease(*_worker_and_epoch(scope))
+            await JSONResponse({"pulse": status})(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
 
-def _whose(scope: Scope) -> tuple[str, int]:
-    asked = parse_qs(scope["query_string"].decode("latin-1"))
+def _worker_and_epoch(scope: Scope) -> tuple[str, int]:
+    query = parse_qs(scope["query_string"].decode("latin-1"))
     try:
-        return asked["worker"][0], int(asked["epoch"][0])
+        return query["worker"][0], int(query["epoch"][0])
     except (KeyError, ValueError) as exc:
-        raise InvalidRequest("whose lease is to be renewed is said by `worker` and `epoch`") from exc
+        raise InvalidRequest("the query must name the lease to renew by `worker` and `epoch`") from exc

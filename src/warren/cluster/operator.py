@@ -1,4 +1,7 @@
-"""The cluster as its operator sees it: status, draining, removing; and what a coordinator says of it in passing."""
+"""The cluster for its operator: status, drain, remove, and the figures that a coordinator reports.
+
+The coordinator's routes and `/ready` call it as `interfaces.cluster.ClusterControl`.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,21 +9,20 @@ from typing import Any
 
 from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
-from warren.cluster.members import LEASE_S, Member
-from warren.cluster.roster import Roster
+from warren.cluster.roster import LEASE_S, Member, Roster
 from warren.model.errors import Unavailable
 
 
 class ClusterOperator:
-    """`stats` asks the worker at an address what it has to say of itself."""
+    """`fetch_stats` asks the worker at an address for its figures."""
 
     def __init__(
-        self, fleet: Fleet, roster: Roster, failover: Failover, stats: Callable[[str], Awaitable[dict[str, Any]]]
+        self, fleet: Fleet, roster: Roster, failover: Failover, fetch_stats: Callable[[str], Awaitable[dict[str, Any]]]
     ) -> None:
         self._fleet = fleet
         self._roster = roster
         self._failover = failover
-        self._stats = stats
+        self._fetch_stats = fetch_stats
 
     def status(self) -> dict[str, Any]:
         fleet = self._fleet
@@ -28,46 +30,52 @@ class ClusterOperator:
             "coordinator": fleet.me.id,
             "redis": "there" if fleet.has_redis else "away",
             "settled": fleet.settled,
-            "workers": [_shown(member) for member in fleet.members.values()],
+            "workers": [_describe(member) for member in fleet.members.values()],
         }
 
     async def drain(self, worker_id: str, draining: bool) -> dict[str, Any]:
-        await self._roster.drain(worker_id, draining)
-        await self._fleet.look()
-        return _shown(self._fleet.member(worker_id))
+        await self._roster.set_draining(worker_id, draining)
+        await self._fleet.refresh()
+        return _describe(self._fleet.member(worker_id))
 
     async def remove(self, worker_id: str) -> None:
-        """A dead worker is forgotten, and its sessions are given up now. Not before workers that have done without
-        Redis have had the time to be heard of again: see `Fleet.steady_s`."""
-        await self._fleet.look()
-        known_s = self._fleet.steady_s if self._fleet.settled else 0.0
-        if not self._fleet.member(worker_id).alive and known_s < LEASE_S:
+        """Forgets a dead worker and gives up its sessions now.
+
+        Raises Unavailable until workers that went on without Redis have had the time to report again: see
+        `Fleet.redis_stable_s`.
+        """
+        await self._fleet.refresh()
+        stable_s = self._fleet.redis_stable_s if self._fleet.settled else 0.0
+        if not self._fleet.member(worker_id).alive and stable_s < LEASE_S:
             raise Unavailable(
                 "this coordinator has not seen the cluster for long enough to know who is dead", retry_after_s=LEASE_S
             )
         await self._roster.remove(worker_id)
-        await self._fleet.look()
-        await self._failover.sweep({member.id for member in self._fleet.members.values() if member.alive})
+        await self._fleet.refresh()
+        await self._failover.sweep({member.id for member in self._alive()})
 
     def check_ready(self) -> None:
-        """Running sessions are served without Redis; without any worker nothing is."""
-        if not any(member.alive and member.compatible for member in self._fleet.members.values()):
+        """Raises Unavailable if no worker is alive. Without Redis a coordinator is ready: running sessions go on."""
+        if not any(member.compatible for member in self._alive()):
             raise Unavailable("no worker of the cluster is there", retry_after_s=2)
 
     def pool_size(self) -> int:
-        return sum(sum(member.report.ready.values()) for member in self._fleet.members.values() if member.alive)
+        return sum(sum(member.report.ready.values()) for member in self._alive())
 
     def claimed(self) -> int:
-        return sum(member.report.claimed for member in self._fleet.members.values() if member.alive)
+        return sum(member.report.claimed for member in self._alive())
 
     async def figures(self) -> dict[str, Any]:
-        """Of every worker that answers, what it says now."""
-        alive = [member for member in self._fleet.members.values() if member.alive]
-        found = await asyncio.gather(*(self._stats(member.address) for member in alive), return_exceptions=True)
-        return {member.id: stats for member, stats in zip(alive, found, strict=True) if isinstance(stats, dict)}
+        """The current figures of every worker that responds, by worker id."""
+        alive = self._alive()
+        results = await asyncio.gather(*(self._fetch_stats(member.address) for member in alive), return_exceptions=True)
+        return {member.id: stats for member, stats in zip(alive, results, strict=True) if isinstance(stats, dict)}
+
+    def _alive(self) -> list[Member]:
+        return [member for member in self._fleet.members.values() if member.alive]
 
 
-def _shown(member: Member) -> dict[str, Any]:
+def _describe(member: Member) -> dict[str, Any]:
     report = member.report
     return {
         "id": member.id,
@@ -83,7 +91,7 @@ def _shown(member: Member) -> dict[str, Any]:
         "ready": dict(report.ready),
         "waiting": report.waiting,
         "epoch": member.epoch,
-        "lease_left_s": round(member.left_s, 1),
+        "lease_left_s": round(member.lease_left_s, 1),
     }
 
 

@@ -1,4 +1,4 @@
-"""What processes of a cluster ask each other beside handing on requests."""
+"""The calls that coordinators and workers make to each other besides forwarding; `middleware` answers them."""
 
 import json
 from typing import Any, Final
@@ -6,51 +6,52 @@ from urllib.parse import urlencode
 
 from warren.cluster.auth import ClusterAuth
 from warren.cluster.http_client.client import WorkerClient
-from warren.cluster.http_client.failures import ForwardingFailed
-from warren.cluster.members import Peer
+from warren.cluster.http_client.errors import ForwardingFailed
 from warren.cluster.middleware import LEASE_PATH, WORKER_PATH
-from warren.cluster.roster import Pulse
+from warren.cluster.roster import LeaseStatus, Peer
 from warren.model.errors import Unavailable
 
-_ANSWER_S: Final = 2.0
-_RENEWING_S: Final = 4.0  # who is asked may have to find out that Redis does not answer
-_LONGEST: Final = 64 * 1024
+_TIMEOUT_S: Final = 2.0
+_RENEW_TIMEOUT_S: Final = 4.0  # the coordinator may first have to find out that Redis does not respond
+_MAX_RESPONSE: Final = 64 * 1024
 
 
 class PeerCalls:
+    """Every call raises Unavailable if the other process does not respond, or refuses."""
+
     def __init__(self, worker_client: WorkerClient, auth: ClusterAuth) -> None:
         self._worker_client = worker_client
         self._auth = auth
 
-    async def renew(self, peer: Peer, worker_id: str, epoch: int) -> Pulse | None:
-        """Has a coordinator renew a worker's lease; None if it has lost Redis too."""
+    async def renew_lease(self, peer: Peer, worker_id: str, epoch: int) -> LeaseStatus | None:
+        """Asks a coordinator to renew a worker's lease; None if it has lost Redis too."""
         query = urlencode({"worker": worker_id, "epoch": epoch})
-        pulse = (await self._ask(peer.address, "POST", f"{LEASE_PATH}?{query}", _RENEWING_S))["pulse"]
-        return None if pulse is None else Pulse(pulse)
+        values = await self._call(peer.address, "POST", f"{LEASE_PATH}?{query}", _RENEW_TIMEOUT_S)
+        return None if values["pulse"] is None else LeaseStatus(values["pulse"])
 
-    async def who(self, address: str) -> str:
-        """The name of the worker at an address."""
-        return str((await self._ask(address, "GET", WORKER_PATH))["id"])
+    async def worker_id(self, address: str) -> str:
+        """The id of the worker at an address."""
+        return str((await self._call(address, "GET", WORKER_PATH))["id"])
 
-    async def stats(self, address: str) -> dict[str, Any]:
-        """What the worker at an address says of itself now."""
-        return dict((await self._ask(address, "GET", WORKER_PATH))["stats"])
+    async def worker_stats(self, address: str) -> dict[str, Any]:
+        """The current figures of the worker at an address."""
+        return dict((await self._call(address, "GET", WORKER_PATH))["stats"])
 
-    async def _ask(self, address: str, method: str, target: str, within_s: float = _ANSWER_S) -> Any:
+    async def _call(self, address: str, method: str, target: str, timeout_s: float = _TIMEOUT_S) -> Any:
         headers = [(b"host", address.rpartition("//")[2].encode()), *self._auth.headers()]
         try:
-            async with self._worker_client.asked(
-                address, method, target.encode(), headers, head_timeout_s=within_s
-            ) as answer:
-                text = await answer.all(_LONGEST)
+            async with self._worker_client.request(
+                address, method, target.encode(), headers, head_timeout_s=timeout_s
+            ) as response:
+                text = await response.read_all(_MAX_RESPONSE)
         except ForwardingFailed as exc:
-            raise Unavailable(f"{address} does not answer: {exc.why}") from exc
-        if answer.status != 200:
-            raise Unavailable(f"{address} refuses: {_detail(text)}")
+            raise Unavailable(f"{address} does not answer: {exc.reason}") from exc
+        if response.status != 200:
+            raise Unavailable(f"{address} refuses: {_problem_detail(text)}")
         return json.loads(text)
 
 
-def _detail(text: bytes) -> str:
+def _problem_detail(text: bytes) -> str:
     try:
         return str(json.loads(text)["detail"])
     except (ValueError, KeyError, TypeError):

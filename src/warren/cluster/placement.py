@@ -1,18 +1,20 @@
-"""Which worker a new session goes to: what is known of the workers in, names out. Nothing here waits or acts.
+"""Chooses the worker for a new session. Pure: what is known of the workers goes in, worker ids come out. `Fleet` calls
+it.
 
-The measure is relative load: sessions held over sandboxes allowed, so that a large worker gets its larger share.
-Everything else is worth a bounded part of a *slight* difference in load: FEW sessions (at most FEW_SHARE of the
-capacity) and SHARE of the load. A warm sandbox takes one off; sessions of the same tenant add up to one, claims that
-wait up to QUEUE, chance up to CHANCE. So these decide among workers that are about equally loaded, and none of them
-fills a worker while another is much emptier. A machine that gets short of memory or disk counts as loaded, too.
+The measure is relative load: sessions held over sandboxes allowed, so that a large worker gets its larger share. Every
+other criterion is worth a bounded part of a *slight* difference in load, which is SLIGHT_SESSIONS sessions (at most
+SLIGHT_CAPACITY of the capacity) plus SLIGHT_LOAD of the load. A warm sandbox subtracts one slight difference; sessions
+of the same tenant add up to one, waiting claims up to QUEUE_WEIGHT, chance up to CHANCE_WEIGHT. So these criteria
+decide among workers with about the same load, and none of them fills a worker while another is much emptier. A machine
+that runs short of memory or disk counts as loaded, too.
 
 What is known is as old as the last heartbeat, and other coordinators choose by the same knowledge. So a coordinator
-counts what it has sent since then once for itself and once for each of the others, who will have done alike. Else
-each of them alone would fill up what looks empty; and a worker that was heard of just now, and shows what all
-have sent, would look fuller than one that was not, and shows only what this one has.
+counts the sessions it has sent since then once for itself and once for each other coordinator, which will have done
+the same. Otherwise each of them alone would fill a worker that looks empty; and a worker with a fresh report, which
+shows what all coordinators have sent, would look fuller than one with an older report.
 
-In a large cluster only SEEN usable workers are looked at, from a place in the list that chance decides. That is quick
-and nearly as even, and no worker that is new and empty gets everything at once; but a warm sandbox may be overlooked.
+In a large cluster only MAX_COMPARED usable workers are compared, from a random place in the list on. That is fast and
+nearly as even, and a new and empty worker does not get every session at once; but a warm sandbox may be overlooked.
 """
 
 import random
@@ -22,16 +24,16 @@ from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
-FEW: Final = 3
-FEW_SHARE: Final = 0.05
-SHARE: Final = 0.1
-QUEUE: Final = 2.0
-CHANCE: Final = 0.5
-HALF_TENANT: Final = 4  # so many sessions of a tenant weigh half of what any number can
-HALF_QUEUE: Final = 8  # so many claims that wait weigh half of what any number can
-SHORT: Final = 0.9  # the pressure from which on a machine is avoided
-SEEN: Final = 64
-COORDINATORS: Final = 2  # when it is not known how many there are: little is wrong with one or three
+SLIGHT_SESSIONS: Final = 3
+SLIGHT_CAPACITY: Final = 0.05
+SLIGHT_LOAD: Final = 0.1
+QUEUE_WEIGHT: Final = 2.0
+CHANCE_WEIGHT: Final = 0.5
+TENANT_HALF: Final = 4  # this many sessions of a tenant weigh half of what any number can
+QUEUE_HALF: Final = 8  # this many waiting claims weigh half of what any number can
+HIGH_PRESSURE: Final = 0.9  # a machine with more pressure is avoided
+MAX_COMPARED: Final = 64
+DEFAULT_COORDINATORS: Final = 2  # when their number is unknown: little goes wrong with one or three
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,9 @@ class Candidate:
     """A worker as this coordinator knows it.
 
     `capacity`: the most sandboxes it may have. `claimed`: the sessions it holds. `by_tenant`: how many of them belong
-    to the tenant that asks, 0 if unknown. `ready`: warm sandboxes per environment. `waiting`: claims that queue there.
-    `pressure`: from 0 to 1, where the machine takes nothing more. `assigned`: what this coordinator has sent there
-    since the worker was last heard of.
+    to the requesting tenant, 0 if unknown. `ready`: warm sandboxes per environment. `waiting`: claims that queue there.
+    `pressure`: from 0 to 1, where the machine takes no more sandboxes. `assigned`: the sessions that this coordinator
+    has sent there since the worker's last report.
     """
 
     id: str
@@ -59,8 +61,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Want:
-    """What a session needs. `pooled` is False for one with an image or limits of its own: no pool has that."""
+class Requirements:
+    """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has."""
 
     environment: str
     tenant: str
@@ -69,86 +71,92 @@ class Want:
     pooled: bool = True
 
 
-def ranked(
-    want: Want, candidates: Sequence[Candidate], tie: int, most: int = 3, *, coordinators: int = COORDINATORS
+def rank_workers(
+    required: Requirements,
+    candidates: Sequence[Candidate],
+    seed: int,
+    limit: int = 3,
+    *,
+    coordinators: int = DEFAULT_COORDINATORS,
 ) -> list[str]:
-    """The best worker first, then whom to ask if that one refuses; empty if there is none.
+    """The best worker first, then those to try if it refuses; empty if no worker is usable.
 
-    `tie` is any number, another one each time and on each coordinator: it decides among workers that are about
-    equally good. The same arguments give the same answer. `coordinators` is how many choose at the same time, with
-    this one; the more exactly it is known, the more even is the spread.
+    `seed` decides among workers that are about equally good; it should differ each time and on each coordinator. The
+    same arguments give the same result. `coordinators` is how many coordinators choose at the same time, this one
+    included; the more exact it is, the more even is the spread.
     """
-    chance = random.Random(tie)
-    usable = _some_usable(want, candidates, chance, max(SEEN, most))
-    scored = ((score(want, worker, coordinators, chance.random()), name) for name, worker in usable.items())
-    return [name for _, name in nsmallest(most, scored)]
+    chance = random.Random(seed)
+    usable = _sample_usable(required, candidates, chance, max(MAX_COMPARED, limit))
+    scored = ((score(required, worker, coordinators, chance.random()), name) for name, worker in usable.items())
+    return [name for _, name in nsmallest(limit, scored)]
 
 
-def _some_usable(
-    want: Want, candidates: Sequence[Candidate], chance: random.Random, count: int
+def _sample_usable(
+    required: Requirements, candidates: Sequence[Candidate], chance: random.Random, count: int
 ) -> dict[str, Candidate]:
-    """So many by their ids, or all, from a place in the list that chance decides."""
+    """At most `count` usable workers by their ids, from a random place in the list on."""
     start = chance.randrange(len(candidates)) if len(candidates) > count else 0
-    around = [*candidates[start:], *candidates[:start]] if start else candidates
-    return {worker.id: worker for worker in islice((each for each in around if is_usable(want, each)), count)}
+    rotated = [*candidates[start:], *candidates[:start]] if start else candidates
+    usable = (worker for worker in rotated if is_usable(required, worker))
+    return {worker.id: worker for worker in islice(usable, count)}
 
 
-def is_usable(want: Want, worker: Candidate) -> bool:
-    return worker.alive and not worker.draining and has_room(worker) and fits(want, worker)
+def is_usable(required: Requirements, worker: Candidate) -> bool:
+    return worker.alive and not worker.draining and has_room(worker) and fits(required, worker)
 
 
 def has_room(worker: Candidate) -> bool:
     return worker.claimed + worker.assigned < worker.capacity and worker.pressure < 1
 
 
-def fits(want: Want, worker: Candidate) -> bool:
-    return want.provider in ("", worker.provider) and want.labels.items() <= worker.labels.items()
+def fits(required: Requirements, worker: Candidate) -> bool:
+    return required.provider in ("", worker.provider) and required.labels.items() <= worker.labels.items()
 
 
-def score(want: Want, worker: Candidate, coordinators: int, chance: float) -> float:
-    """How loaded a usable worker is, all in all: the least is the best. `chance` from 0 to 1."""
+def score(required: Requirements, worker: Candidate, coordinators: int, chance: float) -> float:
+    """How loaded a usable worker is, all in all; the lowest is the best. `chance` is from 0 to 1."""
     load = (worker.claimed + worker.assigned * coordinators) / worker.capacity
-    slight = min(FEW / worker.capacity, FEW_SHARE) + SHARE * load
-    against = (
-        worker.by_tenant / (worker.by_tenant + HALF_TENANT)
-        + QUEUE * worker.waiting / (worker.waiting + HALF_QUEUE)
-        + CHANCE * chance
+    slight = min(SLIGHT_SESSIONS / worker.capacity, SLIGHT_CAPACITY) + SLIGHT_LOAD * load
+    penalty = (
+        worker.by_tenant / (worker.by_tenant + TENANT_HALF)
+        + QUEUE_WEIGHT * worker.waiting / (worker.waiting + QUEUE_HALF)
+        + CHANCE_WEIGHT * chance
     )
-    if want.pooled and worker.ready.get(want.environment, 0) > worker.assigned:
-        against -= 1
-    return load + slight * against + max(0.0, worker.pressure - SHORT) / (1 - SHORT)
+    if required.pooled and worker.ready.get(required.environment, 0) > worker.assigned:
+        penalty -= 1
+    return load + slight * penalty + max(0.0, worker.pressure - HIGH_PRESSURE) / (1 - HIGH_PRESSURE)
 
 
-def why_none(want: Want, candidates: Sequence[Candidate]) -> str:
-    """A sentence for the caller that says what no worker has; empty if there is one to be had."""
+def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -> str:
+    """A sentence for the caller that says why no worker is usable; empty if one is."""
     if not candidates:
         return "the cluster has no worker"
     alive = [worker for worker in candidates if worker.alive]
     if not alive:
         return f"no worker is alive, of {len(candidates)} that are known"
-    provided = [worker for worker in alive if want.provider in ("", worker.provider)]
-    if not provided:
-        return f"no worker has the provider {want.provider}"
-    fitting = [worker for worker in provided if fits(want, worker)]
+    with_provider = [worker for worker in alive if required.provider in ("", worker.provider)]
+    if not with_provider:
+        return f"no worker has the provider {required.provider}"
+    fitting = [worker for worker in with_provider if fits(required, worker)]
     if not fitting:
-        return f"no worker has {_missing_labels(want, provided)}"
-    working = [worker for worker in fitting if not worker.draining]
-    if not working:
+        return f"no worker has {_missing_labels(required, with_provider)}"
+    open_to_sessions = [worker for worker in fitting if not worker.draining]
+    if not open_to_sessions:
         return "all workers that could take the session are draining"
-    return "" if any(map(has_room, working)) else _full(working)
+    return "" if any(map(has_room, open_to_sessions)) else _explain_full(open_to_sessions)
 
 
-def _missing_labels(want: Want, workers: Sequence[Candidate]) -> str:
-    """The label that none of them has, or all that were asked for if it is only together that nobody has them."""
-    for name, value in want.labels.items():
+def _missing_labels(required: Requirements, workers: Sequence[Candidate]) -> str:
+    """A label that no worker has, or all of them if no worker has them together."""
+    for name, value in required.labels.items():
         if all(worker.labels.get(name) != value for worker in workers):
             return f"the label {name}={value}"
-    return "all of the labels " + ", ".join(f"{name}={value}" for name, value in want.labels.items())
+    return "all of the labels " + ", ".join(f"{name}={value}" for name, value in required.labels.items())
 
 
-def _full(workers: Sequence[Candidate]) -> str:
-    taken = sum(worker.claimed + worker.assigned >= worker.capacity for worker in workers)
+def _explain_full(workers: Sequence[Candidate]) -> str:
+    at_capacity = sum(worker.claimed + worker.assigned >= worker.capacity for worker in workers)
     return (
         "all workers that could take the session are full: "
-        f"{taken} with as many sandboxes as they may have, {len(workers) - taken} short of memory or disk"
+        f"{at_capacity} with as many sandboxes as they may have, {len(workers) - at_capacity} short of memory or disk"
     )

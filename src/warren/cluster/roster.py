@@ -1,18 +1,107 @@
-"""Who belongs to the cluster, as Redis has it: workers with their leases, coordinators with their addresses."""
+"""Who belongs to the cluster, as Redis has it: workers with their leases, coordinators with their addresses.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+Workers call `register`, `beat` and `leave` (heartbeat.py). Coordinators call `watch` and `withdraw` (fleet.py),
+`renew` for a worker that has lost Redis, and `set_draining` and `remove` for an operator.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from typing import Any, Final
 
-from warren.cluster.members import RESTART_S, Member, Peer, Report
 from warren.model.errors import Conflict, NotFound
 from warren.stores import redis_roster_scripts as scripts
 from warren.stores.redis_link import RedisLink
+from warren.stores.redis_roster_scripts import LEASE_S
+
+__all__ = ["HEARTBEAT_S", "LEASE_S", "PROTOCOL", "RESTART_S", "Member", "Peer", "Report", "Roster"]
+
+PROTOCOL: Final = 1  # coordinators and workers of different protocols do not work together
+HEARTBEAT_S: Final = 2.0
+RESTART_S: Final = 60.0
+"""How long a worker that was stopped in order may take to come back to its sessions."""
 
 
-class Pulse(StrEnum):
-    """What became of a heartbeat. LAPSED: it came too late, others may have taken what the worker had. UNKNOWN: Redis
-    knows no such worker (any more). SUPERSEDED: a later process of this worker has its place."""
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker says about itself with every heartbeat; the field names are part of the protocol.
+
+    `home` identifies its state directory. `ready` counts the warm sandboxes of each environment, `tenants` the sessions
+    of the tenants that have the most. `pressure` is how full its machine is (1: full). A worker that is `leaving` takes
+    no new sessions.
+    """
+
+    id: str
+    address: str
+    home: str
+    version: str = ""
+    protocol: int = PROTOCOL
+    provider: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    capacity: int = 0
+    claimed: int = 0
+    ready: Mapping[str, int] = field(default_factory=dict)
+    tenants: Mapping[str, int] = field(default_factory=dict)
+    waiting: int = 0
+    pressure: float = 0.0
+    leaving: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Report":
+        """Ignores fields of a later version, and uses the defaults for fields that an earlier one does not have."""
+        values: dict[str, Any] = json.loads(text)
+        return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker as coordinators see it.
+
+    `lease_left_s` is negative once the lease has run out. `draining` is an operator's order. `configured_address` is
+    set when the coordinator was told to reach the worker elsewhere than it advertises.
+    """
+
+    report: Report
+    epoch: int
+    lease_left_s: float
+    draining: bool = False
+    configured_address: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.report.id
+
+    @property
+    def address(self) -> str:
+        return self.configured_address or self.report.address
+
+    @property
+    def alive(self) -> bool:
+        return self.lease_left_s > 0
+
+    @property
+    def compatible(self) -> bool:
+        return self.report.protocol == PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A coordinator: its name, and the address at which workers reach it."""
+
+    id: str
+    address: str
+
+
+class LeaseStatus(StrEnum):
+    """What Redis says to a heartbeat. The values are part of the protocol.
+
+    LAPSED: it came too late, and coordinators may have given up the worker's sessions. UNKNOWN: Redis does not know
+    the worker. SUPERSEDED: a later process has registered as this worker.
+    """
 
     OK = "ok"
     LAPSED = "lapsed"
@@ -21,17 +110,17 @@ class Pulse(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """`run_id` is another one after Redis was restarted, or another server took its place."""
+class HeartbeatReply:
+    """`run_id` changes when Redis is restarted or another server takes its place."""
 
-    pulse: Pulse
+    status: LeaseStatus
     run_id: str = ""
     coordinators: tuple[Peer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What a coordinator sees. Not `settled`: Redis has lost its data, workers are publishing theirs again."""
+class ClusterSnapshot:
+    """The cluster at one moment. Until it is `settled`, Redis has lost its data and workers publish theirs again."""
 
     settled: bool
     run_id: str
@@ -41,53 +130,53 @@ class Sight:
 
 
 class Roster:
-    """Every call raises Unavailable when Redis is away; the caller then knows nothing."""
+    """Every call raises Unavailable when Redis is away; the change may then have been made or not."""
 
     def __init__(self, link: RedisLink) -> None:
         self._run = link.run
 
-    async def enter(self, report: Report, known_epoch: int) -> int:
-        """A worker takes its place, and with it its lease; the epoch it has from now on. Conflict if the place is
-        another worker's."""
-        which, value = await self._run(scripts.ENTER, report.id, report.home, report.encoded(), known_epoch)
-        if which == b"taken":
-            other = Report.decoded(value)
+    async def register(self, report: Report, known_epoch: int) -> int:
+        """Gives a worker its lease and returns its new epoch. Raises Conflict if another worker has the name."""
+        result, value = await self._run(scripts.ENTER, report.id, report.home, report.to_json(), known_epoch)
+        if result == b"taken":
+            other = Report.from_json(value)
             raise Conflict(
                 f"there is another worker called {report.id!r}, at {other.address}",
                 remedy="give this one another name with --worker-id or WORKER_ID",
             )
         return int(value)
 
-    async def beat(self, report: Report, epoch: int) -> Heard:
-        return _heard(await self._run(scripts.BEAT, report.id, epoch, report.encoded()))
+    async def beat(self, report: Report, epoch: int) -> HeartbeatReply:
+        return _read_reply(await self._run(scripts.BEAT, report.id, epoch, report.to_json()))
 
-    async def renew(self, worker_id: str, epoch: int) -> Heard:
-        """For a worker that cannot reach Redis itself."""
-        return _heard(await self._run(scripts.BEAT, worker_id, epoch, ""))
+    async def renew(self, worker_id: str, epoch: int) -> HeartbeatReply:
+        """Renews the lease of a worker that cannot reach Redis itself."""
+        return _read_reply(await self._run(scripts.BEAT, worker_id, epoch, ""))
 
     async def leave(self, report: Report, epoch: int) -> None:
-        """A worker stops in order: its sessions wait for it, longer than for one that has died."""
-        await self._run(scripts.LEAVE, report.id, epoch, report.encoded(), RESTART_S)
+        """Called by a worker that stops in order: its sessions are kept for RESTART_S instead of a lease."""
+        await self._run(scripts.LEAVE, report.id, epoch, report.to_json(), RESTART_S)
 
-    async def watch(self, me: Peer) -> Sight:
-        """Says that this coordinator is there, and sees who else is."""
+    async def watch(self, me: Peer) -> ClusterSnapshot:
+        """Announces this coordinator and returns the members of the cluster."""
         settled, run_id, coordinators, now, *workers = await self._run(scripts.WATCH, me.id, me.address)
-        members = sorted((_member(*values) for values in workers), key=lambda one: one.id)
-        return Sight(bool(settled), run_id.decode(), coordinators, float(now), tuple(members))
+        members = sorted((_read_member(*values) for values in workers), key=lambda member: member.id)
+        return ClusterSnapshot(bool(settled), run_id.decode(), coordinators, float(now), tuple(members))
 
-    async def go(self, me: Peer) -> None:
+    async def withdraw(self, me: Peer) -> None:
+        """Called by a coordinator that stops."""
         await self._run(scripts.GO, me.id)
 
-    async def drain(self, worker_id: str, draining: bool) -> None:
+    async def set_draining(self, worker_id: str, draining: bool) -> None:
         if not await self._run(scripts.DRAIN, worker_id, "1" if draining else ""):
             raise unknown_worker(worker_id)
 
     async def remove(self, worker_id: str) -> None:
-        """Forgets a worker that is dead."""
-        which = await self._run(scripts.REMOVE, worker_id)
-        if which == b"unknown":
+        """Forgets a dead worker."""
+        result = await self._run(scripts.REMOVE, worker_id)
+        if result == b"unknown":
             raise unknown_worker(worker_id)
-        if which == b"alive":
+        if result == b"alive":
             raise Conflict(
                 f"the worker {worker_id!r} is alive",
                 remedy="drain it, wait until its sessions have ended, stop it; then remove it",
@@ -98,13 +187,14 @@ def unknown_worker(worker_id: str) -> NotFound:
     return NotFound(f"there is no worker {worker_id!r}", remedy="`warren cluster status` lists those there are")
 
 
-def _heard(answer: Sequence[bytes]) -> Heard:
-    pulse = Pulse(answer[0].decode())
-    if pulse is not Pulse.OK:
-        return Heard(pulse)
-    names = [part.decode() for part in answer[2:]]
-    return Heard(pulse, answer[1].decode(), tuple(map(Peer, names[::2], names[1::2])))
+def _read_reply(values: Sequence[bytes]) -> HeartbeatReply:
+    status = LeaseStatus(values[0].decode())
+    if status is not LeaseStatus.OK:
+        return HeartbeatReply(status)
+    ids_and_addresses = [value.decode() for value in values[2:]]
+    peers = tuple(map(Peer, ids_and_addresses[::2], ids_and_addresses[1::2]))
+    return HeartbeatReply(status, values[1].decode(), peers)
 
 
-def _member(report: bytes, epoch: bytes, left: bytes, draining: bytes) -> Member:
-    return Member(Report.decoded(report), int(epoch), float(left), bool(draining))
+def _read_member(report: bytes, epoch: bytes, lease_left_s: bytes, draining: bytes) -> Member:
+    return Member(Report.from_json(report), int(epoch), float(lease_left_s), bool(draining))

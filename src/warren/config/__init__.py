@@ -1,1 +1,1 @@
-"""Settings, options and the registry: everything an operator can say, read in one place."""
+"""Settings, options and the registry: everything an operator can configure."""

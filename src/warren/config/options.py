@@ -1,61 +1,211 @@
-"""Every option there is, one row each: settings, flags of `warren serve` and docs/configuration.md are made from it.
+"""The table of all options: settings, the flags of `warren serve` and docs/configuration.md are made from it.
 
-A row says what the option takes, what it is when nobody says anything, and under which names it can be given.
-Its variable is WARREN_ and its name in capitals; `aliases` are variables of older systems, the first that is set
-counts. Nothing here reads the environment or a file: that is warren.config.settings.
+A row says what the option takes (its Kind), its default, and the names it can be given by. Its variable is WARREN_ and
+its name in capitals; `aliases` are variables of older systems; the first that is set counts. Nothing here reads the
+environment or a file: warren.config.settings does.
 
 `python -m warren.config.options` prints the table of docs/configuration.md.
 """
 
 import functools
+import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import click
 
-from warren.config.option_kinds import (
-    ADDRESS,
-    ADDRESSES,
-    CLUSTER_SECRET,
-    CORES,
-    ENVIRONMENT,
-    HOST,
-    HOSTS,
-    IMAGE,
-    LABELS,
-    MEGABYTES,
-    MEMORY,
-    NETWORK_TIME,
-    NETWORKS,
-    PATH,
-    POOL,
-    PROVIDER,
-    QUOTA,
-    SECRET,
-    SESSION_TIME,
-    SWITCH,
-    TEXT,
-    WORKER,
-    Kind,
-    one_of,
-    time,
-    whole,
-)
-from warren.model.environment import PoolSize
+from warren.model.environment import MOST_POOLED, PoolSize
+from warren.model.errors import InvalidRequest
 from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S
+from warren.model.spec import MIB, check_image_name
 
 CONFIG_VARIABLE = "WARREN_CONFIG"
-_NOTHING = "(none)"
-_POOLED = PoolSize()
+PROVIDERS = ("oci", "docker", "fake")
+_MEMORY_UNITS = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB, "t": MIB * MIB}
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_QUOTA_PERIOD_US = 100_000  # Docker's CPU quota is microseconds of every 100 ms
+LABEL = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}=[A-Za-z0-9._-]{0,63}"
+_HOST_NAME = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an option takes: `parse` turns a text into the value, and raises ValueError for a text that does not fit."""
+
+    takes: str
+    metavar: str
+    parse: Callable[[str], Any]
+
+
+def check_provider(name: str) -> str:
+    if name not in PROVIDERS:
+        raise InvalidRequest(f"there is no provider {name!r}", remedy=f"there are: {', '.join(PROVIDERS)}")
+    return name
+
+
+def _require(holds: object) -> None:
+    if not holds:
+        raise ValueError
+
+
+def whole_number(low: int, high: int) -> Kind:
+    def parse(text: str) -> int:
+        _require(re.fullmatch(r"[0-9]{1,12}", text) and low <= int(text) <= high)
+        return int(text)
+
+    return Kind(f"a whole number from {low} to {high}", "N", parse)
+
+
+def number(low: float, high: float) -> Kind:
+    def parse(text: str) -> float:
+        _require(re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?", text) and low <= float(text) <= high)
+        return float(text)
+
+    return Kind(f"a number from {low:g} to {high:g}", "N", parse)
+
+
+def time(low: float, high: float) -> Kind:
+    def parse(text: str) -> float:
+        match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) ?([smhd]?)", text)
+        if not match:
+            raise ValueError
+        seconds = float(match[1]) * _UNITS_S[match[2] or "s"]
+        _require(low <= seconds <= high)
+        return seconds
+
+    return Kind(f"a time from {low:g}s to {high / 86400:g}d (like 90, 30s, 10m or 1h)", "TIME", parse)
+
+
+def one_of(*names: str) -> Kind:
+    def parse(text: str) -> str:
+        _require(text.lower() in names)
+        return text.lower()
+
+    return Kind(f"one of {', '.join(names)}", "|".join(names), parse)
+
+
+def matching(pattern: str, takes: str, metavar: str = "NAME") -> Kind:
+    def parse(text: str) -> str:
+        _require(re.fullmatch(pattern, text))
+        return text
+
+    return Kind(takes, metavar, parse)
+
+
+def _parse_switch(text: str) -> bool:
+    _require(text.lower() in _SWITCHES)
+    return _SWITCHES[text.lower()]
+
+
+def _parse_path(text: str) -> Path:
+    _require(text and text.isprintable())
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as exc:  # ~ of a user who does not exist
+        raise ValueError from exc
+
+
+def _parse_memory(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,15}) ?(?:([kmgt])(?:i?b)?|b)?", text.lower())
+    if not match:
+        raise ValueError
+    megabytes = int(match[1]) * _MEMORY_UNITS[match[2] or ""] // MIB
+    _require(64 <= megabytes <= MIB)
+    return megabytes
+
+
+def _parse_quota(text: str) -> float:
+    _require(re.fullmatch(r"[0-9]{1,12}", text) and 5000 <= int(text) <= 256 * _QUOTA_PERIOD_US)
+    return int(text) / _QUOTA_PERIOD_US
+
+
+def _parse_image(text: str) -> str:
+    try:
+        check_image_name(text)
+    except InvalidRequest as exc:
+        raise ValueError from exc
+    return text
+
+
+def _parse_host(text: str) -> str:
+    """A name or an address; an IPv6 address with or without its brackets."""
+    if re.fullmatch(_HOST_NAME, text) and not re.fullmatch(r"[0-9.]+", text):
+        return text.lower()
+    return str(ipaddress.ip_address(text.removeprefix("[").removesuffix("]")))
+
+
+def _parse_hosts(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_parse_host(part.strip().removesuffix(".")) for part in text.split(",")))
+
+
+def _parse_networks(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_parse_network(part.strip()) for part in text.split(",")))
+
+
+def _parse_network(text: str) -> str:
+    network = ipaddress.ip_network(text)
+    return str(network.network_address if network.num_addresses == 1 else network)
+
+
+def _parse_address(text: str) -> str:
+    """A host and a port; older systems write a URL."""
+    host, colon, port = text.removeprefix("http://").removesuffix("/").rpartition(":")
+    _require(colon and re.fullmatch(r"[0-9]{1,5}", port) and 0 < int(port) < 65536)
+    host = _parse_host(host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _parse_addresses(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_parse_address(part.strip()) for part in text.split(",")))
+
+
+def _parse_labels(text: str) -> tuple[str, ...]:
+    labels = [part.strip() for part in text.split(",")]
+    _require(all(re.fullmatch(LABEL, label) for label in labels))
+    return tuple(labels)
+
+
+_SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+SWITCH = Kind("one of 1, 0, true, false, yes, no, on, off", "BOOL", _parse_switch)
+MEMORY = Kind("an amount of memory from 64m to 1t (like 512m, 1g or 536870912)", "SIZE", _parse_memory)
+CORES = number(0.05, 256)
+QUOTA = Kind("a number of microseconds in 100 ms from 5000 to 25600000 (50000 is half a core)", "N", _parse_quota)
+PATH = Kind("a path", "PATH", _parse_path)
+IMAGE = Kind("the name of an image", "IMAGE", _parse_image)
+HOST = Kind("a name or an address, without a port", "HOST", _parse_host)
+HOSTS = Kind("a list of names or addresses without ports, with commas between them", "LIST", _parse_hosts)
+NETWORKS = Kind(
+    "a list of addresses and networks such as 10.0.0.0/8, with commas between them", "LIST", _parse_networks
+)
+ADDRESS = Kind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
+ADDRESSES = Kind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
+LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
+PROVIDER = Kind(f"one of {', '.join(PROVIDERS)}", "|".join(PROVIDERS[:2]), check_provider)
+TEXT = matching(r"[!-~]{1,4096}", "a text without spaces")
+ENVIRONMENT = matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "the name of an environment")
+WORKER = matching(r"[A-Za-z0-9._-]{1,64}", "a name of 1 to 64 letters, digits, '.', '_' and '-'")
+SECRET = matching(r"[!-~]{1,4096}", "a text of ASCII characters without spaces", "KEY")
+POOL = whole_number(0, MOST_POOLED)
+SESSION_TIME = time(1, LONGEST_S)
+NETWORK_TIME = time(0.1, 86400)
+MEGABYTES = whole_number(0, 2**30)
+CLUSTER_SECRET = matching(r"[!-~]{16,4096}", "a text of 16 or more ASCII characters without spaces", "KEY")
+
+# -- the options
+
+_NO_VALUE = "(none)"
+_POOL_DEFAULTS = PoolSize()
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A row. `default_text` is for a default that depends on something; `known_as` is its name in Settings, if another.
+    """A row. `default_text` describes a default that depends on something; `known_as` is another name in Settings.
 
-    An alias that has a Kind of its own takes something else than the option does.
+    An alias with a Kind of its own takes something else than the option does.
     """
 
     name: str
@@ -78,7 +228,7 @@ class Option:
 
     @property
     def variables(self) -> dict[str, Kind]:
-        """All variables it can be given by, with what they take; the first that is set counts."""
+        """All variables of the option, with what they take; the first that is set counts."""
         return {self.variable: self.kind, **{name: kind or self.kind for name, kind in self.aliases.items()}}
 
     @property
@@ -86,7 +236,7 @@ class Option:
         return self.show(self.default)
 
     def parse(self, text: str, kind: Kind) -> Any:
-        """Raises ValueError; InvalidRequest when there is more to say. An empty text is what an empty default says."""
+        """Raises ValueError, or InvalidRequest with a better message. An empty text means an empty default."""
         if not text and self.default in ("", None, ()):
             return self.default
         return kind.parse(text)
@@ -95,7 +245,7 @@ class Option:
         if self.default_text and value == self.default:
             return self.default_text
         if value in ("", None, ()):
-            return _NOTHING
+            return _NO_VALUE
         if self.secret:
             return "(set)"
         if isinstance(value, bool):
@@ -108,9 +258,9 @@ class Option:
 
 
 _ROWS = (
-    Option("state_dir", PATH, None, "Where images, sandboxes and sessions live.", flag="--state-dir",
+    Option("state_dir", PATH, None, "The directory of images, sandboxes and sessions.", flag="--state-dir",
            default_text="/var/lib/warren for root, else ~/.local/state/warren"),
-    Option("bin_dir", PATH, None, "Where the agent and the launcher are.", default_text="inside the package"),
+    Option("bin_dir", PATH, None, "The directory of the agent and the launcher.", default_text="inside the package"),
     Option("provider", PROVIDER, "oci", "What makes sandboxes; fake makes none and is for tests.", flag="--provider"),
     Option("runtime", TEXT, "", "The OCI runtime: crun, runc, runsc or a path.", flag="--runtime",
            default_text="the best that works here"),
@@ -120,21 +270,22 @@ _ROWS = (
     Option("terminal", TEXT, "xterm-256color", "What `warren shell` says the terminal is.", {"TERM": None}),
     Option("debug", SWITCH, False, "Shows stack traces of internal errors.", flag="--debug"),
     Option("host", HOST, "127.0.0.1", "The address the server listens on.", flag="--host"),
-    Option("port", whole(1, 65535), 8000, "The TCP port the server listens on.", {"PORT": None}, "--port"),
+    Option("port", whole_number(1, 65535), 8000, "The TCP port the server listens on.", {"PORT": None}, "--port"),
     Option("worker_id", WORKER, "local", "The name of this worker.", {"WORKER_ID": None}, "--worker-id"),
-    Option("store", one_of("sqlite", "memory"), "sqlite", "Where sessions are kept; memory forgets them at the end.",
+    Option("store", one_of("sqlite", "memory"), "sqlite",
+           "Where sessions are stored; memory forgets them when the server stops.",
            flag="--store"),
-    Option("default_environment", ENVIRONMENT, "base", "The environment of a session that asks for none.",
+    Option("default_environment", ENVIRONMENT, "base", "The environment of a session that names none.",
            flag="--environment"),
     Option("container_image", IMAGE, "", "The image of the default environment, instead of its own.",
            {"CONTAINER_IMAGE": None}, "--container-image"),
-    Option("pool_size", POOL, _POOLED.size, "How many sandboxes are made ahead in quiet times.",
+    Option("pool_size", POOL, _POOL_DEFAULTS.size, "How many sandboxes are made ahead in quiet times.",
            {"POOL_SIZE": None}, "--pool-size"),
-    Option("pool_min", POOL, _POOLED.min, "Below this the pool is refilled at full speed.",
+    Option("pool_min", POOL, _POOL_DEFAULTS.min, "Below this the pool is refilled at full speed.",
            {"MIN_POOL_SIZE": None, "POOL_MIN": None}, "--pool-min"),
-    Option("pool_max", POOL, _POOLED.max, "How many are made ahead at most, when they are in demand.",
+    Option("pool_max", POOL, _POOL_DEFAULTS.max, "How many are made ahead at most, under load.",
            {"MAX_POOL_SIZE": None}, "--pool-max"),
-    Option("idle_timeout_s", SESSION_TIME, IDLE_TIMEOUT_S, "A session that is not used for this long ends.",
+    Option("idle_timeout_s", SESSION_TIME, IDLE_TIMEOUT_S, "A session ends when it is not used for this long.",
            {"IDLE_TIMEOUT": None}, "--idle-timeout"),
     Option("max_lifetime_s", SESSION_TIME, MAX_LIFETIME_S, "A session ends after this time in any case.",
            {"SESSION_TIMEOUT": None}, "--max-lifetime"),
@@ -143,24 +294,24 @@ _ROWS = (
     Option("cpus", CORES, None, "The cores of a sandbox.", {"CPU_QUOTA": QUOTA}, "--cpus",
            default_text="what the environment says, else 0.5"),
     Option("claim_timeout_s", NETWORK_TIME, 30.0, "How long a caller waits for a sandbox."),
-    Option("command_timeout_s", time(0.1, LONGEST_S), 120.0, "The time a command has, if the caller does not say."),
-    Option("max_command_timeout_s", time(0.1, LONGEST_S), 86400.0, "The most time a caller can ask for."),
+    Option("command_timeout_s", time(0.1, LONGEST_S), 120.0, "The time-out of a command, if the caller gives none."),
+    Option("max_command_timeout_s", time(0.1, LONGEST_S), 86400.0, "The longest time-out that a caller can give."),
     Option("min_free_memory_mb", MEGABYTES, 0, "No sandbox is made when the machine has less free memory.",
            default_text="0 (automatic)"),
     Option("min_free_disk_mb", MEGABYTES, 0, "No sandbox is made when the state directory has less free space.",
            default_text="0 (automatic)"),
-    Option("max_sandboxes", whole(1, 100_000), 4000, "How many sandboxes there may be at once.",
+    Option("max_sandboxes", whole_number(1, 100_000), 4000, "How many sandboxes may exist at once.",
            flag="--max-sandboxes"),
-    Option("max_body_mb", whole(1, 1024), 4, "The largest JSON body that is taken."),
+    Option("max_body_mb", whole_number(1, 1024), 4, "The largest JSON body that is accepted."),
     Option("header_timeout_s", NETWORK_TIME, 10.0, "The time a client has to send the head of a request."),
     Option("body_timeout_s", NETWORK_TIME, 30.0, "A client that sends no more of a body for this long is cut off."),
-    Option("send_timeout_s", NETWORK_TIME, 60.0, "A client that takes nothing for this long is cut off."),
+    Option("send_timeout_s", NETWORK_TIME, 60.0, "A client that reads nothing for this long is cut off."),
     Option("keep_alive_s", NETWORK_TIME, 75.0, "An unused connection is closed after this time."),
-    Option("max_connections", whole(1, 1_000_000), 10_000, "How many connections there may be at once."),
-    Option("stream_keepalive_s", NETWORK_TIME, 15.0, "A silent stream gets a sign of life this often."),
-    Option("stop_grace_s", time(0, 86400), 30.0, "The time running requests have when the server is stopped.",
+    Option("max_connections", whole_number(1, 1_000_000), 10_000, "How many connections may be open at once."),
+    Option("stream_keepalive_s", NETWORK_TIME, 15.0, "A silent stream gets a keep-alive this often."),
+    Option("stop_grace_s", time(0, 86400), 30.0, "The time running requests have when the server stops.",
            flag="--stop-grace"),
-    Option("on_stop", one_of("keep", "destroy"), "keep", "What becomes of the sandboxes when the server is stopped.",
+    Option("on_stop", one_of("keep", "destroy"), "keep", "What happens to the sandboxes when the server stops.",
            flag="--on-stop"),
     Option("key_retention_s", time(1, 365 * 86400), 86400.0,
            "How long Idempotency-Keys and ended sessions are remembered."),
@@ -171,38 +322,39 @@ _ROWS = (
     Option("api_key", SECRET, "", "A key that may do everything, beside those made with `warren keys`.", secret=True),
     Option("jwt_jwks", TEXT, "", "Tokens signed by keys of this JWKS (a file or an address) are accepted.",
            flag="--jwt-jwks"),
-    Option("jwt_issuer", TEXT, "", "Who must have issued a token.", flag="--jwt-issuer"),
-    Option("jwt_audience", TEXT, "", "Whom a token must be for.", flag="--jwt-audience"),
+    Option("jwt_issuer", TEXT, "", "The issuer that a token must have.", flag="--jwt-issuer"),
+    Option("jwt_audience", TEXT, "", "The audience that a token must have.", flag="--jwt-audience"),
     Option("jwt_tenant_claim", TEXT, "tenant", "The claim that names the tenant."),
     Option("jwt_scopes_claim", TEXT, "scope", "The claim that lists the scopes."),
-    Option("secrets_key", SECRET, "", "What stored secrets are sealed with: 64 hexadecimal digits.", secret=True,
+    Option("secrets_key", SECRET, "", "The key that seals stored secrets: 64 hexadecimal digits.", secret=True,
            default_text="made at the first start, in the state directory"),
-    Option("audit", SWITCH, True, "Whether it is written down who did what.", flag="--audit/--no-audit"),
+    Option("audit", SWITCH, True, "Whether the server records who did what.", flag="--audit/--no-audit"),
     Option("audit_commands", one_of("redacted", "none"), "redacted",
-           "Whether the record has the text of commands, without what looks like a secret."),
-    Option("audit_mb", whole(1, 1_000_000), 256, "How much of the record is kept; the oldest goes first."),
+           "Whether the record has the text of commands, with what looks like a secret removed."),
+    Option("audit_mb", whole_number(1, 1_000_000), 256,
+           "How much of the record is kept; the oldest entries are removed first."),
     Option("webhook_networks", NETWORKS, (), "Networks that webhooks may call although they are not public."),
     Option("tls_cert", PATH, None, "The server's certificate, in PEM; with it and its key the server speaks HTTPS.",
            flag="--tls-cert"),
     Option("tls_key", PATH, None, "The key of the certificate, in PEM and without a password.", flag="--tls-key"),
     Option("trusted_proxies", NETWORKS, (), "The proxies whose X-Forwarded-For and X-Forwarded-Proto are believed.",
            flag="--trusted-proxies"),
-    Option("redis_url", TEXT, "", "Where the Redis of the cluster is.", {"REDIS_URL": None}, secret=True,
+    Option("redis_url", TEXT, "", "The address of the cluster's Redis.", {"REDIS_URL": None}, secret=True,
            default_text="made of redis_host, redis_port and redis_password"),
-    Option("redis_host", HOST, "127.0.0.1", "The machine Redis runs on.", {"REDIS_HOST": None}),
-    Option("redis_port", whole(1, 65535), 6379, "The port of Redis.", {"REDIS_PORT": None}),
+    Option("redis_host", HOST, "127.0.0.1", "The host of Redis.", {"REDIS_HOST": None}),
+    Option("redis_port", whole_number(1, 65535), 6379, "The port of Redis.", {"REDIS_PORT": None}),
     Option("redis_password", SECRET, "", "The password of Redis.", {"REDIS_PASSWORD": None}, secret=True),
-    Option("redis_namespace", WORKER, "warren", "What the keys in Redis begin with: one for each cluster."),
+    Option("redis_namespace", WORKER, "warren", "The prefix of all keys in Redis: another one for each cluster."),
     Option("cluster_secret", CLUSTER_SECRET, "",
-           "What coordinators and workers know each other by; the same for all of a cluster.", secret=True),
+           "The secret that coordinators and workers share; the same in the whole cluster.", secret=True),
     Option("cluster_ca", PATH, None, "The authority that signed the certificates of coordinators and workers."),
-    Option("cluster_cert", PATH, None, "The certificate of this process, for its talk with coordinators and workers."),
+    Option("cluster_cert", PATH, None, "The certificate of this process, for connections to coordinators and workers."),
     Option("cluster_key", PATH, None, "The key of that certificate."),
-    Option("advertise", ADDRESS, "", "Where the other processes of the cluster reach this one.", flag="--advertise",
-           default_text="its own address towards Redis, and its port"),
-    Option("workers", ADDRESSES, (), "Where workers are, if they are reached elsewhere than they say themselves.",
+    Option("advertise", ADDRESS, "", "The address at which the other processes of the cluster reach this one.",
+           flag="--advertise", default_text="its own address towards Redis, and its port"),
+    Option("workers", ADDRESSES, (), "The addresses of workers, if they differ from those that workers publish.",
            {"WORKERS": None}),
-    Option("labels", LABELS, (), "What can be asked for of this worker, such as gpu=1; arch is known.",
+    Option("labels", LABELS, (), "Labels of this worker that sessions can ask for, such as gpu=1; arch is known.",
            flag="--labels"),
     Option("log_level", one_of("debug", "info", "warning", "error"), "info", "How much is logged.",
            flag="--log-level"),
@@ -215,8 +367,8 @@ OPTIONS: Mapping[str, Option] = MappingProxyType({option.name: option for option
 def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Gives `command` the flags of the table, and --config.
 
-    It is called with `flags`, a dict of those that were given (by the option's name, as text; --config as
-    "config"), made for `read_settings(flags=flags)`, and with the arguments it has beside them.
+    The command is called with its other arguments and `flags`: a dict of the flags that were given, by the option's
+    name, as text (--config as "config"), for `read_settings(flags=flags)`.
     """
     flagged = [option for option in _ROWS if option.flag]
     names = ("config", *(option.name for option in flagged))
@@ -233,15 +385,15 @@ def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _click_option(option: Option) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    words = option.help if option.default_shown == _NOTHING else f"{option.help}  [{option.default_shown}]"
+    help_text = option.help if option.default_shown == _NO_VALUE else f"{option.help}  [{option.default_shown}]"
     if option.kind is SWITCH and "/" in option.flag:
-        return click.option(option.flag, option.name, default=None, callback=_as_text, help=words)
+        return click.option(option.flag, option.name, default=None, callback=_switch_text, help=help_text)
     if option.kind is SWITCH:
-        return click.option(option.flag, option.name, is_flag=True, flag_value="true", type=str, help=words)
-    return click.option(option.flag, option.name, metavar=option.kind.metavar, help=words)
+        return click.option(option.flag, option.name, is_flag=True, flag_value="true", type=str, help=help_text)
+    return click.option(option.flag, option.name, metavar=option.kind.metavar, help=help_text)
 
 
-def _as_text(context: click.Context, parameter: click.Parameter, value: bool | None) -> str | None:
+def _switch_text(context: click.Context, parameter: click.Parameter, value: bool | None) -> str | None:
     return None if value is None else str(value).lower()
 
 

@@ -1,7 +1,7 @@
 """Reads the registry: YAML files that describe environments and hold no logic.
 
-The package brings its own; a directory of the user's may add to them or replace them by name. A file
-is read when it is asked for, so that a mistake in one does not stand in the way of the others.
+The package brings its own; a directory of the operator may add to them or replace them by name. A file is read when
+its environment is used, so that a mistake in one file does not affect the others.
 """
 
 import difflib
@@ -41,13 +41,13 @@ def packaged_registry() -> Path:
 
 
 class Registry:
-    """Environments by name. Directories that stand later win over those before them."""
+    """Environments by name. Later directories win over earlier ones."""
 
     def __init__(self, *directories: Path) -> None:
         self._files = {
             path.stem: path for directory in directories for path in sorted((directory / "environments").glob("*.yaml"))
         }
-        self._read: dict[str, tuple[int, Environment]] = {}  # with the time the file was written
+        self._read: dict[str, tuple[int, Environment]] = {}  # with the time of the file's last change
 
     @property
     def names(self) -> list[str]:
@@ -58,19 +58,19 @@ class Registry:
             raise UnknownEnvironment(f"there is no environment {name!r}", remedy=self._remedy(name))
         path = self._files[name]
         try:
-            written = path.stat().st_mtime_ns
+            changed_at = path.stat().st_mtime_ns
         except OSError:
             return read_environment(path)
-        known = self._read.get(name)
-        if known is None or known[0] != written:
-            known = self._read[name] = (written, read_environment(path))
-        return known[1]
+        cached = self._read.get(name)
+        if cached is None or cached[0] != changed_at:
+            cached = self._read[name] = (changed_at, read_environment(path))
+        return cached[1]
 
     def _remedy(self, name: str) -> str:
         by_folded = {known.casefold(): known for known in self.names}
-        near = difflib.get_close_matches(name[:64].casefold(), by_folded, n=1, cutoff=0.8)
-        meant = f"did you mean {by_folded[near[0]]}? " if near else ""
-        return f"{meant}there are: {', '.join(self.names) or 'none'}"
+        close = difflib.get_close_matches(name[:64].casefold(), by_folded, n=1, cutoff=0.8)
+        suggestion = f"did you mean {by_folded[close[0]]}? " if close else ""
+        return f"{suggestion}there are: {', '.join(self.names) or 'none'}"
 
 
 def read_environment(path: Path) -> Environment:
@@ -131,17 +131,17 @@ def _read_limits(path: Path, values: dict[Any, Any]) -> Limits:
 
 
 def _read_pool(path: Path, values: dict[Any, Any]) -> PoolSize:
-    """A min or max that is not said gives way to the size."""
+    """A min or max that is not given follows the size."""
     known = [field.name for field in fields(PoolSize)]
     for key, value in values.items():
         if key not in known:
             raise InvalidRequest(f"{path}: there is no key pool.{key}", remedy=f"the keys are {', '.join(known)}")
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidRequest(f"{path}: pool.{key} is {value!r}, it must be a whole number")
-    usual = PoolSize()
-    size = values.get("size", usual.size)
-    around = {"min": min(usual.min, size), "max": max(usual.max, size)}
+    defaults = PoolSize()
+    size = values.get("size", defaults.size)
+    bounds = {"min": min(defaults.min, size), "max": max(defaults.max, size)}
     try:
-        return PoolSize(**{"size": size, **around, **values})
+        return PoolSize(**{"size": size, **bounds, **values})
     except InvalidRequest as exc:
         raise InvalidRequest(f"{path}: {exc.message}", remedy=exc.remedy) from exc

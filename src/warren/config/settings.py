@@ -1,8 +1,8 @@
-"""The settings: read from a file, the environment and flags, here and nowhere else.
+"""Reads the settings from a file, the environment and flags: no other module does.
 
-What options there are is in warren.config.options. Later sources win: the defaults, a TOML file, the environment (where
-a name of an older system stands below the WARREN_… name), flags. A value that cannot be is an InvalidRequest
-whose message says where it was given; what is odd but harmless is in `Settings.warnings`.
+warren.config.options has the table of options. Later sources win: the defaults, a TOML file, the environment (a
+WARREN_… name wins over the name of an older system), flags. A wrong value raises InvalidRequest, whose message names
+the source; what is odd but harmless is in `Settings.warnings`.
 """
 
 import difflib
@@ -16,24 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warren.config.option_kinds import PROVIDERS, Kind, check_provider
-from warren.config.options import CONFIG_VARIABLE, OPTIONS, Option
+from warren.config.options import CONFIG_VARIABLE, OPTIONS, PROVIDERS, Kind, Option, check_provider
 from warren.model.errors import InvalidRequest
 
 __all__ = ["PROVIDERS", "Settings", "check_provider", "environment_with", "read_settings"]
 
 _SYSTEM_FILE = Path("/etc/warren/warren.toml")
 _SYSTEM_STATE = Path("/var/lib/warren")
-_LONGEST_SHOWN = 100
-_OF_CLIENTS = ("WARREN_URL", "WARREN_CREDENTIALS", "WARREN_MCP_KEY", "WARREN_MCP_THREAD")
+_SHOWN_LENGTH = 100
+_CLIENT_VARIABLES = ("WARREN_URL", "WARREN_CREDENTIALS", "WARREN_MCP_KEY", "WARREN_MCP_THREAD")
 
-# Values that must rise in this order. One that nobody gave moves out of the way of those that were given.
-_RISING = (("pool_min", "pool_size", "pool_max"), ("command_timeout_s", "max_command_timeout_s"))
+# Values that must rise in this order. A default gives way to the values that were given.
+_ASCENDING = (("pool_min", "pool_size", "pool_max"), ("command_timeout_s", "max_command_timeout_s"))
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Every option's value. `sources` says of each option where its value came from."""
+    """The value of every option. `sources` has the source of each value."""
 
     state_dir: Path
     bin_dir: Path
@@ -108,7 +107,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A value as it was given; `source` says where in a table, `subject` in a sentence."""
+    """A value as it was given. `source` names where, for a table; `subject` does in a sentence."""
 
     value: object
     source: str
@@ -123,32 +122,32 @@ def read_settings(
     flags: Mapping[str, object] | None = None,
     config_file: Path | None = None,
 ) -> Settings:
-    """`flags` are by the option's name; None is a flag that was not given, "config" names the file."""
+    """`flags` are by the option's name; None stands for a flag that was not given, "config" names the file."""
     values = os.environ if environ is None else environ
     user = os.geteuid() if uid is None else uid
-    wanted = {name: value for name, value in (flags or {}).items() if value is not None}
-    flagged_file = wanted.pop("config", None)
-    named = config_file or flagged_file or values.get(CONFIG_VARIABLE)
-    file = Path(str(named)) if named else _usual_file(values, user)
-    content = _read_file(file, may_be_missing=not named)
-    given = {**_from_file(file, content), **_from_environment(values), **_from_flags(wanted)}
-    return _settle(given, values, user)
+    given_flags = {name: value for name, value in (flags or {}).items() if value is not None}
+    flagged_file = given_flags.pop("config", None)
+    chosen = config_file or flagged_file or values.get(CONFIG_VARIABLE)
+    file = Path(str(chosen)) if chosen else _default_file(values, user)
+    content = _read_file(file, may_be_missing=not chosen)
+    given = {**_from_file(file, content), **_from_environment(values), **_from_flags(given_flags)}
+    return _build_settings(given, values, user)
 
 
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of this process, for another one, and more."""
+    """The environment of this process with additions, for a child process."""
     return {**os.environ, **more}
 
 
-def _settle(given: Mapping[str, _Given], values: Mapping[str, str], uid: int) -> Settings:
-    settled = {
+def _build_settings(given: Mapping[str, _Given], values: Mapping[str, str], uid: int) -> Settings:
+    resolved = {
         name: _parse(option, given[name]) if name in given else _default(option, values, uid)
         for name, option in OPTIONS.items()
     }
     sources = {name: given[name].source if name in given else "default" for name in OPTIONS}
-    for names in _RISING:
-        _let_rise(names, settled, sources, given)
-    by_attribute = {option.attribute: settled[name] for name, option in OPTIONS.items()}
+    for names in _ASCENDING:
+        _check_ascending(names, resolved, sources, given)
+    by_attribute = {option.attribute: resolved[name] for name, option in OPTIONS.items()}
     return Settings(**by_attribute, sources=sources, warnings=tuple(_unknown_variables(values)))
 
 
@@ -160,15 +159,15 @@ def _default(option: Option, values: Mapping[str, str], uid: int) -> Any:
     return option.default
 
 
-def _usual_file(values: Mapping[str, str], uid: int) -> Path:
+def _default_file(values: Mapping[str, str], uid: int) -> Path:
     return _SYSTEM_FILE if uid == 0 else _user_directory(values, "XDG_CONFIG_HOME", ".config") / "warren/warren.toml"
 
 
-def _user_directory(values: Mapping[str, str], variable: str, usual: str) -> Path:
-    if Path(chosen := values.get(variable, "")).is_absolute():
-        return Path(chosen)
+def _user_directory(values: Mapping[str, str], variable: str, default: str) -> Path:
+    if Path(directory := values.get(variable, "")).is_absolute():
+        return Path(directory)
     try:
-        return Path(values.get("HOME") or Path.home()) / usual
+        return Path(values.get("HOME") or Path.home()) / default
     except RuntimeError as exc:
         raise InvalidRequest("it is not known where your home directory is", remedy="set HOME") from exc
 
@@ -198,30 +197,32 @@ def _read_toml(path: Path, text: bytes) -> dict[str, Any]:
         line = text[: exc.start].count(b"\n") + 1
         raise InvalidRequest(f"{path}, line {line}: this is not UTF-8") from exc
     except tomllib.TOMLDecodeError as exc:
-        problem, _, place = str(exc).rpartition(" (at ")
-        found = re.search(r"line ([0-9]+)", place)
-        line = int(found[1]) if found else text.rstrip().count(b"\n") + 1
+        problem, _, position = str(exc).rpartition(" (at ")
+        match = re.search(r"line ([0-9]+)", position)
+        line = int(match[1]) if match else text.rstrip().count(b"\n") + 1
         raise InvalidRequest(f"{path}, line {line}: this is not TOML: {problem}") from exc
 
 
 def _from_file(path: Path, content: Mapping[str, object]) -> dict[str, _Given]:
     for name in content:
         if name not in OPTIONS:
-            raise InvalidRequest(f"{path}: there is no option {name!r}", remedy=f"did you mean {_near(name)}?")
+            raise InvalidRequest(
+                f"{path}: there is no option {name!r}", remedy=f"did you mean {_closest_option(name)}?"
+            )
     return {
         name: _Given(value, f"file {path}", f"{name} in {path}", OPTIONS[name].kind) for name, value in content.items()
     }
 
 
-def _nearest(word: str, words: Iterable[str]) -> str:
+def _closest(word: str, words: Iterable[str]) -> str:
     return difflib.get_close_matches(word, list(words), n=1, cutoff=0.0)[0]
 
 
-def _near(name: str) -> str:
-    """The option meant, also if its name in Settings or in an older system was used."""
+def _closest_option(name: str) -> str:
+    """The option whose name is closest, also by its name in Settings or in an older system."""
     names = {known: option.name for option in OPTIONS.values() for known in (option.attribute, *option.aliases)}
     every = {**{known.lower(): name for known, name in names.items()}, **{name: name for name in OPTIONS}}
-    return every[_nearest(name.lower(), every)]
+    return every[_closest(name.lower(), every)]
 
 
 def _from_environment(values: Mapping[str, str]) -> dict[str, _Given]:
@@ -239,7 +240,7 @@ def _from_flags(flags: Mapping[str, object]) -> dict[str, _Given]:
     given = {}
     for name, value in flags.items():
         if name not in OPTIONS:
-            raise InvalidRequest(f"there is no option {name!r}", remedy=f"did you mean {_near(name)}?")
+            raise InvalidRequest(f"there is no option {name!r}", remedy=f"did you mean {_closest_option(name)}?")
         flag = OPTIONS[name].flag or f"--{name.replace('_', '-')}"
         given[name] = _Given(value, f"flag {flag}", f"the flag {flag}", OPTIONS[name].kind)
     return given
@@ -249,14 +250,14 @@ def _parse(option: Option, given: _Given) -> Any:
     try:
         return option.parse(_as_text(given.value), given.kind)
     except ValueError as exc:
-        shown = "" if option.secret else f" is {str(given.value)[:_LONGEST_SHOWN]!r}"
+        shown = "" if option.secret else f" is {str(given.value)[:_SHOWN_LENGTH]!r}"
         raise InvalidRequest(f"{given.subject}{shown}: {given.kind.takes} is expected") from exc
     except InvalidRequest as exc:
         raise InvalidRequest(exc.message, remedy=f"{given.subject} says so; {exc.remedy}") from exc
 
 
 def _as_text(value: object) -> str:
-    """Files and callers have values of several types; what they mean is decided in one place, from the text."""
+    """Files and callers give values of several types; only texts are parsed, so that all mean the same."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float | Path):
@@ -266,28 +267,28 @@ def _as_text(value: object) -> str:
     raise ValueError
 
 
-def _let_rise(
-    names: tuple[str, ...], settled: dict[str, Any], sources: dict[str, str], given: Mapping[str, _Given]
+def _check_ascending(
+    names: tuple[str, ...], resolved: dict[str, Any], sources: dict[str, str], given: Mapping[str, _Given]
 ) -> None:
     explicit = [name for name in names if name in given]
     for lower, higher in itertools.pairwise(explicit):
-        if settled[lower] > settled[higher]:
+        if resolved[lower] > resolved[higher]:
             raise InvalidRequest(
-                f"{lower} is {OPTIONS[lower].show(settled[lower])} ({sources[lower]}), "
-                f"but {higher} is {OPTIONS[higher].show(settled[higher])} ({sources[higher]})",
+                f"{lower} is {OPTIONS[lower].show(resolved[lower])} ({sources[lower]}), "
+                f"but {higher} is {OPTIONS[higher].show(resolved[higher])} ({sources[higher]})",
                 remedy=f"{lower} must not be more than {higher}",
             )
     for name in (name for name in names if name not in given):
-        place = names.index(name)
+        position = names.index(name)
         for other in explicit:
-            bound = max if names.index(other) < place else min
-            if (moved := bound(settled[name], settled[other])) != settled[name]:
-                settled[name], sources[name] = moved, f"follows {other}"
+            bound = max if names.index(other) < position else min
+            if (moved := bound(resolved[name], resolved[other])) != resolved[name]:
+                resolved[name], sources[name] = moved, f"follows {other}"
 
 
 def _unknown_variables(values: Mapping[str, str]) -> Iterable[str]:
-    known = {CONFIG_VARIABLE, *_OF_CLIENTS, *(option.variable for option in OPTIONS.values())}
+    known = {CONFIG_VARIABLE, *_CLIENT_VARIABLES, *(option.variable for option in OPTIONS.values())}
     for name in sorted(values):
         if name.startswith("WARREN_") and name not in known:
-            near = _nearest(name, known)
-            yield f"the environment variable {name} is no option and does nothing; did you mean {near}?"
+            close = _closest(name, known)
+            yield f"the environment variable {name} is no option and does nothing; did you mean {close}?"

@@ -3,7 +3,18 @@
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from warren.model.operations import Chunk, Command, ExecResult, FileEvent, FileInfo, ProcessInfo, TerminalSize
+from warren.model.operations import (
+    Chunk,
+    Command,
+    ExecResult,
+    FileEvent,
+    FileInfo,
+    ProcessInfo,
+    Search,
+    SearchMatch,
+    SearchSummary,
+    TerminalSize,
+)
 from warren.model.spec import Isolation
 
 
@@ -51,6 +62,12 @@ class Sandbox(Protocol):
     Errors: FileNotFound, PermissionDenied, IsDirectory, NotADirectory, FileExists, InvalidPath,
     NoSpace.
 
+    `search` yields matches as they are found, ordered by directory and name, and exactly one SearchSummary as the
+    last item. Reaching a limit is not an error: the summary tells. An expression that is not valid raises
+    InvalidRequest, one that needs too much memory LimitReached, both before any match; a `path` that is not there
+    raises FileNotFound. Leaving the iteration ends the search. A sandbox that was made by an older release may not
+    be able to search: that raises Conflict.
+
     `when_lost` calls back once, with the reason, when the sandbox has died or cannot be reached any more (at
     once if it already is); not after `close`. `close` lets go of the sandbox without ending it.
     """
@@ -82,6 +99,7 @@ class Sandbox(Protocol):
     def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]: ...
     async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int: ...
     def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]: ...
+    def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]: ...
 
     async def ping(self) -> None: ...
     def when_lost(self, call: Callable[[str], None]) -> None: ...

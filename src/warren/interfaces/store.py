@@ -55,7 +55,7 @@ NO_CAPS = Caps()
 class Page:
     """Which sessions of a tenant are wanted: newest first, after the session id `after`."""
 
-    states: frozenset[SessionState] = frozenset(SessionState) - {SessionState.ENDED}
+    states: frozenset[SessionState] = frozenset(state for state in SessionState if state.is_active)
     thread_id: str = ""
     environment: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -75,18 +75,18 @@ class SessionStore(Protocol):
     do `get` and `of_thread` for what they do not find meanwhile: it may be there in a moment.
 
     `add` stores a new session, if there is nothing in its way: a key that is known gives the session it
-    stands for (also an ended one), then an active session of the same thread gives that one and, if it is
-    CREATING or RUNNING, remembers the key for it. A key that came with another fingerprint raises KeyReused;
+    stands for (also an ended one), then an active session of the same thread gives that one and, if its state
+    `is_usable`, remembers the key for it. A key that came with another fingerprint raises KeyReused;
     a key whose session came to nothing counts as unknown; so does one whose session was purged. A new session that
     would take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many come at once, what is
-    held (see HOLDING; disk as the sum of `disk_mb`) never exceeds them.
+    held (states with `holds_sandbox`; disk as the sum of `disk_mb`) never exceeds them.
     `get` finds a session of the tenant, also an ended one; `of_thread` the thread's active one, else the
     newest ended one.
     `swap` stores a change (`session.version` is one more than what it was made from) if nobody else was
     faster; it says whether it did. A session that is unknown is not stored.
     `list` gives a page, newest first (by creation, then by id); a page after an id that is unknown is empty.
-    `active` gives all sessions that have not ended, of every tenant; `due` those of them in CREATING, RUNNING or
-    LOST whose deadline has passed, the longest overdue first; `count` how many there are in each state.
+    `active` gives all active sessions, of every tenant; `due` those in a state that `expires` whose deadline has
+    passed, the longest overdue first; `count` how many there are in each state.
     `purge` forgets ended sessions, and keys, that ended or were made before `before`, or in another epoch. A key
     of a session that is still there stays.
     `claim_key` remembers a key, unless it is known: then it gives what is known of it (None: it is new).

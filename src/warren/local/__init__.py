@@ -1,6 +1,6 @@
 """The SDK's local mode: sandboxes of this machine, in this process, without a server.
 
-Calls run on the loop of the engine (local_engine.py), each as a task of its own. What lasts (a stream, a file that is
+Calls run on the loop of the engine (engine.py), each as a task of its own. What lasts (a stream, a file that is
 read, a terminal) is run there by one task from its beginning to its end, and what it yields is fetched (`Pump`).
 """
 
@@ -11,20 +11,19 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
-    Callable,
     Generator,
     Iterable,
     Iterator,
 )
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from warren.local.engine import ENGINE, own_task
 
-_STREAMS: Final = frozenset({"stream", "follow", "watch"})
-_CONTEXTS: Final = frozenset({"read", "pack", "terminal"})
+if TYPE_CHECKING:
+    from warren.local.calls import LocalCalls
+
 _AHEAD: Final = 4  # what a pump fetches before it is asked for
 _END: Final = object()
-_PLAIN: Final = (str, bytes, dict, list, tuple, float)
 
 
 class Pump:
@@ -65,17 +64,18 @@ class Pump:
         await asyncio.wait([self._task])
 
 
-async def _flat(name: str, context: Any) -> AsyncGenerator[Any, None]:
-    """What a context gives, one after the other: the size and the bytes of a file; a terminal, which stays open."""
-    async with context as value:
-        if name == "terminal":
-            yield value
-            await asyncio.Event().wait()
-        size, parts = value if name == "read" else (None, value)
+async def _size_and_parts(download: Any) -> AsyncGenerator[Any, None]:
+    async with download as (size, parts):
         yield size
         async with contextlib.aclosing(parts):
             async for part in parts:
                 yield part
+
+
+async def _open_socket(opening: Any) -> AsyncGenerator[Any, None]:
+    async with opening as socket:
+        yield socket
+        await asyncio.Event().wait()  # it stays open until the pump is stopped
 
 
 class _Client:
@@ -94,15 +94,12 @@ class _Client:
                 ENGINE.use()
                 self._joined = True
 
-    def _verb(self, name: str) -> Callable[..., Any]:
+    @property
+    def _calls(self) -> "LocalCalls":
         if not self._joined:
             self._join()
-        verb: Callable[..., Any] = getattr(ENGINE.verbs, name)
-        return verb
-
-    def _source(self, name: str, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        found: Any = self._verb(name)(*args, **kwargs)
-        return found if name in _STREAMS else _flat(name, found)
+        assert ENGINE.calls is not None
+        return ENGINE.calls
 
     def _leave(self) -> None:
         with self._joining:
@@ -114,28 +111,36 @@ class _Client:
 class Local(_Client):
     """A backend for clients that block."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _STREAMS:
-            return lambda *args, **kwargs: self._iterated(name, *args, **kwargs)
-        if name in _CONTEXTS:
-            return lambda *args, **kwargs: self._entered(name, *args, **kwargs)
-        return lambda *args, **kwargs: ENGINE.wait(self._verb(name)(*_bodies(args), **kwargs))
+    def call(self, operation: str, session_id: str = "", **arguments: Any) -> Any:
+        return ENGINE.wait(self._calls.call(operation, session_id, **arguments))
 
-    def _iterated(self, name: str, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
-        pump = Pump(self._source(name, *args, **kwargs))
-        try:
-            ENGINE.wait(pump.begin())
+    def upload(self, operation: str, session_id: str, data: bytes | Iterable[bytes], **arguments: Any) -> Any:
+        body = data if isinstance(data, bytes) else _pulled(data)
+        return ENGINE.wait(self._calls.upload(operation, session_id, body, **arguments))
+
+    def events(self, operation: str, session_id: str, **arguments: Any) -> Generator[Any, None, None]:
+        with self._pumped(self._calls.events(operation, session_id, **arguments)) as pump:
             yield from _taken(pump)
-        finally:
-            ENGINE.finished(pump.stop())
 
     @contextlib.contextmanager
-    def _entered(self, name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        pump = Pump(self._source(name, *args, **kwargs))
+    def download(self, operation: str, session_id: str, **arguments: Any) -> Iterator[Any]:
+        with self._pumped(_size_and_parts(self._calls.download(operation, session_id, **arguments))) as pump:
+            yield ENGINE.wait(pump.take()), _taken(pump)
+
+    @contextlib.contextmanager
+    def socket(self, operation: str, session_id: str, **arguments: Any) -> Iterator["_Socket"]:
+        with self._pumped(_open_socket(self._calls.socket(operation, session_id, **arguments))) as pump:
+            yield _Socket(ENGINE.wait(pump.take()))
+
+    def stats(self) -> Any:
+        return ENGINE.wait(self._calls.stats())
+
+    @contextlib.contextmanager
+    def _pumped(self, source: AsyncGenerator[Any, None]) -> Iterator[Pump]:
+        pump = Pump(source)
         try:
             ENGINE.wait(pump.begin())
-            first = ENGINE.wait(pump.take())
-            yield _Socket(first) if name == "terminal" else (first, _taken(pump)) if name == "read" else _taken(pump)
+            yield pump
         finally:
             ENGINE.finished(pump.stop())
 
@@ -163,40 +168,48 @@ class _Socket:
 class AsyncLocal(_Client):
     """A backend for clients on an event loop, whichever."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _STREAMS:
-            return lambda *args, **kwargs: self._iterated(name, *args, **kwargs)
-        if name in _CONTEXTS:
-            return lambda *args, **kwargs: self._entered(name, *args, **kwargs)
-        return lambda *args, **kwargs: self._called(name, *args, **kwargs)
+    async def call(self, operation: str, session_id: str = "", **arguments: Any) -> Any:
+        calls = await self._joined_calls()
+        return await ENGINE.there(calls.call(operation, session_id, **arguments))
 
-    async def _begin(self) -> None:
-        if not self._joined:
-            await asyncio.to_thread(self._join)
+    async def upload(
+        self, operation: str, session_id: str, data: bytes | AsyncIterable[bytes], **arguments: Any
+    ) -> Any:
+        calls = await self._joined_calls()
+        body = data if isinstance(data, bytes) else _fed(data, asyncio.get_running_loop())
+        return await ENGINE.there(calls.upload(operation, session_id, body, **arguments))
 
-    async def _called(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if not self._joined:
-            await self._begin()
-        return await ENGINE.there(getattr(ENGINE.verbs, name)(*[_taken_over(arg) for arg in args], **kwargs))
-
-    async def _iterated(self, name: str, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        await self._begin()
-        pump = Pump(self._source(name, *args, **kwargs))
-        try:
-            await ENGINE.there(pump.begin())
+    async def events(self, operation: str, session_id: str, **arguments: Any) -> AsyncGenerator[Any, None]:
+        calls = await self._joined_calls()
+        async with self._pumped(calls.events(operation, session_id, **arguments)) as pump:
             async for item in _taken_there(pump):
                 yield item
-        finally:
-            await ENGINE.finished_there(pump.stop())
 
     @contextlib.asynccontextmanager
-    async def _entered(self, name: str, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        await self._begin()
-        pump = Pump(self._source(name, *args, **kwargs))
+    async def download(self, operation: str, session_id: str, **arguments: Any) -> AsyncIterator[Any]:
+        calls = await self._joined_calls()
+        async with self._pumped(_size_and_parts(calls.download(operation, session_id, **arguments))) as pump:
+            yield await ENGINE.there(pump.take()), _taken_there(pump)
+
+    @contextlib.asynccontextmanager
+    async def socket(self, operation: str, session_id: str, **arguments: Any) -> AsyncIterator["_AsyncSocket"]:
+        calls = await self._joined_calls()
+        async with self._pumped(_open_socket(calls.socket(operation, session_id, **arguments))) as pump:
+            yield _AsyncSocket(await ENGINE.there(pump.take()))
+
+    async def stats(self) -> Any:
+        calls = await self._joined_calls()
+        return await ENGINE.there(calls.stats())
+
+    async def _joined_calls(self) -> "LocalCalls":
+        return self._calls if self._joined else await asyncio.to_thread(lambda: self._calls)
+
+    @contextlib.asynccontextmanager
+    async def _pumped(self, source: AsyncGenerator[Any, None]) -> AsyncIterator[Pump]:
+        pump = Pump(source)
         try:
             await ENGINE.there(pump.begin())
-            first, rest = await ENGINE.there(pump.take()), _taken_there(pump)
-            yield _AsyncSocket(first) if name == "terminal" else (first, rest) if name == "read" else rest
+            yield pump
         finally:
             await ENGINE.finished_there(pump.stop())
 
@@ -221,12 +234,6 @@ class _AsyncSocket:
         return message
 
 
-def _taken_over(arg: Any) -> Any:
-    if isinstance(arg, _PLAIN) or not isinstance(arg, AsyncIterable):
-        return arg
-    return _fed(arg, asyncio.get_running_loop())
-
-
 async def _next(source: AsyncIterator[Any]) -> Any:
     return await anext(source, _END)
 
@@ -241,12 +248,8 @@ async def _fed(source: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) ->
         yield item
 
 
-def _bodies(args: tuple[Any, ...]) -> list[Any]:
-    """Iterables of bytes are taken in threads: reading them may block."""
-    return [arg if isinstance(arg, _PLAIN) or not isinstance(arg, Iterable) else _pulled(arg) for arg in args]
-
-
 async def _pulled(source: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Read in a thread: reading may block."""
     iterator = iter(source)
     while (part := await asyncio.to_thread(next, iterator, _END)) is not _END:
         assert isinstance(part, bytes)

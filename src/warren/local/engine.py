@@ -22,7 +22,7 @@ from warren.model.errors import InvalidRequest, Unavailable, WarrenError
 
 if TYPE_CHECKING:
     from warren.app.service import Service
-    from warren.local.verbs import Verbs
+    from warren.local.calls import LocalCalls
 
 T = TypeVar("T")
 Work = Coroutine[Any, Any, T]
@@ -103,7 +103,7 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._service: Service | None = None
-        self.verbs: Verbs | None = None
+        self.calls: LocalCalls | None = None
 
     def __repr__(self) -> str:
         return f"<Engine {'running' if self._loop else 'not running'}, {self._clients} clients>"
@@ -161,7 +161,7 @@ class Engine:
         self._thread = threading.Thread(target=loop.run_forever, name="warren local", daemon=True)
         self._thread.start()
         try:
-            self._service, self.verbs = self.wait(make())
+            self._service, self.calls = self.wait(make())
         except BaseException as exc:
             self._end_loop()
             if type(exc) is Unavailable and "state directory" in exc.message:
@@ -170,12 +170,12 @@ class Engine:
             raise
 
     def _stop(self) -> None:
-        service, verbs = self._service, self.verbs
-        self._service = self.verbs = None
+        service, calls = self._service, self.calls
+        self._service = self.calls = None
         assert service is not None
-        assert verbs is not None
+        assert calls is not None
         try:
-            self.wait(_stopped(service, verbs))
+            self.wait(_stopped(service, calls))
         finally:
             self._end_loop()
 
@@ -270,7 +270,7 @@ async def _rest_cancelled() -> None:
     await _cancelled(asyncio.all_tasks())
 
 
-def _imported() -> tuple[Callable[[], Work["tuple[Service, Verbs]"]], Callable[[], asyncio.AbstractEventLoop]]:
+def _imported() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], Callable[[], asyncio.AbstractEventLoop]]:
     """What makes the service, and the loop it runs on."""
     try:
         import uvloop
@@ -278,35 +278,42 @@ def _imported() -> tuple[Callable[[], Work["tuple[Service, Verbs]"]], Callable[[
         from warren.app.service import Service
         from warren.app.wiring import build_context, build_identity
         from warren.config.settings import read_settings
-        from warren.local.verbs import Verbs
+        from warren.local.calls import LocalCalls
     except ImportError as exc:
         raise InvalidRequest(
             f"local mode needs the packages of the server: {exc}", remedy="install them: pip install 'warren[server]'"
         ) from exc
     settings = replace(read_settings(), audit=False, auth=False)  # there is one caller, and it is this process
 
-    async def make() -> "tuple[Service, Verbs]":
+    async def make() -> "tuple[Service, LocalCalls]":
         service = Service(settings)
         await service.start()
         identity = build_identity(settings, service.tenancy)
-        return service, Verbs(build_context(settings, service.sessions, service.tenancy, identity))
+        return service, LocalCalls(build_context(settings, service.sessions, service.tenancy, identity))
 
     return make, uvloop.new_event_loop
 
 
-async def _stopped(service: "Service", verbs: "Verbs") -> None:
+async def _stopped(service: "Service", calls: "LocalCalls") -> None:
     """Whoever still waits for something hears that it is over. Sessions that nobody could come back to are ended."""
     await _cancelled(_WORK)
     try:
-        for session_id in list(verbs.threadless):
+        for session_id in list(calls.threadless):
             with contextlib.suppress(WarrenError):
-                await verbs.delete(session_id)
+                await calls.call("delete_session", session_id)
     finally:
         await service.stop()
 
 
+def run_before_executors_close(function: Callable[[], None]) -> None:
+    """Calls the function when the interpreter exits, while executors still take work: the service needs them to stop.
+
+    `atexit` is too late for that. threading calls what was registered last first, and executors registered theirs when
+    their module was imported, so that must have happened. The function of threading is private: see test_private_apis.
+    """
+    assert concurrent.futures.thread
+    threading._register_atexit(function)  # type: ignore[attr-defined]
+
+
 ENGINE: Final = Engine()
-# Not with atexit: by then executors take no more work, and the service needs them to stop. What is registered last is
-# called first, and executors registered theirs when their module, named here, was imported.
-assert concurrent.futures.thread
-threading._register_atexit(ENGINE.end)  # type: ignore[attr-defined]
+run_before_executors_close(ENGINE.end)

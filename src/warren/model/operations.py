@@ -1,5 +1,6 @@
 """What can be done in a sandbox, and what comes back."""
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -8,6 +9,9 @@ from warren.model.spec import check_env
 
 KEEP_BYTES = 10 * 1024 * 1024
 MAX_COMMAND_BYTES = 3 * 1024 * 1024
+MAX_PATTERN_BYTES = 4000
+MAX_GLOBS = 64
+_BRACES = re.compile(r"(?<!\\)\{([^{}]*,[^{}]*)\}")
 
 
 class Reason(StrEnum):
@@ -178,6 +182,118 @@ class FileEvent:
     change: Change
     path: str
     directory: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Which files to find below `path`: by name (`glob`), by content (`pattern`), or by both.
+
+    Without a pattern every file, directory and link whose name fits is a match. With one, every line of a fitting
+    file in which the pattern is found is a match. `path` may also be a single file.
+
+    `glob` knows `*`, `?`, `[a-z]`, `[!a-z]`, `{one,two}`, a backslash before what is meant literally, and `**` for
+    any number of directories. Without a slash it is matched with the name, in any directory (`*.py`); with one, with
+    the whole path from `path` on (`src/**/*.py`, `/*.md`).
+
+    `pattern` is a POSIX extended regular expression, matched with one line at a time, without its line end:
+    `[[:digit:]]+`, not `\\d+`. `ignore_case` goes for both.
+
+    Links are not followed. Names that begin with a dot are passed over unless `hidden`, and so is what the kernel
+    makes up (/proc, /sys). Contents of binary files (those with a NUL byte), of files larger than `max_file_bytes`
+    and of devices, pipes and sockets are not searched; of a line longer than 1 MiB only the beginning is.
+    """
+
+    path: str = "/workspace"
+    glob: str = ""
+    pattern: str = ""
+    ignore_case: bool = False
+    hidden: bool = False
+    max_matches: int = 1000
+    max_file_bytes: int = 10 * 1024 * 1024
+    timeout_s: float = 30.0
+    user: str = ""
+
+    def __post_init__(self) -> None:
+        check_path(self.path)
+        check_user(self.user)
+        if not self.glob and not self.pattern:
+            raise InvalidRequest("a search needs a glob, a pattern, or both")
+        for name, text in (("glob", self.glob), ("pattern", self.pattern)):
+            if "\0" in text or "\n" in text:
+                raise InvalidRequest(f"a {name} cannot have a NUL byte or a line break in it")
+            try:
+                size = len(text.encode(errors="strict" if name == "pattern" else "surrogateescape"))
+            except UnicodeEncodeError:
+                raise InvalidRequest(f"the {name} is not valid text") from None
+            if size > MAX_PATTERN_BYTES:
+                raise InvalidRequest(f"the {name} is longer than {MAX_PATTERN_BYTES} bytes")
+        if self.glob.endswith("/"):
+            raise InvalidRequest(f"the glob {self.glob!r} ends with a slash", remedy="use name/** for what lies below")
+        self.globs()
+        if not 1 <= self.max_matches <= 100_000:
+            raise InvalidRequest(f"max_matches is {self.max_matches}, it must be between 1 and 100,000")
+        if not 1 <= self.max_file_bytes <= 1 << 40:
+            raise InvalidRequest(f"max_file_bytes is {self.max_file_bytes}, it must be between 1 and 1 TiB")
+        if not 0.001 <= self.timeout_s <= 600:
+            raise InvalidRequest(f"a search cannot take {self.timeout_s} s: 0.001 to 600")
+
+    def globs(self) -> tuple[str, ...]:
+        """The glob without braces: one for each alternative."""
+        globs = [self.glob] if self.glob else []
+        while any(found := [_BRACES.search(glob) for glob in globs]):
+            globs = [
+                glob[: match.start()] + one + glob[match.end() :] if match else glob
+                for glob, match in zip(globs, found, strict=True)
+                for one in (match[1].split(",") if match else [""])
+            ]
+            if len(globs) > MAX_GLOBS:
+                raise InvalidRequest(f"the glob has more than {MAX_GLOBS} alternatives in braces")
+        return tuple(dict.fromkeys(globs))
+
+
+@dataclass(frozen=True, slots=True)
+class SearchMatch:
+    """A name that fits (`line` is 0), or a line in which the pattern was found.
+
+    `line` and `column` count from 1, `column` in bytes, at the first match of the line. `text` is the line without
+    its line end; of a long one it is a part around the match, and `text_truncated` says so.
+    """
+
+    path: str
+    kind: FileKind = FileKind.FILE
+    line: int = 0
+    column: int = 0
+    text: str = ""
+    text_truncated: bool = False
+
+
+class SearchLimit(StrEnum):
+    MAX_MATCHES = "max_matches"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSummary:
+    """The end of a search: what was found and everything that was left out.
+
+    `truncated_by` is the limit that ended the search early, or None if it saw everything. `files_searched` counts
+    files whose contents were searched; `binary`, `too_large` and `unreadable` those that were not (also directories
+    that could not be read), `hidden` the names with a dot, and `long_lines` lines of which only the beginning was
+    searched.
+    """
+
+    matches: int
+    files_searched: int = 0
+    binary: int = 0
+    too_large: int = 0
+    unreadable: int = 0
+    hidden: int = 0
+    long_lines: int = 0
+    truncated_by: SearchLimit | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return self.truncated_by is not None
 
 
 def check_path(path: str) -> str:

@@ -5,6 +5,7 @@ counted on the clock of warren.clock and mean something only within `epoch`.
 """
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
@@ -32,14 +33,81 @@ class SessionState(StrEnum):
     STOPPING = "stopping"
     ENDED = "ended"
 
+    @property
+    def is_active(self) -> bool:
+        return STATES[self].is_active
+
+    @property
+    def is_in_transition(self) -> bool:
+        return STATES[self].is_in_transition
+
+    @property
+    def is_usable(self) -> bool:
+        return STATES[self].is_usable
+
+    @property
+    def can_run(self) -> bool:
+        return STATES[self].can_run
+
+    @property
+    def can_be_lost(self) -> bool:
+        return STATES[self].can_be_lost
+
+    @property
+    def holds_sandbox(self) -> bool:
+        return STATES[self].holds_sandbox
+
+    @property
+    def expires(self) -> bool:
+        return STATES[self].expires
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRules:
+    """What holds for the sessions in a state.
+
+    `next`: the states that may follow; a state that may follow itself lets other values of the session change.
+    `is_active`: the session keeps its thread, is listed by default and is never purged.
+    `is_in_transition`: a task makes or destroys the sandbox, and the state changes when the task is done.
+    `is_usable`: the session can run commands, now or after a while; an Idempotency-Key may stand for it.
+    `can_run`: commands run now.
+    `can_be_lost`: the sandbox exists. A worker takes it over after a restart; if it dies, the session is lost.
+    `holds_sandbox`: the session takes up a sandbox of its worker (wanted, present or not yet gone): quotas count it.
+    `expires`: the session ends at its deadline.
+    """
+
+    next: frozenset[SessionState]
+    is_active: bool = True
+    is_in_transition: bool = False
+    is_usable: bool = False
+    can_run: bool = False
+    can_be_lost: bool = False
+    holds_sandbox: bool = False
+    expires: bool = False
+
 
 _S = SessionState
-NEXT: Final[dict[SessionState, frozenset[SessionState]]] = {
-    _S.CREATING: frozenset({_S.RUNNING, _S.STOPPING, _S.ENDED}),
-    _S.RUNNING: frozenset({_S.RUNNING, _S.LOST, _S.STOPPING}),
-    _S.LOST: frozenset({_S.LOST, _S.STOPPING}),
-    _S.STOPPING: frozenset({_S.ENDED}),
-    _S.ENDED: frozenset(),
+
+# The only place that tells states apart by kind: stores make their SQL and Lua from it.
+STATES: Final[Mapping[SessionState, StateRules]] = {
+    _S.CREATING: StateRules(
+        next=frozenset({_S.RUNNING, _S.STOPPING, _S.ENDED}),
+        is_in_transition=True,
+        is_usable=True,
+        holds_sandbox=True,
+        expires=True,
+    ),
+    _S.RUNNING: StateRules(
+        next=frozenset({_S.RUNNING, _S.LOST, _S.STOPPING}),
+        is_usable=True,
+        can_run=True,
+        can_be_lost=True,
+        holds_sandbox=True,
+        expires=True,
+    ),
+    _S.LOST: StateRules(next=frozenset({_S.LOST, _S.STOPPING}), expires=True),
+    _S.STOPPING: StateRules(next=frozenset({_S.ENDED}), is_in_transition=True, holds_sandbox=True),
+    _S.ENDED: StateRules(next=frozenset(), is_active=False),
 }
 
 
@@ -55,9 +123,6 @@ class EndReason(StrEnum):
     UNDONE = "undone"
     SHUTDOWN = "shutdown"
 
-
-# In these it has a sandbox, or will have, and counts for quotas.
-HOLDING: Final = frozenset({_S.CREATING, _S.RUNNING, _S.STOPPING})
 
 # A create that came to nothing: its Idempotency-Key may be used again.
 CAME_TO_NOTHING: Final = frozenset({EndReason.FAILED, EndReason.UNDONE})
@@ -112,7 +177,7 @@ class Session:
 
     @property
     def active(self) -> bool:
-        return self.state is not SessionState.ENDED
+        return self.state.is_active
 
     @property
     def slack_s(self) -> float:
@@ -135,7 +200,7 @@ class Session:
         return EndReason.LIFETIME if now >= self.started + self.max_lifetime_s else EndReason.IDLE
 
     def moved_to(self, state: SessionState, **changes: Any) -> "Session":
-        if state not in NEXT[self.state]:
+        if state not in STATES[self.state].next:
             raise Conflict(f"session {self.id} is {self.state}, it cannot become {state}")
         return replace(self, state=state, version=self.version + 1, **changes)
 

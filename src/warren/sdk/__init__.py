@@ -1,4 +1,4 @@
-"""What runs in the user's program: clients of a server, or of this machine itself.
+"""The Python client: it runs in the user's program and talks to a server, or makes sandboxes on this machine.
 
-`aio` is written by hand; `blocking` is made from it by scripts/generate_sync.py, all but its transport.
+`aio` is written by hand; scripts/generate_sync.py makes `blocking` from it, except for its transport and platform.
 """

@@ -1,13 +1,15 @@
-"""What the clients give back. Each can be read like an object and like a dictionary."""
+"""What the methods of the clients return. Every result can be read like an object and like a dictionary."""
 
+import base64
+import codecs
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Final, Self
 
 
-class Readable:
-    """`result.output` and `result["output"]` are the same."""
+class Result:
+    """The base of all results: `result.output` and `result["output"]` are the same."""
 
     __slots__ = ()
 
@@ -23,15 +25,15 @@ class Readable:
         return iter(self.keys())
 
     def keys(self) -> list[str]:
-        return list(_names(type(self)))
+        return list(_field_names(type(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
         return getattr(self, name) if name in self.keys() else default
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """From an answer of the server; what it does not know of is left out."""
-        known = _names(cls)
+        """Makes a result from the JSON of the server; fields that the class does not have are left out."""
+        known = _field_names(cls)
         return cls(
             **{
                 name: value if type(value) in _PLAIN else _plain(value)
@@ -42,26 +44,24 @@ class Readable:
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
+_FIELD_NAMES: Final[dict[type, dict[str, None]]] = {}
 
 
 def _plain(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
-_NAMES: Final[dict[type, dict[str, None]]] = {}
-
-
-def _names(kind: type) -> dict[str, None]:
-    if kind not in _NAMES:
-        _NAMES[kind] = dict.fromkeys(each.name for each in fields(kind))
-    return _NAMES[kind]
+def _field_names(kind: type) -> dict[str, None]:
+    if kind not in _FIELD_NAMES:
+        _FIELD_NAMES[kind] = dict.fromkeys(each.name for each in fields(kind))
+    return _FIELD_NAMES[kind]
 
 
 @dataclass(frozen=True, slots=True)
-class ExecuteResult(Readable):
-    """How a command ended and what it said. `reason`: exited, signal, timeout, oom, cancelled or sandbox_lost.
+class ExecuteResult(Result):
+    """How a command ended, and its output. `reason`: exited, signal, timeout, oom, cancelled or sandbox_lost.
 
-    `notice` says what the caller should know, such as that this is a fresh sandbox and earlier files are gone.
+    `notice` is what the caller should know, such as that this is a fresh sandbox and earlier files are gone.
     """
 
     exit_code: int
@@ -86,8 +86,8 @@ class ExecuteResult(Readable):
 
 
 @dataclass(frozen=True, slots=True)
-class OutputChunk(Readable):
-    """A piece of output as it came: `data` is every byte of it, `text` what is to be read. `offset` counts bytes."""
+class OutputChunk(Result):
+    """A piece of output: `data` has every byte of it, `text` is for reading. `offset` counts bytes."""
 
     stream: str
     data: bytes
@@ -100,7 +100,7 @@ class OutputChunk(Readable):
 
 
 @dataclass(frozen=True, slots=True)
-class SessionInfo(Readable):
+class SessionInfo(Result):
     session_id: str
     state: str
     environment: str
@@ -125,7 +125,7 @@ class SessionInfo(Readable):
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessInfo(Readable):
+class ProcessInfo(Result):
     process_id: str
     command: str
     user: str
@@ -140,7 +140,7 @@ class ProcessInfo(Readable):
 
 
 @dataclass(frozen=True, slots=True)
-class FileEntry(Readable):
+class FileEntry(Result):
     """`kind`: file, directory, symlink or other. `mode` is octal text such as 0644."""
 
     path: str
@@ -159,9 +159,35 @@ class FileEntry(Readable):
 
 
 @dataclass(frozen=True, slots=True)
-class FileChange(Readable):
-    """`change`: watching (the first, once), created, modified, removed, moved_from, moved_to or overflow."""
+class FileChange(Result):
+    """`change`: watching (once, the first), created, modified, removed, moved_from, moved_to or overflow."""
 
     change: str
     path: str
     directory: bool = False
+
+
+class OutputDecoder:
+    """Makes `OutputChunk`s from the events of a stream, whose data is base64.
+
+    A character that was cut in two is in the text of the later chunk. Bytes that are not UTF-8 are replaced in `text`
+    and unchanged in `data`.
+    """
+
+    def __init__(self) -> None:
+        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+        self._end = 0
+
+    def decode(self, event: Mapping[str, Any]) -> OutputChunk:
+        stream, data = event["stream"], base64.b64decode(event["data"])
+        if stream not in self._decoders:
+            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
+        self._end = event["next_offset"]
+        text = self._decoders[stream].decode(data)
+        return OutputChunk(str(stream), data, text, event["offset"], self._end)
+
+    def finish(self) -> Iterator[OutputChunk]:
+        """Yields a replacement character for each stream that ended within a character."""
+        for stream, decoder in self._decoders.items():
+            if text := decoder.decode(b"", final=True):
+                yield OutputChunk(str(stream), b"", text, self._end, self._end)

@@ -148,7 +148,7 @@ class Lifecycle:
         if not self.others:
             return False
         current = await self.store.get(running.tenant, running.id)
-        return current is None or current.state in (SessionState.LOST, SessionState.ENDED)
+        return current is None or not current.state.holds_sandbox
 
     async def _why_unmade(self, session: Session) -> WarrenError:
         """Somebody has ended it in the meantime: a caller, or whoever thought that it is not being made any more."""
@@ -185,7 +185,7 @@ class Lifecycle:
 
     async def end(self, session: Session, reason: EndReason, detail: str = "") -> Session | None:
         """Ends the session as it was read and waits until its sandbox is gone; None if it has changed since."""
-        if session.state is SessionState.RUNNING:
+        if session.state.can_be_lost:
             self.worker_of(session)
         stopping = session.moved_to(SessionState.STOPPING, reason=reason, detail=detail)
         if not await self.store.swap(stopping):
@@ -248,7 +248,7 @@ class Lifecycle:
         if await self.store.swap(ended):
             return True
         current = await self.store.get(ended.tenant, ended.id)
-        if current is not None and current.state is SessionState.RUNNING and current.version == ended.version:
+        if current is not None and current.state.can_be_lost and current.version == ended.version:
             self._own(self.end(current, ended.reason, ended.detail), f"ending {ended.id}")
         return False
 
@@ -268,7 +268,7 @@ class Lifecycle:
 
     async def mark_lost(self, session: Session, why: str) -> Session:
         """Its sandbox has died: what is left of that goes, the session stays and says why."""
-        while session.state is SessionState.RUNNING:
+        while session.state.can_be_lost:
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=why.removeprefix(_LOST_PREFIX))
             if await self.store.swap(lost):
                 self.tell_lost(lost)
@@ -303,7 +303,7 @@ class Lifecycle:
 
     async def check(self, session: Session) -> None:
         """A running session whose sandbox is not here is lost."""
-        if session.state is SessionState.RUNNING:
+        if session.state.can_be_lost:
             try:
                 await self.worker_of(session).sandbox(session.sandbox_id)
             except (SandboxLost, SandboxNotFound) as exc:
@@ -327,7 +327,7 @@ class Lifecycle:
                 with contextlib.suppress(SessionEnded):
                     return at_work.result()
         pause, deadline = _POLL_S[0], self.clock.now() + self._claim_timeout_s
-        while session.state in (SessionState.CREATING, SessionState.STOPPING):
+        while session.state.is_in_transition:
             if self.clock.now() > deadline:
                 raise Unavailable(f"session {session.id} is still {session.state}", retry_after_s=5)
             await self.clock.sleep(pause)

@@ -89,7 +89,7 @@ class Sessions:
             try:
                 session, added = await self._added(row, idempotency, caller)
             except Unavailable:
-                if earlier is None or idempotency is not None or earlier.state is not SessionState.RUNNING:
+                if earlier is None or idempotency is not None or not earlier.state.can_run:
                     raise
                 with contextlib.suppress(SessionEnded, SandboxLost):  # in between: look again
                     return Opened(await self._noted(earlier), created=False)  # who has one needs no store for it
@@ -117,7 +117,7 @@ class Sessions:
                 raise Unavailable(f"the sandbox could not be made: {session.detail}", retry_after_s=1)
         if added is Added.KEY:
             return Opened(session, created=False, replayed=True)
-        if session.state is SessionState.RUNNING:
+        if session.state.can_run:
             with contextlib.suppress(SessionEnded, SandboxLost):  # in between: look again
                 return Opened(await self._noted(session), created=False)
             return None
@@ -191,7 +191,7 @@ class Sessions:
 
     async def look(self, session: Session) -> Sandbox | None:
         """Its sandbox, without using it; None if there is none to be had."""
-        if session.state is not SessionState.RUNNING:
+        if not session.state.can_run:
             return None
         with contextlib.suppress(WarrenError):
             return await self.lifecycle.worker_of(session).sandbox(session.sandbox_id)
@@ -243,14 +243,14 @@ class Sessions:
     async def _why_gone(self, session: Session, exc: WarrenError) -> WarrenError:
         """An operation found the sandbox gone: because the session ended, or because it died."""
         current = await self.store.get(session.tenant, session.id)
-        if current is not None and current.state is SessionState.RUNNING:
+        if current is not None and current.state.can_be_lost:
             current = await self.lifecycle.mark_lost(current, exc.message)
         return exc if current is None else gone(current)
 
     async def _usable(self, session: Session) -> Session:
         if session.state is SessionState.CREATING:
             session = await self.lifecycle.settled(session)
-        if session.state is not SessionState.RUNNING:
+        if not session.state.can_run:
             raise gone(session)
         return session
 
@@ -270,7 +270,7 @@ class Sessions:
         """Writes down that the session is used now, if the last note is old enough to matter."""
         while True:
             now = self.clock.now()
-            if session.state is not SessionState.RUNNING:
+            if not session.state.can_run:
                 raise gone(session)
             if not at_once and now - session.used < session.slack_s:
                 return session
@@ -344,7 +344,7 @@ class Sessions:
         await self.quiet(grace_s)
         if destroy:
             for session in await self.store.active():
-                if session.state in (SessionState.RUNNING, SessionState.LOST):
+                if not session.state.is_in_transition:
                     stopping = session.moved_to(SessionState.STOPPING, reason=EndReason.SHUTDOWN)
                     if await self.store.swap(stopping):
                         self.lifecycle.finishing(stopping)

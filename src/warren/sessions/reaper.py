@@ -117,10 +117,10 @@ class Reaper:
 
     def _may_live(self, session: Session) -> bool:
         same_boot = not self._rebooted and session.epoch == self._clock.epoch
-        return session.state is SessionState.RUNNING and same_boot
+        return session.state.can_be_lost and same_boot
 
     async def _take_over(self, session: Session, worker: Worker, lost: dict[str, str]) -> None:
-        if session.state not in (SessionState.RUNNING, SessionState.LOST):
+        if session.state.is_in_transition:
             return
         now = self._clock.now()
         restarted = self._rebooted or session.epoch != self._clock.epoch
@@ -134,7 +134,7 @@ class Reaper:
         why = "the machine was restarted" if restarted else lost.get(session.sandbox_id)
         if why is not None:
             await self._lifecycle.mark_lost(taken, why)
-        elif taken.state is SessionState.RUNNING:
+        elif taken.state.can_be_lost:
             self._lifecycle.took_over(taken)
             self._sessions.metering.follow(self._follow_again(taken, worker), f"following {taken.id} again")
 

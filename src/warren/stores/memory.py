@@ -7,11 +7,9 @@ from dataclasses import dataclass, replace
 
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
 from warren.model.errors import Conflict
-from warren.model.session import HOLDING, Session, SessionState
+from warren.model.session import Session, SessionState
 from warren.stores.memory_records import MemoryRecords
 from warren.stores.rules import (
-    EXPIRING,
-    USABLE,
     Held,
     check_caps,
     check_same_request,
@@ -54,7 +52,7 @@ class MemoryStore:
                 check_caps(caps, session, self._held(session.tenant), self._held(session.tenant, session.key_id))
             self._insert(session)
         stored = held or session
-        if key is not None and (held is None or held.state in USABLE):
+        if key is not None and (held is None or held.state.is_usable):
             self._keys[_name(key)] = _Kept(key.fingerprint, session_id=stored.id)
         return stored, Added.NEW if held is None else Added.THREAD
 
@@ -89,7 +87,7 @@ class MemoryStore:
         return [one for one in self._sessions.values() if one.active]
 
     async def due(self, now: float, limit: int) -> Sequence[Session]:
-        late = (one for one in self._sessions.values() if one.state in EXPIRING and one.deadline <= now)
+        late = (one for one in self._sessions.values() if one.state.expires and one.deadline <= now)
         return heapq.nsmallest(limit, late, key=lambda one: (one.deadline, one.id))
 
     async def count(self) -> Mapping[SessionState, int]:
@@ -126,7 +124,7 @@ class MemoryStore:
         pass
 
     def _held(self, tenant: str, key_id: str | None = None) -> Held:
-        mine = [one for one in self._of(tenant) if one.state in HOLDING and (key_id is None or one.key_id == key_id)]
+        mine = [one for one in self._of(tenant) if one.state.holds_sandbox and (key_id is None or one.key_id == key_id)]
         return Held(len(mine), sum(one.disk_mb for one in mine))
 
     def _insert(self, session: Session) -> None:

@@ -19,7 +19,6 @@ from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page, 
 from warren.model.errors import Unavailable
 from warren.model.session import Session, SessionState
 from warren.stores.rows import decoded, encoded
-from warren.stores.rules import EXPIRING
 from warren.stores.sealing import Sealer
 
 _KIND: Final = "copy"
@@ -80,18 +79,18 @@ class MirroredStore:
         return dropped
 
     async def _is_kept(self, mine: Session, theirs: Session | None) -> bool:
-        if theirs is None or (theirs.version < mine.version and mine.state is SessionState.RUNNING):
+        if theirs is None or (theirs.version < mine.version and mine.state.can_be_lost):
             theirs = await self._published(mine)
         if theirs is None or not theirs.active:
             await self._forget(mine.id)
             return False
         if theirs.version >= mine.version:
             await self._remember(theirs)
-        return theirs.state is SessionState.RUNNING or mine.state is not SessionState.RUNNING
+        return theirs.state.can_be_lost or not mine.state.can_be_lost
 
     async def _published(self, mine: Session) -> Session | None:
         """What the shared store has of a session that is not among our active ones there; what runs is put back."""
-        if mine.state is not SessionState.RUNNING:
+        if not mine.state.can_be_lost:
             return None
         return mine if await self._shared.restore(mine) else await self._shared.get(mine.tenant, mine.id)
 
@@ -126,18 +125,18 @@ class MirroredStore:
         return self._surely(found), added
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
-        """What is lost anybody may end: then the shared store is asked."""
+        """Any worker may end a session that holds no sandbox: of such a session the copy may be out of date."""
         mine = self._rows.get(session_id)
         if mine is None or mine.tenant != tenant:
             return await self._shared.get(tenant, session_id)
-        if mine.state is SessionState.LOST:
+        if not mine.state.holds_sandbox:
             return await self._refreshed(mine)
         return self._surely(mine)
 
     def _surely(self, session: Session) -> Session:
         """Nobody is given a session of which it is not known whether it was ended."""
         tried, _ = self._unsure.get(session.id, (session, 0.0))
-        if session.state is SessionState.RUNNING and tried.state is SessionState.STOPPING:
+        if session.state.can_be_lost and tried.state is SessionState.STOPPING:
             raise Unavailable(f"whether session {session.id} was ended is not known yet", retry_after_s=2)
         return session
 
@@ -180,7 +179,7 @@ class MirroredStore:
 
     async def due(self, now: float, limit: int) -> Sequence[Session]:
         turned_out = await self._turned_out(now)
-        over = [one for one in self._rows.values() if one.state in EXPIRING and one.deadline <= now]
+        over = [one for one in self._rows.values() if one.state.expires and one.deadline <= now]
         return [*turned_out, *sorted(over, key=lambda session: session.deadline)][:limit]
 
     @contextlib.contextmanager

@@ -217,14 +217,14 @@ def _by_sentinel(
 ) -> tuple[Any, Callable[[], Awaitable[None]]]:
     """A Sentinel that does not answer must leave time for the next one, and for Redis itself."""
     share = timeout_s / (len(address.hosts) + 1)
-    request_context = {
+    sentinel_settings = {
         **settings,
         **dict.fromkeys(("socket_timeout", "socket_connect_timeout"), share),
         "username": address.options.get("sentinel_username") or None,
         "password": address.options.get("sentinel_password") or None,
         "db": 0,
     }
-    sentinel: Any = Sentinel(address.hosts, sentinel_kwargs=request_context, **settings)  # type: ignore[no-untyped-call]
+    sentinel: Any = Sentinel(address.hosts, sentinel_kwargs=sentinel_settings, **settings)  # type: ignore[no-untyped-call]
     client = sentinel.master_for(address.service)
 
     async def close() -> None:

@@ -14,7 +14,7 @@ may reach any of them; the rest of a key tells lengths, so that no two texts can
     record:KIND:ID, ids:KIND, grouped:KIND:GROUP, later:KIND      records, by id, by group, by time
     did:TOKEN       that something was deleted; forgotten after a minute
     audit           stream: the deeds of all; audited:WRITER is the number of the last batch that somebody brought
-    counts:NAME     what is counted for quotas, by scripts of its own (access/shared_counts.py)
+    counts:NAME     what is counted for quotas, by scripts of its own (tenancy/redis_counters.py)
 
 The first argument of all is a time by Redis' clock: after it the caller waits no longer, and nothing is done. A
 script that changes something has a token, the same when it is tried again: it says what it said the first time.

@@ -2,9 +2,8 @@
 
 from typing import Final
 
-from warren.model.session import HOLDING
+from warren.model.session import SessionState
 from warren.stores.redis_lua import lua_list, lua_set, script
-from warren.stores.rules import EXPIRING, USABLE
 
 VERSION: Final = 1
 FIELDS: Final = (
@@ -15,7 +14,10 @@ FIELDS: Final = (
 SESSIONS: Final = f"""
 local FIELDS = {lua_list(FIELDS)}
 local INDEXED = {lua_list(FIELDS[:-1])}
-local EXPIRING, HOLDING, USABLE = {lua_set(EXPIRING)}, {lua_set(HOLDING)}, {lua_set(USABLE)}
+local ACTIVE = {lua_set(state for state in SessionState if state.is_active)}
+local USABLE = {lua_set(state for state in SessionState if state.is_usable)}
+local HOLDING = {lua_set(state for state in SessionState if state.holds_sandbox)}
+local EXPIRING = {lua_set(state for state in SessionState if state.expires)}
 
 local function known(id)
   local values = call('HMGET', key('session', id), 'by', unpack(INDEXED))
@@ -38,13 +40,13 @@ local function enter(one)
   call('HINCRBY', key('counts'), one.state, 1)
   if EXPIRING[one.state] then call('ZADD', key('due'), one.deadline, one.id) end
   if HOLDING[one.state] then hold(one, 1) end
-  if one.state == 'ended' then
-    call('ZADD', key('ended', one.epoch), one.over, one.id)
-    call('SADD', key('epochs'), one.epoch)
-  else
+  if ACTIVE[one.state] then
     call('ZADD', key('active'), one.created, one.id)
     call('ZADD', key('live', one.tenant), one.created, one.id)
     if one.thread ~= '' then call('SET', key('holder', one.tenant, one.thread), one.id) end
+  else
+    call('ZADD', key('ended', one.epoch), one.over, one.id)
+    call('SADD', key('epochs'), one.epoch)
   end
 end
 
@@ -52,13 +54,13 @@ local function leave(one)
   call('ZREM', key('due'), one.id)
   call('HINCRBY', key('counts'), one.state, -1)
   if HOLDING[one.state] then hold(one, -1) end
-  if one.state == 'ended' then
-    call('ZREM', key('ended', one.epoch), one.id)
-  else
+  if ACTIVE[one.state] then
     call('ZREM', key('active'), one.id)
     call('ZREM', key('live', one.tenant), one.id)
     local holder = key('holder', one.tenant, one.thread)
     if call('GET', holder) == one.id then call('DEL', holder) end
+  else
+    call('ZREM', key('ended', one.epoch), one.id)
   end
 end
 """

@@ -196,7 +196,7 @@ def _index(page: Page) -> str:
     """The shortest index that has all of the page."""
     if page.thread_id:
         return "thread"
-    return "listed" if SessionState.ENDED in page.states else "live"
+    return "live" if all(state.is_active for state in page.states) else "listed"
 
 
 async def check_it_is_ours(link: RedisLink, *, take: bool) -> None:

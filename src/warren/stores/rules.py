@@ -1,13 +1,10 @@
 """What every store decides alike: pure, over values that were already found."""
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from warren.interfaces.store import Caps, Key, Page
 from warren.model.errors import KeyReused, QuotaExceeded
-from warren.model.session import CAME_TO_NOTHING, Session, SessionState
-
-USABLE: Final = frozenset({SessionState.CREATING, SessionState.RUNNING})
-EXPIRING: Final = frozenset({SessionState.CREATING, SessionState.RUNNING, SessionState.LOST})
+from warren.model.session import CAME_TO_NOTHING, Session
 
 
 class Held(NamedTuple):

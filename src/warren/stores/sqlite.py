@@ -18,11 +18,10 @@ from typing import Any, Final
 from warren.clock import Clock, SystemClock
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
 from warren.model.errors import Unavailable, WarrenError
-from warren.model.session import HOLDING, Session, SessionState
+from warren.model.session import Session, SessionState
 from warren.shielding import run_shielded
 from warren.stores.rows import decoded, encoded, pair, text_of
 from warren.stores.rules import (
-    USABLE,
     Held,
     check_caps,
     check_same_request,
@@ -31,40 +30,46 @@ from warren.stores.rules import (
     is_on,
 )
 from warren.stores.sealing import Sealer
-from warren.stores.sqlite_file import SqliteFile
+from warren.stores.sqlite_file import ACTIVE_SQL, INACTIVE_SQL, SqliteFile, sql_list
 from warren.stores.sqlite_records import SqliteRecords
 
 CHECKPOINT_S: Final = 2.0
 _PATIENCE_S: Final = 10.0
 _READ_AGAIN: Final = 256  # rows that are not decoded anew as long as they stay as they are
 
+_EXPIRING: Final = sql_list(state for state in SessionState if state.expires)
+_HOLDING: Final = sql_list(state for state in SessionState if state.holds_sandbox)
 _INSERT: Final = """INSERT INTO sessions
     (id, tenant, thread_id, state, environment, version, created_at, deadline, epoch, ended, key_id, disk_mb, data)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_IF_FREE: Final = f"""{_INSERT}
-    ON CONFLICT (tenant, thread_id) WHERE state != 'ended' AND thread_id != '' DO NOTHING"""
+    ON CONFLICT (tenant, thread_id) WHERE {ACTIVE_SQL} AND thread_id != '' DO NOTHING"""
 _GET: Final = "SELECT data FROM sessions WHERE id = ? AND tenant = ?"
 # The common change, of times only, is spared the indexes that have to do with the state.
 _SWAP_SAME_STATE: Final = """UPDATE sessions SET version = ?, deadline = ?, data = ?
     WHERE id = ? AND tenant = ? AND version = ? AND state = ? AND epoch = ? AND ended IS ?"""
 _SWAP: Final = """UPDATE sessions SET version = ?, deadline = ?, data = ?, state = ?, epoch = ?, ended = ?
     WHERE id = ? AND tenant = ? AND version = ?"""
-_ACTIVE_OF_THREAD: Final = """SELECT data FROM sessions
-    WHERE tenant = ? AND thread_id = ? AND thread_id != '' AND state != 'ended'"""
-_ENDED_OF_THREAD: Final = """SELECT data FROM sessions
-    WHERE tenant = ? AND thread_id = ? AND thread_id != '' AND state = 'ended'
+_ACTIVE_OF_THREAD: Final = f"""SELECT data FROM sessions
+    WHERE tenant = ? AND thread_id = ? AND thread_id != '' AND {ACTIVE_SQL}"""
+_ENDED_OF_THREAD: Final = f"""SELECT data FROM sessions
+    WHERE tenant = ? AND thread_id = ? AND thread_id != '' AND {INACTIVE_SQL}
     ORDER BY created_at DESC, id DESC LIMIT 1"""
-_ACTIVE: Final = "SELECT data FROM sessions WHERE state != 'ended'"
-_DUE: Final = """SELECT data FROM sessions
-    WHERE state != 'ended' AND state IN ('creating', 'running', 'lost') AND deadline <= ?
+_ACTIVE: Final = f"SELECT data FROM sessions WHERE {ACTIVE_SQL}"
+_DUE: Final = f"""SELECT data FROM sessions
+    WHERE {ACTIVE_SQL} AND state IN ({_EXPIRING}) AND deadline <= ?
     ORDER BY deadline, id LIMIT ?"""
-_COUNTED: Final = tuple(state for state in SessionState if state is not SessionState.ENDED)
-_COUNT: Final = f"""SELECT {", ".join(f"count(*) FILTER (WHERE state = '{state}')" for state in _COUNTED)},
-    (SELECT count(*) FROM sessions WHERE state = 'ended') FROM sessions WHERE state != 'ended'"""
+_COUNT_COLUMNS: Final = {
+    state: f"count(*) FILTER (WHERE state = '{state}')"
+    if state.is_active
+    else f"(SELECT count(*) FROM sessions WHERE state = '{state}')"
+    for state in SessionState
+}
+_COUNT: Final = f"SELECT {', '.join(_COUNT_COLUMNS.values())} FROM sessions WHERE {ACTIVE_SQL}"
 _HELD: Final = f"""SELECT count(*), total(disk_mb), count(*) FILTER (WHERE key_id = ?),
     total(disk_mb) FILTER (WHERE key_id = ?) FROM sessions
-    WHERE tenant = ? AND state != 'ended' AND state IN ({", ".join(f"'{state}'" for state in sorted(HOLDING))})"""
-_PURGE_SESSIONS: Final = "DELETE FROM sessions WHERE state = 'ended' AND (epoch != ? OR ended < ?)"
+    WHERE tenant = ? AND {ACTIVE_SQL} AND state IN ({_HOLDING})"""
+_PURGE_SESSIONS: Final = f"DELETE FROM sessions WHERE {INACTIVE_SQL} AND (epoch != ? OR ended < ?)"
 _PURGE_KEYS: Final = "DELETE FROM keys WHERE session_id IS NULL AND (epoch != ? OR made < ?)"
 _REMEMBER_KEY: Final = """INSERT OR REPLACE INTO keys
     (tenant, scope, key, fingerprint, session_id, epoch, made, answer) VALUES (?, ?, ?, ?, ?, ?, ?, '')"""
@@ -116,7 +121,7 @@ class SqliteStore:
                 self._check_caps(caps, session)
                 self._run(_INSERT, *row)
             stored = held or session
-            if key is not None and (held is None or held.state in USABLE):
+            if key is not None and (held is None or held.state.is_usable):
                 self._run(_REMEMBER_KEY, *_name(key), key.fingerprint, stored.id, session.epoch, session.started)
             return stored, Added.NEW if held is None else Added.THREAD
 
@@ -150,7 +155,7 @@ class SqliteStore:
         return [self._decoded(data) for (data,) in self._run(_DUE, now, max(0, limit)).fetchall()]
 
     async def count(self) -> Mapping[SessionState, int]:
-        return dict(zip((*_COUNTED, SessionState.ENDED), self._run(_COUNT).fetchone(), strict=True))
+        return dict(zip(_COUNT_COLUMNS, self._run(_COUNT).fetchone(), strict=True))
 
     async def purge(self, epoch: str, before: float) -> int:
         await self._writable()
@@ -287,8 +292,8 @@ def _query(tenant: str, page: Page) -> tuple[str, tuple[Any, ...]]:
         wanted.append("instr(data, ?)")
         values.append(pair(name, value))
     found = "sessions"
-    if page.states and SessionState.ENDED not in page.states:
+    if page.states and all(state.is_active for state in page.states):
         # Else it would walk through all that have ended: they are kept for a day, and may be very many.
         found = "sessions INDEXED BY active"
-        wanted.append("state != 'ended'")
+        wanted.append(ACTIVE_SQL)
     return f"SELECT data FROM {found} WHERE {' AND '.join(wanted)} ORDER BY created_at DESC, id DESC", tuple(values)

@@ -10,11 +10,12 @@ write meanwhile.
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from warren.model.errors import Conflict, NoSpace, Unavailable, WarrenError
+from warren.model.session import SessionState
 from warren.stores.rows import storable
 
 VERSION: Final = 1
@@ -26,34 +27,50 @@ _PAGE_BYTES: Final = 2048  # every page that changes goes to the log whole
 _SMALLEST: Final = 512
 _LARGE_LOG: Final = 64 * 1024 * 1024
 
+
+def sql_list(states: Iterable[SessionState]) -> str:
+    return ", ".join(f"'{state}'" for state in sorted(states))
+
+
+def _inactive_sql() -> str:
+    inactive = [f"state = '{state}'" for state in SessionState if not state.is_active]
+    return inactive[0] if len(inactive) == 1 else f"({' OR '.join(inactive)})"
+
+
+# SQLite uses a partial index only for a query that repeats the index's condition word for word.
+ACTIVE_SQL: Final = " AND ".join(f"state != '{state}'" for state in SessionState if not state.is_active)
+INACTIVE_SQL: Final = _inactive_sql()
+
 # `deadline` and `ended` repeat, for queries, what `data` says; the whole session is in `data`.
-_SCHEMA: Final = (
+_TABLES: Final = (
     """CREATE TABLE sessions (
         id TEXT PRIMARY KEY, tenant TEXT NOT NULL, thread_id TEXT NOT NULL, state TEXT NOT NULL,
         environment TEXT NOT NULL, version INTEGER NOT NULL, created_at REAL NOT NULL, deadline REAL NOT NULL,
         epoch TEXT NOT NULL, ended REAL, key_id TEXT NOT NULL, disk_mb INTEGER NOT NULL, data TEXT NOT NULL)""",
-    """CREATE UNIQUE INDEX active_threads ON sessions (tenant, thread_id)
-        WHERE state != 'ended' AND thread_id != ''""",
-    """CREATE INDEX ended_threads ON sessions (tenant, thread_id, created_at, id)
-        WHERE state = 'ended' AND thread_id != ''""",
-    "CREATE INDEX listed ON sessions (tenant, created_at, id, state)",
-    "CREATE INDEX active ON sessions (deadline, id, state) WHERE state != 'ended'",
-    "CREATE INDEX held ON sessions (tenant, state, key_id, disk_mb) WHERE state != 'ended'",
-    "CREATE INDEX over ON sessions (epoch, ended) WHERE state = 'ended'",
     """CREATE TABLE keys (
         tenant TEXT NOT NULL, scope TEXT NOT NULL, key TEXT NOT NULL, fingerprint TEXT NOT NULL,
         session_id TEXT REFERENCES sessions (id) ON DELETE CASCADE,
         epoch TEXT NOT NULL, made REAL NOT NULL, answer TEXT NOT NULL, UNIQUE (tenant, scope, key))""",
-    "CREATE INDEX keys_of_sessions ON keys (session_id) WHERE session_id IS NOT NULL",
-    "CREATE INDEX claimed_keys ON keys (epoch, made) WHERE session_id IS NULL",
     """CREATE TABLE records (
         kind TEXT NOT NULL, id TEXT NOT NULL, value TEXT NOT NULL, version INTEGER NOT NULL,
         "group" TEXT NOT NULL, due REAL, PRIMARY KEY (kind, id)) WITHOUT ROWID""",
-    'CREATE INDEX grouped_records ON records (kind, "group", id)',
-    "CREATE INDEX due_records ON records (kind, due, id) WHERE due IS NOT NULL",
     f"PRAGMA application_id = {_OURS}",
     f"PRAGMA user_version = {VERSION}",
 )
+_INDEXES: Final = {
+    "active_threads": f"""CREATE UNIQUE INDEX active_threads ON sessions (tenant, thread_id)
+        WHERE {ACTIVE_SQL} AND thread_id != ''""",
+    "ended_threads": f"""CREATE INDEX ended_threads ON sessions (tenant, thread_id, created_at, id)
+        WHERE {INACTIVE_SQL} AND thread_id != ''""",
+    "listed": "CREATE INDEX listed ON sessions (tenant, created_at, id, state)",
+    "active": f"CREATE INDEX active ON sessions (deadline, id, state) WHERE {ACTIVE_SQL}",
+    "held": f"CREATE INDEX held ON sessions (tenant, state, key_id, disk_mb) WHERE {ACTIVE_SQL}",
+    "over": f"CREATE INDEX over ON sessions (epoch, ended) WHERE {INACTIVE_SQL}",
+    "keys_of_sessions": "CREATE INDEX keys_of_sessions ON keys (session_id) WHERE session_id IS NOT NULL",
+    "claimed_keys": "CREATE INDEX claimed_keys ON keys (epoch, made) WHERE session_id IS NULL",
+    "grouped_records": 'CREATE INDEX grouped_records ON records (kind, "group", id)',
+    "due_records": "CREATE INDEX due_records ON records (kind, due, id) WHERE due IS NOT NULL",
+}
 
 _NO_SPACE: Final = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE}
 _REMEDIES: Final = {
@@ -134,8 +151,17 @@ class SqliteFile:
             raise Unavailable(f"the file system of {self.path} cannot hold a session store: it has no shared memory")
         with self.transaction():
             if self._is_empty():
-                for statement in _SCHEMA:
+                for statement in _TABLES:
                     self._loop.execute(statement)
+            self._make_indexes()
+
+    def _make_indexes(self) -> None:
+        """Indexes whose definition has changed are made again: which states are active is part of some."""
+        present = dict(self._loop.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index'").fetchall())
+        for name, statement in _INDEXES.items():
+            if present.get(name) != statement:
+                self._loop.execute(f"DROP INDEX IF EXISTS {name}")
+                self._loop.execute(statement)
 
     def _is_empty(self) -> bool:
         return self._loop.execute("SELECT 1 FROM sqlite_master").fetchone() is None

@@ -1,129 +1,137 @@
-"""Counters of one process, for the strategies of the package `limits`, and for what is spent of a quota.
+"""Counters for quotas over time: requests in a sliding minute, and amounts spent of a day.
 
-Its own storage in memory looks at every counter there is each time one is used, which a server with many tenants
-cannot afford. Here what is over is swept once in a while. No operation awaits anything, so each is atomic.
+The counters here live in the memory of one process; those of redis_counters.py are shared through Redis.
 """
 
 import math
 import time
-from abc import abstractmethod
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
-from limits.aio.storage import Storage
-from limits.aio.storage.base import SlidingWindowCounterSupport
-from limits.storage.base import TimestampedSlidingWindow
-
+MINUTE_S: Final = 60
 _SWEEP_S: Final = 30.0
 
 
-class Counts(Storage, SlidingWindowCounterSupport):
-    """A storage of `limits` whose counters can be begun with what was spent before.
+class Hit(NamedTuple):
+    """Whether a request was within the limit, how many more are, and after how many seconds there may be more."""
 
-    `spend` adds so much if that makes no more than `most`, and says whether it did; if not, all of it counts as spent.
-    None: there is no such counter, `begin` it. `begin` does nothing if there is one. Each is atomic.
+    allowed: bool
+    remaining: int
+    reset_s: float
+
+
+class Counters(Protocol):
+    """Every operation is atomic, and a counter that has expired does not exist.
+
+    `hit` counts a request, unless there were `limit` in the last 60 seconds: a refused request is not counted. A minute
+    begins with the first hit and is followed by the next. Of the hits of the minute before, as large a part counts as
+    is less than 60 seconds ago, as if they had come evenly.
+    `begin` creates a counter with what was spent before, and does nothing if it exists. `spend` adds `amount` if that
+    makes no more than `most` and says whether it did; if not, all of `most` counts as spent. It gives None if the
+    counter does not exist: then `begin` it. `get` gives 0 for a counter that does not exist.
     """
 
     @property
-    def lasting(self) -> bool:
-        """Whether what was counted is still there when this process is started again."""
-        return False
+    def survives_restart(self) -> bool:
+        """Whether the counts are still there when this process is started again."""
 
     @property
-    def alone(self) -> bool:
-        """Whether what others share is counted here by this process alone, for as long as it has to be."""
-        return False
+    def is_cut_off(self) -> bool:
+        """Whether this process has to count alone for now, though the counters are shared."""
 
-    @abstractmethod
-    async def spend(self, key: str, amount: int, most: int) -> bool | None: ...
-    @abstractmethod
-    async def begin(self, key: str, expiry: int, spent: int) -> None: ...
+    async def hit(self, name: str, limit: int) -> Hit: ...
+    async def begin(self, name: str, expiry_s: int, spent: int) -> None: ...
+    async def spend(self, name: str, amount: int, most: int) -> bool | None: ...
+    async def get(self, name: str) -> int: ...
 
     async def close(self) -> None:
-        """What comes afterwards is counted in memory at most."""
+        """Lets go of connections. What comes afterwards is counted in memory."""
 
 
-class Counters(Counts, TimestampedSlidingWindow):
-    STORAGE_SCHEME = ["async+warren"]  # noqa: RUF012
+class _Minutes(NamedTuple):
+    """The hits in the minute that began then, and in the one before it."""
+
+    began: float
+    previous: int = 0
+    current: int = 0
+
+    def at(self, now: float) -> "_Minutes":
+        past_s = now - self.began
+        if 0 <= past_s < MINUTE_S:
+            return self
+        if MINUTE_S <= past_s < 2 * MINUTE_S:
+            return _Minutes(self.began + MINUTE_S, self.current)
+        return _Minutes(now)
+
+
+class MemoryCounters:
+    """No operation awaits anything, so each is atomic."""
+
+    survives_restart = False
+    is_cut_off = False
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        super().__init__()
         self._now = now
-        self._counts: dict[str, tuple[int, float]] = {}  # and when it is over
+        self._minutes: dict[str, _Minutes] = {}
+        self._sums: dict[str, tuple[int, float]] = {}  # what was spent, and when the counter expires
         self._swept = now()
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self._minutes) + len(self._sums)
 
-    @property
-    def base_exceptions(self) -> type[Exception]:
-        return ValueError
-
-    async def incr(self, key: str, expiry: int, amount: int = 1) -> int:
-        return self._add(key, expiry, amount, self._now())
-
-    async def get(self, key: str) -> int:
-        return self._get(key, self._now())
-
-    async def get_expiry(self, key: str) -> float:
-        return self._counts.get(key, (0, self._now()))[1]
-
-    async def clear(self, key: str) -> None:
-        self._counts.pop(key, None)
-
-    async def check(self) -> bool:
-        return True
-
-    async def reset(self) -> int | None:
-        count = len(self._counts)
-        self._counts.clear()
-        return count
-
-    async def spend(self, key: str, amount: int, most: int) -> bool | None:
+    async def hit(self, name: str, limit: int) -> Hit:
         now = self._now()
-        count, over = self._counts.get(key, (0, now))
-        if over <= now:
+        self._sweep(now)
+        minutes = self._minutes.get(name, _Minutes(now)).at(now)
+        left_s = minutes.began + MINUTE_S - now
+        allowed = _used(minutes.previous, minutes.current, left_s) < limit
+        if allowed:
+            minutes = minutes._replace(current=minutes.current + 1)
+            self._minutes[name] = minutes
+        return hit_of(allowed, limit, minutes.previous, minutes.current, left_s)
+
+    async def begin(self, name: str, expiry_s: int, spent: int) -> None:
+        if self._sum(name) is None:
+            self.put(name, expiry_s, spent)
+
+    async def spend(self, name: str, amount: int, most: int) -> bool | None:
+        count = self._sum(name)
+        if count is None:
             return None
         fits = count + amount <= most
-        self._counts[key] = count + amount if fits else max(count, most), over
+        self._sums[name] = count + amount if fits else max(count, most), self._sums[name][1]
         return fits
 
-    async def begin(self, key: str, expiry: int, spent: int) -> None:
+    async def get(self, name: str) -> int:
+        return self._sum(name) or 0
+
+    def put(self, name: str, expiry_s: int, spent: int) -> None:
         now = self._now()
-        if self._counts.get(key, (0, now))[1] <= now:
-            self._add(key, expiry, spent, now)
+        self._sweep(now)
+        self._sums[name] = spent, now + expiry_s
 
-    async def acquire_sliding_window_entry(self, key: str, limit: int, expiry: int, amount: int = 1) -> bool:
-        now = self._now()
-        before, before_s, count, _ = self._window(key, expiry, now)
-        if math.floor(before * before_s / expiry + count) + amount > limit:
-            return False
-        self._add(self.sliding_window_keys(key, expiry, now)[1], 2 * expiry, amount, now)
-        return True
+    async def close(self) -> None:
+        pass
 
-    async def get_sliding_window(self, key: str, expiry: int) -> tuple[int, float, int, float]:
-        return self._window(key, expiry, self._now())
+    def _sum(self, name: str) -> int | None:
+        spent, expires = self._sums.get(name, (0, -math.inf))
+        return spent if expires > self._now() else None
 
-    async def clear_sliding_window(self, key: str, expiry: int) -> None:
-        for name in self.sliding_window_keys(key, expiry, self._now()):
-            self._counts.pop(name, None)
-
-    def _window(self, key: str, expiry: int, now: float) -> tuple[int, float, int, float]:
-        """The count of the window before, for how long it still matters, the count of this one, and until when."""
-        before, current = self.sliding_window_keys(key, expiry, now)
-        left_s = expiry - now % expiry
-        return self._get(before, now), left_s, self._get(current, now), left_s + expiry
-
-    def _get(self, key: str, now: float) -> int:
-        count, over = self._counts.get(key, (0, now))
-        return count if over > now else 0
-
-    def _add(self, key: str, expiry: int, amount: int, now: float) -> int:
+    def _sweep(self, now: float) -> None:
         if now - self._swept > _SWEEP_S:
-            self._swept = now
-            self._counts = {name: kept for name, kept in self._counts.items() if kept[1] > now}
-        count, over = self._counts.get(key, (0, 0.0))
-        if over <= now:
-            count, over = 0, now + expiry
-        self._counts[key] = count + amount, over
-        return count + amount
+            self._swept, oldest = now, now - 2 * MINUTE_S
+            self._minutes = {name: each for name, each in self._minutes.items() if each.began > oldest}
+            self._sums = {name: each for name, each in self._sums.items() if each[1] > now}
+
+
+def hit_of(allowed: bool, limit: int, previous: int, current: int, left_s: float) -> Hit:
+    """`previous` and `current` are the hits of two minutes; the current one lasts for another `left_s`."""
+    remaining = max(0, limit - _used(previous, current, left_s))
+    waits = [left_s] if current else []
+    if previous:
+        waits.append(left_s % (MINUTE_S / previous))  # until one less of them counts
+    return Hit(allowed, remaining, min(waits, default=0.0))
+
+
+def _used(previous: int, current: int, left_s: float) -> int:
+    return math.floor(previous * left_s / MINUTE_S) + current

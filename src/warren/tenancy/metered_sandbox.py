@@ -20,7 +20,17 @@ from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Caller
 from warren.model.errors import CommandRefused, SandboxLost, WarrenError
 from warren.model.events import Event, EventKind
-from warren.model.operations import Command, ExecResult, FileEvent, FileInfo, ProcessInfo, Reason
+from warren.model.operations import (
+    Command,
+    ExecResult,
+    FileEvent,
+    FileInfo,
+    ProcessInfo,
+    Reason,
+    Search,
+    SearchMatch,
+    SearchSummary,
+)
 from warren.model.session import Session
 from warren.model.spec import Isolation
 from warren.sessions.event_hub import Events
@@ -302,6 +312,10 @@ class MeteredSandbox:
     def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
         note(path=path)
         return self._sandbox.watch(path, recursive=recursive, user=user)
+
+    def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]:
+        note(path=query.path)
+        return self._sandbox.search(query)
 
     # -- the rest
 

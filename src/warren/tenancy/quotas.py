@@ -1,28 +1,22 @@
 """Quotas that are counted over time: requests and creates a minute, exec seconds and bytes out a day (UTC).
 
 What a tenant holds at one moment (sessions, disk) is not counted here: the store keeps that, see Caps. A tenant and
-each of its keys are counted apart, and both must have something left. Counters live in memory or in Redis (package
-`limits`, imported when there is something to count). A counter of the day that is not there, because the process was
-restarted or Redis lost what it had, begins with what the usage book says; one that is there goes on, whoever began it.
+each of its keys are counted apart, and both must have something left. Counters live in memory or in Redis. A counter
+of the day that does not exist, because the process was restarted or Redis lost its data, begins with what the usage
+book says; one that exists goes on, whoever began it.
 """
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from warren.clock import Clock
 from warren.model.access import NO_QUOTA, Caller
 from warren.model.errors import QuotaExceeded, RateLimited, Unavailable
 from warren.sessions.allowances import quota_levels
-
-if TYPE_CHECKING:
-    from limits.aio.strategies import SlidingWindowCounterRateLimiter
-
-    from warren.tenancy.counters import Counts
+from warren.tenancy.counters import MINUTE_S, Counters, Hit, MemoryCounters
 
 DAY_S: Final = 86400
 _TOLD_AGAIN_S: Final = 60.0
@@ -63,12 +57,12 @@ class Quotas:
     def __init__(
         self,
         clock: Clock,
-        storage: "Callable[[], Counts] | None" = None,
+        counters: Counters | None = None,
         *,
         reached: Reached = lambda caller, quota: None,
         spent_before: SpentBefore = _nothing,
     ) -> None:
-        self._new_storage = storage
+        self._counters = MemoryCounters() if counters is None else counters
         self._clock = clock
         self._reached = reached
         self._spent_before = spent_before
@@ -80,20 +74,7 @@ class Quotas:
         return f"<Quotas: {len(self._used_up)} used up>"
 
     async def close(self) -> None:
-        if "_storage" in self.__dict__:
-            await self._storage.close()
-
-    @cached_property
-    def _storage(self) -> "Counts":
-        from warren.tenancy.counters import Counters
-
-        return self._new_storage() if self._new_storage else Counters()
-
-    @cached_property
-    def _minutes(self) -> "SlidingWindowCounterRateLimiter":
-        from limits.aio.strategies import SlidingWindowCounterRateLimiter
-
-        return SlidingWindowCounterRateLimiter(self._storage)
+        await self._counters.close()
 
     async def request(self, caller: Caller) -> Standing | None:
         """One request more; RateLimited if that is one too many. None: nothing bounds it."""
@@ -113,16 +94,9 @@ class Quotas:
                 await self._hit(caller, "creates_per_minute", whose, quota.creates_per_minute)
 
     async def _hit(self, caller: Caller, what: str, whose: str, most: int) -> Standing:
-        from limits import RateLimitItemPerMinute
-
-        item = RateLimitItemPerMinute(max(most, 1))
-        allowed = most > 0 and await self._minutes.hit(item, what, whose)
-        if most > 0:
-            window = await self._minutes.get_window_stats(item, what, whose)
-            standing = Standing(most, window.remaining, max(1, math.ceil(window.reset_time - time.time())))
-        else:
-            standing = Standing(0, 0, 60)
-        if not allowed:
+        hit = await self._counters.hit(f"{what}/{whose}", most) if most > 0 else Hit(False, 0, MINUTE_S)
+        standing = Standing(most, hit.remaining, max(1, math.ceil(hit.reset_s)))
+        if not hit.allowed:
             self.tell(caller, what)
             raise _Limited(
                 f"more than {most} {what.split('_')[0]} a minute",
@@ -150,7 +124,7 @@ class Quotas:
 
     async def spend_again(self, caller: Caller, what: str, amount: int) -> None:
         """What was spent before a restart and is in no book yet; counters that outlast a restart have it already."""
-        if not self._storage.lasting:
+        if not self._counters.survives_restart:
             await self.spend(caller, what, amount)
 
     async def left(self, caller: Caller, what: str) -> float:
@@ -159,7 +133,7 @@ class Quotas:
         for whose, quota in quota_levels(caller):
             most = getattr(quota, f"{what}_per_day")
             if most is not None:
-                least = min(least, max(0, most - await self._storage.get(self._today(what, whose))))
+                least = min(least, max(0, most - await self._counters.get(self._today(what, whose))))
         return least
 
     def check_left(self, caller: Caller, what: str) -> None:
@@ -182,7 +156,7 @@ class Quotas:
             return False
         key = self._today(what, whose)
         for _ in range(_TRIES):
-            was_left = await self._storage.spend(key, amount, most)
+            was_left = await self._counters.spend(key, amount, most)
             if was_left is not None:
                 return was_left
             await self._begin(key, what, whose, caller)
@@ -200,10 +174,10 @@ class Quotas:
         try:
             before = int(await self._spent_before(caller.tenant, what)) if whose.startswith("tenant:") else 0
         except Unavailable:
-            if not self._storage.alone:
+            if not self._counters.is_cut_off:
                 raise
             before = 0  # the book is where the counters are: away
-        await self._storage.begin(key, DAY_S, before)
+        await self._counters.begin(key, DAY_S, before)
 
     def _today(self, what: str, whose: str) -> str:
         """The name of a counter. A quota that is changed goes on from what was spent."""

@@ -21,6 +21,7 @@ from warren.model.policy import Policy
 from warren.model.session import Session
 from warren.model.usage import Usage
 from warren.sessions.event_hub import Events
+from warren.tenancy.counters import Counters
 from warren.tenancy.keys import Keys
 from warren.tenancy.metered_sandbox import Metering
 from warren.tenancy.quotas import Quotas
@@ -29,7 +30,6 @@ from warren.tenancy.tenants import Tenants
 from warren.tenancy.usage import UsageBook, day_of
 
 if TYPE_CHECKING:
-    from warren.tenancy.counters import Counts
     from warren.tenancy.webhooks.outbox import Webhooks
 
 _COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out"}
@@ -45,9 +45,9 @@ class Tenancy:
         *,
         audit: AuditLog | None = None,
         webhooks: "Webhooks | None" = None,
-        storage: "Callable[[], Counts] | None" = None,
+        counters: Counters | None = None,
     ) -> None:
-        """`storage` is where quotas are counted, if not in this process alone."""
+        """Without `counters` this process counts quotas in its memory."""
         self._clock = clock
         self.keys = Keys(records, clock)
         self.tenants = Tenants(records, clock)
@@ -57,7 +57,7 @@ class Tenancy:
         self.events = Events(self._count, self._write_down)
         if webhooks is not None:
             self.events.add(webhooks.publish)
-        quotas = Quotas(clock, storage, reached=self._reached, spent_before=self._spent_today)
+        quotas = Quotas(clock, counters, reached=self._reached, spent_before=self._spent_today)
         policies = Policies(environments, self._policy_of)
         self.metering = Metering(clock, quotas, events=self.events, refused=policies.refused, payer_of=self._payer_of)
         self._tasks: list[asyncio.Task[Any]] = []

@@ -17,10 +17,23 @@ from warren.model.errors import (
     ProcessNotFound,
     SandboxLost,
 )
-from warren.model.operations import Change, Command, ExecResult, FileEvent, FileInfo, FileKind, ProcessInfo, Reason
+from warren.model.operations import (
+    Change,
+    Command,
+    ExecResult,
+    FileEvent,
+    FileInfo,
+    FileKind,
+    ProcessInfo,
+    Reason,
+    Search,
+    SearchMatch,
+    SearchSummary,
+)
 from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
 from warren.testing.fake_files import FakeFiles, at_home, uid_of
 from warren.testing.fake_process import FakeProcess
+from warren.testing.fake_search import FakeSearch
 from warren.testing.fake_shell import Shell
 from warren.worker.agent.command_result import lost_result
 from warren.worker.agent.files import check_mode
@@ -286,6 +299,12 @@ class FakeSandbox:
                 yield await self._unless_lost(events.get())
         finally:
             self._files.watchers.remove(tell)
+
+    async def search(self, query: Search) -> AsyncGenerator[SearchMatch | SearchSummary, None]:
+        self._alive()
+        for found in FakeSearch(self._files, query).run():
+            self._alive()
+            yield found
 
     async def _unless_lost(self, get: Coroutine[None, None, FileEvent]) -> FileEvent:
         event, loss = asyncio.ensure_future(get), asyncio.ensure_future(self._machine.lost.wait())

@@ -21,7 +21,7 @@ from faults.world import new_state, remove_state
 from redis_server import RedisServer
 from server_process import ServerProcess
 
-from warren.cluster.members import HEARTBEAT_S, LEASE_S, PROTOCOL
+from warren.cluster.roster import HEARTBEAT_S, LEASE_S, PROTOCOL
 from warren.worker.providers.record import Record
 
 FLAGS: Final = ("--container-image", "host", "--cpus", "1")

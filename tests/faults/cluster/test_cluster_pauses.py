@@ -16,7 +16,7 @@ from faults.host_view import sandboxes
 from faults.world import until
 from server_process import ServerProcess
 
-from warren.cluster.auth import written_caller
+from warren.cluster.auth import encode_caller
 from warren.model.access import ALL_SCOPES, Caller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
@@ -92,7 +92,7 @@ async def said_to(worker: ServerProcess, session_id: str, command: str) -> "Call
     """A request that lies in the worker's socket until it goes on; the status it is answered with then."""
     reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
     body = json.dumps({"command": command}).encode()
-    headers = {**TRUSTED, "x-warren-caller": written_caller(Caller(scopes=ALL_SCOPES)).decode()}
+    headers = {**TRUSTED, "x-warren-caller": encode_caller(Caller(scopes=ALL_SCOPES)).decode()}
     head = f"POST /api/sessions/{session_id}/exec HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     writer.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)

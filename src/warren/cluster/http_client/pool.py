@@ -1,50 +1,56 @@
-"""The connections to all workers: those in use, and those kept for the next request."""
+"""The connections to all workers: those in use, and those kept for the next request. `client` uses it.
+
+The functions for addresses and connecting also serve `proxy/websockets`, which has connections of its own.
+"""
 
 import asyncio
 import re
 import socket
 import ssl
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from warren.cluster.http_client.connection import HIGH_WATER, Connection
-from warren.cluster.http_client.failures import Broken, Unreachable
+from warren.cluster.http_client.errors import Broken, Unreachable
 
 _ADDRESS: Final = re.compile(r"(?:(https?)://)?(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s/:@\[\]]+)):([0-9]{1,5})/?")
-_CLOSING_S: Final = 5.0
+CONNECT_TIMEOUT_S: Final = 2.0
+_CLOSE_TIMEOUT_S: Final = 5.0
+_Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
 
 
-class PooledSlot(NamedTuple):
+class Address(NamedTuple):
     host: str
     port: int
-    scheme: str  # nothing if the address does not say
+    scheme: str  # empty if the address names none
 
 
 @lru_cache(maxsize=1024)
-def read_address(address: str) -> PooledSlot:
-    """`host:port`, an IPv6 host in brackets, with or without a scheme. Raises `Unreachable` if it is none."""
-    found = _ADDRESS.fullmatch(address)
-    if found is None or not 0 < int(found[4]) < 65536:
+def parse_address(text: str) -> Address:
+    """Reads `host:port`, an IPv6 host in brackets, with or without a scheme. Raises `Unreachable` for anything else."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[4]) < 65536:
         raise Unreachable("its address is not a host and a port")
-    return PooledSlot(found[2] or found[3], int(found[4]), found[1] or "")
+    return Address(match[2] or match[3], int(match[4]), match[1] or "")
 
 
-def tls_for(place: PooledSlot, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
-    """What to speak to this place with: an address that names a scheme means it."""
-    if place.scheme == "http":
+def tls_for(address: Address, tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
+    """The TLS context to use for an address; a scheme in the address decides."""
+    if address.scheme == "http":
         return None
-    if place.scheme == "https" and tls is None:
+    if address.scheme == "https" and tls is None:
         raise Unreachable("its address asks for TLS, which is not set up here")
     return tls
 
 
-def unreachable(exc: Exception) -> Unreachable:
-    """Says in words why no connection came about, without the address."""
+def connect_error(exc: Exception) -> Unreachable:
+    """Says why no connection was made, without naming the address."""
     if isinstance(exc, ssl.SSLError):
         return Unreachable("no trusted TLS connection came about")
     if isinstance(exc, TimeoutError):
-        return Unreachable("it did not take the connection in time")
+        return Unreachable("it did not accept the connection in time")
     if isinstance(exc, ConnectionRefusedError):
         return Unreachable("it refused the connection")
     if isinstance(exc, socket.gaierror | UnicodeError):
@@ -54,8 +60,26 @@ def unreachable(exc: Exception) -> Unreachable:
     return Unreachable("it cannot be reached")
 
 
+async def open_connection(
+    new_protocol: Callable[[], _Protocol], address: Address, tls: ssl.SSLContext | None, timeout_s: float
+) -> _Protocol:
+    """Connects to an address. Raises `Unreachable`."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, protocol = await asyncio.get_running_loop().create_connection(
+                new_protocol,
+                address.host,
+                address.port,
+                ssl=tls,
+                server_hostname=address.host if tls is not None else None,
+            )
+    except (OSError, UnicodeError) as exc:
+        raise connect_error(exc) from exc
+    return protocol
+
+
 class ConnectionPool:
-    """Hands out connections for one exchange each: the one used last first, so that those too many grow old."""
+    """Hands out each connection for one exchange: the most recently used first, so that surplus ones grow old."""
 
     def __init__(self, tls: ssl.SSLContext | None, connect_timeout_s: float, idle_s: float, max_idle: int) -> None:
         self._tls = tls
@@ -65,26 +89,30 @@ class ConnectionPool:
         self._idle: dict[str, list[Connection]] = {}
         self._buffer = memoryview(bytearray(HIGH_WATER))
         self._is_closed = False
-        self._empty = asyncio.Event()
+        self._all_closed = asyncio.Event()
 
-    def __repr__(self) -> str:
-        each = (f"{name}: {len(made)} open, {len(self._idle.get(name, ()))} idle" for name, made in self._open.items())
-        return f"<Links {'; '.join(each) or 'to nobody'}>"
+    @property
+    def summary(self) -> str:
+        counts = (
+            f"{address}: {len(connections)} open, {len(self._idle.get(address, ()))} idle"
+            for address, connections in self._open.items()
+        )
+        return "; ".join(counts) or "no connections"
 
-    async def take(self, address: str, *, new: bool) -> Connection:
-        """A connection on which nothing is asked. Raises `Unreachable`."""
+    async def acquire(self, address: str, *, new: bool) -> Connection:
+        """A connection that carries no request. Raises `Unreachable`."""
         if self._is_closed:
             raise Unreachable("this process is stopping")
-        kept = None if new else self._kept(address)
+        kept = None if new else self._pop_idle(address)
         return kept or await self._connect(address)
 
-    def give_back(self, connection: Connection) -> None:
-        """Keeps it if it can be used again and there is room; else closes it."""
+    def release(self, connection: Connection) -> None:
+        """Keeps the connection if it can be used again and there is room; otherwise closes it."""
         now = asyncio.get_running_loop().time()
         idle = self._idle.get(connection.address, [])
         while idle and now - idle[0].idle_since > self._idle_s:
             idle.pop(0).abort()
-        if len(idle) < self._max_idle and not self._is_closed and connection.rest(now):
+        if len(idle) < self._max_idle and not self._is_closed and connection.become_idle(now):
             idle.append(connection)
             self._idle[connection.address] = idle
         else:
@@ -92,15 +120,15 @@ class ConnectionPool:
 
     async def close(self) -> None:
         self._is_closed = True
-        for connection in [one for made in self._open.values() for one in made]:
+        for connection in [one for connections in self._open.values() for one in connections]:
             connection.fail(Broken("this process is stopping"))
-        self._empty.clear()
+        self._all_closed.clear()
         if self._open:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSING_S):
-                    await self._empty.wait()
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._all_closed.wait()
 
-    def _kept(self, address: str) -> Connection | None:
+    def _pop_idle(self, address: str) -> Connection | None:
         idle = self._idle.get(address)
         oldest = asyncio.get_running_loop().time() - self._idle_s
         while idle:
@@ -111,21 +139,10 @@ class ConnectionPool:
         return None
 
     async def _connect(self, address: str) -> Connection:
-        place = read_address(address)
-        tls = tls_for(place, self._tls)
-        loop = asyncio.get_running_loop()
+        parsed = parse_address(address)
+        tls = tls_for(parsed, self._tls)
         connection = Connection(address, self._buffer, self._forget)
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await loop.create_connection(
-                    lambda: connection,
-                    place.host,
-                    place.port,
-                    ssl=tls,
-                    server_hostname=place.host if tls is not None else None,
-                )
-        except (OSError, UnicodeError) as exc:
-            raise unreachable(exc) from exc
+        await open_connection(lambda: connection, parsed, tls, self._connect_timeout_s)
         if self._is_closed or not connection.is_open:
             connection.abort()
             raise Unreachable("it closed the connection at once")
@@ -133,13 +150,13 @@ class ConnectionPool:
         return connection
 
     def _forget(self, connection: Connection) -> None:
-        made, idle = self._open.get(connection.address), self._idle.get(connection.address)
+        connections, idle = self._open.get(connection.address), self._idle.get(connection.address)
         if idle and connection in idle:
             idle.remove(connection)
-        if made is not None:
-            made.discard(connection)
-            if not made:
+        if connections is not None:
+            connections.discard(connection)
+            if not connections:
                 del self._open[connection.address]
                 self._idle.pop(connection.address, None)
         if not self._open:
-            self._empty.set()
+            self._all_closed.set()

@@ -1,1 +1,5 @@
-"""The coordinator's reverse proxy: finds the worker of a request's session and passes the request on."""
+"""Forwarding from a coordinator to its workers.
+
+`router` decides where each request goes. `target` reads which session a request names, `http_requests` and
+`websockets` forward it, and `liveness` ends requests that wait for a worker which has stopped responding.
+"""

@@ -1,149 +1,152 @@
-"""A client's HTTP request passed on to a worker, and the worker's answer back."""
+"""Forwards a client's HTTP request to a worker, and the worker's response to the client. The router uses it."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from warren.cluster.http_client.client import WorkerClient
-from warren.cluster.http_client.exchange import WorkerResponse
-from warren.cluster.http_client.headers import Header, headers_for_client, headers_for_worker, target_of
+from warren.cluster.http_client.client import WorkerClient, WorkerResponse
+from warren.cluster.http_client.headers import Header, headers_for_client, headers_for_worker, request_target
 
-MOST_REMEMBERED: Final = 64 * 1024
+MAX_REWIND: Final = 64 * 1024
 
 
 class RequestBody(AsyncIterator[bytes]):
-    """The body of a client's request as it comes, beginning with what was `seen` of it already.
+    """The body of a client's request, read as it arrives.
 
-    `done` says that there is no more than what was seen. The beginning of it is remembered for `rewind`. A client
-    that goes away makes it raise starlette's `ClientDisconnect`.
+    The router may read its beginning with `fetch` to find the session it names; iterating starts at the beginning all
+    the same. `rewind` allows sending it to another worker. Reading raises starlette's `ClientDisconnect` when the
+    client disconnects.
     """
 
-    __slots__ = ("_at", "_done", "_pieces", "_receive", "_rewinds", "_size")
+    __slots__ = ("_can_rewind", "_pieces", "_position", "_receive", "_size", "is_received")
 
-    def __init__(self, receive: Receive, seen: Sequence[bytes] = (), *, done: bool = False) -> None:
+    def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._pieces = [piece for piece in seen if piece]
-        self._size = sum(map(len, self._pieces))
-        self._at = 0
-        self._done = done
-        self._rewinds = True
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._position = 0
+        self._can_rewind = True
+        self.is_received = False
 
-    def rewind(self) -> bool:
-        """Whether it can be, and is now, read once more from its beginning: if not too much of it was read."""
-        if self._rewinds:
-            self._at = 0
-        return self._rewinds
+    async def fetch(self) -> bytes:
+        """Receives the next piece of the body and keeps it. It may be empty."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        self.is_received = not message.get("more_body", False)
+        piece: bytes = message.get("body", b"")
+        if piece:
+            self._pieces.append(piece)
+            self._size += len(piece)
+        return piece
 
-    async def at_once(self) -> bytes | None:
-        """The whole body, if the first that comes is all of it; else nothing, and it is to be read piece by piece."""
-        if not self._pieces and not self._done:
-            await self._fetch()
-        if self._done and self._rewinds and not self._at:
+    async def fetch_up_to(self, limit: int) -> AsyncIterator[bytes]:
+        """Receives and keeps the body piece by piece, until `limit` bytes or its end."""
+        while not self.is_received and self._size < limit:
+            yield await self.fetch()
+
+    async def fetch_all(self) -> bytes:
+        while not self.is_received:
+            await self.fetch()
+        return b"".join(self._pieces)
+
+    async def whole_if_received(self) -> bytes | None:
+        """The whole body if its first piece is all of it or all of it was fetched; otherwise None: iterate."""
+        if not self._pieces and not self.is_received:
+            await self.fetch()
+        if self.is_received and self._can_rewind and not self._position:
             return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         return None
 
     async def __anext__(self) -> bytes:
-        while self._at == len(self._pieces):
-            if self._done:
+        while self._position == len(self._pieces):
+            if self.is_received:
                 raise StopAsyncIteration
-            await self._fetch()
-        piece = self._pieces[self._at]
-        if self._size <= MOST_REMEMBERED:
-            self._at += 1
+            await self.fetch()
+        piece = self._pieces[self._position]
+        if self._size <= MAX_REWIND:
+            self._position += 1
         else:
-            del self._pieces[: self._at + 1]
-            self._at, self._rewinds = 0, False
+            del self._pieces[: self._position + 1]
+            self._position, self._can_rewind = 0, False
         return piece
 
-    async def gone(self) -> None:
-        """Raises `ClientDisconnect` when the client goes away. For after the body."""
+    def rewind(self) -> bool:
+        """Starts again at the beginning; returns False if too much was read to have kept all of it."""
+        if self._can_rewind:
+            self._position = 0
+        return self._can_rewind
+
+    def replay(self) -> Receive:
+        """A `receive` for the coordinator's own app, which sees what was fetched once more."""
+        fetched: list[Message] = []
+        if self._pieces or self.is_received:
+            body = b"".join(self._pieces)
+            fetched.append({"type": "http.request", "body": body, "more_body": not self.is_received})
+
+        async def receive() -> Message:
+            return fetched.pop() if fetched else await self._receive()
+
+        return receive
+
+    async def wait_for_disconnect(self) -> None:
+        """Raises `ClientDisconnect` when the client disconnects. To be called after the body was read."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         raise ClientDisconnect
 
-    async def _fetch(self) -> None:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        self._done = not message.get("more_body", False)
-        if piece := message.get("body", b""):
-            self._pieces.append(piece)
-            self._size += len(piece)
 
-
-class _Forwarded:
-    __slots__ = ("_added", "_address", "_body", "_exchange", "_head_timeout_s", "_scope", "_worker_client")
-
-    def __init__(
-        self,
-        worker_client: WorkerClient,
-        address: str,
-        scope: Scope,
-        body: RequestBody,
-        added: Sequence[Header],
-        head_timeout_s: float | None,
-    ) -> None:
-        self._worker_client, self._address, self._scope = worker_client, address, scope
-        self._body, self._added, self._head_timeout_s = body, added, head_timeout_s
-        self._exchange: AbstractAsyncContextManager[WorkerResponse] | None = None
-
-    async def __aenter__(self) -> WorkerResponse:
-        whole = await self._body.at_once()
-        self._exchange = self._worker_client.asked(
-            self._address,
-            self._scope["method"],
-            target_of(self._scope),
-            headers_for_worker(self._scope, self._added),
-            self._body if whole is None else whole,
-            head_timeout_s=self._head_timeout_s,
-            gone=self._body.gone,
-        )
-        return await self._exchange.__aenter__()
-
-    async def __aexit__(self, *exc: object) -> None:
-        assert self._exchange is not None
-        await self._exchange.__aexit__(None, None, None)
-
-
-def forwarded(
+async def forward_request(
     worker_client: WorkerClient,
     address: str,
     scope: Scope,
     body: RequestBody,
     *,
     headers: Sequence[Header] = (),
-    head_timeout_s: float | None = None,
 ) -> AbstractAsyncContextManager[WorkerResponse]:
-    """Asks the worker what the client asked. Nothing has been sent to the client when the context begins.
+    """Sends the client's request to a worker: `async with await forward_request(…) as response`.
 
-    `headers` replace those of the same name that the client sent. What tells who the client is (authorization,
-    x-api-key, cookie, origin, x-warren-*) and what concerns only its connection is not passed on. Path and query go
-    byte by byte.
+    `headers` replace those of the same name that the client sent. Headers that identify the client (authorization,
+    x-api-key, cookie, origin, x-warren-*) and those that concern only its connection are not forwarded. Path and query
+    are forwarded byte for byte. Nothing has been sent to the client when the context begins.
 
-    Raises `Unreachable` and `Broken`, and `ClientDisconnect` as soon as the client goes away.
+    Raises `Unreachable` and `Broken`, and `ClientDisconnect` as soon as the client disconnects.
     """
-    return _Forwarded(worker_client, address, scope, body, headers, head_timeout_s)
-
-
-async def pass_on(answer: WorkerResponse, send: Send) -> None:
-    """Sends the answer to the client as it comes.
-
-    If it breaks off, `Broken` is raised with the client's answer incomplete: let it pass, the server then breaks
-    the client's connection, and nobody takes a part for the whole.
-    """
-    await send(
-        {
-            "type": "http.response.start",
-            "status": answer.status,
-            "headers": headers_for_client(answer.status, answer.headers),
-        }
+    whole = await body.whole_if_received()
+    return worker_client.request(
+        address,
+        scope["method"],
+        request_target(scope),
+        headers_for_worker(scope, headers),
+        body if whole is None else whole,
+        wait_for_disconnect=body.wait_for_disconnect,
     )
-    while piece := await answer.read():
-        complete = answer.is_complete
-        await send({"type": "http.response.body", "body": piece, "more_body": not complete})
-        if complete:
+
+
+async def forward_response(response: WorkerResponse, send: Send) -> None:
+    """Sends the worker's response to the client as it arrives.
+
+    Raises `Broken` if it breaks off, with the client's response incomplete. The caller must let that pass: the server
+    then breaks the client's connection, so that the client does not take a part for the whole.
+    """
+    await _send_head(response, send)
+    while piece := await response.read():
+        is_last = response.is_complete
+        await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
+        if is_last:
             return
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def send_response(response: WorkerResponse, body: bytes, send: Send) -> None:
+    """Sends a response whose body was read already."""
+    await _send_head(response, send)
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _send_head(response: WorkerResponse, send: Send) -> None:
+    headers = headers_for_client(response.status, response.headers)
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})

@@ -1,8 +1,9 @@
-"""Notices workers that have fallen silent while somebody waits for them.
+"""Ends requests that wait for a worker which has stopped responding.
 
-A command may run for hours, so nothing bounds the time that a worker has for an answer; and neither a network that
-swallows packets nor a process that stands still closes a connection. So a worker that somebody has waited for a while
-for is asked every second whether it is there. When it has not said so TRIES times in a row, all that waits for it ends.
+A command may run for hours, so a response has no deadline; and neither a network that drops packets nor a stopped
+process closes a connection. So `run` pings every second each worker that a request has waited on for more than a
+second. After FAILED_PINGS failures in a row, every request that waits for that worker raises `Broken`. The router
+wraps each request in `watch`; the coordinator process runs `run`.
 """
 
 import asyncio
@@ -11,59 +12,59 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
-from warren.cluster.http_client.failures import Broken
+from warren.cluster.http_client.errors import Broken
 
-EVERY_S: Final = 1.0
-TRIES: Final = 3
+PING_INTERVAL_S: Final = 1.0
+FAILED_PINGS: Final = 3
 
 
 class Liveness:
-    """`ask` asks whoever is at an address for a sign of life; it raises when none comes in seconds."""
+    """`ping` sends a request to the worker at an address, and raises if no response comes within seconds."""
 
-    def __init__(self, ask: Callable[[str], Awaitable[object]], *, every_s: float = EVERY_S) -> None:
-        self._ask = ask
-        self._every_s = every_s
+    def __init__(self, ping: Callable[[str], Awaitable[object]], *, interval_s: float = PING_INTERVAL_S) -> None:
+        self._ping = ping
+        self._interval_s = interval_s
         self._waiting: dict[str, dict[asyncio.Timeout, float]] = {}
-        self._silent: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<Lookout over {len(self._waiting)} workers, {len(self._silent)} silent>"
+        return f"<Liveness of {len(self._waiting)} workers, {len(self._failures)} overdue>"
 
     @contextlib.asynccontextmanager
-    async def over(self, address: str) -> AsyncIterator[None]:
-        """Raises `Broken` out of whatever is awaited inside when the worker has fallen silent."""
-        limit = asyncio.timeout(None)
+    async def watch(self, address: str) -> AsyncIterator[None]:
+        """Raises `Broken` out of whatever is awaited inside when the worker has stopped responding."""
+        timeout = asyncio.timeout(None)
         waiting = self._waiting.setdefault(address, {})
-        waiting[limit] = asyncio.get_running_loop().time()
+        waiting[timeout] = asyncio.get_running_loop().time()
         try:
-            async with limit:
+            async with timeout:
                 yield
         except TimeoutError:
-            if not limit.expired():
+            if not timeout.expired():
                 raise
-            raise Broken("the worker has fallen silent") from None
+            raise Broken("the worker has stopped responding") from None
         finally:
-            del waiting[limit]
+            del waiting[timeout]
             if not waiting and self._waiting.get(address) is waiting:
                 del self._waiting[address]
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._every_s)
-            long_ago = asyncio.get_running_loop().time() - self._every_s
-            watched = [name for name, waiting in self._waiting.items() if min(waiting.values()) < long_ago]
-            self._silent = Counter({name: self._silent[name] for name in watched})
-            await asyncio.gather(*map(self._look, watched))
+            await asyncio.sleep(self._interval_s)
+            overdue_since = asyncio.get_running_loop().time() - self._interval_s
+            overdue = [address for address, waiting in self._waiting.items() if min(waiting.values()) < overdue_since]
+            self._failures = Counter({address: self._failures[address] for address in overdue})
+            await asyncio.gather(*map(self._check, overdue))
 
-    async def _look(self, address: str) -> None:
+    async def _check(self, address: str) -> None:
         try:
-            await self._ask(address)
+            await self._ping(address)
         except Exception:
-            # Whatever it is: no sign of life.
-            self._silent[address] += 1
+            # The kind of failure does not matter: the worker has not responded.
+            self._failures[address] += 1
         else:
-            self._silent[address] = 0
-        if self._silent[address] >= TRIES:
-            for limit in list(self._waiting.get(address, ())):
-                if not limit.expired():
-                    limit.reschedule(asyncio.get_running_loop().time())
+            self._failures[address] = 0
+        if self._failures[address] >= FAILED_PINGS:
+            for timeout in list(self._waiting.get(address, ())):
+                if not timeout.expired():
+                    timeout.reschedule(asyncio.get_running_loop().time())

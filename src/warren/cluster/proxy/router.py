@@ -1,9 +1,14 @@
-"""Hands a coordinator's requests to the workers they are for; what is for none, the coordinator's own app answers.
+"""Sends each request that reaches a coordinator to the worker that must answer it, or to the coordinator's own app.
 
-A request about a session goes to the session's worker. A request that makes a session goes to the worker that its
-thread's session is on, else to one that placement chooses, and to the next one if that refuses. What is about a
-session that is lost or has ended, or about none, is answered here. Which worker a session is on never changes and is
-remembered, so running sessions are reached while Redis is away.
+The router wraps the coordinator's app, inside of admission: `scope["caller"]` is set.
+
+- A request about a session goes to the session's worker.
+- A request that creates a session goes to the worker of its thread's session, otherwise to a worker that placement
+  chooses, and to the next choice if that one refuses.
+- The coordinator's own app answers requests about lost or ended sessions, and about no single session.
+
+The worker of a session never changes, and the router remembers it. So running sessions stay reachable while Redis is
+away.
 """
 
 import asyncio
@@ -11,41 +16,47 @@ import contextlib
 import json
 import ssl
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Sequence
+from typing import Final
 
-from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from warren.cluster.auth import CALLER, CLIENT, PATIENCE, SCHEME, SESSION, ClusterAuth, written_caller
+from warren.cluster.auth import (
+    CALLER_HEADER,
+    CLIENT_HEADER,
+    PATIENCE_HEADER,
+    SCHEME_HEADER,
+    SESSION_HEADER,
+    ClusterAuth,
+    encode_caller,
+)
 from warren.cluster.fleet import Fleet
-from warren.cluster.http_client.client import Header, WorkerClient, WorkerResponse
-from warren.cluster.http_client.failures import Broken, ForwardingFailed, Refused, Unreachable
-from warren.cluster.http_client.headers import headers_for_client
-from warren.cluster.members import Member
-from warren.cluster.placement import Want
-from warren.cluster.proxy import target as reading
-from warren.cluster.proxy.http_requests import RequestBody, forwarded, pass_on
+from warren.cluster.http_client.client import WorkerClient
+from warren.cluster.http_client.errors import Broken, ForwardingFailed, Refused, Unreachable
+from warren.cluster.http_client.headers import Header
+from warren.cluster.placement import Requirements
+from warren.cluster.proxy.http_requests import RequestBody, forward_request, forward_response, send_response
 from warren.cluster.proxy.liveness import Liveness
-from warren.cluster.proxy.target import SessionLocation, Target
-from warren.cluster.proxy.websockets import forward_websocket
+from warren.cluster.proxy.target import Target, find_operation, read_target
+from warren.cluster.proxy.websockets import WORKER_LOST, forward_websocket
+from warren.cluster.roster import Member
 from warren.http.server.http_guard import request_id
 from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
+from warren.model.api import Makes, Operation
 from warren.model.errors import Interrupted, MachineFull, Misdirected, NoCapacity, Stopping, Unavailable
 from warren.model.session import Session, SessionState, new_session_id
 
-_REMEMBERED: Final = 100_000
-_MOST_SEEN: Final = 9 * 1024 * 1024  # of a form, to find out which session it is for: see flat.upload_file
-_PATIENCE_S: Final = 10.0  # how long a worker may let a create wait, if there is another to ask
-_NOT_HERE: Final = frozenset({SessionState.LOST, SessionState.ENDED})
-_NEXT: Final = frozenset({NoCapacity.code, MachineFull.code, Stopping.code, Unavailable.code})
-_LONGEST_REFUSAL: Final = 64 * 1024
-_DISCARDING_S: Final = 60.0
-_SAFE: Final = frozenset({"GET", "HEAD"})
-_LOST: Final = 1011  # how a WebSocket is closed whose worker is gone
-_STRANGER: Final = 401  # a worker says it to us: who the caller is was found out here
+_MAX_REMEMBERED: Final = 100_000
+_PATIENCE_S: Final = 10.0  # how long a worker may let a create wait when another worker could take it
+_TRY_NEXT_CODES: Final = frozenset({NoCapacity.code, MachineFull.code, Stopping.code, Unavailable.code})
+_MAX_REFUSAL: Final = 64 * 1024
+_DISCARD_TIMEOUT_S: Final = 60.0
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+_COORDINATOR_REJECTED: Final = 401  # the worker rejects us: the caller was authenticated here
+
+_LookupKey = tuple[str, str, str]
 
 
 class Router:
@@ -70,168 +81,166 @@ class Router:
         self._environment = environment
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
-        self._whose: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+        self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        place = reading.where(scope) if scope["type"] in ("http", "websocket") else SessionLocation.NOWHERE
-        if place is SessionLocation.NOWHERE:
+        found = find_operation(scope)
+        if found is None:
             await self._app(scope, receive, send)
             return
-        body = _Body(receive)
-        asked = await body.asked(place, scope)
-        session, worker_id = await self._found(scope["caller"], asked)
+        operation, named = found
+        body = RequestBody(receive)
+        target = await read_target(operation, named, scope, body)
+        session, worker_id = await self._find_worker(scope["caller"], target)
         if worker_id:
-            await self._to_owner(worker_id, scope, receive, body, send)
-        elif self._makes(scope, asked, session):
-            await self._to_any(scope, asked, body, send)
+            await self._forward_to_owner(worker_id, scope, receive, body, send)
+        elif _creates_session(operation, scope["caller"], target, session):
+            await self._place_session(scope, target, body, send)
         else:
-            await self._app(scope, body.again(), send)
+            await self._app(scope, body.replay(), send)
 
-    # -- whose it is
+    # -- finding the worker
 
-    async def _found(self, caller: Caller, asked: Target) -> tuple[Session | None, str]:
-        """The session that is asked for, if it was looked up; and its worker, if that is to be asked."""
-        if asked.session_id:
-            name = (caller.tenant, "session", asked.session_id)
-            known = self._whose.get(name)
-            if known is not None and known in self._fleet.members and self._fleet.members[known].alive:
-                return None, known
-            return await self._looked_up(name, self._store.get(caller.tenant, asked.session_id))
-        if asked.thread_id:
-            name = (caller.tenant, "thread", asked.thread_id)
-            return await self._looked_up(name, self._store.of_thread(caller.tenant, asked.thread_id))
+    async def _find_worker(self, caller: Caller, target: Target) -> tuple[Session | None, str]:
+        """The named session, if it was looked up, and the id of the worker that must answer, or ""."""
+        if target.session_id:
+            key = (caller.tenant, "session", target.session_id)
+            worker_id = self._worker_ids.get(key, "")
+            if worker_id in self._fleet.members and self._fleet.members[worker_id].alive:
+                return None, worker_id
+            return await self._look_up(key, self._store.get(caller.tenant, target.session_id))
+        if target.thread_id:
+            key = (caller.tenant, "thread", target.thread_id)
+            return await self._look_up(key, self._store.of_thread(caller.tenant, target.thread_id))
         return None, ""
 
-    async def _looked_up(self, name: tuple[str, str, str], reading: Any) -> tuple[Session | None, str]:
+    async def _look_up(self, key: _LookupKey, lookup: Awaitable[Session | None]) -> tuple[Session | None, str]:
         try:
-            session: Session | None = await reading
+            session = await lookup
         except Unavailable:
-            if name in self._whose:
-                return None, self._whose[name]
+            if key in self._worker_ids:
+                return None, self._worker_ids[key]
             raise
-        if session is None or session.state in _NOT_HERE or not session.worker:
-            self._whose.pop(name, None)
+        if session is None or not session.state.holds_sandbox or not session.worker:
+            self._worker_ids.pop(key, None)
             return session, ""
-        for each in {name, (session.tenant, "session", session.id)}:
+        for each in {key, (session.tenant, "session", session.id)}:
             self._remember(each, session.worker)
         return session, session.worker
 
-    def _remember(self, name: tuple[str, str, str], worker_id: str) -> None:
-        self._whose[name] = worker_id
-        self._whose.move_to_end(name)
-        if len(self._whose) > _REMEMBERED:
-            self._whose.popitem(last=False)
+    def _remember(self, key: _LookupKey, worker_id: str) -> None:
+        self._worker_ids[key] = worker_id
+        self._worker_ids.move_to_end(key)
+        if len(self._worker_ids) > _MAX_REMEMBERED:
+            self._worker_ids.popitem(last=False)
 
-    def _makes(self, scope: Scope, asked: Target, session: Session | None) -> bool:
-        """Whether the request is to make a session, on whichever worker."""
-        path, caller = scope["path"], scope["caller"]
-        if path in reading.CREATING:
-            return bool(caller.may(KeyScope.SESSIONS))
-        if path not in reading.MAKING or not asked.thread_id or not caller.may(KeyScope.SESSIONS):
-            return False
-        lost = session is not None and session.state is SessionState.LOST
-        return not lost or asked.values.get("replace_lost") is True
+    # -- forwarding to the worker of a session
 
-    # -- handing on
-
-    async def _to_owner(self, worker_id: str, scope: Scope, receive: Receive, body: "_Body", send: Send) -> None:
-        member = await self._fleet.found(worker_id)
+    async def _forward_to_owner(
+        self, worker_id: str, scope: Scope, receive: Receive, body: RequestBody, send: Send
+    ) -> None:
+        member = await self._fleet.find_reachable(worker_id)
         try:
             if scope["type"] == "websocket":
-                await self._joined(member, scope, receive, send)
+                await self._forward_websocket(member, scope, receive, send)
                 return
-            await self._asked(member, scope, body, send, last=True)
+            await self._forward_http(member, scope, body, send, is_last=True)
         except Unreachable as exc:
             scope["forwarded"] = False
-            self._fleet.shun(worker_id)
-            raise _away(worker_id, exc) from exc
+            self._fleet.avoid(worker_id)
+            raise _worker_unreachable(worker_id, exc) from exc
         except Refused as exc:
             scope["forwarded"] = False
-            raise _strange(worker_id) from exc
+            raise _secrets_differ(worker_id) from exc
         except Broken as exc:
-            if scope["type"] == "http" and scope["method"] in _SAFE:
-                raise _away(worker_id, exc) from exc
-            raise _broken(worker_id, exc) from exc
+            if scope["type"] == "http" and scope["method"] in _SAFE_METHODS:
+                raise _worker_unreachable(worker_id, exc) from exc
+            raise _interrupted(worker_id, exc) from exc
 
-    async def _joined(self, member: Member, scope: Scope, receive: Receive, send: Send) -> None:
-        """A client's WebSocket and the worker's; if the worker falls silent, a client that was let in is told."""
-        headers, said = self._headers(scope), set[str]()
+    async def _forward_websocket(self, member: Member, scope: Scope, receive: Receive, send: Send) -> None:
+        """Closes a client that was accepted if the worker stops responding."""
+        sent_types = set[str]()
 
-        async def noting(message: Message) -> None:
-            said.add(message["type"])
+        async def send_and_record(message: Message) -> None:
+            sent_types.add(message["type"])
             await send(message)
 
         scope["forwarded"] = True
         try:
-            async with self._liveness.over(member.address):
+            async with self._liveness.watch(member.address):
                 await forward_websocket(
-                    member.address, scope, receive, noting, headers=headers, tls=self._tls, elsewhere=(_STRANGER,)
+                    member.address,
+                    scope,
+                    receive,
+                    send_and_record,
+                    headers=self._headers_for_worker(scope),
+                    tls=self._tls,
+                    raise_on=(_COORDINATOR_REJECTED,),
                 )
         except Broken as exc:
-            if "websocket.accept" not in said:
+            if "websocket.accept" not in sent_types:
                 raise
-            if "websocket.close" not in said:
-                await send({"type": "websocket.close", "code": _LOST, "reason": exc.why})
+            if "websocket.close" not in sent_types:
+                await send({"type": "websocket.close", "code": WORKER_LOST, "reason": exc.reason})
 
-    async def _to_any(self, scope: Scope, asked: Target, body: "_Body", send: Send) -> None:
-        """Asks one after the other until one does not refuse.
+    # -- creating a session
 
-        A session that its caller could not ask for again, because it has no name, gets its id here: if the caller goes
-        away, however far the making has come, it is ended. Another one for each worker: one that refuses may have
-        stored it all the same.
+    async def _place_session(self, scope: Scope, target: Target, body: RequestBody, send: Send) -> None:
+        """Tries the chosen workers one after the other until one does not refuse.
+
+        A caller cannot ask again for a session without thread and Idempotency-Key. Such a session gets its id here, so
+        that it can be ended if the caller disconnects, however far its creation has come. Each worker gets another id:
+        one that refuses may have stored the session all the same.
         """
         if not self._fleet.has_redis:
             raise Unavailable("Redis is away: no session can be made now", remedy="try again soon", retry_after_s=2)
-        members = self._fleet.placed(self._wanted(scope["caller"], asked))
-        is_nameless = not asked.thread_id and not _has_key(scope)
-        for number, member in enumerate(members):
-            new_id = new_session_id() if is_nameless else ""
-            self._fleet.sent(member.id)
+        members = self._fleet.choose_workers(self._requirements(scope["caller"], target))
+        needs_id = not target.thread_id and not _has_idempotency_key(scope)
+        for member in members:
+            is_last = member is members[-1]
+            session_id = new_session_id() if needs_id else ""
+            self._fleet.note_assigned(member.id)
             try:
-                if await self._made(member, scope, body, send, new_id, last=number == len(members) - 1):
+                if await self._forward_create(member, scope, body, send, session_id, is_last=is_last):
                     return
             except Unreachable as exc:
-                self._fleet.shun(member.id)
-                if number == len(members) - 1:
-                    raise _away(member.id, exc) from exc
+                self._fleet.avoid(member.id)
+                if is_last:
+                    raise _worker_unreachable(member.id, exc) from exc
             except Broken as exc:
-                raise _broken(member.id, exc) from exc
+                raise _interrupted(member.id, exc) from exc
 
-    async def _made(self, member: Member, scope: Scope, body: "_Body", send: Send, new_id: str, *, last: bool) -> bool:
-        headers = [(SESSION, new_id.encode())] if new_id else []
+    async def _forward_create(
+        self, member: Member, scope: Scope, body: RequestBody, send: Send, session_id: str, *, is_last: bool
+    ) -> bool:
+        headers = [(SESSION_HEADER, session_id.encode())] if session_id else []
         try:
-            return await self._asked(member, scope, body, send, headers, last=last)
+            return await self._forward_http(member, scope, body, send, headers, is_last=is_last)
         except Unreachable:
             raise
         except BaseException:
-            if new_id:
-                self._own(self._discard(member, scope, new_id))
+            if session_id:
+                task = asyncio.create_task(self._discard_session(member, scope, session_id))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
             raise
 
-    async def _discard(self, member: Member, scope: Scope, session_id: str) -> None:
-        """A worker that has died meanwhile has none of it any more."""
-        target = f"/api/sessions/{session_id}".encode()
+    async def _discard_session(self, member: Member, scope: Scope, session_id: str) -> None:
+        """Ends a session that nobody will ask for. A worker that died meanwhile does not have it any more."""
+        path = f"/api/sessions/{session_id}".encode()
+        headers = [(b"host", b"localhost"), *self._headers_for_worker(scope)]
         with contextlib.suppress(Unreachable, Broken):
-            async with self._worker_client.asked(
-                member.address,
-                "DELETE",
-                target,
-                [(b"host", b"localhost"), *self._headers(scope)],
-                head_timeout_s=_DISCARDING_S,
-            ) as answer:
-                await answer.all(_LONGEST_REFUSAL)
+            async with self._worker_client.request(
+                member.address, "DELETE", path, headers, head_timeout_s=_DISCARD_TIMEOUT_S
+            ) as response:
+                await response.read_all(_MAX_REFUSAL)
 
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _wanted(self, caller: Caller, asked: Target) -> Want:
-        values = asked.values
+    def _requirements(self, caller: Caller, target: Target) -> Requirements:
+        values = target.values
         labels = values.get("labels")
         provider = values.get("provider")
         environment = values.get("environment")
-        return Want(
+        return Requirements(
             environment if isinstance(environment, str) and environment else self._environment,
             caller.tenant,
             provider if isinstance(provider, str) and provider != "e2b" else "",
@@ -239,150 +248,97 @@ class Router:
             pooled=not (values.get("image") or values.get("limits")),
         )
 
-    async def _asked(
-        self, member: Member, scope: Scope, body: "_Body", send: Send, more: Sequence[Header] = (), *, last: bool
-    ) -> bool:
-        """Asks a worker and passes on what it answers; False if it refuses and another may be asked."""
-        headers = [*self._headers(scope), *more]
-        if not last:
-            headers.append((PATIENCE, b"%g" % _PATIENCE_S))
-        elsewhere = ""
-        request_context = forwarded(self._worker_client, member.address, scope, body.whole(), headers=headers)
-        async with self._liveness.over(member.address), request_context as answer:
-            if answer.status == _STRANGER:
-                if last or not body.rewind():
-                    raise _strange(member.id)
-            elif answer.status == 503 and body.rewind():
-                refusal = await answer.all(_LONGEST_REFUSAL)
-                elsewhere = (answer.header(b"x-warren-worker") or b"").decode("latin-1")
-                if not elsewhere and (last or _code(refusal) not in _NEXT):
-                    scope["forwarded"] = True
-                    await _send(answer, refusal, send)
-                    return True
-            else:
-                scope["forwarded"] = True
-                await pass_on(answer, send)
-                return True
-        if elsewhere:
-            if elsewhere == member.id:
-                raise Misdirected("the session has just moved")
-            await self._asked(await self._fleet.found(elsewhere), scope, body, send, last=True)
-            return True
-        return False
+    # -- forwarding one HTTP request
 
-    def _headers(self, scope: Scope) -> list[Header]:
+    async def _forward_http(
+        self,
+        member: Member,
+        scope: Scope,
+        body: RequestBody,
+        send: Send,
+        more_headers: Sequence[Header] = (),
+        *,
+        is_last: bool,
+    ) -> bool:
+        """Forwards the request and its response; returns False if the worker refused and another may be tried."""
+        headers = [*self._headers_for_worker(scope), *more_headers]
+        if not is_last:
+            headers.append((PATIENCE_HEADER, b"%g" % _PATIENCE_S))
+        async with (
+            self._liveness.watch(member.address),
+            await forward_request(self._worker_client, member.address, scope, body, headers=headers) as response,
+        ):
+            if response.status == _COORDINATOR_REJECTED:
+                if is_last or not body.rewind():
+                    raise _secrets_differ(member.id)
+                return False
+            if response.status != 503 or not body.rewind():
+                scope["forwarded"] = True
+                await forward_response(response, send)
+                return True
+            refusal = await response.read_all(_MAX_REFUSAL)
+            owner_id = (response.header(b"x-warren-worker") or b"").decode("latin-1")
+            if not owner_id:
+                if not is_last and _problem_code(refusal) in _TRY_NEXT_CODES:
+                    return False
+                scope["forwarded"] = True
+                await send_response(response, refusal, send)
+                return True
+        if owner_id == member.id:
+            raise Misdirected("the session has just moved")
+        await self._forward_http(await self._fleet.find_reachable(owner_id), scope, body, send, is_last=True)
+        return True
+
+    def _headers_for_worker(self, scope: Scope) -> list[Header]:
         client = scope["client"][0] if scope.get("client") else ""
-        named = any(name == b"host" for name, _ in scope["headers"])
+        has_host = any(name == b"host" for name, _ in scope["headers"])
         return [
-            *([] if named else [(b"host", b"localhost")]),
+            *([] if has_host else [(b"host", b"localhost")]),
             *self._auth.headers(),
-            (CALLER, written_caller(scope["caller"])),
-            (CLIENT, client.encode("latin-1", "replace")),
-            (SCHEME, b"https" if scope.get("scheme") in ("https", "wss") else b"http"),
+            (CALLER_HEADER, encode_caller(scope["caller"])),
+            (CLIENT_HEADER, client.encode("latin-1", "replace")),
+            (SCHEME_HEADER, b"https" if scope.get("scheme") in ("https", "wss") else b"http"),
             (b"x-request-id", request_id.get().encode()),
         ]
 
 
-class _Body:
-    """The body of a request, of which the beginning may have been read to find out whose it is."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._seen: list[bytes] = []
-        self._done = False
-        self._body: RequestBody | None = None
-
-    async def asked(self, place: SessionLocation, scope: Scope) -> Target:
-        if place is SessionLocation.PATH:
-            return reading.from_path(scope)
-        if place is SessionLocation.QUERY:
-            return reading.from_query(scope)
-        if place is SessionLocation.JSON:
-            while not self._done:
-                await self._read()
-            return reading.from_json(b"".join(self._seen))
-        named = reading.from_query(scope)
-        if named.session_id or named.thread_id:
-            return named
-        kind = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
-        return await reading.from_form(self._pieces(), kind)
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        size = 0
-        while not self._done and size < _MOST_SEEN:
-            size += await self._read()
-            yield self._seen[-1]
-
-    async def _read(self) -> int:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        piece = message.get("body", b"")
-        self._seen.append(piece)
-        self._done = not message.get("more_body", False)
-        return len(piece)
-
-    def whole(self) -> RequestBody:
-        if self._body is None:
-            self._body = RequestBody(self._receive, self._seen, done=self._done)
-        return self._body
-
-    def rewind(self) -> bool:
-        return self._body is None or self._body.rewind()
-
-    def again(self) -> Receive:
-        """For an app: what was read is there to be read once more."""
-        waiting: list[Message] = [
-            {"type": "http.request", "body": piece, "more_body": not self._done or at < len(self._seen) - 1}
-            for at, piece in enumerate(self._seen)
-        ]
-        waiting.reverse()
-
-        async def replayed() -> Message:
-            return waiting.pop() if waiting else await self._receive()
-
-        return replayed
-
-
-async def _send(answer: WorkerResponse, body: bytes, send: Send) -> None:
-    await send(
-        {
-            "type": "http.response.start",
-            "status": answer.status,
-            "headers": headers_for_client(answer.status, answer.headers),
-        }
-    )
-    await send({"type": "http.response.body", "body": body})
-
-
-def _has_key(scope: Scope) -> bool:
+def _has_idempotency_key(scope: Scope) -> bool:
     return any(name == b"idempotency-key" and value for name, value in scope["headers"])
 
 
-def _code(refusal: bytes) -> str:
+def _problem_code(body: bytes) -> str:
     try:
-        return str(json.loads(refusal)["code"])
+        return str(json.loads(body)["code"])
     except (ValueError, KeyError, TypeError):
         return ""
 
 
-def _away(worker_id: str, exc: ForwardingFailed) -> Unavailable:
+def _worker_unreachable(worker_id: str, exc: ForwardingFailed) -> Unavailable:
     return Unavailable(
-        f"the worker {worker_id!r} cannot be reached: {exc.why}",
+        f"the worker {worker_id!r} cannot be reached: {exc.reason}",
         remedy="try again: within seconds it is back, or the session is reported lost",
         retry_after_s=2,
     )
 
 
-def _strange(worker_id: str) -> Unavailable:
+def _secrets_differ(worker_id: str) -> Unavailable:
     return Unavailable(
-        f"the worker {worker_id!r} does not take this coordinator for one of its cluster: their secrets differ",
+        f"the worker {worker_id!r} rejects this coordinator: their cluster secrets differ",
         remedy="give all coordinators and workers the same WARREN_CLUSTER_SECRET",
     )
 
 
-def _broken(worker_id: str, exc: Broken) -> Interrupted:
+def _interrupted(worker_id: str, exc: Broken) -> Interrupted:
     return Interrupted(
-        f"the worker {worker_id!r} went away over this: {exc.why}",
+        f"the worker {worker_id!r} went away during the request: {exc.reason}",
         remedy="whether it was done is not known: look, or use an Idempotency-Key and ask again",
     )
+
+
+def _creates_session(operation: Operation, caller: Caller, target: Target, session: Session | None) -> bool:
+    if operation.makes is Makes.NOTHING or not caller.may(KeyScope.SESSIONS):
+        return False
+    if operation.makes is Makes.SESSION:
+        return True
+    is_lost = session is not None and session.state is SessionState.LOST
+    return bool(target.thread_id) and (not is_lost or target.values.get("replace_lost") is True)

@@ -1,76 +1,80 @@
-"""Which session a request is about: read from its path, its query, or the beginning of its body. Pure, but for the
-reading of the body."""
+"""Finds which session or thread a request names: where the operation's row of the table says.
+
+The router calls it for every request that a worker may have to answer. A request that is not valid names nothing; the
+coordinator's own app then answers what is wrong with it.
+"""
 
 import contextlib
 import json
 import re
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 from starlette.types import Scope
 
+from warren.cluster.proxy.http_requests import RequestBody
 from warren.http.multipart import read_parts
+from warren.model.api import Operation, OperationFinder, SessionIn
 from warren.model.errors import InvalidRequest, TooLarge
 
-_IN_PATH: Final = re.compile(r"/api/(?:sessions|e2b/files)/([^/]+)(?:/.*)?", re.DOTALL)
-
-
-class SessionLocation(Enum):
-    """Where a request says which session it is about. NOWHERE: it is about none, or about many."""
-
-    NOWHERE = "nowhere"
-    PATH = "path"
-    QUERY = "query"
-    JSON = "json"
-    FORM = "form"
-
-
-_FLAT: Final = {
-    ("POST", "/api/sessions"): SessionLocation.JSON,
-    ("POST", "/create_session"): SessionLocation.JSON,
-    ("POST", "/execute"): SessionLocation.JSON,
-    ("POST", "/cleanup"): SessionLocation.JSON,
-    ("POST", "/api/e2b/execute"): SessionLocation.JSON,
-    ("POST", "/api/e2b/files"): SessionLocation.JSON,
-    ("GET", "/download_file"): SessionLocation.QUERY,
-    ("GET", "/list_files"): SessionLocation.QUERY,
-    ("POST", "/upload_file"): SessionLocation.FORM,
-}
-CREATING: Final = frozenset({"/api/sessions", "/create_session"})
-MAKING: Final = frozenset({*CREATING, "/execute", "/upload_file"})  # what makes a session for a thread that has none
+_MAX_FORM_READ: Final = 9 * 1024 * 1024  # see flat.upload_file, which keeps as much
+_FINDER: Final = OperationFinder()
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a request says. `values` are the fields of a JSON body."""
+    """The session or thread that a request names. `values` are the fields of a JSON body."""
 
     session_id: str = ""
     thread_id: str = ""
     values: dict[str, Any] = field(default_factory=dict)
 
 
-def where(scope: Scope) -> SessionLocation:
-    path = scope["path"]
-    if scope["type"] == "http" and (found := _FLAT.get((scope["method"], path))) is not None:
-        return found
-    return SessionLocation.PATH if _IN_PATH.fullmatch(path) else SessionLocation.NOWHERE
+def find_operation(scope: Scope) -> tuple[Operation, dict[str, str]] | None:
+    """The operation that a request asks for, if it concerns a session, and the parameters in its path."""
+    if scope["type"] not in ("http", "websocket"):
+        return None
+    found = _FINDER.find(scope.get("method", "WEBSOCKET"), scope["path"])
+    return None if found is None or found[0].session_in is SessionIn.NOWHERE else found
 
 
-def from_path(scope: Scope) -> Target:
-    found = _IN_PATH.fullmatch(scope["path"])
-    return Target(session_id=found[1] if found else "")
+async def read_target(operation: Operation, named: dict[str, str], scope: Scope, body: RequestBody) -> Target:
+    """Reads no more of the body than it needs; the body can still be sent or replayed afterwards."""
+    match operation.session_in:
+        case SessionIn.PATH:
+            return Target(named["session_id"])
+        case SessionIn.HEADER:
+            return target_in_header(scope, operation.session_name, re.compile("(.*)"))
+        case SessionIn.HOST:
+            return target_in_header(scope, "host", re.compile(operation.session_name))
+        case SessionIn.JSON:
+            return target_in_json(await body.fetch_all())
+        case SessionIn.QUERY:
+            return target_in_query(scope)
+        case SessionIn.FORM:
+            target = target_in_query(scope)
+            if target.session_id or target.thread_id:
+                return target
+            content_type = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1")
+            return await target_in_form(body.fetch_up_to(_MAX_FORM_READ), content_type)
+    return Target()
 
 
-def from_query(scope: Scope) -> Target:
+def target_in_header(scope: Scope, name: str, pattern: re.Pattern[str]) -> Target:
+    """The first group of the pattern is the session id."""
+    value = dict(scope["headers"]).get(name.lower().encode(), b"").decode("latin-1")
+    match = pattern.fullmatch(value)
+    return Target(session_id=match[1] if match else "")
+
+
+def target_in_query(scope: Scope) -> Target:
     values = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     return Target(values.get("session_id", [""])[-1], values.get("thread_id", [""])[-1])
 
 
-def from_json(body: bytes) -> Target:
-    """A body that is not right names nothing: the app says what is wrong with it."""
+def target_in_json(body: bytes) -> Target:
     try:
         values = json.loads(body) if body.strip() else {}
     except (ValueError, RecursionError):
@@ -80,18 +84,18 @@ def from_json(body: bytes) -> Target:
     return Target(_text(values.get("session_id")), _text(values.get("thread_id")), values)
 
 
-async def from_form(pieces: AsyncIterable[bytes], content_type: str) -> Target:
-    """Reads as much of a form as it takes to know, with what the app reads it with. One that is not right, or says it
-    later than `pieces` go, names nothing."""
-    found = {"session_id": "", "thread_id": ""}
+async def target_in_form(pieces: AsyncIterable[bytes], content_type: str) -> Target:
+    """Reads as much of a form as it takes, with the parser that the app uses. A form whose `pieces` end before it
+    names a session names nothing."""
+    fields = {"session_id": "", "thread_id": ""}
     with contextlib.suppress(InvalidRequest, TooLarge):
         async for part in read_parts(pieces, content_type):
             is_file = part.filename is not None or part.name == "file"
-            if not is_file and part.name in found:
-                found[part.name] = await part.text()
-            if found["session_id"] or (is_file and found["thread_id"]):
+            if not is_file and part.name in fields:
+                fields[part.name] = await part.text()
+            if fields["session_id"] or (is_file and fields["thread_id"]):
                 break
-    return Target(found["session_id"], found["thread_id"])
+    return Target(fields["session_id"], fields["thread_id"])
 
 
 def _text(value: Any) -> str:

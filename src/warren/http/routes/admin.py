@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from warren.http.context import Admin, Anyone, Ctx, answer, new_router
-from warren.http.schemas import Body, timestamp
 from warren.model.access import USUAL_SCOPES, ApiKey, Caller, Quota, read_scopes
 from warren.model.session import DEFAULT_TENANT
 from warren.sessions.request_context import note
+from warren.sessions.schemas import Body, timestamp
 from warren.tenancy.keys import key_view
 from warren.tenancy.tenants import read_tenant, tenant_view
 

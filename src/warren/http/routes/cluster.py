@@ -7,9 +7,9 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from warren.http.context import Admin, Context, Ctx, new_router
-from warren.http.schemas import Body
 from warren.interfaces.cluster import ClusterControl
 from warren.model.errors import NotFound
+from warren.sessions.schemas import Body
 
 router = new_router(prefix="/api/cluster", tags=["cluster"])
 

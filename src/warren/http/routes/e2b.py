@@ -6,33 +6,18 @@ that are new or changed in the workspace in `artifacts`.
 
 import json
 import secrets
+from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Final
 
-from fastapi import Query
 from pydantic import BaseModel, Field
-from starlette.requests import Request
-from starlette.responses import Response
 
-from warren.http.context import (
-    Ctx,
-    FileUser,
-    Runner,
-    SessionId,
-    answer,
-    data_of,
-    limited_timeout,
-    new_router,
-    query,
-)
-from warren.http.routes import files
-from warren.http.routes.exec import unless_gone
-from warren.http.schemas import Body, FileList, FileView, Seconds, file_view
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import FileNotFound, FileProblem, InvalidRequest
 from warren.model.operations import Command, FileInfo, FileKind
 from warren.model.spec import WORKSPACE
-
-router = new_router(prefix="/api/e2b", tags=["e2b"])
+from warren.sessions.operations import files
+from warren.sessions.operations.call import Call, Handler, Values, perform, perform_stream
+from warren.sessions.schemas import Body, FileList, FileView, Seconds, data_of, file_view
 
 # Runs what comes on stdin; a last expression's value goes, as JSON, into the file WARREN_RESULT names.
 _DRIVER: Final = """
@@ -80,28 +65,30 @@ class FileBody(Body):
     content_base64: str = Field("", description="The same for bytes that are no text")
 
 
-@router.post("/execute", response_model=CodeView, summary="Run code")
-async def execute(body: CodeBody, request: Request, context: Ctx, tenant: Runner) -> Response:
+class FilesQuery(BaseModel):
+    path: Annotated[files.AnyText, Field(description="A file to read; without it the workspace is listed")] = ""
+
+
+async def execute(call: Call, body: CodeBody) -> Values:
     """In a fresh interpreter each time: files last from one call to the next, variables do not."""
-    timeout_s = limited_timeout(context, body.timeout)
-    async with context.sessions.using(tenant, body.session_id) as (session, sandbox):
+    timeout_s = call.context.limited_timeout(body.timeout)
+    call.session_id = body.session_id
+    async with call.using():
+        sandbox = call.sandbox
         before = {info.path: info for info in await sandbox.list(WORKSPACE, depth=10)}
         place = f"/tmp/.result-{secrets.token_hex(8)}"
-        command = _command(body.language, session.env, timeout_s, place)
-        result = await unless_gone(request, sandbox.exec(command, body.code.encode(errors="surrogateescape")))
+        command = _command(body.language, call.session.env, timeout_s, place)
+        result = await sandbox.exec(command, body.code.encode(errors="surrogateescape"))
         results = await _results(sandbox, place) if body.language == "python" else []
         after = await sandbox.list(WORKSPACE, depth=10)
-        artifacts = [file_view(info) for info in after if _is_new(info, before)]
-    return answer(
-        {
-            "stdout": result.stdout,
-            "stderr": result.stderr,
-            "results": results,
-            "artifacts": artifacts,
-            "exit_code": result.exit_code,
-            "reason": result.reason,
-        }
-    )
+    return {
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "results": results,
+        "artifacts": [file_view(info) for info in after if _is_new(info, before)],
+        "exit_code": result.exit_code,
+        "reason": result.reason,
+    }
 
 
 def _command(language: str, env: dict[str, str], timeout_s: float, place: str) -> Command:
@@ -132,28 +119,28 @@ def _is_new(info: FileInfo, before: dict[str, FileInfo]) -> bool:
     return info.kind is FileKind.FILE and (old is None or (old.modified, old.size) != (info.modified, info.size))
 
 
-@router.get(
-    "/files/{session_id}",
-    response_model=FileList,
-    summary="List the workspace, or read a file of it",
-    responses={200: {"description": "The list; or, with `path`, the file", "content": files.BYTES}},
-)
-async def read_files(
-    session_id: SessionId,
-    request: Request,
-    context: Ctx,
-    tenant: FileUser,
-    path: Annotated[str, Query(description="A file to read; without it the workspace is listed")] = "",
-) -> Response:
-    if wanted := query(request, "path"):
-        return await files.download(context, tenant, session_id, wanted)
-    async with context.sessions.using(tenant, session_id) as (_, sandbox):
-        found = [file_view(info) for info in await sandbox.list(WORKSPACE, depth=10)]
-        return answer({"path": WORKSPACE, "files": found})
+async def read_files(call: Call, query: FilesQuery) -> Values | AsyncGenerator[Any, None]:
+    if query.path:
+        return perform_stream(files.READ_FILE, call, files.PathQuery(path=query.path))
+    listed: Values = await perform(files.LIST_FILES, call, files.ListQuery(depth=10))
+    return listed
 
 
-@router.post("/files", status_code=201, response_model=FileView, summary="Write a file")
-async def write_file(body: FileBody, context: Ctx, tenant: FileUser) -> Response:
+async def write_file(call: Call, body: FileBody) -> Values:
+    call.session_id = body.session_id
     data = data_of(body.content, body.content_base64)
-    async with context.sessions.using(tenant, body.session_id) as (_, sandbox):
-        return answer(file_view(await sandbox.write(body.path, data)), 201)
+    written: Values = await perform(files.WRITE_FILE, call, files.WriteQuery(path=body.path), data)
+    return written
+
+
+HANDLERS = (
+    Handler("e2b_execute", execute, body=CodeBody, result=CodeView),
+    Handler(
+        "e2b_read_files",
+        read_files,
+        query=FilesQuery,
+        result=FileList,
+        other_results={200: {"description": "The list; or, with `path`, the file", "content": files.BYTES}},
+    ),
+    Handler("e2b_write_file", write_file, body=FileBody, result=FileView),
+)

@@ -1,14 +1,21 @@
-"""/ready, /version, /api/stats: what machines ask a server about itself."""
+"""/health, /ready, /version, /api/stats: what machines ask a server about itself."""
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from warren.http.context import Admin, Ctx, active_sessions, answer, new_router, pool_size
 from warren.sessions.listing import figures
 
-router = new_router(tags=["server"])
+router = new_router()
+
+
+class HealthView(BaseModel):
+    status: str = Field(description="`healthy`, or `stopping`")
+    pool_size: int = Field(description="Sandboxes that are ready to be handed out")
+    active_sessions: int
+    worker_id: str
 
 
 class ReadyView(BaseModel):
@@ -29,7 +36,18 @@ class StatsView(BaseModel):
     workers: dict[str, dict[str, Any]]
 
 
-@router.get("/ready", response_model=ReadyView, summary="Whether the server takes work")
+@router.get("/health", response_model=HealthView, summary="How the server is", tags=["flat"])
+async def health(context: Ctx) -> dict[str, Any]:
+    stopping = context.sessions.stopping
+    return {
+        "status": "stopping" if stopping else "healthy",
+        "pool_size": await pool_size(context),
+        "active_sessions": await active_sessions(context),
+        "worker_id": context.worker_id,
+    }
+
+
+@router.get("/ready", tags=["server"], response_model=ReadyView, summary="Whether the server takes work")
 async def ready(context: Ctx) -> Response:
     """503 while it is being stopped, or when its store does not work; in a cluster, when no worker is there."""
     context.sessions.check_open()
@@ -40,12 +58,17 @@ async def ready(context: Ctx) -> Response:
     )
 
 
-@router.get("/version", response_model=VersionView, summary="Which server this is")
+@router.get("/version", tags=["server"], response_model=VersionView, summary="Which server this is")
 async def version(context: Ctx) -> dict[str, str]:
     return {"name": "warren", "version": context.version, "provider": context.provider, "worker_id": context.worker_id}
 
 
-@router.get("/api/stats", response_model=StatsView, summary="Figures of the pools, the machine and the sessions")
+@router.get(
+    "/api/stats",
+    tags=["server"],
+    response_model=StatsView,
+    summary="Figures of the pools, the machine and the sessions",
+)
 async def stats(context: Ctx, tenant: Admin) -> dict[str, Any]:
     """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
     found = dict(await figures(context.sessions))

@@ -13,11 +13,11 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from warren.http.context import Admin, Context, Ctx, Reader, answer, new_router
-from warren.http.schemas import timestamp
 from warren.interfaces import audit
 from warren.model.audit import Deed
 from warren.model.errors import InvalidRequest, NotFound
 from warren.model.usage import NO_USAGE
+from warren.sessions.schemas import timestamp
 from warren.tenancy.usage import day_of
 from warren.tenancy.usage_export import as_csv, row_view
 

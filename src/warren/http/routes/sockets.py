@@ -17,20 +17,20 @@ from typing import Annotated, Any, Final
 
 import anyio
 from fastapi import Query
-from pydantic import ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from warren.http.context import Context, Ctx, Runner, data_of, limited_timeout, new_router
-from warren.http.event_streams import Encoder, failure, with_signs_of_life
-from warren.http.problems import plain_error, read_json
-from warren.http.routes.exec import foreground
-from warren.http.schemas import ExecBody, end_view
+from warren.http.context import Context, Ctx, Runner, new_router
+from warren.http.event_streams import error_values
 from warren.interfaces.sandbox import Process
-from warren.model.errors import InvalidJson, InvalidRequest, WarrenError
+from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import Stream, TerminalSize
-from warren.sessions.processes import signal_number
+from warren.sessions.operations.commands import foreground
+from warren.sessions.operations.socket_messages import apply_message, read_message
+from warren.sessions.output_events import Encoder, with_keepalives
 from warren.sessions.request_context import note_end
+from warren.sessions.schemas import ExecBody, data_of, end_view
 from warren.sessions.terminals import open_terminal
+from warren.sessions.validation import validated
 
 router = new_router(prefix="/api/sessions/{session_id}")
 
@@ -44,7 +44,7 @@ async def exec_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: 
     async with _told_errors(socket):
         Encoder(encoding)
         body = await _first_message(socket)
-        body.timeout_s = limited_timeout(context, body.timeout_s)
+        body.timeout_s = context.limited_timeout(body.timeout_s)
         stdin = data_of(body.stdin, body.stdin_base64)
         async with context.sessions.using(tenant, session_id) as (session, sandbox):
             command = body.wanted(session)
@@ -111,7 +111,7 @@ async def _told_errors(socket: WebSocket) -> Any:
             yield
             code, why = 1000, ""
         except WarrenError as exc:
-            await _say(socket, "error", failure(exc))
+            await _say(socket, "error", error_values(exc))
             code, why = _CLOSE_BASE + exc.http_status, exc.code
         await socket.close(code, why)
     except (WebSocketDisconnect, RuntimeError, OSError):
@@ -121,17 +121,14 @@ async def _told_errors(socket: WebSocket) -> Any:
 async def _first_message(socket: WebSocket) -> ExecBody:
     try:
         async with asyncio.timeout(_FIRST_MESSAGE_S):
-            values = parsed(await socket.receive_text())
+            values = read_message(await socket.receive_text())
     except TimeoutError:
         raise InvalidRequest(
             f"no command came within {_FIRST_MESSAGE_S:g} s", remedy="send it as the first message, as JSON"
         ) from None
     except KeyError:
         raise InvalidRequest("the first message must be a text: the command as JSON") from None
-    try:
-        return ExecBody.model_validate(values)
-    except ValidationError as exc:
-        raise plain_error(exc.errors()) from None
+    return validated(ExecBody, values)
 
 
 async def _bridge(
@@ -160,7 +157,7 @@ async def _bridge(
 
 async def _talk(socket: WebSocket, process: Process, context: Context, encoding: str, offset: int) -> None:
     encoder = Encoder(encoding or "text")
-    async for chunk in with_signs_of_life(process.output(offset), context.keepalive_s):
+    async for chunk in with_keepalives(process.output(offset), context.keepalive_s):
         if chunk is None:
             await _say(socket, "keepalive", {})
         elif chunk.stream is Stream.TERMINAL and not encoding:
@@ -182,56 +179,7 @@ async def _listen(socket: WebSocket, process: Process, noted: Callable[[], Await
         if (data := message.get("bytes")) is not None:
             await process.write(data)
         else:
-            await obey(process, parsed(message["text"]))
-
-
-async def obey(process: Process, message: dict[str, Any]) -> None:
-    kind = message.get("type")
-    if kind == "stdin":
-        await process.write(data_of(_text(message, "data"), _text(message, "data_base64")))
-    elif kind == "close_stdin":
-        await process.close_stdin()
-    elif kind == "signal":
-        await process.signal(signal_number(_signal(message)))
-    elif kind == "resize":
-        await process.resize(TerminalSize(_number(message, "rows"), _number(message, "columns")))
-    elif kind == "kill":
-        await process.kill()
-    else:
-        raise InvalidRequest(
-            f"there is no message {str(kind)[:80]!r}", remedy="stdin, close_stdin, signal, resize or kill"
-        )
-
-
-def parsed(text: str) -> dict[str, Any]:
-    try:
-        values = read_json(text.encode())
-    except InvalidJson as exc:
-        raise InvalidJson(exc.message.replace("the body", "the message"), remedy="send a JSON object") from None
-    if not isinstance(values, dict):
-        raise InvalidRequest("the message is JSON, but not a JSON object")
-    return values
-
-
-def _text(message: dict[str, Any], name: str) -> str:
-    value = message.get(name, "")
-    if not isinstance(value, str):
-        raise InvalidRequest(f"{name} must be a text")
-    return value
-
-
-def _number(message: dict[str, Any], name: str) -> int:
-    value = message.get(name)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be a whole number")
-    return value
-
-
-def _signal(message: dict[str, Any]) -> str | int:
-    value = message.get("signal")
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise InvalidRequest("signal must be a name or a number")
-    return value
+            await apply_message(process, read_message(message["text"]))
 
 
 async def _say(socket: WebSocket, kind: str, values: dict[str, Any]) -> None:

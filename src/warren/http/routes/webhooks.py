@@ -7,10 +7,10 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from warren.http.context import Context, Ctx, SessionUser, answer, new_router
-from warren.http.schemas import Body, timestamp
 from warren.model.errors import NotFound
 from warren.model.events import EventKind
 from warren.sessions.request_context import note
+from warren.sessions.schemas import Body, timestamp
 from warren.tenancy.webhooks.hooks import EVERYTHING, MAX_DESCRIPTION, Webhook, webhook_view
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.urls import MAX_URL

@@ -83,7 +83,7 @@ def _never(scope: Scope) -> bool:
 
 
 class HttpGuard:
-    """The middleware. `is_upload` tells the requests whose body is a stream of any length, read as it comes."""
+    """The middleware. `takes_stream` tells the requests whose body is a stream of any length, read as it comes."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class HttpGuard:
         allowed_origins: Sequence[str] = (),
         trusted_proxies: Sequence[str] = (),
         max_body: int = MAX_BODY,
-        is_upload: Callable[[Scope], bool] = _never,
+        takes_stream: Callable[[Scope], bool] = _never,
     ) -> None:
         self._app = app
         self._proxies = TrustedProxies(trusted_proxies)
         self._hosts = HostRule(listen_host, allowed_hosts)
         self._origins = OriginRule(allowed_origins)
         self._max_body = max_body
-        self._is_upload = is_upload
+        self._takes_stream = takes_stream
         # The same few headers come again and again; reading them anew each time would be most of the cost.
         self._objection = lru_cache(maxsize=_REMEMBERED)(self._find_objection)
 
@@ -191,7 +191,7 @@ class HttpGuard:
         """Refuses a body that says it is too large; one that does not say is counted while it comes."""
         length = headers.get(b"content-length")
         chunked = b"transfer-encoding" in headers
-        if (length is None and not chunked) or self._is_upload(scope):
+        if (length is None and not chunked) or self._takes_stream(scope):
             return receive
         if length is not None and int(length) > self._max_body:
             raise self._too_large()

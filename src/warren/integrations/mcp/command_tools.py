@@ -1,7 +1,7 @@
 """The tools that run commands. Their docstrings are what the model reads."""
 
 import secrets
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from mcp.types import CallToolResult
 from pydantic import Field
@@ -88,8 +88,8 @@ class CommandTools:
         async def work(box: Sandbox) -> CallToolResult:
             process = await box.client.process(process_id)
             start = offset if offset >= 0 else max(0, (await process.info()).bytes_total + offset)
-            how = {"offset": start, "limit": MAX_CHARACTERS, "wait_s": wait}
-            found = await box.backend.output(box.session_id, process_id, **how)
+            how: dict[str, Any] = {"offset": start, "limit": MAX_CHARACTERS, "wait_s": wait}
+            found = await box.backend.call("read_output", box.session_id, process_id=process_id, work_s=wait, **how)
             text = "".join(chunk["data"] for chunk in found["chunks"])
             return told(text, _state(await process.info(), found["next_offset"]))
 

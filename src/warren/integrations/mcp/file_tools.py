@@ -41,7 +41,7 @@ class FileTools:
 
         async def work(box: Sandbox) -> CallToolResult:
             _check_kind(await box.client.stat(path))
-            async with box.backend.read(box.session_id, path) as (size, parts):
+            async with box.backend.download("read_file", box.session_id, path=path) as (size, parts):
                 head = await anext(aiter(parts), b"")
                 if mime_type := image_type(head):
                     return await _image(path, size, mime_type, head, parts)
@@ -135,7 +135,7 @@ def _check_kind(entry: FileEntry) -> None:
 
 async def _editable(box: Sandbox, path: str) -> str:
     _check_kind(await box.client.stat(path))
-    async with box.backend.read(box.session_id, path) as (size, parts):
+    async with box.backend.download("read_file", box.session_id, path=path) as (size, parts):
         if size > _MAX_EDITED_BYTES:
             raise TooLarge(f"{path} has {size} bytes, too many to edit here", remedy="use sed or python in bash")
         data = b"".join([part async for part in parts])

@@ -13,8 +13,9 @@ from weakref import WeakValueDictionary
 
 from warren.model.errors import InvalidRequest
 from warren.model.session import check_thread_id
-from warren.sdk.aio.backend import AsyncBackend
+from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
 from warren.sdk.aio.client import AsyncSandboxClient
+from warren.sdk.protocol import CREATE_S
 
 THREAD_HEADER: Final = "x-warren-thread"
 DEFAULT_THREAD: Final = "mcp"
@@ -57,20 +58,20 @@ class Sandboxes:
     async def open(self, thread_id: str) -> Sandbox:
         """The thread's sandbox, made if there is none; a lost one is replaced, and the notice says so."""
         check_thread_id(thread_id)
-        found = await self._backend.of_thread(thread_id)
+        found = await find_session_of_thread(self._backend, thread_id)
         if found is None or found["state"] != "running":
             wanted = {"thread_id": thread_id, "environment": self._environment, "replace_lost": True}
-            given = {name: value for name, value in wanted.items() if value}
-            found = await self._backend.create(given, secrets.token_hex(16))
+            given: dict[str, Any] = {name: value for name, value in wanted.items() if value}
+            found = await self._backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, **given)
         session_id = found["session_id"]
         client = AsyncSandboxClient(session_id=session_id, backend=self._backend)
         return Sandbox(thread_id, session_id, client, self._backend, _notice(found))
 
     async def reset(self, thread_id: str) -> Sandbox:
         """A fresh sandbox, whether or not there was one."""
-        found = await self._backend.of_thread(thread_id)
+        found = await find_session_of_thread(self._backend, thread_id)
         if found is not None:
-            await self._backend.delete(found["session_id"])
+            await self._backend.call("delete_session", found["session_id"])
         return await self.open(thread_id)
 
     def editing(self, thread_id: str) -> asyncio.Lock:

@@ -1,4 +1,4 @@
-"""Many commands: in one sandbox one after the other, or side by side in several."""
+"""Many commands: one after the other in one sandbox, or side by side in several."""
 
 import contextlib
 from collections.abc import Sequence
@@ -7,19 +7,19 @@ from typing import Any, Self
 
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.platform import all_of
+from warren.sdk.aio.platform import run_parallel
 from warren.sdk.results import ExecuteResult
 
-Line = str | Sequence[str]
+Command = str | Sequence[str]
 
 
 class AsyncBatchSandboxClient:
-    """Takes what AsyncSandboxClient takes.
+    """Takes the options of AsyncSandboxClient.
 
-    `execute_batch` gives a result for every command, in their order. A command that could not be run at all has a
+    `execute_batch` returns a result for every command, in their order. A command that could not be run at all has a
     result too, with exit code 125 and the reason in its output, and the others go on. With `parallel` above one the
-    commands are spread over that many sandboxes, each fresh and gone afterwards; without, they share one. With a
-    `thread_id` or a `session_id` it is that one sandbox, which stays.
+    commands are spread over that many fresh sandboxes, which end afterwards; without it they share one. With a
+    `thread_id` or a `session_id` they all run in that sandbox, which stays.
     """
 
     def __init__(self, server_url: str = "", **options: Any) -> None:
@@ -36,7 +36,7 @@ class AsyncBatchSandboxClient:
 
     async def execute_batch(
         self,
-        commands: Sequence[Line],
+        commands: Sequence[Command],
         *,
         parallel: int = 1,
         timeout: float | None = None,
@@ -48,12 +48,12 @@ class AsyncBatchSandboxClient:
             raise InvalidRequest(f"parallel is {parallel}, it must be 1 or more")
         lanes = min(parallel, len(commands))
         numbered = list(enumerate(commands))
-        runs = [partial(self._lane, numbered[lane::lanes], timeout, stop_on_error) for lane in range(lanes)]
-        results = [each for lane in await all_of(runs, parallel) for each in lane]
+        runs = [partial(self._run_lane, numbered[lane::lanes], timeout, stop_on_error) for lane in range(lanes)]
+        results = [each for lane in await run_parallel(runs, parallel) for each in lane]
         return [result for _, result in sorted(results, key=lambda each: each[0])]
 
-    async def _lane(
-        self, commands: list[tuple[int, Line]], timeout: float | None, stop_on_error: bool
+    async def _run_lane(
+        self, commands: list[tuple[int, Command]], timeout: float | None, stop_on_error: bool
     ) -> list[tuple[int, ExecuteResult]]:
         results: list[tuple[int, ExecuteResult]] = []
         client = AsyncSandboxClient(self._server_url, **self._options)
@@ -64,13 +64,13 @@ class AsyncBatchSandboxClient:
                 if stop_on_error and not result.ok:
                     break
         finally:
-            # The results are there: a session that cannot be ended now ends by its time-outs.
+            # The results count: a session that cannot be ended now ends by its time-outs.
             with contextlib.suppress(WarrenError):
                 await client.leave()
         return results
 
 
-async def _run(client: AsyncSandboxClient, command: Line, timeout: float | None) -> ExecuteResult:
+async def _run(client: AsyncSandboxClient, command: Command, timeout: float | None) -> ExecuteResult:
     try:
         return await client.execute(command, timeout)
     except WarrenError as exc:

@@ -1,9 +1,9 @@
-"""`AsyncSandboxClient`: a sandbox of one's own, in a few lines.
+"""`AsyncSandboxClient`: a sandbox of your own, in a few lines.
 
-Making one does nothing yet; the session is made with the first use, or with `create_session`, or on entering
-`async with`. On leaving, a session without a thread is ended; a thread's session stays for the conversation's next
-turn, until `cleanup` or its time-outs end it. A client may be used by any number of tasks, or threads, at once; one of
-an event loop only in that loop.
+The constructor does no I/O. The first use makes the session, or `create_session`, or entering `async with`. Leaving
+`async with` ends a session without a thread; a thread's session stays for the conversation's next turn, until
+`cleanup` or its time-outs end it. Any number of tasks, or threads, may share a client; one for asyncio belongs to its
+event loop.
 """
 
 import base64
@@ -13,19 +13,18 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Self
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
-from warren.sdk.aio.backend import AsyncBackend
+from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
 from warren.sdk.aio.files import AsyncFiles
-from warren.sdk.aio.platform import before_long, open_backend
+from warren.sdk.aio.platform import open_backend, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
-from warren.sdk.chunks import Chunks
-from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo, SessionInfo
-from warren.sdk.wire import new_key
+from warren.sdk.protocol import new_key
+from warren.sdk.results import ExecuteResult, OutputChunk, OutputDecoder, ProcessInfo, SessionInfo
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
 _SHELL: Final = "exec bash -l"
 _PAGE: Final = 1000
-_GIVE_UP_S: Final = 5.0  # so long a session that nobody wants any more is waited for; then its time-outs end it
+_ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in the making; then its time-outs end it
 
 
 class AsyncSandboxClient(AsyncFiles):
@@ -35,7 +34,7 @@ class AsyncSandboxClient(AsyncFiles):
     works on this machine in this process, without a server. `exactly_once` makes commands safe to repeat, and
     repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the thread's
     sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone. `labels`: what
-    the machine must have that the sandbox is on, such as {"gpu": "1"}.
+    the sandbox's machine must have, such as {"gpu": "1"}.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class AsyncSandboxClient(AsyncFiles):
         exactly_once: bool = False,
         backend: AsyncBackend | None = None,
     ) -> None:
-        # What it was made with, but for whose session: enough to make another like it.
+        # All arguments but the session: enough to make another client like this one.
         self.options = {k: v for k, v in locals().items() if k not in ("self", "__class__", "session_id", "backend")}
         if session_id and thread_id:
             raise InvalidRequest(
@@ -69,7 +68,7 @@ class AsyncSandboxClient(AsyncFiles):
             )
         if mode not in ("remote", "local"):
             raise InvalidRequest(f"there is no mode {mode!r}", remedy="there are: remote, local")
-        wanted: dict[str, Any] = {
+        session_options: dict[str, Any] = {
             name: value
             for name, value in {
                 "thread_id": thread_id,
@@ -86,30 +85,30 @@ class AsyncSandboxClient(AsyncFiles):
             }.items()
             if value
         }
-        super().__init__(backend or open_backend(mode, server_url, api_key), wanted, session_id)
+        super().__init__(backend or open_backend(mode, server_url, api_key), session_options, session_id)
         self._owns_backend = backend is None
         self.timeout = timeout
         self.exactly_once = exactly_once
 
     def __repr__(self) -> str:
-        whose = f" of thread {self.thread_id}" if self.thread_id else ""
-        return f"<AsyncSandboxClient {self.session_id or 'without a session'}{whose}, {self._backend!r}>"
+        owner = f" of thread {self.thread_id}" if self.thread_id else ""
+        return f"<AsyncSandboxClient {self.session_id or 'without a session'}{owner}, {self._backend!r}>"
 
     @classmethod
     def attach(cls, session_id: str, server_url: str = "", **options: Any) -> Self:
-        """A client of a session that is there. Leaving it does not end the session."""
+        """A client of a session that exists. Leaving it does not end the session."""
         if not session_id:
-            raise InvalidRequest("to attach takes the id of a session", remedy="it is `client.session_id`")
+            raise InvalidRequest("attach takes the id of a session", remedy="it is `client.session_id`")
         return cls(server_url, session_id=session_id, **options)
 
     @classmethod
     async def delete_thread(cls, thread_id: str, server_url: str = "", **options: Any) -> bool:
-        """Ends the session of a thread, if it has one; says whether it had."""
+        """Ends the session of a thread; returns whether it had one."""
         client = cls(server_url, **options)
         try:
-            found = await client._backend.of_thread(thread_id)
+            found = await find_session_of_thread(client._backend, thread_id)
             if found is not None:
-                await client._backend.delete(found["session_id"])
+                await client._backend.call("delete_session", found["session_id"])
             return found is not None
         finally:
             await client.close()
@@ -125,15 +124,20 @@ class AsyncSandboxClient(AsyncFiles):
         metadata: Mapping[str, str] | None = None,
         **options: Any,
     ) -> list[SessionInfo]:
-        """The sessions there are, newest first: by default all that have not ended."""
+        """The sessions of the server, newest first: by default all that have not ended."""
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
-        wanted = {"state": list(states), "thread_id": thread_id, "environment": environment, "metadata": pairs}
+        filters: dict[str, Any] = {
+            "state": list(states),
+            "thread_id": thread_id,
+            "environment": environment,
+            "metadata": pairs,
+        }
         client = cls(server_url, **options)
         found: list[SessionInfo] = []
         after: str | None = ""
         try:
             while after is not None:
-                page = await client._backend.sessions(limit=_PAGE, after=after, **wanted)
+                page = await client._backend.call("list_sessions", limit=_PAGE, after=after, **filters)
                 found += [SessionInfo.of(each) for each in page["sessions"]]
                 after = page["next"]
         finally:
@@ -142,62 +146,62 @@ class AsyncSandboxClient(AsyncFiles):
 
     async def __aenter__(self) -> Self:
         try:
-            await self._session()
+            await self._get_session()
         except BaseException as exc:
             try:
                 if not isinstance(exc, Exception):
-                    await before_long(self._give_up, _GIVE_UP_S)
+                    await run_at_most(self._end_abandoned_session, _ABANDONED_S)
             finally:
                 await self.close()
             raise
         return self
 
     async def __aexit__(self, kind: object, error: object, trace: object) -> None:
-        # What went wrong in the block says more than that the session could not be ended either.
-        also = (WarrenError,) if error is not None else ()
-        with contextlib.suppress(*also):
+        # The error of the block says more than the one of ending the session.
+        suppressed = (WarrenError,) if error is not None else ()
+        with contextlib.suppress(*suppressed):
             await self.leave()
 
     async def leave(self) -> None:
-        """Ends the session, unless it is a thread's or was there before, and lets go of connections."""
+        """Ends the session, unless it is a thread's or was attached to, and closes connections."""
         try:
             if not self.thread_id and not self._attached_to:
                 await self.cleanup()
-                await before_long(self._give_up, _GIVE_UP_S)
+                await run_at_most(self._end_abandoned_session, _ABANDONED_S)
         finally:
             await self.close()
 
     # -- the session
 
     async def create_session(self) -> SessionInfo:
-        """Makes the session now; gives the one there is, if it was made before."""
-        before = self.session_id
-        await self._session()
-        return await self.info() if before else SessionInfo.of(self._made)
+        """Makes the session now; returns the existing one if it was made before."""
+        existed = self.session_id
+        await self._get_session()
+        return await self.info() if existed else SessionInfo.of(self._created)
 
     async def info(self) -> SessionInfo:
-        """The session as it is, with the isolation really in force. Looking does not keep it alive."""
-        return SessionInfo.of(await self._call(self._backend.session))
+        """The session as it is, with the isolation really in force. This does not keep it alive."""
+        return SessionInfo.of(await self._perform("get_session"))
 
     async def keep_alive(self) -> SessionInfo:
-        return SessionInfo.of(await self._call(self._backend.keep_alive))
+        return SessionInfo.of(await self._perform("keep_session_alive"))
 
     async def change(self, **changes: Any) -> SessionInfo:
-        """`idle_timeout_s`, `max_lifetime_s`, `metadata` (a None takes an entry away)."""
-        return SessionInfo.of(await self._call(lambda session_id: self._backend.change(session_id, changes)))
+        """Changes `idle_timeout_s`, `max_lifetime_s`, `metadata` (a None removes an entry)."""
+        return SessionInfo.of(await self._perform("change_session", **changes))
 
     async def cleanup(self) -> None:
-        """Ends the session and waits until its sandbox is gone. Nothing happens if there is none."""
+        """Ends the session and waits until its sandbox is gone. Does nothing if there is none."""
         session_id, self.session_id = self.session_id, ""
         if not session_id and self.thread_id:
-            found = await self._backend.of_thread(self.thread_id)
+            found = await find_session_of_thread(self._backend, self.thread_id)
             session_id = found["session_id"] if found else ""
         if session_id:
             with contextlib.suppress(SessionNotFound):
-                await self._backend.delete(session_id)
+                await self._backend.call("delete_session", session_id)
 
     async def close(self) -> None:
-        """Lets go of connections; the session stays."""
+        """Closes connections; the session stays."""
         if self._owns_backend:
             await self._backend.close()
 
@@ -215,16 +219,16 @@ class AsyncSandboxClient(AsyncFiles):
         carry_state: bool = True,
         keep_bytes: int | None = None,
     ) -> ExecuteResult:
-        """Runs a command to its end. A text is a line for bash, which begins where the last one ended.
+        """Runs a command to its end. A text is a line for bash, with the directory and variables of the line before.
 
         A non-zero exit, a time-out or running out of memory are results (see `reason`), not exceptions.
         """
         limit_s = self.timeout if timeout is None else timeout
-        values = _command(command, limit_s, cwd, env, user, carry_state, keep_bytes)
-        values.update(_input(stdin))
+        values = _command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
+        values.update(_stdin_values(stdin))
         key = new_key() if self.exactly_once else ""
-        takes_s = limit_s + _ANSWER_SLACK_S
-        found = await self._call(lambda session_id: self._backend.execute(session_id, values, key, takes_s))
+        work_s = limit_s + _ANSWER_SLACK_S
+        found = await self._perform("run_command", key=key, work_s=work_s, **values)
         notice, self._notice = self._notice, None
         return ExecuteResult.of({**found, "notice": notice})
 
@@ -237,18 +241,18 @@ class AsyncSandboxClient(AsyncFiles):
         stdin: str | bytes = b"",
         **options: Any,
     ) -> AsyncGenerator[OutputChunk, None]:
-        """The output of a command as it comes; leaving the loop ends the command. `on_result` hears how it ended."""
+        """Yields the output of a command as it comes; leaving the loop ends it. `on_result` receives its result."""
         limit_s = self.timeout if timeout is None else timeout
-        values = {**_command(command, limit_s, **options), **_input(stdin)}
-        chunks, ended = Chunks(), False
-        events = self._events(lambda session_id: self._backend.stream(session_id, values))
+        values = {**_command_values(command, limit_s, **options), **_stdin_values(stdin)}
+        decoder, ended = OutputDecoder(), False
+        events = self._follow("run_command", encoding="base64", **values)
         async with contextlib.aclosing(events):
             async for name, event in events:
                 if name == "output":
-                    yield chunks.chunk(event)
+                    yield decoder.decode(event)
                 elif name == "result":
                     ended = True
-                    for rest in chunks.rest():
+                    for rest in decoder.finish():
                         yield rest
                     if on_result is not None:
                         on_result(ExecuteResult.of(event))
@@ -258,25 +262,25 @@ class AsyncSandboxClient(AsyncFiles):
     async def spawn(
         self, command: str | Sequence[str], *, name: str = "", timeout: float | None = None, **options: Any
     ) -> AsyncProcess:
-        """Starts a command in the background. `name` is an id of your own for it."""
-        values = _command(command, timeout, **options)
+        """Starts a command in the background. `name` is a process id of your own."""
+        values = _command_values(command, timeout, **options)
         if name:
             values["process_id"] = name
 
-        async def begin(session_id: str) -> AsyncProcess:
-            started = await self._backend.start(session_id, values)
+        async def start(session_id: str) -> AsyncProcess:
+            started = await self._backend.call("start_process", session_id, **values)
             return AsyncProcess(self._backend, session_id, started["process_id"])
 
-        return await self._call(begin)
+        return await self._call(start)
 
     async def processes(self) -> list[ProcessInfo]:
-        return [ProcessInfo.of(each) for each in await self._call(self._backend.processes)]
+        return [ProcessInfo.of(each) for each in (await self._perform("list_processes"))["processes"]]
 
     async def process(self, process_id: str) -> AsyncProcess:
-        """One that was started before, perhaps by another program."""
+        """A background command that runs already, perhaps started by another program."""
 
         async def find(session_id: str) -> AsyncProcess:
-            await self._backend.process(session_id, process_id)
+            await self._backend.call("get_process", session_id, process_id=process_id)
             return AsyncProcess(self._backend, session_id, process_id)
 
         return await self._call(find)
@@ -294,21 +298,21 @@ class AsyncSandboxClient(AsyncFiles):
         env: Mapping[str, str] | None = None,
         user: str = "",
     ) -> AsyncIterator[AsyncTerminal]:
-        """A terminal with a shell, or one to come back to: it goes on when the block is left."""
+        """Opens a terminal with a shell, or comes back to one. It goes on when the block is left."""
         how: dict[str, Any] = {"rows": rows, "columns": columns, "process_id": process_id, "offset": offset}
 
-        def opened(session_id: str) -> AbstractAsyncContextManager[AsyncTerminal]:
+        def open_in(session_id: str) -> AbstractAsyncContextManager[AsyncTerminal]:
             if not env and not user:
                 return open_terminal(self._backend, session_id, **how, command=command, cwd=cwd)
-            values = {**_command(command or _SHELL, None, cwd, env, user), "process_id": process_id}
+            values = {**_command_values(command or _SHELL, None, cwd, env, user), "process_id": process_id}
             return start_terminal(self._backend, session_id, values, **how)
 
-        async with self._opened(opened) as terminal:
+        async with self._open(open_in) as terminal:
             yield terminal
 
 
-def _input(stdin: str | bytes) -> dict[str, Any]:
-    """Text as it is; bytes, and text that stands for bytes which are none, encoded."""
+def _stdin_values(stdin: str | bytes) -> dict[str, Any]:
+    """ASCII text is sent as it is; bytes, and any other text, as base64."""
     if isinstance(stdin, str) and not stdin.isascii():
         stdin = stdin.encode(errors="surrogateescape")
     if isinstance(stdin, bytes):
@@ -316,7 +320,7 @@ def _input(stdin: str | bytes) -> dict[str, Any]:
     return {"stdin": stdin} if stdin else {}
 
 
-def _command(
+def _command_values(
     command: str | Sequence[str],
     timeout: float | None,
     cwd: str = "",

@@ -1,4 +1,4 @@
-"""What differs between the two clients beyond `await`: here, the one for asyncio."""
+"""What differs between the two clients beyond `await`: this is the version for asyncio."""
 
 import asyncio
 import contextlib
@@ -10,40 +10,41 @@ from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.remote import AsyncRemote
 from warren.sdk.aio.transport import AsyncTransport
 from warren.sdk.discovery import find_key, find_url
-from warren.sdk.pieces import checked, read_in_pieces
+from warren.sdk.protocol import check_bytes, read_chunks
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 AsyncLock = asyncio.Lock
-AsyncPieces = AsyncIterable[bytes] | Iterable[bytes] | IO[bytes]
+AsyncByteSource = AsyncIterable[bytes] | Iterable[bytes] | IO[bytes]
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """For what blocks: files of this machine."""
+    """Runs a call that blocks, such as one on a local file, without blocking the event loop."""
     return await asyncio.to_thread(call, *args, **kwargs)
 
 
-async def pieces_of(source: AsyncPieces) -> AsyncGenerator[bytes, None]:
-    """What a file or an iterable gives; what blocks, in threads."""
+async def iterate_source(source: AsyncByteSource) -> AsyncGenerator[bytes, None]:
+    """Yields the bytes of a file or an iterable; reads in threads where reading blocks."""
     if isinstance(source, AsyncIterable):
-        async for piece in source:
-            yield checked(piece)
+        async for chunk in source:
+            yield check_bytes(chunk)
         return
-    iterator = read_in_pieces(source)
+    iterator = read_chunks(source)
     while taken := await asyncio.to_thread(lambda: list(islice(iterator, 1))):
         yield taken[0]
 
 
-async def before_long(work: Callable[[], Coroutine[Any, Any, None]], at_most_s: float) -> None:
+async def run_at_most(work: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> None:
+    """Runs `work`, and gives it up after `timeout_s`."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(at_most_s):
+        async with asyncio.timeout(timeout_s):
             await work()
 
 
-async def all_of(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], at_once: int) -> list[T]:
-    """The results in order; so many run at a time. If one fails, none is left running."""
-    slots = asyncio.Semaphore(at_once)
+async def run_parallel(calls: Sequence[Callable[[], Coroutine[Any, Any, T]]], limit: int) -> list[T]:
+    """Returns the results in order; runs `limit` calls at a time. If one fails, none is left running."""
+    slots = asyncio.Semaphore(limit)
 
     async def run(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         async with slots:

@@ -1,8 +1,8 @@
-"""How a client comes by its session, and by another one when it has ended.
+"""How a client gets its session, and a new one when the session has ended.
 
-The session is made with the first use. The client of a thread goes on when that session has ended meanwhile: the thread
-gets a fresh one, and the next result's `notice` says so. What was asked of the old one is asked again, which
-is safe: a session that has ended does nothing.
+The first use makes the session. When the session of a thread has ended, the client of that thread goes on: the thread
+gets a fresh session, the operation is repeated there, and the next result's `notice` says so. Repeating it is safe,
+because a session that has ended does nothing.
 """
 
 import contextlib
@@ -13,27 +13,27 @@ from typing import Any, TypeVar
 from warren.model.errors import SandboxLost, ServerUnreachable, SessionEnded, SessionNotFound, WarrenError
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.platform import AsyncLock
-from warren.sdk.wire import new_key
+from warren.sdk.protocol import CREATE_S, new_key
 
 T = TypeVar("T")
-_GONE = (SessionEnded, SessionNotFound, SandboxLost)
+_SESSION_GONE = (SessionEnded, SessionNotFound, SandboxLost)
 
 
 class AsyncSessionHolder:
     """`session_id` is empty as long as there is no session."""
 
-    def __init__(self, backend: AsyncBackend, wanted: dict[str, Any], session_id: str) -> None:
+    def __init__(self, backend: AsyncBackend, session_options: dict[str, Any], session_id: str) -> None:
         self._backend = backend
-        self._wanted = wanted
+        self._session_options = session_options
         self.session_id = session_id
-        self.thread_id: str = wanted.get("thread_id", "")
+        self.thread_id: str = session_options.get("thread_id", "")
         self._attached_to = session_id
         self._creating = AsyncLock()
         self._notice: str | None = None
-        self._made: Mapping[str, Any] = {}
-        self._asked = ""  # the key of a session that was asked for, and whose answer has not come
+        self._created: Mapping[str, Any] = {}
+        self._pending_key = ""  # the Idempotency-Key of a creation whose response has not come
 
-    async def _session(self) -> str:
+    async def _get_session(self) -> str:
         session_id = self.session_id
         if session_id:
             return session_id
@@ -47,76 +47,84 @@ class AsyncSessionHolder:
             return self.session_id
 
     async def _create(self) -> None:
-        self._asked = self._asked or new_key()
+        self._pending_key = self._pending_key or new_key()
         try:
-            made = await self._backend.create(self._wanted, self._asked)
+            created = await self._backend.call(
+                "create_session", key=self._pending_key, work_s=CREATE_S, **self._session_options
+            )
         except ServerUnreachable:
-            raise  # it may have been made: asked again, with the same key, it is the same one
+            raise  # the server may have made it: the next attempt, with the same key, gets the same session
         except WarrenError:
-            self._asked = ""
+            self._pending_key = ""
             raise
-        self._made, self._asked = made, ""
-        self._notice = _notice(made)
-        self.session_id = made["session_id"]
+        self._created, self._pending_key = created, ""
+        self._notice = _fresh_sandbox_notice(created)
+        self.session_id = created["session_id"]
 
-    async def _give_up(self) -> None:
-        """Whoever asked for a session went away before it was there: it is ended, unless a thread will find it."""
-        asked, self._asked = self._asked, ""
-        if asked and not self.thread_id:
+    async def _end_abandoned_session(self) -> None:
+        """Ends a session whose creation was interrupted, unless it belongs to a thread, which will find it."""
+        key, self._pending_key = self._pending_key, ""
+        if key and not self.thread_id:
             with contextlib.suppress(WarrenError):
-                made = await self._backend.create(self._wanted, asked)
-                await self._backend.delete(made["session_id"])
+                created = await self._backend.call("create_session", key=key, work_s=CREATE_S, **self._session_options)
+                await self._backend.call("delete_session", created["session_id"])
 
-    def _renewed(self, session_id: str, error: WarrenError) -> bool:
-        """Whether another session is to be had instead of the one that is gone."""
-        lost = isinstance(error, SandboxLost) and not self._wanted.get("replace_lost")
-        if not self.thread_id or lost:
+    def _forget_session(self, session_id: str, error: WarrenError) -> bool:
+        """Forgets a session that is gone, if another one may take its place; says whether it may."""
+        is_lost = isinstance(error, SandboxLost) and not self._session_options.get("replace_lost")
+        if not self.thread_id or is_lost:
             return False
         if self.session_id == session_id:
             self.session_id = ""
         return True
 
-    async def _call(self, verb: Callable[[str], Awaitable[T]]) -> T:
-        session_id = await self._session()
+    async def _call(self, operation: Callable[[str], Awaitable[T]]) -> T:
+        session_id = await self._get_session()
         try:
-            return await verb(session_id)
-        except _GONE as exc:
-            if not self._renewed(session_id, exc):
+            return await operation(session_id)
+        except _SESSION_GONE as exc:
+            if not self._forget_session(session_id, exc):
                 raise
-        return await verb(await self._session())
+        return await operation(await self._get_session())
+
+    async def _perform(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        return await self._call(lambda session_id: self._backend.call(operation, session_id, **arguments))
+
+    def _follow(self, operation: str, **arguments: Any) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        return self._events(lambda session_id: self._backend.events(operation, session_id, **arguments))
 
     @contextlib.asynccontextmanager
-    async def _opened(self, verb: Callable[[str], AbstractAsyncContextManager[T]]) -> AsyncIterator[T]:
+    async def _open(self, operation: Callable[[str], AbstractAsyncContextManager[T]]) -> AsyncIterator[T]:
         async with contextlib.AsyncExitStack() as stack:
-            session_id = await self._session()
+            session_id = await self._get_session()
             try:
-                value = await stack.enter_async_context(verb(session_id))
-            except _GONE as exc:
-                if not self._renewed(session_id, exc):
+                value = await stack.enter_async_context(operation(session_id))
+            except _SESSION_GONE as exc:
+                if not self._forget_session(session_id, exc):
                     raise
-                value = await stack.enter_async_context(verb(await self._session()))
+                value = await stack.enter_async_context(operation(await self._get_session()))
             yield value
 
-    async def _events(self, verb: Callable[[str], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-        session_id = await self._session()
-        begun = False
+    async def _events(self, operation: Callable[[str], AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+        session_id = await self._get_session()
+        has_begun = False
         try:
-            async with contextlib.aclosing(verb(session_id)) as events:
+            async with contextlib.aclosing(operation(session_id)) as events:
                 async for event in events:
-                    begun = True
+                    has_begun = True
                     yield event
                 return
-        except _GONE as exc:
-            if begun or not self._renewed(session_id, exc):
+        except _SESSION_GONE as exc:
+            if has_begun or not self._forget_session(session_id, exc):
                 raise
-        async with contextlib.aclosing(verb(await self._session())) as events:
+        async with contextlib.aclosing(operation(await self._get_session())) as events:
             async for event in events:
                 yield event
 
 
-def _notice(made: Mapping[str, Any]) -> str | None:
-    previous = made.get("previous")
-    if not made.get("created") or previous is None:
+def _fresh_sandbox_notice(created: Mapping[str, Any]) -> str | None:
+    previous = created.get("previous")
+    if not created.get("created") or previous is None:
         return None
     return (
         f"This is a fresh sandbox: the thread's earlier session ended ({previous['reason']}), and its files are gone."

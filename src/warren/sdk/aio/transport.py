@@ -1,7 +1,7 @@
-"""HTTP and WebSockets for asyncio, on aiohttp: a sixth of what httpx costs per request (bench/sdk.py).
+"""HTTP and WebSockets for asyncio, on aiohttp: a request costs a sixth of what it costs with httpx (bench/sdk.py).
 
-A connection belongs to the event loop it was made in, so there is one aiohttp session per loop; it is made
-with the first request, and a request does not touch the others.
+A connection belongs to the event loop that made it, so every loop has an aiohttp session of its own, made with the
+loop's first request.
 """
 
 import asyncio
@@ -14,161 +14,163 @@ import aiohttp
 from yarl import URL
 
 from warren.model.errors import WarrenError
-from warren.sdk.wire import (
-    CHUNK,
-    KEPT_S,
-    PATIENCE,
+from warren.sdk.protocol import (
+    CHUNK_BYTES,
+    DEFAULT_OPTIONS,
+    IDLE_CONNECTION_S,
     Address,
-    Ask,
-    Events,
-    Patience,
-    answered,
-    check_key,
-    cut_off,
-    done_before,
-    from_event,
-    pause_before,
-    raised,
-    read_address,
+    EventParser,
+    Request,
+    TransportOptions,
+    check_api_key,
+    connection_lost,
+    error_from_event,
+    error_from_response,
+    is_already_deleted,
+    parse_address,
+    parse_response,
+    pause_before_retry,
     unreachable,
 )
 
-_CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-_SWITCHED = 101
-_BROKEN = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
+_CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+_SWITCHING_PROTOCOLS = 101
+_CONNECTION_ERRORS = (aiohttp.ClientError, OSError, asyncio.TimeoutError)
 
 
 class AsyncTransport:
-    def __init__(self, server_url: str, api_key: str = "", patience: Patience = PATIENCE) -> None:
-        self.address: Address = read_address(server_url)
-        self._patience = patience
-        self._api_key = check_key(api_key)
+    def __init__(self, server_url: str, api_key: str = "", options: TransportOptions = DEFAULT_OPTIONS) -> None:
+        self.address: Address = parse_address(server_url)
+        self._options = options
+        self._api_key = check_api_key(api_key)
         self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     def __repr__(self) -> str:
         return f"<AsyncTransport {self.address.url}>"
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _loop_session(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None or session.closed:
-            for ended in [known for known in list(self._sessions) if known.is_closed()]:
-                self._sessions.pop(ended, None)
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
+            for closed in [known for known in list(self._sessions) if known.is_closed()]:
+                self._sessions.pop(closed, None)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S)
             session = self._sessions[loop] = aiohttp.ClientSession(connector=connector, auto_decompress=False)
-            session._retry_connection = False  # what is repeated, and how often, is decided here
+            disable_retries(session)
         return session
 
-    async def ask(self, ask: Ask) -> Any:
-        """The answer's JSON; raises what the server says went wrong. Repeated where that is safe."""
-        return await self._repeated(ask, ask.body)
+    async def call(self, request: Request) -> Any:
+        """Sends a request and returns the JSON of its response. Repeats it where that is safe."""
+        return await self._send_with_retries(request, request.body)
 
-    async def send(self, ask: Ask, data: bytes | AsyncIterable[bytes]) -> Any:
-        """A request whose body is bytes, of any length. What comes in pieces is sent once."""
+    async def upload(self, request: Request, data: bytes | AsyncIterable[bytes]) -> Any:
+        """Sends a request whose body is bytes of any length. A body that comes in pieces is sent once only."""
         if isinstance(data, bytes):
-            return await self._repeated(ask, data)
+            return await self._send_with_retries(request, data)
         failed: list[Exception] = []
         try:
-            return await self._once(ask, _noted(data, failed))
+            return await self._send(request, _note_failure(data, failed))
         except WarrenError:
-            if failed:  # it broke because there was nothing more to send
+            if failed:  # the connection broke because the caller's iterable did
                 raise failed[0] from None
             raise
 
-    async def _repeated(self, ask: Ask, data: bytes | None) -> Any:
+    async def _send_with_retries(self, request: Request, data: bytes | None) -> Any:
         attempt = 0
         while True:
             try:
-                return await self._once(ask, data)
+                return await self._send(request, data)
             except WarrenError as exc:
-                if done_before(attempt, ask, exc):
+                if is_already_deleted(attempt, request, exc):
                     return None
-                pause = pause_before(attempt, ask, exc, self._patience)
+                pause = pause_before_retry(attempt, request, exc, self._options)
                 if pause is None:
                     raise
             attempt += 1
             await asyncio.sleep(pause)
 
-    async def _once(self, ask: Ask, data: bytes | AsyncIterable[bytes] | None) -> Any:
-        async with self._sent(ask, data) as response:
-            body = await self._read(ask, response)
-            return answered(response.status, body, response.headers.get("Retry-After"))
+    async def _send(self, request: Request, data: bytes | AsyncIterable[bytes] | None) -> Any:
+        async with self._open(request, data) as response:
+            body = await self._read_body(request, response)
+            return parse_response(response.status, body, response.headers.get("Retry-After"))
 
-    async def _read(self, ask: Ask, response: aiohttp.ClientResponse) -> bytes:
+    async def _read_body(self, request: Request, response: aiohttp.ClientResponse) -> bytes:
         try:
             return await response.read()
-        except _BROKEN as exc:
-            raise cut_off(self.address, ask, exc) from exc
+        except _CONNECTION_ERRORS as exc:
+            raise connection_lost(self.address, request, exc) from exc
 
     @contextlib.asynccontextmanager
-    async def receive(self, ask: Ask) -> AsyncIterator[tuple[dict[str, str], AsyncGenerator[bytes, None]]]:
-        """An answer of any length: its headers and its bytes as they come."""
-        async with self._sent(ask, ask.body) as response:
+    async def download(self, request: Request) -> AsyncIterator[tuple[dict[str, str], AsyncGenerator[bytes, None]]]:
+        """Yields the headers of a response of any length, and its bytes as they come."""
+        async with self._open(request, request.body) as response:
             if response.status >= 300:
-                raise raised(response.status, await self._read(ask, response))
-            yield {name.lower(): value for name, value in response.headers.items()}, self._parts(ask, response)
+                raise error_from_response(response.status, await self._read_body(request, response))
+            yield {name.lower(): value for name, value in response.headers.items()}, self._iterate(request, response)
 
-    async def _parts(self, ask: Ask, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
+    async def _iterate(self, request: Request, response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
         try:
-            async for part in response.content.iter_chunked(CHUNK):
+            async for part in response.content.iter_chunked(CHUNK_BYTES):
                 yield part
-        except _BROKEN as exc:
-            raise cut_off(self.address, ask, exc) from exc
+        except _CONNECTION_ERRORS as exc:
+            raise connection_lost(self.address, request, exc) from exc
 
-    async def events(self, ask: Ask) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """The events of a stream, until it ends; an `error` event is raised."""
-        events = Events()
-        async with self.receive(ask) as (_, parts), contextlib.aclosing(parts):
+    async def events(self, request: Request) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        """Yields the events of a stream until it ends; raises an `error` event."""
+        parser = EventParser()
+        async with self.download(request) as (_, parts), contextlib.aclosing(parts):
             async for part in parts:
-                for name, values in events.feed(part):
+                for name, values in parser.feed(part):
                     if name == "error":
-                        raise from_event(values)
+                        raise error_from_event(values)
                     yield name, values
 
     @contextlib.asynccontextmanager
-    async def _sent(self, ask: Ask, data: Any) -> AsyncIterator[aiohttp.ClientResponse]:
+    async def _open(self, request: Request, data: Any) -> AsyncIterator[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(
-            total=None, connect=self._patience.connect_s, sock_read=ask.takes_s + self._patience.answer_s
+            total=None,
+            connect=self._options.connect_timeout_s,
+            sock_read=request.work_s + self._options.answer_timeout_s,
         )
         try:
-            response = await self._session().request(
-                ask.method,
-                self._url(ask),
-                data=io.BytesIO(data) if isinstance(data, bytes) and len(data) > CHUNK else data,
-                headers=ask.headers(self._api_key),
+            response = await self._loop_session().request(
+                request.method,
+                self._url(request),
+                data=io.BytesIO(data) if isinstance(data, bytes) and len(data) > CHUNK_BYTES else data,
+                headers=request.headers(self._api_key),
                 timeout=timeout,
                 allow_redirects=False,
             )
-        except _CONNECTING as exc:
+        except _CONNECT_ERRORS as exc:
             raise unreachable(self.address, exc) from exc
-        except _BROKEN as exc:
-            raise cut_off(self.address, ask, exc) from exc
+        except _CONNECTION_ERRORS as exc:
+            raise connection_lost(self.address, request, exc) from exc
         try:
             yield response
         finally:
             response.release() if response.content.at_eof() else response.close()
 
-    def _url(self, ask: Ask) -> URL:
-        return URL(f"{self.address.url}{ask.target}", encoded=True)
+    def _url(self, request: Request) -> URL:
+        return URL(f"{self.address.url}{request.target}", encoded=True)
 
     @contextlib.asynccontextmanager
-    async def socket(self, ask: Ask) -> AsyncIterator["AsyncSocket"]:
-        said = bytearray()
+    async def socket(self, request: Request) -> AsyncIterator["AsyncSocket"]:
+        refusal = bytearray()
         no_limit = aiohttp.ClientTimeout()
         async with aiohttp.ClientSession(
-            timeout=no_limit, trace_configs=[_refusals_into(said, self._patience)]
+            timeout=no_limit, trace_configs=[_keep_refusal(refusal, self._options)]
         ) as session:
             try:
-                async with asyncio.timeout(self._patience.answer_s):
+                async with asyncio.timeout(self._options.answer_timeout_s):
                     connection = await session.ws_connect(
-                        self._url(ask), headers=ask.headers(self._api_key), max_msg_size=0, heartbeat=30
+                        self._url(request), headers=request.headers(self._api_key), max_msg_size=0, heartbeat=30
                     )
             except aiohttp.WSServerHandshakeError as exc:
-                raise raised(exc.status, bytes(said)) from exc
-            except _BROKEN as exc:
+                raise error_from_response(exc.status, bytes(refusal)) from exc
+            except _CONNECTION_ERRORS as exc:
                 raise unreachable(self.address, exc) from exc
             try:
-                yield AsyncSocket(self.address, ask, connection)
+                yield AsyncSocket(self.address, request, connection)
             finally:
                 await connection.close()
 
@@ -181,7 +183,15 @@ class AsyncTransport:
                 asyncio.run_coroutine_threadsafe(session.close(), loop)
 
 
-async def _noted(data: AsyncIterable[bytes], failed: list[Exception]) -> AsyncIterator[bytes]:
+def disable_retries(session: aiohttp.ClientSession) -> None:
+    """Leaves it to `_send_with_retries` whether to repeat a request when the server closed a kept connection.
+
+    The switch is private to aiohttp: see test_private_apis.
+    """
+    session._retry_connection = False
+
+
+async def _note_failure(data: AsyncIterable[bytes], failed: list[Exception]) -> AsyncIterator[bytes]:
     try:
         async for part in data:
             yield part
@@ -190,25 +200,25 @@ async def _noted(data: AsyncIterable[bytes], failed: list[Exception]) -> AsyncIt
         raise
 
 
-def _refusals_into(said: bytearray, patience: Patience) -> aiohttp.TraceConfig:
-    """What a server says when it does not open a socket: aiohttp tells the status only, and drops the rest."""
+def _keep_refusal(refusal: bytearray, options: TransportOptions) -> aiohttp.TraceConfig:
+    """Keeps the body of the response that refuses a socket: aiohttp reports the status only, and drops the rest."""
 
-    async def read(_: aiohttp.ClientSession, context: Any, answer: aiohttp.TraceRequestEndParams) -> None:
-        if answer.response.status != _SWITCHED:
-            with contextlib.suppress(*_BROKEN):
-                async with asyncio.timeout(patience.connect_s):
-                    said.extend(await answer.response.read())
+    async def keep(_: aiohttp.ClientSession, context: Any, end: aiohttp.TraceRequestEndParams) -> None:
+        if end.response.status != _SWITCHING_PROTOCOLS:
+            with contextlib.suppress(*_CONNECTION_ERRORS):
+                async with asyncio.timeout(options.connect_timeout_s):
+                    refusal.extend(await end.response.read())
 
     tracing = aiohttp.TraceConfig()
-    tracing.on_request_end.append(read)
+    tracing.on_request_end.append(keep)
     return tracing
 
 
 class AsyncSocket:
-    """`receive` gives a text or bytes; None when the server has closed the socket."""
+    """An open WebSocket. `receive` returns a text or bytes, and None when the server has closed the socket."""
 
-    def __init__(self, address: Address, ask: Ask, connection: aiohttp.ClientWebSocketResponse) -> None:
-        self._address, self._ask, self._connection = address, ask, connection
+    def __init__(self, address: Address, request: Request, connection: aiohttp.ClientWebSocketResponse) -> None:
+        self._address, self._request, self._connection = address, request, connection
 
     async def send(self, message: str | bytes) -> None:
         try:
@@ -216,12 +226,12 @@ class AsyncSocket:
                 await self._connection.send_bytes(message)
             else:
                 await self._connection.send_str(message)
-        except _BROKEN as exc:
-            raise cut_off(self._address, self._ask, exc) from exc
+        except _CONNECTION_ERRORS as exc:
+            raise connection_lost(self._address, self._request, exc) from exc
 
     async def receive(self, timeout_s: float | None = None) -> str | bytes | None:
         try:
-            # aiohttp takes a time-out of 0 for none at all.
+            # For aiohttp a time-out of 0 means none at all.
             message = await self._connection.receive(timeout=None if timeout_s is None else max(timeout_s, 0.001))
         except TimeoutError:
             raise TimeoutError("nothing came in time") from None
@@ -229,5 +239,5 @@ class AsyncSocket:
             data: str | bytes = message.data
             return data
         if message.type is aiohttp.WSMsgType.ERROR:
-            raise cut_off(self._address, self._ask, self._connection.exception() or OSError("broken"))
+            raise connection_lost(self._address, self._request, self._connection.exception() or OSError("broken"))
         return None

@@ -1,4 +1,4 @@
-"""Many commands: in one sandbox one after the other, or side by side in several."""
+"""Many commands: one after the other in one sandbox, or side by side in several."""
 
 # Made from src/warren/sdk/aio/batch.py by scripts/generate_sync.py: edit that one.
 
@@ -9,19 +9,19 @@ from typing import Any, Self
 
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.platform import all_of
+from warren.sdk.blocking.platform import run_parallel
 from warren.sdk.results import ExecuteResult
 
-Line = str | Sequence[str]
+Command = str | Sequence[str]
 
 
 class BatchSandboxClient:
-    """Takes what SandboxClient takes.
+    """Takes the options of SandboxClient.
 
-    `execute_batch` gives a result for every command, in their order. A command that could not be run at all has a
+    `execute_batch` returns a result for every command, in their order. A command that could not be run at all has a
     result too, with exit code 125 and the reason in its output, and the others go on. With `parallel` above one the
-    commands are spread over that many sandboxes, each fresh and gone afterwards; without, they share one. With a
-    `thread_id` or a `session_id` it is that one sandbox, which stays.
+    commands are spread over that many fresh sandboxes, which end afterwards; without it they share one. With a
+    `thread_id` or a `session_id` they all run in that sandbox, which stays.
     """
 
     def __init__(self, server_url: str = "", **options: Any) -> None:
@@ -38,7 +38,7 @@ class BatchSandboxClient:
 
     def execute_batch(
         self,
-        commands: Sequence[Line],
+        commands: Sequence[Command],
         *,
         parallel: int = 1,
         timeout: float | None = None,
@@ -50,12 +50,12 @@ class BatchSandboxClient:
             raise InvalidRequest(f"parallel is {parallel}, it must be 1 or more")
         lanes = min(parallel, len(commands))
         numbered = list(enumerate(commands))
-        runs = [partial(self._lane, numbered[lane::lanes], timeout, stop_on_error) for lane in range(lanes)]
-        results = [each for lane in all_of(runs, parallel) for each in lane]
+        runs = [partial(self._run_lane, numbered[lane::lanes], timeout, stop_on_error) for lane in range(lanes)]
+        results = [each for lane in run_parallel(runs, parallel) for each in lane]
         return [result for _, result in sorted(results, key=lambda each: each[0])]
 
-    def _lane(
-        self, commands: list[tuple[int, Line]], timeout: float | None, stop_on_error: bool
+    def _run_lane(
+        self, commands: list[tuple[int, Command]], timeout: float | None, stop_on_error: bool
     ) -> list[tuple[int, ExecuteResult]]:
         results: list[tuple[int, ExecuteResult]] = []
         client = SandboxClient(self._server_url, **self._options)
@@ -66,13 +66,13 @@ class BatchSandboxClient:
                 if stop_on_error and not result.ok:
                     break
         finally:
-            # The results are there: a session that cannot be ended now ends by its time-outs.
+            # The results count: a session that cannot be ended now ends by its time-outs.
             with contextlib.suppress(WarrenError):
                 client.leave()
         return results
 
 
-def _run(client: SandboxClient, command: Line, timeout: float | None) -> ExecuteResult:
+def _run(client: SandboxClient, command: Command, timeout: float | None) -> ExecuteResult:
     try:
         return client.execute(command, timeout)
     except WarrenError as exc:

@@ -1,9 +1,9 @@
-"""`SandboxClient`: a sandbox of one's own, in a few lines.
+"""`SandboxClient`: a sandbox of your own, in a few lines.
 
-Making one does nothing yet; the session is made with the first use, or with `create_session`, or on entering
-`with`. On leaving, a session without a thread is ended; a thread's session stays for the conversation's next
-turn, until `cleanup` or its time-outs end it. A client may be used by any number of tasks, or threads, at once; one of
-an event loop only in that loop.
+The constructor does no I/O. The first use makes the session, or `create_session`, or entering `with`. Leaving
+`with` ends a session without a thread; a thread's session stays for the conversation's next turn, until
+`cleanup` or its time-outs end it. Any number of tasks, or threads, may share a client; one for asyncio belongs to its
+event loop.
 """
 
 # Made from src/warren/sdk/aio/client.py by scripts/generate_sync.py: edit that one.
@@ -15,19 +15,18 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Self
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
-from warren.sdk.blocking.backend import Backend
+from warren.sdk.blocking.backend import Backend, find_session_of_thread
 from warren.sdk.blocking.files import Files
-from warren.sdk.blocking.platform import before_long, open_backend
+from warren.sdk.blocking.platform import open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
-from warren.sdk.chunks import Chunks
-from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo, SessionInfo
-from warren.sdk.wire import new_key
+from warren.sdk.protocol import new_key
+from warren.sdk.results import ExecuteResult, OutputChunk, OutputDecoder, ProcessInfo, SessionInfo
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
 _SHELL: Final = "exec bash -l"
 _PAGE: Final = 1000
-_GIVE_UP_S: Final = 5.0  # so long a session that nobody wants any more is waited for; then its time-outs end it
+_ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in the making; then its time-outs end it
 
 
 class SandboxClient(Files):
@@ -37,7 +36,7 @@ class SandboxClient(Files):
     works on this machine in this process, without a server. `exactly_once` makes commands safe to repeat, and
     repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the thread's
     sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone. `labels`: what
-    the machine must have that the sandbox is on, such as {"gpu": "1"}.
+    the sandbox's machine must have, such as {"gpu": "1"}.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class SandboxClient(Files):
         exactly_once: bool = False,
         backend: Backend | None = None,
     ) -> None:
-        # What it was made with, but for whose session: enough to make another like it.
+        # All arguments but the session: enough to make another client like this one.
         self.options = {k: v for k, v in locals().items() if k not in ("self", "__class__", "session_id", "backend")}
         if session_id and thread_id:
             raise InvalidRequest(
@@ -71,7 +70,7 @@ class SandboxClient(Files):
             )
         if mode not in ("remote", "local"):
             raise InvalidRequest(f"there is no mode {mode!r}", remedy="there are: remote, local")
-        wanted: dict[str, Any] = {
+        session_options: dict[str, Any] = {
             name: value
             for name, value in {
                 "thread_id": thread_id,
@@ -88,30 +87,30 @@ class SandboxClient(Files):
             }.items()
             if value
         }
-        super().__init__(backend or open_backend(mode, server_url, api_key), wanted, session_id)
+        super().__init__(backend or open_backend(mode, server_url, api_key), session_options, session_id)
         self._owns_backend = backend is None
         self.timeout = timeout
         self.exactly_once = exactly_once
 
     def __repr__(self) -> str:
-        whose = f" of thread {self.thread_id}" if self.thread_id else ""
-        return f"<SandboxClient {self.session_id or 'without a session'}{whose}, {self._backend!r}>"
+        owner = f" of thread {self.thread_id}" if self.thread_id else ""
+        return f"<SandboxClient {self.session_id or 'without a session'}{owner}, {self._backend!r}>"
 
     @classmethod
     def attach(cls, session_id: str, server_url: str = "", **options: Any) -> Self:
-        """A client of a session that is there. Leaving it does not end the session."""
+        """A client of a session that exists. Leaving it does not end the session."""
         if not session_id:
-            raise InvalidRequest("to attach takes the id of a session", remedy="it is `client.session_id`")
+            raise InvalidRequest("attach takes the id of a session", remedy="it is `client.session_id`")
         return cls(server_url, session_id=session_id, **options)
 
     @classmethod
     def delete_thread(cls, thread_id: str, server_url: str = "", **options: Any) -> bool:
-        """Ends the session of a thread, if it has one; says whether it had."""
+        """Ends the session of a thread; returns whether it had one."""
         client = cls(server_url, **options)
         try:
-            found = client._backend.of_thread(thread_id)
+            found = find_session_of_thread(client._backend, thread_id)
             if found is not None:
-                client._backend.delete(found["session_id"])
+                client._backend.call("delete_session", found["session_id"])
             return found is not None
         finally:
             client.close()
@@ -127,15 +126,20 @@ class SandboxClient(Files):
         metadata: Mapping[str, str] | None = None,
         **options: Any,
     ) -> list[SessionInfo]:
-        """The sessions there are, newest first: by default all that have not ended."""
+        """The sessions of the server, newest first: by default all that have not ended."""
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
-        wanted = {"state": list(states), "thread_id": thread_id, "environment": environment, "metadata": pairs}
+        filters: dict[str, Any] = {
+            "state": list(states),
+            "thread_id": thread_id,
+            "environment": environment,
+            "metadata": pairs,
+        }
         client = cls(server_url, **options)
         found: list[SessionInfo] = []
         after: str | None = ""
         try:
             while after is not None:
-                page = client._backend.sessions(limit=_PAGE, after=after, **wanted)
+                page = client._backend.call("list_sessions", limit=_PAGE, after=after, **filters)
                 found += [SessionInfo.of(each) for each in page["sessions"]]
                 after = page["next"]
         finally:
@@ -144,62 +148,62 @@ class SandboxClient(Files):
 
     def __enter__(self) -> Self:
         try:
-            self._session()
+            self._get_session()
         except BaseException as exc:
             try:
                 if not isinstance(exc, Exception):
-                    before_long(self._give_up, _GIVE_UP_S)
+                    run_at_most(self._end_abandoned_session, _ABANDONED_S)
             finally:
                 self.close()
             raise
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        # What went wrong in the block says more than that the session could not be ended either.
-        also = (WarrenError,) if error is not None else ()
-        with contextlib.suppress(*also):
+        # The error of the block says more than the one of ending the session.
+        suppressed = (WarrenError,) if error is not None else ()
+        with contextlib.suppress(*suppressed):
             self.leave()
 
     def leave(self) -> None:
-        """Ends the session, unless it is a thread's or was there before, and lets go of connections."""
+        """Ends the session, unless it is a thread's or was attached to, and closes connections."""
         try:
             if not self.thread_id and not self._attached_to:
                 self.cleanup()
-                before_long(self._give_up, _GIVE_UP_S)
+                run_at_most(self._end_abandoned_session, _ABANDONED_S)
         finally:
             self.close()
 
     # -- the session
 
     def create_session(self) -> SessionInfo:
-        """Makes the session now; gives the one there is, if it was made before."""
-        before = self.session_id
-        self._session()
-        return self.info() if before else SessionInfo.of(self._made)
+        """Makes the session now; returns the existing one if it was made before."""
+        existed = self.session_id
+        self._get_session()
+        return self.info() if existed else SessionInfo.of(self._created)
 
     def info(self) -> SessionInfo:
-        """The session as it is, with the isolation really in force. Looking does not keep it alive."""
-        return SessionInfo.of(self._call(self._backend.session))
+        """The session as it is, with the isolation really in force. This does not keep it alive."""
+        return SessionInfo.of(self._perform("get_session"))
 
     def keep_alive(self) -> SessionInfo:
-        return SessionInfo.of(self._call(self._backend.keep_alive))
+        return SessionInfo.of(self._perform("keep_session_alive"))
 
     def change(self, **changes: Any) -> SessionInfo:
-        """`idle_timeout_s`, `max_lifetime_s`, `metadata` (a None takes an entry away)."""
-        return SessionInfo.of(self._call(lambda session_id: self._backend.change(session_id, changes)))
+        """Changes `idle_timeout_s`, `max_lifetime_s`, `metadata` (a None removes an entry)."""
+        return SessionInfo.of(self._perform("change_session", **changes))
 
     def cleanup(self) -> None:
-        """Ends the session and waits until its sandbox is gone. Nothing happens if there is none."""
+        """Ends the session and waits until its sandbox is gone. Does nothing if there is none."""
         session_id, self.session_id = self.session_id, ""
         if not session_id and self.thread_id:
-            found = self._backend.of_thread(self.thread_id)
+            found = find_session_of_thread(self._backend, self.thread_id)
             session_id = found["session_id"] if found else ""
         if session_id:
             with contextlib.suppress(SessionNotFound):
-                self._backend.delete(session_id)
+                self._backend.call("delete_session", session_id)
 
     def close(self) -> None:
-        """Lets go of connections; the session stays."""
+        """Closes connections; the session stays."""
         if self._owns_backend:
             self._backend.close()
 
@@ -217,16 +221,16 @@ class SandboxClient(Files):
         carry_state: bool = True,
         keep_bytes: int | None = None,
     ) -> ExecuteResult:
-        """Runs a command to its end. A text is a line for bash, which begins where the last one ended.
+        """Runs a command to its end. A text is a line for bash, with the directory and variables of the line before.
 
         A non-zero exit, a time-out or running out of memory are results (see `reason`), not exceptions.
         """
         limit_s = self.timeout if timeout is None else timeout
-        values = _command(command, limit_s, cwd, env, user, carry_state, keep_bytes)
-        values.update(_input(stdin))
+        values = _command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
+        values.update(_stdin_values(stdin))
         key = new_key() if self.exactly_once else ""
-        takes_s = limit_s + _ANSWER_SLACK_S
-        found = self._call(lambda session_id: self._backend.execute(session_id, values, key, takes_s))
+        work_s = limit_s + _ANSWER_SLACK_S
+        found = self._perform("run_command", key=key, work_s=work_s, **values)
         notice, self._notice = self._notice, None
         return ExecuteResult.of({**found, "notice": notice})
 
@@ -239,18 +243,18 @@ class SandboxClient(Files):
         stdin: str | bytes = b"",
         **options: Any,
     ) -> Generator[OutputChunk, None, None]:
-        """The output of a command as it comes; leaving the loop ends the command. `on_result` hears how it ended."""
+        """Yields the output of a command as it comes; leaving the loop ends it. `on_result` receives its result."""
         limit_s = self.timeout if timeout is None else timeout
-        values = {**_command(command, limit_s, **options), **_input(stdin)}
-        chunks, ended = Chunks(), False
-        events = self._events(lambda session_id: self._backend.stream(session_id, values))
+        values = {**_command_values(command, limit_s, **options), **_stdin_values(stdin)}
+        decoder, ended = OutputDecoder(), False
+        events = self._follow("run_command", encoding="base64", **values)
         with contextlib.closing(events):
             for name, event in events:
                 if name == "output":
-                    yield chunks.chunk(event)
+                    yield decoder.decode(event)
                 elif name == "result":
                     ended = True
-                    yield from chunks.rest()
+                    yield from decoder.finish()
                     if on_result is not None:
                         on_result(ExecuteResult.of(event))
         if not ended:
@@ -259,25 +263,25 @@ class SandboxClient(Files):
     def spawn(
         self, command: str | Sequence[str], *, name: str = "", timeout: float | None = None, **options: Any
     ) -> Process:
-        """Starts a command in the background. `name` is an id of your own for it."""
-        values = _command(command, timeout, **options)
+        """Starts a command in the background. `name` is a process id of your own."""
+        values = _command_values(command, timeout, **options)
         if name:
             values["process_id"] = name
 
-        def begin(session_id: str) -> Process:
-            started = self._backend.start(session_id, values)
+        def start(session_id: str) -> Process:
+            started = self._backend.call("start_process", session_id, **values)
             return Process(self._backend, session_id, started["process_id"])
 
-        return self._call(begin)
+        return self._call(start)
 
     def processes(self) -> list[ProcessInfo]:
-        return [ProcessInfo.of(each) for each in self._call(self._backend.processes)]
+        return [ProcessInfo.of(each) for each in (self._perform("list_processes"))["processes"]]
 
     def process(self, process_id: str) -> Process:
-        """One that was started before, perhaps by another program."""
+        """A background command that runs already, perhaps started by another program."""
 
         def find(session_id: str) -> Process:
-            self._backend.process(session_id, process_id)
+            self._backend.call("get_process", session_id, process_id=process_id)
             return Process(self._backend, session_id, process_id)
 
         return self._call(find)
@@ -295,21 +299,21 @@ class SandboxClient(Files):
         env: Mapping[str, str] | None = None,
         user: str = "",
     ) -> Iterator[Terminal]:
-        """A terminal with a shell, or one to come back to: it goes on when the block is left."""
+        """Opens a terminal with a shell, or comes back to one. It goes on when the block is left."""
         how: dict[str, Any] = {"rows": rows, "columns": columns, "process_id": process_id, "offset": offset}
 
-        def opened(session_id: str) -> AbstractContextManager[Terminal]:
+        def open_in(session_id: str) -> AbstractContextManager[Terminal]:
             if not env and not user:
                 return open_terminal(self._backend, session_id, **how, command=command, cwd=cwd)
-            values = {**_command(command or _SHELL, None, cwd, env, user), "process_id": process_id}
+            values = {**_command_values(command or _SHELL, None, cwd, env, user), "process_id": process_id}
             return start_terminal(self._backend, session_id, values, **how)
 
-        with self._opened(opened) as terminal:
+        with self._open(open_in) as terminal:
             yield terminal
 
 
-def _input(stdin: str | bytes) -> dict[str, Any]:
-    """Text as it is; bytes, and text that stands for bytes which are none, encoded."""
+def _stdin_values(stdin: str | bytes) -> dict[str, Any]:
+    """ASCII text is sent as it is; bytes, and any other text, as base64."""
     if isinstance(stdin, str) and not stdin.isascii():
         stdin = stdin.encode(errors="surrogateescape")
     if isinstance(stdin, bytes):
@@ -317,7 +321,7 @@ def _input(stdin: str | bytes) -> dict[str, Any]:
     return {"stdin": stdin} if stdin else {}
 
 
-def _command(
+def _command_values(
     command: str | Sequence[str],
     timeout: float | None,
     cwd: str = "",

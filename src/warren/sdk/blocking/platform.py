@@ -1,4 +1,4 @@
-"""What differs between the two clients beyond `await`: here, the one that blocks."""
+"""What differs between the two clients beyond `await`: this is the blocking version."""
 
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -8,35 +8,35 @@ from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.remote import Remote
 from warren.sdk.blocking.transport import Transport
 from warren.sdk.discovery import find_key, find_url
-from warren.sdk.pieces import read_in_pieces
+from warren.sdk.protocol import read_chunks
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Lock = threading.Lock
-Pieces = Iterable[bytes] | IO[bytes]
+ByteSource = Iterable[bytes] | IO[bytes]
 
 
 def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return call(*args, **kwargs)
 
 
-def pieces_of(source: Pieces) -> Generator[bytes, None, None]:
-    yield from read_in_pieces(source)
+def iterate_source(source: ByteSource) -> Generator[bytes, None, None]:
+    yield from read_chunks(source)
 
 
-def before_long(work: Callable[[], None], at_most_s: float) -> None:
-    """It takes what it takes: whoever does not want to wait interrupts it."""
+def run_at_most(work: Callable[[], None], timeout_s: float) -> None:
+    """Runs `work` to its end: a caller who does not want to wait interrupts it."""
     work()
 
 
-def all_of(calls: Sequence[Callable[[], T]], at_once: int) -> list[T]:
-    """The results in order; so many run at a time."""
-    if at_once <= 1 or len(calls) <= 1:
+def run_parallel(calls: Sequence[Callable[[], T]], limit: int) -> list[T]:
+    """Returns the results in order; runs `limit` calls at a time."""
+    if limit <= 1 or len(calls) <= 1:
         return [call() for call in calls]
     from concurrent.futures import ThreadPoolExecutor
 
-    with ThreadPoolExecutor(min(at_once, len(calls))) as threads:
+    with ThreadPoolExecutor(min(limit, len(calls))) as threads:
         return list(threads.map(lambda call: call(), calls))
 
 

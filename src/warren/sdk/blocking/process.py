@@ -1,4 +1,4 @@
-"""A command that runs in the background of a sandbox, and a terminal in one."""
+"""Background commands of a sandbox, and terminals in it."""
 
 # Made from src/warren/sdk/aio/process.py by scripts/generate_sync.py: edit that one.
 
@@ -11,17 +11,17 @@ from typing import Any, Final
 
 from warren.model.errors import Conflict, SandboxLost, WarrenError
 from warren.sdk.blocking.backend import Backend, SocketLike
-from warren.sdk.chunks import Chunks
-from warren.sdk.results import ExecuteResult, OutputChunk, ProcessInfo
-from warren.sdk.wire import from_event
+from warren.sdk.protocol import error_from_event
+from warren.sdk.results import ExecuteResult, OutputChunk, OutputDecoder, ProcessInfo
 
-_WAIT_S: Final = 60.0
-_LEAST_S: Final = 0.01
-_PIECE: Final = 1024 * 1024
+_LONGEST_WAIT_S: Final = 60.0
+_SHORTEST_WAIT_S: Final = 0.01
+_PIECE_BYTES: Final = 1024 * 1024
+_STDIN_S: Final = 3600.0  # a command may take its time to read
 
 
 class Process:
-    """It lives in the sandbox: losing this object changes nothing, and `client.process(id)` finds it again."""
+    """A background command. It lives in the sandbox: without this object it goes on; `client.process(id)` finds it."""
 
     def __init__(self, backend: Backend, session_id: str, process_id: str) -> None:
         self._backend, self._session_id, self.id = backend, session_id, process_id
@@ -29,69 +29,74 @@ class Process:
     def __repr__(self) -> str:
         return f"<Process {self.id} of {self._session_id}>"
 
+    def _call(self, operation: str, *, work_s: float = 0.0, **arguments: Any) -> dict[str, Any]:
+        return self._backend.call(operation, self._session_id, process_id=self.id, work_s=work_s, **arguments)
+
     def info(self) -> ProcessInfo:
-        return ProcessInfo.of(self._backend.process(self._session_id, self.id))
+        return ProcessInfo.of(self._call("get_process"))
 
     def output(self, offset: int = 0) -> str:
-        """What is kept of its output so far, from a byte offset on; what is no UTF-8 is replaced."""
+        """Its output so far, as far as it is kept, from a byte offset on; bytes that are not UTF-8 are replaced."""
         return (self.output_bytes(offset)).decode(errors="replace")
 
     def output_bytes(self, offset: int = 0) -> bytes:
-        """The same, every byte of it."""
-        parts, running = [], True
-        while running:
-            how = {"offset": offset, "limit": _PIECE, "encoding": "base64"}
-            found = self._backend.output(self._session_id, self.id, **how)
+        """The same as bytes."""
+        parts, has_more = [], True
+        while has_more:
+            how: dict[str, Any] = {"offset": offset, "limit": _PIECE_BYTES, "encoding": "base64"}
+            found = self._call("read_output", **how)
             parts += [base64.b64decode(chunk["data"]) for chunk in found["chunks"]]
-            running = bool(found["chunks"]) and found["next_offset"] > offset
+            has_more = bool(found["chunks"]) and found["next_offset"] > offset
             offset = found["next_offset"]
         return b"".join(parts)
 
     def follow(self, offset: int = 0) -> Generator[OutputChunk, None, None]:
-        """Its output as it comes, until it ends. Leaving the loop does not end it."""
-        chunks = Chunks()
-        with contextlib.closing(self._backend.follow(self._session_id, self.id, offset)) as events:
+        """Its output as it comes, until the command ends. Leaving the loop does not end the command."""
+        decoder = OutputDecoder()
+        wanted = {"process_id": self.id, "offset": offset, "encoding": "base64"}
+        following = self._backend.events("read_output", self._session_id, **wanted)
+        with contextlib.closing(following) as events:
             for name, values in events:
                 if name == "output":
-                    yield chunks.chunk(values)
-        yield from chunks.rest()
+                    yield decoder.decode(values)
+        yield from decoder.finish()
 
     def wait(self, timeout: float | None = None) -> ExecuteResult:
-        """Its result. TimeoutError if it still runs after `timeout` seconds."""
-        left = timeout
+        """Waits for its result. Raises TimeoutError if it still runs after `timeout` seconds."""
+        left_s = timeout
         while True:
-            this_time = _WAIT_S if left is None else min(_WAIT_S, max(left, _LEAST_S))
-            found = self._backend.wait(self._session_id, self.id, this_time)
-            if found is not None:
+            wait_s = _LONGEST_WAIT_S if left_s is None else min(_LONGEST_WAIT_S, max(left_s, _SHORTEST_WAIT_S))
+            found = self._call("wait_for_process", work_s=wait_s, timeout_s=wait_s)
+            if "output" in found:  # else it is shown as a process that still runs
                 return ExecuteResult.of(found)
-            if left is not None and (left := left - _WAIT_S) <= 0:
+            if left_s is not None and (left_s := left_s - _LONGEST_WAIT_S) <= 0:
                 raise TimeoutError(f"the command {self.id} still runs after {timeout} s")
 
     def write(self, data: str | bytes) -> None:
-        """To its standard input."""
+        """Writes to its standard input."""
         raw = data.encode() if isinstance(data, str) else data
-        for start in range(0, len(raw), _PIECE):
-            piece = base64.b64encode(raw[start : start + _PIECE]).decode()
-            self._backend.stdin(self._session_id, self.id, {"data_base64": piece})
+        for start in range(0, len(raw), _PIECE_BYTES):
+            piece = base64.b64encode(raw[start : start + _PIECE_BYTES]).decode()
+            self._call("write_stdin", work_s=_STDIN_S, data_base64=piece)
 
     def close_stdin(self) -> None:
-        self._backend.stdin(self._session_id, self.id, {"close": True})
+        self._call("write_stdin", work_s=_STDIN_S, close=True)
 
     def signal(self, signal: str | int) -> None:
-        """By name (TERM, INT …) or number."""
-        self._backend.signal(self._session_id, self.id, signal)
+        """Sends a signal, by name (TERM, INT …) or number."""
+        self._call("send_signal", signal=signal)
 
     def kill(self, grace_s: float = 2.0) -> ExecuteResult:
-        """Ends it and everything it started; the result says how many that were."""
-        return ExecuteResult.of(self._backend.kill(self._session_id, self.id, grace_s))
+        """Ends it and everything it started; the result says how many processes were killed."""
+        return ExecuteResult.of(self._call("kill_process", work_s=grace_s, grace_s=grace_s))
 
     def forget(self) -> None:
         """Ends it, if it runs, and forgets its output."""
-        self._backend.forget(self._session_id, self.id)
+        self._call("forget_process")
 
 
 class Terminal:
-    """An open terminal. `process_id` and `offset` are what it takes to come back to it later."""
+    """An open terminal. `process_id` and `offset` are what you need to come back to it later."""
 
     def __init__(self, socket: SocketLike) -> None:
         self._socket = socket
@@ -104,17 +109,17 @@ class Terminal:
         return f"<Terminal {self.process_id} {state}>"
 
     def write(self, data: str | bytes) -> None:
-        """What is typed."""
+        """Types `data`."""
         self._socket.send(data.encode() if isinstance(data, str) else data)
 
     def resize(self, rows: int, columns: int) -> None:
-        self._say(type="resize", rows=rows, columns=columns)
+        self._send(type="resize", rows=rows, columns=columns)
 
     def signal(self, signal: str | int) -> None:
-        self._say(type="signal", signal=signal)
+        self._send(type="signal", signal=signal)
 
     def read(self, timeout: float | None = None) -> bytes:
-        """The next piece of what it shows; empty when it has ended. TimeoutError if nothing comes in time."""
+        """The next piece of its output; empty when it has ended. Raises TimeoutError if nothing comes in time."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.result is None:
             message = self._socket.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
@@ -123,13 +128,13 @@ class Terminal:
                 return message
             if message is None:
                 raise SandboxLost("the terminal was cut off", remedy="open it again with its process_id and offset")
-            self._take(json.loads(message))
+            self._handle(json.loads(message))
         return b""
 
     def read_until(self, text: str, timeout: float = 30.0) -> str:
-        """What it shows up to and with `text`, and what came with it. TimeoutError if it does not come in time."""
-        seen, wanted, deadline = b"", text.encode(), time.monotonic() + timeout
-        while wanted not in seen:
+        """Reads until `text` has come; returns all that was read. Raises TimeoutError if it does not come in time."""
+        seen, sought, deadline = b"", text.encode(), time.monotonic() + timeout
+        while sought not in seen:
             try:
                 piece = self.read(max(0.0, deadline - time.monotonic()))
             except TimeoutError:
@@ -139,22 +144,22 @@ class Terminal:
             seen += piece
         return seen.decode(errors="replace")
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "started":
             self.process_id, self.offset = message["process_id"], message["offset"]
         elif message["type"] == "result":
             self.result = ExecuteResult.of(message)
         elif message["type"] == "error":
-            raise from_event(message)
+            raise error_from_event(message)
 
-    def begin(self) -> None:
+    def wait_until_open(self) -> None:
         while not self.process_id:
-            message = self._socket.receive(_WAIT_S)
+            message = self._socket.receive(_LONGEST_WAIT_S)
             if not isinstance(message, str):
                 raise SandboxLost("the terminal did not open")
-            self._take(json.loads(message))
+            self._handle(json.loads(message))
 
-    def _say(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         self._socket.send(json.dumps(message))
 
 
@@ -164,24 +169,26 @@ def _tail(seen: bytes) -> str:
 
 @contextlib.contextmanager
 def open_terminal(backend: Backend, session_id: str, **how: Any) -> Iterator[Terminal]:
-    with backend.terminal(session_id, **how) as socket:
+    with backend.socket("terminal_socket", session_id, **how) as socket:
         terminal = Terminal(socket)
-        terminal.begin()
+        terminal.wait_until_open()
         yield terminal
 
 
 @contextlib.contextmanager
 def start_terminal(backend: Backend, session_id: str, command: dict[str, Any], **how: Any) -> Iterator[Terminal]:
-    """As `open_terminal`, with what only a command can have: a user, variables. One that is there is come back to."""
-    made = ""
+    """As `open_terminal`, for a command with a user or variables. Comes back to a terminal that exists already."""
+    started_id = ""
     with contextlib.suppress(Conflict):
-        started = backend.start(session_id, {**command, "terminal": {k: how[k] for k in ("rows", "columns")}})
-        made = how["process_id"] = started["process_id"]
+        started = backend.call(
+            "start_process", session_id, **command, terminal={k: how[k] for k in ("rows", "columns")}
+        )
+        started_id = how["process_id"] = started["process_id"]
     try:
         with open_terminal(backend, session_id, **how) as terminal:
-            made = ""
+            started_id = ""
             yield terminal
     finally:
-        if made:  # nobody knows of it
+        if started_id:  # the caller does not know its id
             with contextlib.suppress(WarrenError):
-                backend.forget(session_id, made)
+                backend.call("forget_process", session_id, process_id=started_id)

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Corout
 import anyio
 
 from warren.model.errors import (
+    Conflict,
     FileExists,
     FileNotFound,
     FileProblem,
@@ -16,12 +17,35 @@ from warren.model.errors import (
     ProtocolError,
     WarrenError,
 )
-from warren.model.operations import Change, FileEvent, FileInfo, FileKind, check_path, check_user
+from warren.model.operations import (
+    Change,
+    FileEvent,
+    FileInfo,
+    FileKind,
+    Search,
+    SearchLimit,
+    SearchMatch,
+    SearchSummary,
+    check_path,
+    check_user,
+)
 from warren.worker.agent.channel import Channel, Reply
 from warren.worker.agent.link import AgentLink
 from warren.worker.agent.process import send_all
 from warren.worker.agent.tar_stream import BLOCK, Member, TarReader, header, padding, trailer
-from warren.worker.agent.wire import Ask, ChangeKind, Fields, FileOp, Flag, Kind, Records, Tag, fields, record
+from warren.worker.agent.wire import (
+    Ask,
+    ChangeKind,
+    Fields,
+    FileOp,
+    Flag,
+    Kind,
+    Records,
+    SearchEnd,
+    Tag,
+    fields,
+    record,
+)
 
 MAX_ENTRIES = 200_000
 _KINDS = {
@@ -32,6 +56,11 @@ _KINDS = {
 }
 _KIND_NUMBERS = {kind: number for number, kind in _KINDS.items()}
 _CHANGES = {int(kind): Change[kind.name] for kind in ChangeKind}
+_SEARCH_ENDS = {
+    int(SearchEnd.COMPLETE): None,
+    int(SearchEnd.MATCHES): SearchLimit.MAX_MATCHES,
+    int(SearchEnd.TIME): SearchLimit.TIME,
+}
 
 
 class Files:
@@ -125,6 +154,21 @@ class Files:
         async with self._asked(FileOp.WATCH, path, user, *_recursive(recursive)) as channel:
             async for event in _records(channel):
                 yield _file_event(channel, event, base) if event else FileEvent(Change.WATCHING, base, True)
+
+    async def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]:
+        if self._link.last_file_op < FileOp.SEARCH:
+            raise Conflict(
+                "the agent of this sandbox is older than this server and cannot search files",
+                remedy="create a new session",
+            )
+        base, matches = check_path(query.path), 0
+        async with self._asked(FileOp.SEARCH, query.path, query.user, *_search_items(query)) as channel:
+            async for found in _records(channel):
+                matches += 1
+                if matches > query.max_matches:
+                    raise channel.violated("more matches than were asked for")
+                yield _search_match(channel, found, base)
+            yield _search_summary(channel, (await channel.last()).fields)
 
     async def _simple(self, op: FileOp, path: str, user: str, *items: tuple[Tag, int | str]) -> None:
         async with self._asked(op, path, user, *items) as channel:
@@ -259,6 +303,55 @@ def _file_event(channel: Channel, found: Fields, base: str) -> FileEvent:
             raise ProtocolError("a change of an unknown kind")
         directory = found.number(Tag.KIND) == Kind.DIRECTORY
         return FileEvent(change, _joined(base, found.text(Tag.PATH)), directory)
+    except ProtocolError as exc:
+        raise channel.violated(exc.message) from None
+
+
+def _search_items(query: Search) -> list[tuple[Tag, int | str]]:
+    flags = Flag.IGNORE_CASE * query.ignore_case | Flag.HIDDEN * query.hidden
+    items: list[tuple[Tag, int | str]] = [
+        (Tag.FLAGS, int(flags)),
+        (Tag.COUNT, query.max_matches),
+        (Tag.LENGTH, query.max_file_bytes),
+        (Tag.TIMEOUT_MS, round(query.timeout_s * 1000)),
+        *((Tag.GLOB, glob) for glob in query.globs()),
+    ]
+    if query.pattern:
+        items.append((Tag.PATTERN, query.pattern))
+    return items
+
+
+def _search_match(channel: Channel, found: Fields, base: str) -> SearchMatch:
+    try:
+        kind = _KINDS.get(found.number(Tag.KIND))
+        if kind is None:
+            raise ProtocolError("a match of an unknown kind")
+        return SearchMatch(
+            path=_joined(base, found.text(Tag.PATH)),
+            kind=kind,
+            line=found.number(Tag.LINE),
+            column=found.number(Tag.COLUMN),
+            text=found.text(Tag.TEXT),
+            text_truncated=bool(found.number(Tag.TRUNCATED)),
+        )
+    except ProtocolError as exc:
+        raise channel.violated(exc.message) from None
+
+
+def _search_summary(channel: Channel, found: Fields) -> SearchSummary:
+    try:
+        if found.number(Tag.TRUNCATED) not in _SEARCH_ENDS:
+            raise ProtocolError("a search that ended for an unknown reason")
+        return SearchSummary(
+            matches=found.number(Tag.COUNT),
+            files_searched=found.number(Tag.SEARCHED),
+            binary=found.number(Tag.BINARY),
+            too_large=found.number(Tag.TOO_LARGE),
+            unreadable=found.number(Tag.UNREADABLE),
+            hidden=found.number(Tag.HIDDEN),
+            long_lines=found.number(Tag.LONG_LINES),
+            truncated_by=_SEARCH_ENDS[found.number(Tag.TRUNCATED)],
+        )
     except ProtocolError as exc:
         raise channel.violated(exc.message) from None
 

@@ -25,7 +25,19 @@ from typing import cast
 
 from warren.model.errors import InvalidRequest, ProtocolError, SandboxLost, WarrenError
 from warren.worker.agent.channel import Channel
-from warren.worker.agent.wire import HEADER, MAX_FRAME_IN, MAX_FRAME_OUT, VERSION, Ask, Fields, Say, Tag, fields, frame
+from warren.worker.agent.wire import (
+    HEADER,
+    MAX_FRAME_IN,
+    MAX_FRAME_OUT,
+    VERSION,
+    Ask,
+    Fields,
+    FileOp,
+    Say,
+    Tag,
+    fields,
+    frame,
+)
 
 SCRATCH_BYTES = 256 * 1024
 SOCKET_NAME = "agent.sock"
@@ -58,7 +70,8 @@ class AgentLink(asyncio.BufferedProtocol):
         self._highest = 0
         self._part = memoryview(b"")
         self._part_filled = 0
-        self._hello: asyncio.Future[int] = self._loop.create_future()
+        self._hello: asyncio.Future[Fields] = self._loop.create_future()
+        self.last_file_op = int(FileOp.WATCH)
         self._violation = ""
         self._gone = False
         self._let_go = False
@@ -84,7 +97,7 @@ class AgentLink(asyncio.BufferedProtocol):
                 link = await cls.over(sock)
                 try:
                     link.post_raw(frame(Ask.HELLO, 0, fields([(Tag.VERSION, VERSION)])))
-                    link._check_version(await link._hello)
+                    link._check_hello(await link._hello)
                 except BaseException:
                     link.abort()
                     raise
@@ -102,7 +115,9 @@ class AgentLink(asyncio.BufferedProtocol):
             raise
         return link
 
-    def _check_version(self, version: int) -> None:
+    def _check_hello(self, hello: Fields) -> None:
+        version = hello.number(Tag.VERSION)
+        self.last_file_op = hello.number(Tag.OP, self.last_file_op)
         if version != VERSION:
             raise ProtocolError(
                 f"the agent speaks version {version} of the protocol, this worker version {VERSION}",
@@ -314,7 +329,7 @@ class AgentLink(asyncio.BufferedProtocol):
             raise ProtocolError("the agent refused the greeting")
         if kind != Say.HELLO or self._hello.done():
             raise ProtocolError(f"a frame of type {kind} where only a greeting may be")
-        self._hello.set_result(Fields(payload).number(Tag.VERSION))
+        self._hello.set_result(Fields(payload))
 
 
 async def _connect(directory: Path) -> socket.socket:

@@ -3,7 +3,16 @@
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 
 from warren.interfaces.sandbox import Process
-from warren.model.operations import Command, ExecResult, FileEvent, FileInfo, ProcessInfo
+from warren.model.operations import (
+    Command,
+    ExecResult,
+    FileEvent,
+    FileInfo,
+    ProcessInfo,
+    Search,
+    SearchMatch,
+    SearchSummary,
+)
 from warren.model.spec import Isolation
 from warren.worker.agent.files import Files
 from warren.worker.agent.link import AgentLink
@@ -94,6 +103,9 @@ class AgentSandbox:
 
     def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
         return self._files.watch(path, recursive, user)
+
+    def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]:
+        return self._files.search(query)
 
     async def ping(self) -> None:
         channel = await self._link.open(Ask.PING)

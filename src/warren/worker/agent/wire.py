@@ -27,7 +27,7 @@ was kept. LOSSLESS stops the command rather than losing output when the channel 
 Flow: either side may send at most WINDOW bytes of OUTPUT/DATA on a channel before the other side
 grants more by CREDIT (u32, bytes). Headers and OUTPUT's 9 bytes do not count.
 
-Records (LIST, and FILE ops LIST, PACK, UNPACK, WATCH) are u32 length and fields; in PACK and
+Records (LIST, and FILE ops LIST, PACK, UNPACK, WATCH, SEARCH) are u32 length and fields; in PACK and
 UNPACK a record of a file is followed by exactly SIZE bytes.
 
 Whatever the agent sends is untrusted: everything here either decodes or raises ProtocolError.
@@ -125,10 +125,24 @@ class Tag(IntEnum):
     TERMINAL = 51
     CHANGE = 52
     COUNT = 53
+    GLOB = 54
+    PATTERN = 55
+    LINE = 56
+    COLUMN = 57
+    TEXT = 58
+    SEARCHED = 59
+    BINARY = 60
+    TOO_LARGE = 61
+    UNREADABLE = 62
+    HIDDEN = 63
+    LONG_LINES = 64
 
 
 class Flag(IntFlag):
-    """For START and ATTACH; RECURSIVE for FILE. ONCE: when EXIT is sent and nothing was left running, forget it."""
+    """For START and ATTACH; RECURSIVE, IGNORE_CASE and HIDDEN for FILE.
+
+    ONCE: when EXIT is sent and nothing was left running, forget it.
+    """
 
     STDIN = 1
     CARRY = 2
@@ -138,14 +152,21 @@ class Flag(IntFlag):
     FOLLOW = 32
     RECURSIVE = 64
     ONCE = 128
+    IGNORE_CASE = 256
+    HIDDEN = 512
 
 
 class FileOp(IntEnum):
     """READ(PATH, OFFSET, LENGTH) WRITE(PATH, MODE) LIST(PATH, DEPTH) STAT(PATH) MKDIR(PATH, MODE)
-    REMOVE(PATH, RECURSIVE) RENAME(PATH, PATH2) PACK(PATH) UNPACK(PATH) WATCH(PATH, RECURSIVE); all take USER.
+    REMOVE(PATH, RECURSIVE) RENAME(PATH, PATH2) PACK(PATH) UNPACK(PATH) WATCH(PATH, RECURSIVE)
+    SEARCH(PATH, GLOB…, PATTERN, IGNORE_CASE, HIDDEN, COUNT, LENGTH, TIMEOUT_MS); all take USER.
 
     STAT and WRITE answer with the file's fields in DONE, UNPACK with COUNT. WATCH sends one empty
-    record (no field) as soon as it is watching.
+    record (no field) as soon as it is watching. SEARCH takes COUNT as the most matches and LENGTH as
+    the largest file; it sends a record for each match, and the counts of the summary in DONE, with
+    TRUNCATED as a SearchEnd.
+
+    The agent's HELLO carries the last operation it knows as OP; without it that is WATCH.
     """
 
     READ = 1
@@ -158,6 +179,7 @@ class FileOp(IntEnum):
     PACK = 8
     UNPACK = 9
     WATCH = 10
+    SEARCH = 11
 
 
 class ControlOp(IntEnum):
@@ -207,6 +229,12 @@ class ChangeKind(IntEnum):
     MOVED_FROM = 4
     MOVED_TO = 5
     OVERFLOW = 6
+
+
+class SearchEnd(IntEnum):
+    COMPLETE = 0
+    MATCHES = 1
+    TIME = 2
 
 
 class StreamNumber(IntEnum):

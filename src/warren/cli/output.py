@@ -1,0 +1,91 @@
+"""What commands print: tables, durations and sizes for people, JSON for programs, progress on stderr."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Self
+
+import click
+
+_MIB = 1024 * 1024
+
+
+def print_json(values: Any) -> None:
+    click.echo(json.dumps(values, indent=2))
+
+
+def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    lines = [list(titles), *([_printable(value) for value in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    for line in lines:
+        click.echo("  ".join(f"{value:<{width}}" for value, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _printable(value: object) -> str:
+    """Removes control characters: names come from others, and must not move the cursor or colour the terminal."""
+    text = "-" if value in (None, "") else str(value)
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def format_seconds(seconds: float) -> str:
+    """One figure, as a person would say it: 45 s, 12 min, 3 h, 2 d."""
+    if seconds < 0:
+        return "now"
+    for unit, length_s in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def format_age(timestamp: str) -> str:
+    return format_seconds(max(0.0, seconds_since(timestamp)))
+
+
+def format_mib(count: float) -> str:
+    return f"{count / _MIB:.1f} MiB"
+
+
+def seconds_since(timestamp: str) -> float:
+    """Negative for a time in the future."""
+    return (datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds()
+
+
+class ProgressLine:
+    """Progress on stderr: one line that is rewritten on a terminal, a line per step in a log.
+
+    Call it with the step and, where known, the fraction done. Use it as a context manager.
+    """
+
+    _REPEAT_S = 10.0  # in a log, a step that still runs is repeated this often
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._started = time.monotonic()
+        self._is_terminal = sys.stderr.isatty()
+        self._last_step = ""
+        self._last_time = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_terminal:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()
+
+    def __call__(self, step: str, fraction: float | None) -> None:
+        now = time.monotonic()
+        if self._is_terminal and now - self._last_time > 0.1:
+            sys.stderr.write(f"\r\033[K{self._line(step, fraction, now)}")
+        elif not self._is_terminal and (step != self._last_step or now - self._last_time > self._REPEAT_S):
+            sys.stderr.write(f"{self._line(step, fraction, now)}\n")
+        else:
+            return
+        sys.stderr.flush()
+        self._last_step, self._last_time = step, now
+
+    def _line(self, step: str, fraction: float | None, now: float) -> str:
+        percent = "    " if fraction is None else f"{fraction:4.0%}"
+        return f"{self._title} {percent} {now - self._started:4.0f} s  {step}"

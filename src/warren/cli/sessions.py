@@ -1,0 +1,287 @@
+"""`warren create`, `ps`, `logs`, `kill` and `stats`: the sessions of a server."""
+
+import base64
+import secrets
+from collections.abc import Iterator
+from typing import Any, Final
+
+import click
+
+from warren.cli.main import report
+from warren.cli.options import Duration, drop_empty, parse_pairs, server_options, thread_option
+from warren.cli.output import format_age, format_seconds, print_json, print_table, seconds_since
+from warren.cli.remote import Server, complete_session, report_fresh_sandbox, short_id, split_session
+from warren.sdk.protocol import CREATE_S
+
+Values = dict[str, Any]
+
+_SESSION_TITLES: Final = ("SESSION", "THREAD", "ENVIRONMENT", "STATE", "AGE", "EXPIRES IN", "POOL")
+_PROCESS_TITLES: Final = ("PROCESS", "STATE", "AGE", "BYTES", "COMMAND")
+_POOL_TITLES: Final = (
+    "POOL", "READY", "CREATING", "TARGET", "WAITING", "HIT RATE", "P50", "P95", "MADE", "FAILED",
+)  # fmt: skip
+_OUTPUT_BYTES: Final = 1024 * 1024
+_FOLLOW_S: Final = 30.0
+
+
+@click.command()
+@click.option("--thread", default="", metavar="T", help="Its thread. If the thread has a session, that one is used.")
+@click.option("--env", "environment", default="", metavar="E", help="Environment of the server's registry.")
+@click.option("--image", default="", metavar="I", help="Image to use instead of the environment's.")
+@click.option("--memory", "memory_mb", type=int, metavar="MB", help="Memory limit.")
+@click.option("--cpus", type=float, metavar="N", help="CPU limit.")
+@click.option("--disk", "disk_mb", type=int, metavar="MB", help="Disk limit.")
+@click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation.")
+@click.option("--label", "labels", multiple=True, metavar="K=V", help="What its worker must have: gpu=1.")
+@click.option("--metadata", multiple=True, metavar="K=V", help="A note of your own, to find it by.")
+@click.option("--idle-timeout", "idle_timeout_s", type=Duration(), metavar="D", help="End it when unused so long: 10m.")
+@click.option("--max-lifetime", "max_lifetime_s", type=Duration(), metavar="D", help="End it after so long: 1h.")
+@server_options
+def create(
+    thread: str,
+    memory_mb: int | None,
+    cpus: float | None,
+    disk_mb: int | None,
+    metadata: tuple[str, ...],
+    require: tuple[str, ...],
+    labels: tuple[str, ...],
+    url: str,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Create a session and print its id.
+
+    Example: warren create --memory 1024 --idle-timeout 10m --metadata user=u-7
+    """
+    values = {
+        **options,
+        "thread_id": thread,
+        "limits": drop_empty({"memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb}),
+        "require": list(require),
+        "labels": parse_pairs("--label", labels),
+        "metadata": parse_pairs("--metadata", metadata),
+    }
+    with Server(url) as server:
+        session = server.backend.call(
+            "create_session", key=secrets.token_hex(16), work_s=CREATE_S, **drop_empty(values)
+        )
+    report_fresh_sandbox(session)
+    print_json(session) if as_json else click.echo(session["session_id"])
+
+
+@click.command()
+@click.option("-a", "--all", "with_ended", is_flag=True, help="Also those that have ended, as long as they are known.")
+@click.option("-q", "--quiet", is_flag=True, help="Only the ids, in full.")
+@server_options
+def ps(with_ended: bool, quiet: bool, url: str, as_json: bool) -> None:
+    """List sessions, the newest first.
+
+    POOL says whether the session's sandbox came from the pool.
+
+    Example: warren ps -a
+    """
+    with Server(url) as server:
+        sessions = list(server.sessions())
+        if with_ended:
+            sessions += server.sessions(state="ended")
+    if as_json:
+        print_json({"sessions": sessions})
+    elif quiet:
+        for session in sessions:
+            click.echo(session["session_id"])
+    else:
+        print_table(_SESSION_TITLES, [_session_row(session) for session in sessions])
+
+
+def _session_row(session: Values) -> tuple[object, ...]:
+    state = f"{session['state']} ({session['reason']})" if session["reason"] else session["state"]
+    expires_at = session["expires_at"]
+    return (
+        short_id(session["session_id"]),
+        session["thread_id"],
+        session["environment"],
+        state,
+        format_age(session["created_at"]),
+        format_seconds(-seconds_since(expires_at)) if expires_at else None,
+        "yes" if session["pooled"] else "no",
+    )
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="SESSION PROCESS", shell_complete=complete_session)
+@thread_option
+@click.option("-f", "--follow", is_flag=True, help="Go on until the command ends.")
+@click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Begin at this byte of the output.")
+@server_options
+def logs(words: tuple[str, ...], thread: str, follow: bool, offset: int, url: str, as_json: bool) -> None:
+    """Print the output of a background command, byte by byte as it was.
+
+    PROCESS is what `warren exec -d` has printed; without it the commands and terminals of SESSION are listed.
+
+    Example: warren logs -f ses_0123 web
+    """
+    name, process_id = _split_process(words, thread)
+    with Server(url) as server:
+        session_id = server.find(name, thread)
+        if not process_id:
+            _print_processes(server.backend.call("list_processes", session_id)["processes"], as_json)
+            return
+        pages = _read_output(server, session_id, process_id, offset, follow)
+        if as_json:
+            print_json(_output_document(pages, offset))
+            return
+        for page in pages:
+            for chunk in page["chunks"]:
+                offset = _print_chunk(chunk, offset)
+
+
+def _split_process(words: tuple[str, ...], thread: str) -> tuple[str, str]:
+    name, rest = split_session(words, thread)
+    if len(rest) > 1:
+        raise click.UsageError(f"one process at a time, not {len(rest)}")
+    return name, rest[0] if rest else ""
+
+
+def _print_processes(processes: list[Values], as_json: bool) -> None:
+    if as_json:
+        print_json({"processes": processes})
+        return
+    rows = [
+        (
+            each["process_id"],
+            "running" if each["running"] else f"{each['reason']} ({each['exit_code']})",
+            format_seconds(each["started_s_ago"]),
+            each["bytes_total"],
+            each["command"][:60],
+        )
+        for each in processes
+    ]
+    print_table(_PROCESS_TITLES, rows)
+
+
+def _read_output(server: Server, session_id: str, process_id: str, offset: int, follow: bool) -> Iterator[Values]:
+    wait_s = _FOLLOW_S if follow else 0
+    while True:
+        page = server.backend.call(
+            "read_output",
+            session_id,
+            process_id=process_id,
+            work_s=wait_s,
+            offset=offset,
+            limit=_OUTPUT_BYTES,
+            wait_s=wait_s,
+            encoding="base64",
+        )
+        yield page
+        if not page["chunks"] and not (follow and page["running"]):
+            return
+        offset = page["next_offset"]
+
+
+def _print_chunk(chunk: Values, offset: int) -> int:
+    """Returns the offset after the chunk. Reports bytes that the sandbox did not keep."""
+    from warren.cli.console import STREAM_FDS, write_blocking
+
+    if chunk["offset"] > offset:
+        report(f"{chunk['offset'] - offset} bytes were not kept")
+    write_blocking(STREAM_FDS[chunk["stream"]], base64.b64decode(chunk["data"]))
+    return int(chunk["next_offset"])
+
+
+def _output_document(pages: Iterator[Values], offset: int) -> Values:
+    chunks, running = [], True
+    for page in pages:
+        running = page["running"]
+        for chunk in page["chunks"]:
+            data = base64.b64decode(chunk.pop("data")).decode(errors="replace")
+            chunks.append({**chunk, "encoding": "text", "data": data})
+    end = chunks[-1]["next_offset"] if chunks else offset
+    return {"chunks": chunks, "next_offset": end, "running": running}
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="SESSION [PROCESS]", shell_complete=complete_session)
+@thread_option
+@click.option("--grace", "grace_s", type=float, default=2.0, metavar="S", help="Time between TERM and KILL.  [2]")
+@server_options
+def kill(words: tuple[str, ...], thread: str, grace_s: float, url: str, as_json: bool) -> None:
+    """End a session, or a process of it.
+
+    When this returns, the session's sandbox, processes and files are gone. With PROCESS only that process is ended,
+    with everything it started; the number of killed processes is printed.
+
+    Example: warren kill ses_0123 web
+    """
+    name, process_id = _split_process(words, thread)
+    with Server(url) as server:
+        session_id = server.find(name, thread)
+        if process_id:
+            _kill_process(server, session_id, process_id, grace_s, as_json)
+            return
+        session = server.backend.call("delete_session", session_id)
+    print_json(session) if as_json else click.echo(f"ended {session_id}")
+
+
+def _kill_process(server: Server, session_id: str, process_id: str, grace_s: float, as_json: bool) -> None:
+    result = server.backend.call("kill_process", session_id, process_id=process_id, work_s=grace_s, grace_s=grace_s)
+    if as_json:
+        print_json(result)
+        return
+    survivors = f", {result['survivors']} could not be" if result["survivors"] else ""
+    ending = f"it ended with {result['exit_code']} ({result['reason']})"
+    click.echo(f"{process_id}: {result['killed']} killed{survivors}; {ending}")
+
+
+@click.command()
+@server_options
+def stats(url: str, as_json: bool) -> None:
+    """Show the figures of a server.
+
+    Its sessions, its pools, its machine. docs/operations.md says what to do about each figure.
+
+    Example: warren stats --json
+    """
+    with Server(url) as server:
+        figures = server.backend.stats()
+    if as_json:
+        print_json(figures)
+        return
+    counts = ", ".join(f"{count} {state}" for state, count in figures["sessions"].items() if count)
+    click.echo(f"sessions: {counts or 'none'}")
+    for name, worker in figures["workers"].items():
+        _print_worker(name, worker)
+
+
+def _print_worker(name: str, worker: Values) -> None:
+    guard = worker["guard"]
+    click.echo(f"worker {name}: {worker['sandboxes']} sandboxes, {worker['claimed']} of them in use")
+    reserve = f"{guard['memory_reserve_mb']} and {guard['disk_reserve_mb']} MiB stay free"
+    click.echo(
+        f"machine: {guard['memory_free_mb']} MiB of memory and {guard['disk_free_mb']} MiB of disk are free; "
+        f"{reserve}; {guard['max_sandboxes']} sandboxes at most"
+    )
+    click.echo()
+    print_table(_POOL_TITLES, [_pool_row(pool, figures) for pool, figures in worker["pools"].items()])
+    for pool, figures in worker["pools"].items():
+        if figures["last_failure"]:
+            click.echo(f"{pool}: the last sandbox could not be made: {figures['last_failure']}")
+
+
+def _pool_row(name: str, pool: Values) -> tuple[object, ...]:
+    rate = pool["hit_rate"]
+    return (
+        name,
+        pool["ready"],
+        pool["creating"],
+        pool["target"],
+        pool["waiting"],
+        None if rate is None else f"{rate:.0%}",
+        _milliseconds(pool["latency_p50_s"]),
+        _milliseconds(pool["latency_p95_s"]),
+        pool["creations"],
+        pool["failures"],
+    )
+
+
+def _milliseconds(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds * 1000:.1f} ms"

@@ -1,0 +1,32 @@
+"""How a request to a worker fails. What matters to the caller is whether it may send the request again.
+
+These are not WarrenErrors, because no client sees them: the router and `PeerCalls` translate them.
+"""
+
+
+class ForwardingFailed(Exception):
+    """`reason` is a short sentence for logs and responses; it names no address and no header."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Unreachable(ForwardingFailed):
+    """No connection was made, so the worker has seen nothing. The request may be sent to another worker."""
+
+
+class Broken(ForwardingFailed):
+    """The connection ended after at least a part of the request was sent: the worker may have done it or not.
+
+    Also raised when the response is not valid HTTP, or breaks off.
+    """
+
+
+class Refused(ForwardingFailed):
+    """A worker refused a WebSocket with a status that the caller asked to handle itself. It is safe to try another."""
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        super().__init__(f"the worker refused with {status}")
+        self.status = status
+        self.headers = headers

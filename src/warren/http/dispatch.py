@@ -1,0 +1,248 @@
+"""Performs the operations of the table (model/api.py) for HTTP requests.
+
+The dispatcher finds a request's operation by its method and path, checks the caller's scope, reads the arguments as the
+operation's handler declares them, and turns the result into an answer. All other requests go on to the FastAPI app,
+which has a route for each operation too (routes/operations.py), for the OpenAPI document and for wrong methods.
+"""
+
+import asyncio
+import re
+import urllib.parse
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
+from typing import Any, Final, TypeVar
+
+import anyio
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from warren.http.context import Context, answer, check_scope
+from warren.http.event_streams import EVENT_STREAM, stream_events
+from warren.http.problems import invalid_arguments, problem
+from warren.http.routes import e2b, flat
+from warren.http.server.http_guard import StreamedAnswer
+from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Reads
+from warren.model.errors import InvalidRequest, RangeNotSatisfiable
+from warren.model.session import MAX_KEY
+from warren.model.strict_json import read_json
+from warren.sessions.operations import commands, files, processes, sessions
+from warren.sessions.operations.call import ByteRange, BytesHead, Call, Handler, Reply, perform, perform_stream
+
+T = TypeVar("T")
+
+FINDER: Final = OperationFinder(row for row in OPERATIONS.values() if row.answers is not Answers.SOCKET)
+HANDLERS: Final = {
+    handler.name: handler for module in (sessions, commands, processes, files, flat, e2b) for handler in module.HANDLERS
+}
+_RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+_WATCH_AFTER_S: Final = 0.25
+
+
+class Dispatcher:
+    def __init__(self, app: ASGIApp, context: Context) -> None:
+        self._app = app
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = FINDER.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        operation, scope["path_params"] = found
+        scope["action"] = operation.name
+        response = await respond(HANDLERS[operation.name], self._context, Request(scope, receive))
+        await response(scope, receive, send)
+
+
+def takes_stream(scope: Scope) -> bool:
+    """Whether the body of a request may be of any length, because it is read as it comes."""
+    found = FINDER.find(scope["method"], scope["path"])
+    return found is not None and found[0].takes_stream
+
+
+async def respond(handler: Handler, context: Context, request: Request) -> Response:
+    operation, caller = handler.operation, request.scope["caller"]
+    check_scope(caller, operation.scope)
+    call = Call(context, caller.tenant, **request.path_params, base_url=str(request.base_url))
+    errors: list[dict[str, Any]] = []
+    arguments: list[Any] = []
+    if handler.query is not None:
+        arguments.append(_validated(handler.query, _query_values(request.scope), "query", errors))
+    if handler.headers:
+        errors.extend(_read_headers(handler, call, request))
+    if handler.body is not None:
+        arguments.append(await _read_body(handler.body, operation, request, errors))
+    elif operation.takes_stream:
+        call.content_type = request.headers.get("content-type", "")
+        call.fields = dict(request.query_params)
+        arguments.append(_data(request))
+    if errors:
+        return invalid_arguments(errors)
+    if operation.answers is Answers.EVENTS or _wants_events(operation, request, arguments):
+        return await stream_events(perform_stream(handler, call, *arguments))
+    if operation.answers is Answers.BYTES:
+        return await _bytes_answer(perform_stream(handler, call, *arguments), handler, call)
+    work = perform(handler, call, *arguments)
+    result = await unless_gone(request, work) if operation.watched else await work
+    if isinstance(result, AsyncGenerator):
+        return await _bytes_answer(result, handler, call)
+    if isinstance(result, Reply):
+        return answer(result.values, result.status, result.headers)
+    return Response(status_code=operation.status) if result is None else answer(result, operation.status)
+
+
+# -- arguments
+
+
+def _validated(model: type[BaseModel], values: Any, where: str, errors: list[dict[str, Any]]) -> BaseModel | None:
+    try:
+        return model.model_validate(values)
+    except ValidationError as exc:
+        errors.extend({**error, "loc": (where, *error["loc"])} for error in exc.errors())
+        return None
+
+
+def _query_values(scope: Scope) -> dict[str, Any]:
+    """Of a parameter that came several times the last one counts, unless it is one of those that are lists."""
+    raw: str = scope["query_string"].decode("latin-1")
+    values: dict[str, Any] = {}
+    if not raw:
+        return values
+    for name, value in urllib.parse.parse_qsl(raw, keep_blank_values=True, errors="surrogateescape"):
+        if name in sessions.LISTS:
+            values.setdefault(name, []).append(_as_text(value))
+        else:
+            values[name] = value if name in files.PATHS else _as_text(value)
+    return values
+
+
+def _as_text(value: str) -> str:
+    return value if value.isascii() else value.encode(errors="surrogateescape").decode(errors="replace")
+
+
+def _read_headers(handler: Handler, call: Call, request: Request) -> Iterable[dict[str, Any]]:
+    headers = request.headers
+    if "idempotency_key" in handler.headers:
+        call.key = headers.get("idempotency-key", "")
+        if len(call.key) > MAX_KEY:
+            yield {"type": "string_too_long", "loc": ("header", "Idempotency-Key"), "ctx": {"max_length": MAX_KEY}}
+    if "last_event_id" in handler.headers:
+        call.last_event_id = headers.get("last-event-id", "")
+    if "range" in handler.headers and (text := headers.get("range", "")):
+        call.byte_range = read_range(text)
+
+
+def read_range(text: str) -> ByteRange:
+    match = _RANGE.fullmatch(text)
+    if match is None or not (match[1] or match[2]):
+        raise InvalidRequest(
+            f"the range {text[:80]!r} is not understood", remedy="bytes=FROM-, bytes=FROM-TO or bytes=-LAST"
+        )
+    part = ByteRange(int(match[1]) if match[1] else None, int(match[2]) if match[2] else None)
+    if part.first is not None and part.last is not None and part.last < part.first:
+        raise InvalidRequest(f"the range {text!r} ends before it begins")
+    return part
+
+
+async def _read_body(
+    model: type[BaseModel], operation: Operation, request: Request, errors: list[dict[str, Any]]
+) -> BaseModel | None:
+    data = await request.body()
+    values = read_json(data) if data else None
+    if values is not None:
+        return _validated(model, values, "body", errors)
+    if operation.reads is Reads.JSON:
+        errors.append({"type": "missing", "loc": ("body",)})
+    return None
+
+
+async def _data(request: Request) -> AsyncIterator[bytes]:
+    """The body as it comes. A client that goes away in the middle fails the operation it is for."""
+    try:
+        async for part in request.stream():
+            if part:
+                yield part
+    except ClientDisconnect:
+        raise InvalidRequest("the client went away in the middle of the body") from None
+
+
+def _wants_events(operation: Operation, request: Request, arguments: list[Any]) -> bool:
+    if operation.answers is not Answers.VALUE_OR_EVENTS:
+        return False
+    return EVENT_STREAM in request.headers.get("accept", "") or getattr(arguments[-1], "stream", False)
+
+
+# -- answers
+
+
+async def _bytes_answer(source: AsyncGenerator[BytesHead | bytes, None], handler: Handler, call: Call) -> Response:
+    """The first item says what follows; an error before it is answered like any other."""
+    head = await anext(source)
+    assert isinstance(head, BytesHead)
+    headers, status = {}, 200
+    if head.size is not None:
+        headers = {"X-File-Size": str(head.size), "Accept-Ranges": "bytes"}
+    if head.end is not None:
+        if head.start >= head.end:
+            await source.aclose()
+            return _no_such_range(head)
+        headers["Content-Range"], status = f"bytes {head.start}-{head.end - 1}/{head.size}", 206
+    return StreamedAnswer(_only_bytes(source), status, headers, handler.media_type)
+
+
+def _no_such_range(head: BytesHead) -> Response:
+    message = f"the file has {head.size} bytes, and none in the range that was asked for"
+    response = problem(RangeNotSatisfiable(message, remedy="ask for a part it has"))
+    response.headers["Content-Range"] = f"bytes */{head.size}"
+    return response
+
+
+async def _only_bytes(source: AsyncGenerator[Any, None]) -> AsyncIterator[bytes]:
+    try:
+        async for part in source:
+            yield part
+    finally:
+        with anyio.CancelScope(shield=True):
+            await source.aclose()
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result; a caller that goes away meanwhile cancels the work. What is quick is not watched."""
+    watch = _Watch(request)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not watch.gone:
+            raise
+        watch.task.uncancel()
+        raise ClientDisconnect from None
+    finally:
+        watch.end()
+
+
+class _Watch:
+    """Cancels the task that made it when the caller goes away. Looks only after a while: most are done before."""
+
+    def __init__(self, request: Request) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        self.gone = False
+        self._request = request
+        self._watching: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._begin)
+
+    def _begin(self) -> None:
+        self._watching = asyncio.create_task(self._until_gone(), name="is the caller still there?")
+
+    async def _until_gone(self) -> None:
+        while (await self._request.receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self.task.cancel()
+
+    def end(self) -> None:
+        self._timer.cancel()
+        if self._watching is not None and not self.gone:
+            self._watching.cancel()

@@ -1,0 +1,174 @@
+"""The operations of the table without HTTP: the same handlers, the same checks, the same answers.
+
+Everything here runs on the event loop of the service (engine.py).
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from typing import Any
+
+from warren.interfaces.sandbox import Process
+from warren.model.errors import InvalidRequest, RangeNotSatisfiable
+from warren.model.operations import TerminalSize
+from warren.model.session import DEFAULT_TENANT
+from warren.sessions.listing import figures
+from warren.sessions.operations import commands, files, processes, sessions
+from warren.sessions.operations.call import (
+    ByteRange,
+    BytesHead,
+    Call,
+    Handler,
+    OperationContext,
+    Reply,
+    Values,
+    perform,
+    perform_stream,
+)
+from warren.sessions.operations.socket_messages import apply_message, read_message
+from warren.sessions.output_events import with_keepalives
+from warren.sessions.schemas import end_view
+from warren.sessions.terminals import open_terminal
+from warren.sessions.validation import validated
+
+HANDLERS = {handler.name: handler for module in (sessions, commands, processes, files) for handler in module.HANDLERS}
+
+
+class LocalCalls:
+    """What the SDK's backends ask for (warren/sdk/aio/backend.py)."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+        self.threadless: list[str] = []  # sessions without a thread that were made here, the last one first
+
+    async def call(
+        self, operation: str, session_id: str = "", *, key: str = "", work_s: float = 0.0, **arguments: Any
+    ) -> Values | None:
+        handler = HANDLERS[operation]
+        # A key is for a connection that breaks. Here none does: a caller that goes away ends what it began.
+        call = self._new_call(handler, session_id, arguments, "" if operation == "create_session" else key)
+        result = await perform(handler, call, *_arguments(handler, arguments))
+        values: Values | None = result.values if isinstance(result, Reply) else result
+        if operation == "create_session" and values is not None and not values["thread_id"]:
+            self.threadless.insert(0, values["session_id"])
+        elif operation == "delete_session" and session_id in self.threadless:
+            self.threadless.remove(session_id)
+        return values
+
+    async def events(
+        self, operation: str, session_id: str, **arguments: Any
+    ) -> AsyncGenerator[tuple[str, Values], None]:
+        handler = HANDLERS[operation]
+        call = self._new_call(handler, session_id, arguments)
+        async with contextlib.aclosing(perform_stream(handler, call, *_arguments(handler, arguments))) as source:
+            async for event in source:
+                if event is not None:
+                    yield event.kind, event.values
+
+    @contextlib.asynccontextmanager
+    async def download(
+        self, operation: str, session_id: str, *, offset: int = 0, length: int | None = None, **arguments: Any
+    ) -> AsyncIterator[tuple[int, AsyncGenerator[bytes, None]]]:
+        handler = HANDLERS[operation]
+        call = self._new_call(handler, session_id, arguments)
+        if offset or length is not None:
+            call.byte_range = ByteRange(offset, None if length is None else offset + length - 1)
+        async with contextlib.aclosing(perform_stream(handler, call, *_arguments(handler, arguments))) as source:
+            head = await anext(source)
+            assert isinstance(head, BytesHead)
+            if head.end is not None and head.start >= head.end:
+                raise RangeNotSatisfiable(f"the file has {head.size} bytes, and none from {head.start} on")
+            yield head.size or 0, source
+
+    async def upload(
+        self, operation: str, session_id: str, data: bytes | AsyncIterable[bytes], **arguments: Any
+    ) -> Values:
+        handler = HANDLERS[operation]
+        call = self._new_call(handler, session_id, arguments)
+        written: Values = await perform(handler, call, *_arguments(handler, arguments), data)
+        return written
+
+    @contextlib.asynccontextmanager
+    async def socket(
+        self, operation: str, session_id: str, *, rows: int = 24, columns: int = 80, offset: int = 0, **how: Any
+    ) -> AsyncIterator["LocalSocket"]:
+        assert operation == "terminal_socket"
+        size = TerminalSize(rows, columns)
+        if offset < 0:
+            raise InvalidRequest(f"an offset of {offset} cannot be")
+        call = Call(self._context, DEFAULT_TENANT, session_id)
+        async with call.using(counts=False):
+            process = await open_terminal(call.session, call.sandbox, size, **how)
+            await call.sessions.note_use(DEFAULT_TENANT, session_id)
+            socket = LocalSocket(self._context, session_id, process, offset)
+            try:
+                yield socket
+            finally:
+                await socket.close()
+
+    async def stats(self) -> Values:
+        return dict(await figures(self._context.sessions))
+
+    def _new_call(self, handler: Handler, session_id: str, arguments: Values, key: str = "") -> Call:
+        call = Call(self._context, DEFAULT_TENANT, session_id, key=key)
+        if "process_id" in handler.operation.names_in_path:
+            call.process_id = arguments.pop("process_id")
+        return call
+
+
+def _arguments(handler: Handler, values: Values) -> list[Any]:
+    """The query and the body that the handler takes, from the arguments of a call."""
+    given = {name: value for name, value in values.items() if value is not None}
+    found: list[Any] = []
+    if handler.query is not None:
+        fields = handler.query.model_fields
+        taken = {name: given.pop(name) for name in list(given) if handler.body is None or name in fields}
+        found.append(validated(handler.query, taken))
+    if handler.body is not None:
+        found.append(validated(handler.body, given))
+    return found
+
+
+class LocalSocket:
+    """A terminal's messages as a WebSocket would carry them."""
+
+    def __init__(self, context: OperationContext, session_id: str, process: Process, offset: int) -> None:
+        self._context, self._session_id, self._process = context, session_id, process
+        self._first: str | None = json.dumps({"type": "started", "process_id": process.id, "offset": offset})
+        self._chunks = with_keepalives(process.output(offset), context.keepalive_s)
+        self._next: asyncio.Task[Any] | None = None
+        self._ended = False
+
+    async def send(self, message: str | bytes) -> None:
+        await self._context.sessions.note_use(DEFAULT_TENANT, self._session_id)
+        if isinstance(message, bytes):
+            await self._process.write(message)
+        else:
+            await apply_message(self._process, read_message(message))
+
+    async def receive(self, timeout_s: float | None = None) -> str | bytes | None:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        while not self._ended:
+            if self._next is None:
+                self._next = asyncio.ensure_future(anext(self._chunks, False))
+            done, _ = await asyncio.wait([self._next], timeout=timeout_s)
+            if not done:
+                raise TimeoutError("nothing came in time")
+            chunk, self._next = self._next.result(), None
+            if chunk is False:
+                self._ended = True
+                return json.dumps({"type": "result", **end_view(await self._process.wait())})
+            if chunk is not None:
+                data: bytes = chunk.data
+                return data
+        return None
+
+    async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait([self._next])
+        if isinstance(self._chunks, AsyncGenerator):
+            await self._chunks.aclose()

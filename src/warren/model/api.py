@@ -1,0 +1,284 @@
+"""The API as a table: one row for each operation on sessions.
+
+A row says what everybody but the operation's own code must know of it. Servers make routes of the rows, coordinators
+find out from them which session a request is about, the audit record takes its action names from them, the clients
+their requests, and the local mode performs them without HTTP. What an operation does, and the arguments it takes, is
+the business of its handler (`warren.sessions.operations`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from warren.model.access import Scope
+
+
+class Answers(Enum):
+    """What comes back: one JSON value, nothing (204), events as they happen, either of the two as the caller asks, the
+    bytes of a file, or a WebSocket."""
+
+    VALUE = "value"
+    NOTHING = "nothing"
+    EVENTS = "events"
+    VALUE_OR_EVENTS = "value or events"
+    BYTES = "bytes"
+    SOCKET = "socket"
+
+
+class Reads(Enum):
+    """How the body of a request is read. JSON is taken under any content type, because `curl -d` calls it a form."""
+
+    NOTHING = "nothing"
+    JSON = "json"
+    OPTIONAL_JSON = "optional json"
+    RAW = "raw"
+    FORM = "form"
+
+
+class SessionIn(Enum):
+    """Where a request names its session. For QUERY, JSON and FORM the fields are `session_id` and `thread_id`; a HEADER
+    and the HOST name are named by the row's `session_name`."""
+
+    PATH = "path"
+    QUERY = "query"
+    JSON = "json"
+    FORM = "form"
+    HEADER = "header"
+    HOST = "host"
+    NOWHERE = "nowhere"
+
+
+class Makes(Enum):
+    """Whether a request makes a session: always, or for a thread that has none."""
+
+    NOTHING = "nothing"
+    SESSION = "session"
+    THREAD_SESSION = "session of a thread"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`name` is the operation's id in the OpenAPI document and its action in the audit record.
+
+    `counts`: performing it keeps the session alive. `in_sandbox`: its handler is given the session's sandbox.
+    `watched`: it is cancelled when its caller goes away. `repeatable`: a client may send it again when it cannot know
+    whether it arrived. `audited` are the arguments that the audit record shows, each under the name it has there.
+    `in_query` are the arguments that travel in the query although the others are a JSON body. `session_name` is the
+    header, or the pattern of host names whose first group is the session id.
+    """
+
+    name: str
+    method: str
+    path: str
+    scope: Scope
+    summary: str
+    answers: Answers = Answers.VALUE
+    reads: Reads = Reads.NOTHING
+    session_in: SessionIn = SessionIn.PATH
+    makes: Makes = Makes.NOTHING
+    status: int = 200
+    counts: bool = True
+    in_sandbox: bool = True
+    watched: bool = False
+    repeatable: bool = False
+    audited: tuple[tuple[str, str], ...] = ()
+    in_query: tuple[str, ...] = ()
+    session_name: str = ""
+
+    @property
+    def names_in_path(self) -> list[str]:
+        return [part[1:-1] for part in self.path.split("/") if part.startswith("{")]
+
+    @property
+    def takes_stream(self) -> bool:
+        """Whether the body may be of any length and is read as it comes."""
+        return self.reads in (Reads.RAW, Reads.FORM)
+
+    @property
+    def tag(self) -> str:
+        """The group of the OpenAPI document that the operation is in."""
+        if self.path.startswith("/api/e2b"):
+            return "e2b"
+        if not self.path.startswith("/api/"):
+            return "flat"
+        part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
+        return {"processes": "processes", "files": "files", "exec": "commands"}.get(part, "sessions")
+
+
+SESSION: Final = "/api/sessions/{session_id}"
+_PROCESSES: Final = f"{SESSION}/processes"
+_PROCESS: Final = f"{SESSION}/processes/{{process_id}}"
+_FILES: Final = f"{SESSION}/files"
+_PATH: Final = (("path", "path"),)
+
+_ROWS: Final = (
+    Operation(
+        "create_session", "POST", "/api/sessions", Scope.SESSIONS, "Create a session, or get the thread's",
+        reads=Reads.OPTIONAL_JSON, session_in=SessionIn.JSON, makes=Makes.SESSION, status=201, in_sandbox=False,
+        watched=True,
+    ),
+    Operation(
+        "list_sessions", "GET", "/api/sessions", Scope.READ, "List your sessions", session_in=SessionIn.NOWHERE,
+        in_sandbox=False,
+    ),
+    Operation("get_session", "GET", SESSION, Scope.READ, "Show a session", in_sandbox=False),
+    Operation(
+        "delete_session", "DELETE", SESSION, Scope.SESSIONS, "End a session and destroy its sandbox", in_sandbox=False
+    ),
+    Operation(
+        "keep_session_alive", "POST", f"{SESSION}/keep-alive", Scope.SESSIONS, "Start the idle clock anew",
+        in_sandbox=False, repeatable=True,
+    ),
+    Operation(
+        "change_session", "PATCH", SESSION, Scope.SESSIONS, "Change time-outs and metadata", reads=Reads.JSON,
+        in_sandbox=False,
+    ),
+    # -- commands
+    Operation(
+        "run_command", "POST", f"{SESSION}/exec", Scope.EXEC, "Run a command", Answers.VALUE_OR_EVENTS,
+        reads=Reads.JSON, in_sandbox=False, watched=True, in_query=("encoding",),
+    ),
+    Operation(
+        "exec_socket", "WEBSOCKET", f"{SESSION}/exec", Scope.EXEC, "Run a command over a WebSocket", Answers.SOCKET
+    ),
+    # -- processes
+    Operation(
+        "start_process", "POST", _PROCESSES, Scope.EXEC, "Start a command in the background", reads=Reads.JSON,
+        status=201,
+    ),
+    Operation("list_processes", "GET", _PROCESSES, Scope.READ, "List commands and terminals", counts=False),
+    Operation("get_process", "GET", _PROCESS, Scope.READ, "Show a command or terminal", counts=False),
+    Operation(
+        "read_output", "GET", f"{_PROCESS}/output", Scope.READ, "Read its output from an offset on",
+        Answers.VALUE_OR_EVENTS, counts=False, watched=True,
+    ),
+    Operation(
+        "wait_for_process", "GET", f"{_PROCESS}/wait", Scope.READ, "Wait for its end", counts=False, watched=True
+    ),
+    Operation(
+        "write_stdin", "POST", f"{_PROCESS}/stdin", Scope.EXEC, "Write to its standard input", Answers.NOTHING,
+        reads=Reads.JSON, status=204,
+    ),
+    Operation(
+        "send_signal", "POST", f"{_PROCESS}/signal", Scope.EXEC, "Send it a signal", Answers.NOTHING, reads=Reads.JSON,
+        status=204,
+    ),
+    Operation(
+        "resize_terminal", "POST", f"{_PROCESS}/resize", Scope.EXEC, "Change the size of its terminal",
+        Answers.NOTHING, reads=Reads.JSON, status=204, counts=False,
+    ),
+    Operation(
+        "kill_process", "POST", f"{_PROCESS}/kill", Scope.EXEC, "End it and everything it started",
+        reads=Reads.OPTIONAL_JSON, repeatable=True,
+    ),
+    Operation(
+        "forget_process", "DELETE", _PROCESS, Scope.EXEC, "End it and forget its output", Answers.NOTHING, status=204
+    ),
+    Operation(
+        "attach_socket", "WEBSOCKET", f"{_PROCESS}/attach", Scope.EXEC, "Attach to a command over a WebSocket",
+        Answers.SOCKET, counts=False,
+    ),
+    Operation(
+        "terminal_socket", "WEBSOCKET", f"{SESSION}/terminal", Scope.EXEC, "Open a terminal over a WebSocket",
+        Answers.SOCKET, counts=False,
+    ),
+    # -- files
+    Operation("list_files", "GET", _FILES, Scope.FILES, "List a directory", audited=_PATH),
+    Operation("stat_file", "GET", f"{_FILES}/stat", Scope.FILES, "Show a file or directory", audited=_PATH),
+    Operation("read_file", "GET", f"{_FILES}/content", Scope.FILES, "Read a file", Answers.BYTES, audited=_PATH),
+    Operation(
+        "write_file", "PUT", f"{_FILES}/content", Scope.FILES, "Write a file", reads=Reads.RAW, status=201,
+        audited=_PATH,
+    ),
+    Operation(
+        "make_directory", "POST", f"{_FILES}/mkdir", Scope.FILES, "Make a directory", reads=Reads.JSON, status=201,
+        audited=_PATH,
+    ),
+    Operation(
+        "move_file", "POST", f"{_FILES}/move", Scope.FILES, "Move or rename", reads=Reads.JSON,
+        audited=(("source", "path"), ("target", "target")),
+    ),
+    Operation(
+        "remove_file", "DELETE", _FILES, Scope.FILES, "Remove a file or directory", Answers.NOTHING, status=204,
+        audited=_PATH,
+    ),
+    Operation(
+        "read_archive", "GET", f"{_FILES}/archive", Scope.FILES, "Read a tree as a tar", Answers.BYTES, audited=_PATH
+    ),
+    Operation(
+        "write_archive", "PUT", f"{_FILES}/archive", Scope.FILES, "Write a tree from a tar", reads=Reads.RAW,
+        status=201, audited=_PATH,
+    ),
+    Operation(
+        "watch_files", "GET", f"{_FILES}/watch", Scope.FILES, "Watch for changes", Answers.EVENTS, counts=False,
+        audited=_PATH,
+    ),
+    # -- the flat endpoints: the same in the words of older clients
+    Operation(
+        "flat_create_session", "POST", "/create_session", Scope.SESSIONS, "Create a session",
+        reads=Reads.OPTIONAL_JSON, session_in=SessionIn.JSON, makes=Makes.SESSION, in_sandbox=False, watched=True,
+    ),
+    Operation(
+        "flat_execute", "POST", "/execute", Scope.EXEC, "Run a command in bash", reads=Reads.JSON,
+        session_in=SessionIn.JSON, makes=Makes.THREAD_SESSION, in_sandbox=False, watched=True,
+    ),
+    Operation(
+        "flat_upload_file", "POST", "/upload_file", Scope.FILES, "Upload a file", reads=Reads.FORM,
+        session_in=SessionIn.FORM, makes=Makes.THREAD_SESSION, in_sandbox=False,
+    ),
+    Operation(
+        "flat_download_file", "GET", "/download_file", Scope.FILES, "Download a file", Answers.BYTES,
+        session_in=SessionIn.QUERY, in_sandbox=False,
+    ),
+    Operation(
+        "flat_list_files", "GET", "/list_files", Scope.FILES, "List a directory", session_in=SessionIn.QUERY,
+        in_sandbox=False,
+    ),
+    Operation(
+        "flat_cleanup", "POST", "/cleanup", Scope.SESSIONS, "End a session and destroy its sandbox", reads=Reads.JSON,
+        session_in=SessionIn.JSON, in_sandbox=False,
+    ),
+    Operation(
+        "flat_list_sessions", "GET", "/sessions", Scope.READ, "List your sessions", session_in=SessionIn.NOWHERE,
+        in_sandbox=False,
+    ),
+    # -- code and files in the words of E2B-style clients
+    Operation(
+        "e2b_execute", "POST", "/api/e2b/execute", Scope.EXEC, "Run code", reads=Reads.JSON,
+        session_in=SessionIn.JSON, in_sandbox=False, watched=True,
+    ),
+    Operation(
+        "e2b_read_files", "GET", "/api/e2b/files/{session_id}", Scope.FILES,
+        "List the workspace, or read a file of it", in_sandbox=False,
+    ),
+    Operation(
+        "e2b_write_file", "POST", "/api/e2b/files", Scope.FILES, "Write a file", reads=Reads.JSON,
+        session_in=SessionIn.JSON, status=201, in_sandbox=False,
+    ),
+)  # fmt: skip
+OPERATIONS: Final = {row.name: row for row in _ROWS}
+
+
+class OperationFinder:
+    """Finds the operation of a request by its method and path. A WebSocket's method is WEBSOCKET."""
+
+    def __init__(self, operations: Iterable[Operation] = _ROWS) -> None:
+        self._rows: dict[tuple[str, str], Operation] = {}
+        self._shapes: dict[int, list[dict[int, str]]] = {}  # by number of parts: where the parameters are
+        for row in operations:
+            parts = row.path.split("/")
+            named = {at: part[1:-1] for at, part in enumerate(parts) if part.startswith("{")}
+            self._rows[row.method, "/".join("{}" if at in named else part for at, part in enumerate(parts))] = row
+            shapes = self._shapes.setdefault(len(parts), [])
+            if named not in shapes:
+                shapes.append(named)
+
+    def find(self, method: str, path: str) -> tuple[Operation, dict[str, str]] | None:
+        """The operation and the parameters in the path."""
+        parts = path.split("/")
+        for named in self._shapes.get(len(parts), ()):
+            row = self._rows.get((method, "/".join("{}" if at in named else part for at, part in enumerate(parts))))
+            if row is not None and all(parts[at] for at in named):
+                return row, {name: parts[at] for at, name in named.items()}
+        return None

@@ -1,0 +1,96 @@
+"""JSON read strictly.
+
+NaN, numbers that are too large, lone surrogates, nesting without end and lists without end are refused before anything
+is made of them: each would break an answer or a handler later on, or cost everybody time.
+"""
+
+import json
+import math
+import re
+from itertools import accumulate
+from typing import Any, NoReturn
+
+from warren.model.errors import InvalidJson, TooLarge
+
+MAX_DEPTH = 100
+MAX_VALUES = 50_000
+_SHOWN = 60
+
+
+def read_json(body: bytes) -> Any:
+    """The value, or `InvalidJson` saying what is wrong and where."""
+    _refuse_too_much(body)
+    try:
+        value = _DECODER.decode(body.decode("utf-8-sig"))
+    except UnicodeDecodeError as exc:
+        raise InvalidJson(f"the body is not valid UTF-8: byte {exc.start} is 0x{body[exc.start]:02x}") from exc
+    except json.JSONDecodeError as exc:
+        raise json_error(exc) from exc
+    except ValueError as exc:  # a number of more than 4,300 digits
+        raise InvalidJson("the JSON in the body holds a number that is too long") from exc
+    if _SURROGATE.search(body):
+        _refuse_lone_surrogates(value)
+    return value
+
+
+def _refuse_too_much(body: bytes) -> None:
+    """Before anything is made of it, and soon: everybody waits. Text may hold any number of commas and brackets."""
+    if body.count(b'"') - body.count(b'\\"') > 4 * (MAX_VALUES + 1):  # each value may be a text and have a name
+        raise too_deep() if _is_deep(_STRINGS.sub(b"", body[: 64 * MAX_DEPTH])) else _too_many()
+    containers = body.count(b"[") + body.count(b"{")
+    if body.count(b",") < MAX_VALUES and containers <= MAX_DEPTH:
+        return
+    bare = _STRINGS.sub(b"", body)
+    if _is_deep(bare):
+        raise too_deep()
+    if bare.count(b",") >= MAX_VALUES or bare.count(b"[") + bare.count(b"{") > MAX_VALUES:
+        raise _too_many()
+
+
+def _too_many() -> TooLarge:
+    return TooLarge(f"the JSON in the body holds more than {MAX_VALUES} values", remedy="send large data as a file")
+
+
+def _is_deep(bare: bytes) -> bool:
+    """As far as there are not too many values anyway."""
+    brackets = bare.translate(None, _NO_BRACKETS)[: 2 * MAX_VALUES]
+    return any(map(MAX_DEPTH.__lt__, accumulate(map(_STEPS.__getitem__, brackets))))
+
+
+def _refuse_lone_surrogates(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidJson("the JSON in the body holds half of a surrogate pair, which is no character") from exc
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise InvalidJson(f"the JSON in the body holds {name}, which JSON does not know")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise InvalidJson(f"the JSON in the body holds {shortened(text)}, which is too large")
+    return value
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+_NO_BRACKETS = bytes(set(range(256)) - _STEPS.keys())
+
+
+def json_error(exc: json.JSONDecodeError) -> InvalidJson:
+    return InvalidJson(
+        f"the body is not valid JSON: {exc.msg.removesuffix(' at')} at line {exc.lineno}, column {exc.colno}"
+    )
+
+
+def too_deep() -> InvalidJson:
+    return InvalidJson(f"the JSON in the body is nested too deeply: at most {MAX_DEPTH} levels are taken")
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"

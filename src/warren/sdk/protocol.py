@@ -1,0 +1,258 @@
+"""The HTTP protocol of the clients, without any I/O: both transports are built from these parts.
+
+Addresses, requests, error responses as exceptions, which request may be repeated and when, events of a stream.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any, Final, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+from warren.model.errors import (
+    InvalidRequest,
+    LimitReached,
+    NoCapacity,
+    NotFound,
+    ProtocolError,
+    ServerUnreachable,
+    Unauthorized,
+    Unavailable,
+    WarrenError,
+)
+
+IDLE_CONNECTION_S: Final = 60.0  # an idle connection is reused for this long; servers keep it open longer
+CHUNK_BYTES: Final = 256 * 1024
+CREATE_S: Final = 60.0  # creating a session may have to wait for a sandbox
+_SAFE_METHODS: Final = frozenset({"GET", "PUT", "DELETE", "HEAD"})
+
+
+@dataclass(frozen=True, slots=True)
+class TransportOptions:
+    """How long a transport waits, and how often it tries again.
+
+    `answer_timeout_s` comes on top of the time that the request itself may take. The pauses between attempts grow; a
+    server that names a pause itself (Retry-After) is obeyed, up to the longest pause.
+    """
+
+    retries: int = 3
+    first_pause_s: float = 0.1
+    longest_pause_s: float = 5.0
+    connect_timeout_s: float = 10.0
+    answer_timeout_s: float = 60.0
+
+
+DEFAULT_OPTIONS: Final = TransportOptions()
+
+
+def new_key() -> str:
+    """Makes an Idempotency-Key. The same as secrets.token_hex, without the modules that `secrets` loads."""
+    return os.urandom(16).hex()
+
+
+class Address(NamedTuple):
+    scheme: str
+    host: str
+    port: int
+    prefix: str
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.prefix}"
+
+
+def parse_address(server_url: str) -> Address:
+    try:
+        parts = urlsplit(server_url if "://" in server_url else f"http://{server_url}")
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as exc:
+        raise InvalidRequest(f"{server_url!r} is not the URL of a server: {exc}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidRequest(f"{server_url!r} is not the URL of a server", remedy="such as http://localhost:8000")
+    return Address(parts.scheme, parts.hostname, port, parts.path.rstrip("/"))
+
+
+def check_api_key(api_key: str) -> str:
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise InvalidRequest(
+            "the API key has characters that no key has", remedy="look for line breaks and blanks in WARREN_API_KEY"
+        )
+    return api_key
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to the server. `path` is already quoted; `values` become the JSON body.
+
+    `key` is the Idempotency-Key, which makes the request safe to repeat; `repeatable` says that it is safe without
+    one. `work_s` is how long the server may work on it, `byte_range` the value of the Range header.
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, Any] | None = None
+    values: Any = None
+    key: str = ""
+    accept: str = ""
+    work_s: float = 0.0
+    repeatable: bool = False
+    byte_range: str = ""
+
+    @property
+    def is_safe_to_repeat(self) -> bool:
+        return self.repeatable or bool(self.key) or self.method in _SAFE_METHODS
+
+    @property
+    def target(self) -> str:
+        """The path with its query string; parameters that are None are left out."""
+        parameters = [
+            (name, _query_text(each))
+            for name, value in (self.query or {}).items()
+            if value is not None
+            for each in (value if isinstance(value, list | tuple) else [value])
+        ]
+        encoded = urlencode(parameters, errors="surrogateescape")
+        return f"{self.path}?{encoded}" if encoded else self.path
+
+    def headers(self, api_key: str) -> dict[str, str]:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        if self.values is not None:
+            headers["Content-Type"] = "application/json"
+        if self.key:
+            headers["Idempotency-Key"] = self.key
+        if self.accept:
+            headers["Accept"] = self.accept
+        if self.byte_range:
+            headers["Range"] = self.byte_range
+        return headers
+
+    @property
+    def body(self) -> bytes | None:
+        return None if self.values is None else json.dumps(self.values).encode()
+
+
+def _query_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# -- responses and errors
+
+
+def parse_response(status: int, body: bytes, retry_after: str | None = None) -> Any:
+    """Returns the JSON of a response; raises an error response as the exception that the server raised."""
+    if not 200 <= status < 300:
+        raise error_from_response(status, body, retry_after)
+    try:
+        return json.loads(body) if body else None
+    except ValueError:
+        raise _foreign_response(status, body) from None
+
+
+def error_from_response(status: int, body: bytes, retry_after: str | None = None) -> WarrenError:
+    try:
+        problem = json.loads(body)
+        code, detail, remedy = problem["code"], problem["detail"], problem.get("remedy", "")
+    except (ValueError, KeyError, TypeError):
+        return _foreign_response(status, body)
+    kind = WarrenError.by_code.get(code, WarrenError)
+    seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
+    return kind(detail, remedy=remedy, retry_after_s=seconds)
+
+
+def _foreign_response(status: int, body: bytes) -> WarrenError:
+    """The error for a response of a proxy, or of a server that is not Warren."""
+    text = body[:200].decode(errors="replace").strip()
+    message = f"the server answered {status}, and not as Warren does: {text or 'nothing'}"
+    if status == 401:
+        return Unauthorized(message, remedy="set WARREN_API_KEY, or give api_key")
+    if status in (502, 503, 504):
+        return Unavailable(message)
+    return ProtocolError(message, remedy="check the URL of the server")
+
+
+def error_from_event(values: Mapping[str, Any]) -> WarrenError:
+    """The exception for an `error` event of a stream or a socket."""
+    kind = WarrenError.by_code.get(values.get("code", ""), WarrenError)
+    return kind(values.get("detail", "the stream ended with an error"), remedy=values.get("remedy", ""))
+
+
+def unreachable(address: Address, exc: BaseException) -> ServerUnreachable:
+    reason = str(exc) or type(exc).__name__
+    remedy = "is it running? Start one with `warren serve`"
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        remedy = "if an authority of your own signed its certificate, name that authority's file in SSL_CERT_FILE"
+    return ServerUnreachable(f"the server at {address.url} cannot be reached: {reason}", remedy=remedy)
+
+
+def connection_lost(address: Address, request: Request, exc: BaseException) -> ServerUnreachable:
+    timed_out = isinstance(exc, TimeoutError)
+    reason = "no answer came in time" if timed_out else str(exc) or type(exc).__name__
+    hint = "" if request.is_safe_to_repeat else "; exactly_once=True makes it safe to repeat"
+    return ServerUnreachable(
+        f"the connection to {address.url} broke during {request.method} {request.path}: {reason}",
+        remedy=f"the server may or may not have done it{hint}",
+    )
+
+
+# -- repetition
+
+
+def pause_before_retry(attempt: int, request: Request, error: WarrenError, options: TransportOptions) -> float | None:
+    """Returns how long to wait before the next attempt; None if there must not be one.
+
+    Errors that follow a long wait, in the server or here, are not repeated: that would only make the wait longer.
+    """
+    has_waited = isinstance(error, (NoCapacity, LimitReached)) or isinstance(error.__cause__, TimeoutError)
+    if not request.is_safe_to_repeat or attempt >= options.retries or has_waited or not error.retryable:
+        return None
+    pause_s = error.retry_after_s if error.retry_after_s is not None else options.first_pause_s * 4**attempt
+    return min(pause_s, options.longest_pause_s)
+
+
+def is_already_deleted(attempt: int, request: Request, error: WarrenError) -> bool:
+    """Whether a repeated DELETE finds nothing because the attempt before it succeeded."""
+    return attempt > 0 and request.method == "DELETE" and isinstance(error, NotFound)
+
+
+# -- streams
+
+
+class EventParser:
+    """Turns the bytes of server-sent events into pairs of name and values, however the bytes are cut."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+        *whole, self._rest = (self._rest + data).split(b"\n\n")
+        for block in whole:
+            name, values = "", ""
+            for line in block.decode().split("\n"):
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    values = line[6:]
+            if name:
+                yield name, json.loads(values)
+
+
+def read_chunks(source: Iterable[bytes] | IO[bytes]) -> Iterator[bytes]:
+    """Yields the bytes of an open file in chunks of CHUNK_BYTES, or those of an iterable as they come."""
+    read = getattr(source, "read", None)
+    if read is None and not isinstance(source, Iterable):
+        raise InvalidRequest(
+            f"the data is {type(source).__name__}", remedy="give a text, bytes, an open file, or an iterable of bytes"
+        )
+    chunks: Iterable[Any] = iter(lambda: read(CHUNK_BYTES), b"") if read is not None else source
+    for chunk in chunks:
+        yield check_bytes(chunk)
+
+
+def check_bytes(chunk: Any) -> bytes:
+    if isinstance(chunk, (bytes, bytearray, memoryview)):
+        return bytes(chunk)
+    raise InvalidRequest(
+        f"a piece of the data is {type(chunk).__name__}, not bytes", remedy="open files in binary mode, encode texts"
+    )

@@ -1,0 +1,166 @@
+"""A call of an operation, and the one place that performs it, over HTTP or without.
+
+A handler is a function with its argument models. `perform` gives it the session's sandbox if its row in the table
+(model/api.py) says so, and notes for the audit record what the row says. Its arguments come in this order: the query,
+the body, the data of an upload; each only if the operation has one.
+"""
+
+import contextlib
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from warren.interfaces.sandbox import Sandbox
+from warren.model.api import OPERATIONS, Operation
+from warren.model.errors import InvalidRequest
+from warren.model.session import Session
+from warren.sessions.manager import Sessions
+from warren.sessions.output_events import close_source
+from warren.sessions.request_context import note
+
+Values = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationContext:
+    """What every operation works with. `labels` are what can be asked for of this worker."""
+
+    sessions: Sessions
+    provider: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    command_timeout_s: float = 120.0
+    max_command_timeout_s: float = 86400.0
+    keepalive_s: float = 15.0
+
+    def limited_timeout(self, timeout_s: float | None) -> float:
+        timeout_s = self.command_timeout_s if timeout_s is None else timeout_s
+        if timeout_s > self.max_command_timeout_s:
+            raise InvalidRequest(
+                f"a time-out of {timeout_s:g} s is too long: at most {self.max_command_timeout_s:g} s",
+                remedy="start it in the background: POST /api/sessions/{id}/processes",
+            )
+        return timeout_s
+
+
+class ByteRange(NamedTuple):
+    """From byte `first` to byte `last`; without a first one, the last so many bytes."""
+
+    first: int | None
+    last: int | None
+
+    def within(self, size: int) -> tuple[int, int]:
+        """Where it begins and ends in a file of this size; it is empty if it does not end after it begins."""
+        if self.first is None:
+            return max(0, size - (self.last or 0)), size
+        return self.first, size if self.last is None else min(size, self.last + 1)
+
+
+@dataclass(slots=True)
+class Call:
+    """`key` is the Idempotency-Key; `base_url` is where the caller reached the server; `fields` come with a form, but
+    in its query."""
+
+    context: OperationContext
+    tenant: str
+    session_id: str = ""
+    process_id: str = ""
+    key: str = ""
+    base_url: str = "/"
+    byte_range: ByteRange | None = None
+    last_event_id: str = ""
+    content_type: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    _in_use: tuple[Session, Sandbox] | None = None
+
+    @property
+    def sessions(self) -> Sessions:
+        return self.context.sessions
+
+    @property
+    def session(self) -> Session:
+        assert self._in_use is not None, "the operation's row has no `in_sandbox`"
+        return self._in_use[0]
+
+    @property
+    def sandbox(self) -> Sandbox:
+        assert self._in_use is not None, "the operation's row has no `in_sandbox`"
+        return self._in_use[1]
+
+    @contextlib.asynccontextmanager
+    async def using(self, *, counts: bool = True) -> AsyncIterator["Call"]:
+        async with self.sessions.using(self.tenant, self.session_id, counts=counts) as self._in_use:
+            yield self
+
+
+class Reply(NamedTuple):
+    """A value with a status other than the operation's own, or with headers."""
+
+    values: Values
+    status: int
+    headers: Mapping[str, str] = {}
+
+
+class BytesHead(NamedTuple):
+    """Comes before the bytes of an answer: how many the whole file has, if that is known, and which of them follow."""
+
+    size: int | None = None
+    start: int = 0
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """`run` performs the operation; `stream` yields its events or bytes. `result` and the rest only document it."""
+
+    name: str
+    run: Callable[..., Any] | None = None
+    stream: Callable[..., AsyncGenerator[Any, None]] | None = None
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    result: type[BaseModel] | None = None
+    other_results: Mapping[int | str, Mapping[str, Any]] = field(default_factory=dict)
+    headers: tuple[str, ...] = ()
+    media_type: str = "application/octet-stream"
+    body_schema: Mapping[str, Any] | None = None
+    body_examples: Mapping[str, Any] | None = None
+
+    @property
+    def operation(self) -> Operation:
+        return OPERATIONS[self.name]
+
+    @property
+    def description(self) -> str:
+        return inspect.getdoc(self.run or self.stream) or ""
+
+
+async def perform(handler: Handler, call: Call, *arguments: Any) -> Any:
+    assert handler.run is not None
+    operation = handler.operation
+    if operation.audited:
+        _note_arguments(operation, arguments)
+    if not operation.in_sandbox:
+        return await handler.run(call, *arguments)
+    async with call.using(counts=operation.counts):
+        return await handler.run(call, *arguments)
+
+
+async def perform_stream(handler: Handler, call: Call, *arguments: Any) -> AsyncGenerator[Any, None]:
+    assert handler.stream is not None
+    operation = handler.operation
+    if operation.audited:
+        _note_arguments(operation, arguments)
+    in_use = call.using(counts=operation.counts) if operation.in_sandbox else contextlib.nullcontext()
+    async with in_use:
+        source = handler.stream(call, *arguments)
+        try:
+            async for item in source:
+                yield item
+        finally:
+            await close_source(source)
+
+
+def _note_arguments(operation: Operation, arguments: tuple[Any, ...]) -> None:
+    note(**{shown: getattr(arguments[0], name) for name, shown in operation.audited})

@@ -1,0 +1,108 @@
+"""Commands that run to their end: the result at once, or everything they say as they say it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, Final, Literal
+
+import anyio
+from pydantic import BaseModel, Field
+
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.errors import InvalidRequest, ProcessNotFound, WarrenError
+from warren.model.operations import Command, ExecResult
+from warren.sessions.idempotency import exec_once
+from warren.sessions.operations.call import Call, Handler, Values
+from warren.sessions.output_events import Events, process_events
+from warren.sessions.request_context import note_end
+from warren.sessions.schemas import ExecBody, ExecView, data_of, exec_view
+
+Encoding = Annotated[
+    Literal["text", "base64"],
+    Field(description="How output is written: `text` replaces what is not UTF-8, `base64` gives every byte"),
+]
+EVENTS: Final[dict[str, Any]] = {"content": {"text/event-stream": {}}}
+
+
+class EncodingQuery(BaseModel):
+    encoding: Encoding = "text"
+
+
+async def run_command(call: Call, query: EncodingQuery, body: ExecBody) -> Values:
+    """Runs it to its end and answers with the result.
+
+    As a stream (`Accept: text/event-stream`) it answers with the events `started`, `output` (one for each piece,
+    with the byte offset it starts at) and `result` (or `error`), and a comment as a sign of life when nothing
+    happens. A caller that goes away ends the command, unless it gave an Idempotency-Key: then it may come back for
+    the result. A WebSocket at the same address takes the body as its first message, and standard input after it.
+    """
+    return exec_view(await run_to_end(call, body))
+
+
+async def run_to_end(call: Call, body: ExecBody) -> ExecResult:
+    stdin = data_of(body.stdin, body.stdin_base64)
+    body.timeout_s = call.context.limited_timeout(body.timeout_s)
+    if call.key:
+        session = await call.sessions.get(call.tenant, call.session_id)
+        return await exec_once(call.sessions, call.tenant, call.session_id, body.wanted(session), stdin, call.key)
+    async with call.using():
+        return await call.sandbox.exec(body.wanted(call.session), stdin)
+
+
+async def stream_command(call: Call, query: EncodingQuery, body: ExecBody) -> Events:
+    stdin = data_of(body.stdin, body.stdin_base64)
+    body.timeout_s = call.context.limited_timeout(body.timeout_s)
+    if call.key:
+        raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
+    session = await call.sessions.get(call.tenant, call.session_id)
+    command = body.wanted(session)
+    async with call.using(), foreground(call.sandbox, command, stdin) as process:
+        async for event in process_events(process, 0, query.encoding, call.context.keepalive_s, note_end):
+            yield event
+
+
+@contextlib.asynccontextmanager
+async def foreground(sandbox: Sandbox, command: Command, stdin: bytes | None) -> AsyncIterator[Process]:
+    """A command that is ended, and forgotten, with whoever follows it. `stdin` None: it stays open."""
+    process = await sandbox.start(command, follow=True)
+    feeder = asyncio.create_task(_feed(process, stdin))
+    try:
+        yield process
+    finally:
+        feeder.cancel()
+        with anyio.CancelScope(shield=True), contextlib.suppress(WarrenError):
+            await asyncio.wait([feeder])
+            await _end(sandbox, process)
+
+
+async def _feed(process: Process, stdin: bytes | None) -> None:
+    with contextlib.suppress(WarrenError):
+        if stdin:
+            await process.write(stdin)
+        if stdin is not None:
+            await process.close_stdin()
+
+
+async def _end(sandbox: Sandbox, process: Process) -> None:
+    for info in await sandbox.processes():
+        if info.id == process.id and (info.running or info.background):
+            if info.running:
+                await process.kill()
+                note_end(await process.ended())
+            return
+    with contextlib.suppress(ProcessNotFound):
+        await sandbox.forget(process.id)
+
+
+HANDLERS = (
+    Handler(
+        "run_command",
+        run_command,
+        stream_command,
+        query=EncodingQuery,
+        body=ExecBody,
+        result=ExecView,
+        other_results={200: EVENTS},
+        headers=("accept", "idempotency_key"),
+    ),
+)

@@ -1,0 +1,115 @@
+"""Sessions: created, shown, kept alive, changed, ended."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from warren.interfaces.store import Page
+from warren.model.errors import InvalidRequest
+from warren.model.session import Session, SessionState
+from warren.sessions.listing import listed, read_pairs
+from warren.sessions.operations.call import Call, Handler, OperationContext, Reply, Values
+from warren.sessions.schemas import PatchBody, SessionBody, SessionPage, SessionView, isolation_view, session_view
+
+LISTS = frozenset({"state", "metadata"})
+"""Query parameters that may come several times."""
+
+
+class SessionsQuery(BaseModel):
+    state: list[SessionState] | None = Field(None, description="Only those; by default all that have not ended")
+    thread_id: str = Field("", max_length=255, description="Only this thread's")
+    environment: str = Field("", description="Only those of this environment")
+    metadata: list[str] | None = Field(None, description="`name=value`; all must match")
+    after: str = Field("", description="`next` of the page before")
+    limit: Annotated[int, Field(ge=1, le=1000, description="So many at most")] = 100
+
+
+async def create_session(call: Call, body: SessionBody | None) -> Reply:
+    """A sandbox of your own, from the warm pool when one is ready.
+
+    With `thread_id` this is get-or-create, and atomic: however many ask at once, the thread has one session. 201: it
+    is new. 200: it was there. When a thread's sandbox has died the answer is 410 `sandbox_lost`, unless
+    `replace_lost` asks for a fresh one; `previous` then says whose files are gone.
+    """
+    body = body or SessionBody()
+    check_place(call.context, body.provider, body.labels)
+    opened = await call.sessions.create(call.tenant, body.wanted(), call.key)
+    view = show(call, opened.session)
+    headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if opened.replayed else {})}
+    return Reply({**view, "created": opened.created}, 201 if opened.created or opened.replayed else 200, headers)
+
+
+async def list_sessions(call: Call, query: SessionsQuery) -> Values:
+    """Newest first. Looking does not count as use."""
+    chosen: dict[str, Any] = {"states": frozenset(query.state)} if query.state else {}
+    page = Page(
+        thread_id=query.thread_id,
+        environment=query.environment,
+        metadata=read_pairs(query.metadata or []),
+        after=query.after,
+        limit=query.limit,
+        **chosen,
+    )
+    found, more = await listed(call.sessions, call.tenant, page)
+    return {"sessions": [show(call, session) for session in found], "next": more}
+
+
+async def get_session(call: Call) -> Values:
+    """With the isolation that is really in force, as the kernel reports it. Looking does not count as use."""
+    session = await call.sessions.get(call.tenant, call.session_id)
+    sandbox = await call.sessions.look(session)
+    return {**show(call, session), "isolation": isolation_view(sandbox.isolation) if sandbox else None}
+
+
+async def delete_session(call: Call) -> Values:
+    """When this answers, the sandbox is gone: its processes, its files, everything. Repeating it changes nothing."""
+    return show(call, await call.sessions.delete(call.tenant, call.session_id))
+
+
+async def keep_session_alive(call: Call) -> Values:
+    """The maximum lifetime stays as it is; PATCH changes it."""
+    return show(call, await call.sessions.keep_alive(call.tenant, call.session_id))
+
+
+async def change_session(call: Call, body: PatchBody) -> Values:
+    """What is left out stays as it is. Time-outs are counted from the same beginnings as before."""
+    given = body.model_dump(exclude_none=True, exclude={"metadata"})
+    return show(call, await call.sessions.patch(call.tenant, call.session_id, **given, metadata=body.metadata))
+
+
+def show(call: Call, session: Session) -> Values:
+    return session_view(session, call.sessions.clock, call.base_url)
+
+
+def check_place(context: OperationContext, provider: str, labels: Mapping[str, str]) -> None:
+    """Whether a session may be made by this server at all."""
+    for name, value in labels.items():
+        if context.labels.get(name) != value:
+            raise InvalidRequest(
+                f"there is no worker with the label {name}={value} here",
+                remedy="leave labels out, or start such a worker",
+            )
+    if provider not in ("", "e2b", context.provider):
+        raise InvalidRequest(
+            f"this server makes its sandboxes with {context.provider}, not {provider!r}",
+            remedy=f"leave provider out, or start a server with --provider {provider}",
+        )
+
+
+HANDLERS = (
+    Handler(
+        "create_session",
+        create_session,
+        body=SessionBody,
+        result=SessionView,
+        other_results={200: {"model": SessionView, "description": "The thread had one: this is it"}},
+        headers=("idempotency_key",),
+        body_examples={"thread": {"value": {"thread_id": "conv-42"}}},
+    ),
+    Handler("list_sessions", list_sessions, query=SessionsQuery, result=SessionPage),
+    Handler("get_session", get_session, result=SessionView),
+    Handler("delete_session", delete_session, result=SessionView),
+    Handler("keep_session_alive", keep_session_alive, result=SessionView),
+    Handler("change_session", change_session, body=PatchBody, result=SessionView),
+)

@@ -1,0 +1,126 @@
+"""The output of a process as events, with a sign of life when nothing happens.
+
+Text is decoded piece by piece, so a character that was cut in two by a read comes out whole; callers who want the bytes
+ask for base64.
+"""
+
+import asyncio
+import base64
+import codecs
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, Final, NamedTuple, TypeVar
+
+import anyio
+
+from warren.interfaces.sandbox import Process
+from warren.model.errors import InvalidRequest
+from warren.model.operations import Chunk, ExecResult, Stream
+from warren.sessions.schemas import end_view
+
+T = TypeVar("T")
+
+ENCODINGS: Final = ("text", "base64")
+
+
+class Event(NamedTuple):
+    """`id` lets a caller whose stream broke go on after this event."""
+
+    kind: str
+    values: dict[str, Any]
+    id: int | None = None
+
+
+Events = AsyncGenerator[Event | None, None]
+"""Events as they happen; None is a sign of life."""
+
+
+class Encoder:
+    """Shows chunks of output.
+
+    The bytes of a character that is not whole yet are shown with the rest of it, in the stream's next chunk; the
+    offsets say so, and a caller who goes on from `next_offset` gets it whole.
+    """
+
+    def __init__(self, encoding: str) -> None:
+        if encoding not in ENCODINGS:
+            raise InvalidRequest(f"there is no encoding {encoding!r}", remedy=f"there are: {', '.join(ENCODINGS)}")
+        self._encoding = encoding
+        self._decoders: dict[Stream, codecs.IncrementalDecoder] = {}
+        self._ends: dict[Stream, int] = {}
+
+    def show(self, chunk: Chunk, *, final: bool = False) -> dict[str, Any]:
+        """`final`: no more comes, so a broken character is shown as one."""
+        begin, end = chunk.offset, chunk.offset + len(chunk.data)
+        if self._encoding == "base64":
+            data = base64.b64encode(chunk.data).decode()
+        else:
+            decoder = self._decoder(chunk.stream)
+            if self._ends.get(chunk.stream) == begin:
+                begin -= _held_bytes(decoder)
+            self._ends[chunk.stream] = end
+            data = decoder.decode(chunk.data, final)
+            end -= _held_bytes(decoder)
+        shown = {"stream": chunk.stream, "offset": begin, "next_offset": end, "encoding": self._encoding}
+        return {**shown, "data": data}
+
+    def _decoder(self, stream: Stream) -> codecs.IncrementalDecoder:
+        if stream not in self._decoders:
+            self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
+        return self._decoders[stream]
+
+
+def _held_bytes(decoder: codecs.IncrementalDecoder) -> int:
+    """Bytes of a character whose rest has not come."""
+    return len(decoder.getstate()[0])
+
+
+async def process_events(
+    process: Process,
+    offset: int,
+    encoding: str,
+    keepalive_s: float,
+    ended: Callable[[ExecResult], None] = lambda result: None,
+) -> Events:
+    """`started`, an `output` for each piece, and `result` with how the process ended, which `ended` hears of first."""
+    encoder = Encoder(encoding)
+    yield Event("started", {"process_id": process.id})
+    async for chunk in with_keepalives(process.output(offset), keepalive_s):
+        if chunk is None:
+            yield None
+        else:
+            shown = encoder.show(chunk)
+            yield Event("output", shown, shown["next_offset"])
+    result = await process.wait()
+    ended(result)
+    yield Event("result", end_view(result))
+
+
+async def with_keepalives(source: AsyncIterator[T], every_s: float) -> AsyncIterator[T | None]:
+    """The same items, and a None whenever nothing came for `every_s`."""
+    waiting: asyncio.Future[T] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(source))
+            done, _ = await asyncio.wait([waiting], timeout=every_s)
+            if not done:
+                yield None
+                continue
+            try:
+                item = waiting.result()
+            except StopAsyncIteration:
+                return
+            finally:
+                waiting = None
+            yield item
+    finally:
+        with anyio.CancelScope(shield=True):
+            if waiting is not None:
+                waiting.cancel()
+                await asyncio.wait([waiting])
+            await close_source(source)
+
+
+async def close_source(source: object) -> None:
+    if isinstance(source, AsyncGenerator):
+        with anyio.CancelScope(shield=True):
+            await source.aclose()

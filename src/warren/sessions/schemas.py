@@ -1,0 +1,396 @@
+"""What travels over HTTP: the bodies that are taken, and how sessions, results and files are shown."""
+
+import base64
+import binascii
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
+
+from warren.clock import Clock
+from warren.model.errors import InvalidRequest
+from warren.model.operations import Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
+from warren.model.session import Session, SessionState
+from warren.model.spec import USER, WORKSPACE, Isolation, Layer
+from warren.sessions.new_session import NewSession
+
+MOST_KEPT = 32 * 1024 * 1024  # an answer holds it as text, escaped: up to twelve times as much
+Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
+
+
+def _either(words: str) -> WrapValidator:
+    """One sentence about a field of several types, instead of one for each of them."""
+
+    def check(value: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise ValueError(f"it must be {words}") from None
+
+    return WrapValidator(check)
+
+
+class Body(BaseModel):
+    """Takes what it names, as the type it names, and nothing else."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class LimitsBody(Body):
+    """Limits of the sandbox other than the environment's. Such a sandbox is made anew, not taken from the pool."""
+
+    memory_mb: int | None = Field(None, description="Memory in MiB", examples=[1024])
+    cpus: float | None = Field(None, description="Cores", examples=[1.0], allow_inf_nan=False)
+    pids: int | None = Field(None, description="Processes and threads")
+    disk_mb: int | None = Field(None, description="Disk in MiB")
+    open_files: int | None = Field(None, description="Open files of a process")
+
+
+LayerName = Annotated[str, Field(json_schema_extra={"enum": [str(layer) for layer in Layer]})]
+
+
+class SessionBody(Body):
+    environment: str = Field("", description="Environment of the registry; the server's default if empty")
+    thread_id: str = Field(
+        "",
+        description="The conversation this session is for. A thread has one session at a time: creating it again gives "
+        "the one it has",
+        examples=["conv-42"],
+    )
+    image: str = Field("", description="Image other than the environment's")
+    provider: str = Field(
+        "", description="Must be the server's own provider, if given; `e2b` asks for any that behaves like it"
+    )
+    labels: dict[str, str] = Field(
+        {}, description="What the worker must have, in a cluster: `arch`, or labels of its own", examples=[{"gpu": "1"}]
+    )
+    limits: LimitsBody | None = None
+    require: list[LayerName] = Field(
+        [], description="Layers of isolation that must be in force", examples=[["seccomp"]]
+    )
+    env: dict[str, str] = Field({}, description="Environment variables of every command")
+    metadata: dict[str, str] = Field({}, description="Labels of your own", examples=[{"user": "u-7"}])
+    idle_timeout_s: Seconds | None = Field(None, description="Ends when it was not used for so long", examples=[1800])
+    max_lifetime_s: Seconds | None = Field(None, description="Ends after so long in any case", examples=[3600])
+    replace_lost: bool = Field(
+        False, description="If the thread's sandbox has died: make a fresh one. The files of the old one are gone"
+    )
+
+    def wanted(self) -> NewSession:
+        values = self.model_dump(exclude={"limits", "require", "provider", "labels"})
+        limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
+        return NewSession(**values, limits=limits, require=frozenset(_layer(name) for name in self.require))
+
+
+def _layer(name: str) -> Layer:
+    try:
+        return Layer(name)
+    except ValueError as exc:
+        raise InvalidRequest(f"there is no layer {name!r}", remedy=f"there are: {', '.join(Layer)}") from exc
+
+
+class PatchBody(Body):
+    idle_timeout_s: Seconds | None = None
+    max_lifetime_s: Seconds | None = Field(None, description="Counted from the session's beginning")
+    metadata: dict[str, str | None] | None = Field(
+        None, description="Merged into what is there; a null takes an entry away"
+    )
+
+
+class CommandBody(Body):
+    command: Annotated[str | list[str], _either("a string, or a list of strings")] = Field(
+        description="A line for bash, or a program and its arguments", examples=["python3 -c 'print(6 * 7)'"]
+    )
+    cwd: str = Field("", description="Directory; by default where the last command ended, at first /workspace")
+    env: dict[str, str] = Field({}, description="Variables for this command alone")
+    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
+    timeout_s: Seconds | None = Field(None, description="The whole process tree is ended after so long", examples=[30])
+    carry_state: bool = Field(True, description="`cd` and `export` last from one command to the next")
+    keep_bytes: int | None = Field(None, ge=0, le=MOST_KEPT, description="Bytes of output kept: its head and tail")
+
+    def wanted(self, session: Session | None = None, default_timeout_s: float | None = None) -> Command:
+        line = self.command
+        if not line:
+            raise InvalidRequest("the command is empty")
+        optional: dict[str, Any] = {} if self.keep_bytes is None else {"keep_bytes": self.keep_bytes}
+        return Command(
+            argv=tuple(line) if isinstance(line, list) else (),
+            shell="" if isinstance(line, list) else line,
+            cwd=self.cwd,
+            env=self.env,
+            base_env={} if session is None else session.env,
+            user=self.user,
+            timeout_s=default_timeout_s if self.timeout_s is None else self.timeout_s,
+            carry_state=self.carry_state,
+            **optional,
+        )
+
+
+class ExecBody(CommandBody):
+    stdin: str = Field("", description="Text for the command's standard input")
+    stdin_base64: str = Field("", description="The same for bytes that are no text")
+    stream: bool = Field(False, description="Answer with server-sent events, as with `Accept: text/event-stream`")
+
+
+class TerminalBody(Body):
+    rows: int = Field(24, ge=1, le=9999)
+    columns: int = Field(80, ge=1, le=9999)
+
+
+class ProcessBody(CommandBody):
+    process_id: str = Field("", description="A name of your own for it; starting it twice is a conflict")
+    terminal: TerminalBody | None = Field(None, description="Give it a terminal of this size")
+
+    def wanted(self, session: Session | None = None, default_timeout_s: float | None = None) -> Command:
+        command = super().wanted(session, default_timeout_s)
+        size = TerminalSize(self.terminal.rows, self.terminal.columns) if self.terminal else None
+        return replace(command, terminal=size)
+
+
+class StdinBody(Body):
+    data: str = Field("", description="Text")
+    data_base64: str = Field("", description="The same for bytes that are no text")
+    close: bool = Field(False, description="End of input after this")
+
+
+class SignalBody(Body):
+    signal: Annotated[str | int, _either("a name or a whole number")] = Field(
+        description="Name or number", examples=["TERM"]
+    )
+
+
+class KillBody(Body):
+    grace_s: float = Field(2.0, ge=0, le=600, allow_inf_nan=False, description="Time between TERM and KILL")
+
+
+class PathBody(Body):
+    path: str = Field(description="Relative paths start in /workspace", examples=["src/data"])
+    mode: int = Field(0o755, ge=0, le=0o7777, description="As a number: 493 is 0755")
+    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
+
+
+class MoveBody(Body):
+    source: str = Field(description="Relative paths start in /workspace", examples=["draft.txt"])
+    target: str = Field(description="Its new path, not the directory it goes to", examples=["final.txt"])
+    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
+
+
+def data_of(text: str, encoded: str) -> bytes:
+    if text and encoded:
+        raise InvalidRequest("the data came twice, as text and as base64", remedy="give one of them")
+    try:
+        return base64.b64decode(encoded, validate=True) if encoded else text.encode(errors="surrogateescape")
+    except (binascii.Error, ValueError) as exc:
+        raise InvalidRequest(f"this is not base64: {exc}") from exc
+
+
+# -- answers
+
+
+class PreviousView(BaseModel):
+    session_id: str
+    reason: str
+    detail: str
+
+
+class SessionView(BaseModel):
+    """A session as it is shown. `previous`: the thread had an earlier session, whose files are gone."""
+
+    session_id: str
+    state: SessionState
+    environment: str
+    thread_id: str | None
+    sandbox_id: str | None
+    provider: str | None
+    worker: str | None
+    user: str
+    workspace: str
+    created_at: str
+    expires_at: str | None
+    idle_timeout_s: float
+    max_lifetime_s: float
+    pooled: bool
+    metadata: dict[str, str]
+    env_names: list[str]
+    previous: PreviousView | None
+    reason: str | None
+    detail: str | None
+    url: str
+    isolation: dict[str, Any] | None = None
+    created: bool | None = None
+
+
+class SessionPage(BaseModel):
+    sessions: list[SessionView]
+    next: str | None = Field(description="Give it as `after` to get the next page")
+
+
+class ExecView(BaseModel):
+    """How a command ended. A non-zero exit, a signal, a time-out or running out of memory are results, not errors."""
+
+    exit_code: int = Field(description="As a shell gives it: 128 + N for a signal, which is what a time-out ends it by")
+    output: str = Field(description="stdout and stderr in the order they were written")
+    stdout: str
+    stderr: str
+    reason: str = Field(description="exited, signal, timeout, oom, cancelled or sandbox_lost")
+    signal: int | None
+    duration_ms: float
+    cpu_ms: float
+    bytes_total: int
+    truncated: bool = Field(description="More came than was kept")
+    killed: int = Field(description="Processes that the time-out had to end")
+    survivors: int
+    background: int = Field(description="Processes the command left running")
+    process_id: str
+
+
+class ProcessView(BaseModel):
+    process_id: str
+    command: str
+    user: str
+    running: bool
+    terminal: bool
+    bytes_total: int
+    truncated: bool
+    started_s_ago: float
+    exit_code: int | None
+    reason: str | None
+    background: int
+
+
+class ProcessList(BaseModel):
+    processes: list[ProcessView]
+
+
+class ChunkView(BaseModel):
+    stream: str = Field(description="stdout, stderr or terminal")
+    offset: int = Field(description="Of its first byte in all of the output")
+    next_offset: int
+    encoding: str
+    data: str
+
+
+class OutputView(BaseModel):
+    chunks: list[ChunkView]
+    next_offset: int
+    running: bool
+
+
+class FileView(BaseModel):
+    path: str
+    name: str
+    kind: str
+    size: int
+    mode: str
+    uid: int
+    gid: int
+    modified: str
+    target: str | None
+
+
+class FileList(BaseModel):
+    path: str
+    files: list[FileView]
+
+
+class ArchiveView(BaseModel):
+    path: str
+    members: int = Field(description="Files, directories and links that were written")
+
+
+def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any]:
+    previous = session.previous
+    return {
+        "session_id": session.id,
+        "state": session.state,
+        "environment": session.environment,
+        "thread_id": session.thread_id or None,
+        "sandbox_id": session.sandbox_id or None,
+        "provider": session.provider or None,
+        "worker": session.worker or None,
+        "user": USER,
+        "workspace": WORKSPACE,
+        "created_at": timestamp(session.created_at),
+        "expires_at": _expires(session, clock),
+        "idle_timeout_s": session.idle_timeout_s,
+        "max_lifetime_s": session.max_lifetime_s,
+        "pooled": session.pooled,
+        "metadata": dict(session.metadata),
+        "env_names": sorted(session.env),
+        "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
+        "reason": session.reason or None,
+        "detail": session.detail or None,
+        "url": f"{base_url}api/sessions/{session.id}",
+    }
+
+
+def _expires(session: Session, clock: Clock) -> str | None:
+    if session.state.is_in_transition or not session.state.expires:
+        return None
+    return timestamp(clock.wall_at(session.deadline))
+
+
+def isolation_view(isolation: Isolation) -> dict[str, Any]:
+    return {
+        "provider": isolation.provider,
+        "runtime": isolation.runtime,
+        "in_force": {str(layer): evidence for layer, evidence in isolation.layers.items()},
+        "missing": {str(layer): why for layer, why in isolation.missing.items()},
+    }
+
+
+def exec_view(result: ExecResult) -> dict[str, Any]:
+    return {
+        "exit_code": result.exit_code,
+        "output": result.output,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        **end_view(result),
+    }
+
+
+def end_view(result: ExecResult) -> dict[str, Any]:
+    """How it ended, without what it said."""
+    return {
+        "exit_code": result.exit_code,
+        "reason": result.reason,
+        "signal": result.signal,
+        "duration_ms": round(result.duration_ms, 3),
+        "cpu_ms": round(result.cpu_ms, 3),
+        "bytes_total": result.bytes_total,
+        "truncated": result.truncated,
+        "killed": result.killed,
+        "survivors": result.survivors,
+        "background": result.background,
+        "process_id": result.process_id,
+    }
+
+
+def process_view(info: ProcessInfo) -> dict[str, Any]:
+    values = asdict(info)
+    del values["pid"]
+    return {"process_id": values.pop("id"), **values}
+
+
+def file_view(info: FileInfo) -> dict[str, Any]:
+    return {
+        "path": info.path,
+        "name": info.name,
+        "kind": info.kind,
+        "size": info.size,
+        "mode": f"{info.mode & 0o7777:04o}",
+        "uid": info.uid,
+        "gid": info.gid,
+        "modified": timestamp(info.modified),
+        "target": info.target or None,
+    }
+
+
+def timestamp(seconds: float) -> str:
+    try:
+        moment = datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, ValueError, OSError):
+        moment = datetime.fromtimestamp(0, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,132 @@
+"""The pure parts of the SDK: addresses, requests, errors, events, results; and that making a client does nothing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import warren
+from warren import AsyncSandboxClient, SandboxClient
+from warren.model.errors import InvalidRequest, NoCapacity, WarrenError
+from warren.sdk.protocol import EventParser, Request, error_from_event, error_from_response, parse_address
+from warren.sdk.results import ExecuteResult, OutputChunk
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ("http://localhost:8000", "http://localhost:8000"),
+        ("http://localhost:8000/", "http://localhost:8000"),
+        ("localhost:8000", "http://localhost:8000"),
+        ("https://example.org", "https://example.org:443"),
+        ("https://example.org/warren/", "https://example.org:443/warren"),
+        ("http://[::1]:8000", "http://[::1]:8000"),
+    ],
+)
+def test_an_address_is_read(given: str, url: str) -> None:
+    assert parse_address(given).url == url
+
+
+@pytest.mark.parametrize("given", ["ftp://x", "http://", "http://h:port", "http://[::1", "http://h:99999"])
+@pytest.mark.parametrize("client", [SandboxClient, AsyncSandboxClient])
+def test_a_bad_url_is_told_when_the_client_is_made(given: str, client: type[SandboxClient]) -> None:
+    with pytest.raises(InvalidRequest, match="is not the URL of a server"):
+        client(given)
+
+
+@pytest.mark.parametrize("client", [SandboxClient, AsyncSandboxClient])
+def test_options_that_contradict_each_other_are_refused(client: type[SandboxClient]) -> None:
+    with pytest.raises(InvalidRequest, match="not both") as caught:
+        client(session_id="a", thread_id="b")
+    assert caught.value.remedy
+    with pytest.raises(InvalidRequest, match="no mode 'far'"):
+        client(mode="far")
+    with pytest.raises(InvalidRequest, match="takes the id of a session"):
+        client.attach("")
+
+
+_MADE = """
+import sys
+from warren import AsyncSandboxClient, BatchSandboxClient, SandboxClient
+
+def watch(event, _):
+    if event in ("socket.__new__", "socket.connect", "_thread.start_new_thread", "subprocess.Popen"):
+        print("a constructor does no I/O, but", event)
+
+sys.addaudithook(watch)
+for mode in ("remote", "local"):
+    print(SandboxClient(mode=mode), AsyncSandboxClient(mode=mode), BatchSandboxClient(mode=mode))
+"""
+
+
+def test_making_a_client_does_nothing() -> None:
+    said = subprocess.run([sys.executable, "-c", _MADE], capture_output=True, text=True).stdout
+    assert "does no I/O" not in said
+    assert said.count("without a session") == 4
+    assert "<BatchSandboxClient local>" in said
+
+
+def test_the_environment_says_where_the_server_is_and_with_which_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WARREN_URL", "http://there:1234")
+    monkeypatch.setenv("WARREN_API_KEY", "from-environment")
+    client = SandboxClient()
+    assert "http://there:1234" in repr(client)
+    assert "from-environment" not in repr(client)
+    monkeypatch.delenv("WARREN_URL")
+    assert "http://localhost:8000" in repr(SandboxClient())
+
+
+def test_a_request_says_whether_it_may_be_repeated() -> None:
+    methods = ("GET", "PUT", "DELETE", "POST", "PATCH")
+    assert [Request(method, "/").is_safe_to_repeat for method in methods] == [True] * 3 + [False] * 2
+    assert Request("POST", "/", key="k").is_safe_to_repeat
+    assert Request("POST", "/", repeatable=True).is_safe_to_repeat
+
+
+def test_a_query_leaves_out_what_is_not_given() -> None:
+    assert Request("GET", "/x", {"a": "b c/ü", "none": None, "yes": True, "empty": ""}).target == (
+        "/x?a=b+c%2F%C3%BC&yes=true&empty="
+    )
+
+
+def test_an_error_is_the_class_it_was_in_the_server() -> None:
+    error = error_from_response(503, b'{"code": "no_capacity", "detail": "full", "remedy": "wait"}', "7")
+    assert isinstance(error, NoCapacity)
+    assert (str(error), error.retry_after_s) == ("full (wait)", 7)
+    assert type(error_from_response(500, b'{"code": "of the future", "detail": "x"}')) is WarrenError
+    assert isinstance(error_from_event({"code": "no_capacity", "detail": "full"}), NoCapacity)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_events_are_read_however_they_are_cut(size: int) -> None:
+    text = "line separator \u2028, next line \x85, form feed \x0c, ünï"
+    data = ": keep-alive\n\n" + f"event: output\nid: 3\ndata: {json.dumps({'data': text}, ensure_ascii=False)}\n\n"
+    raw, parser = data.encode(), EventParser()
+    found = [event for start in range(0, len(raw), size) for event in parser.feed(raw[start : start + size])]
+    assert found == [("output", {"data": text})]
+
+
+def test_a_result_ignores_what_it_does_not_know() -> None:
+    result = ExecuteResult.of({"exit_code": 0, "output": "x", "of_the_future": 1})
+    assert (result.ok, list(result)[:2]) == (True, ["exit_code", "output"])
+    assert str(OutputChunk("stdout", b"text\xff", "text\ufffd", 0, 5)) == "text\ufffd"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in warren.__all__:
+        assert getattr(warren, name).__name__ == name
+        assert name in dir(warren)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = warren.nothing
+
+
+def test_importing_warren_loads_no_other_package() -> None:
+    code = "import sys; import warren; print([n for n in sys.modules if n.split('.')[0] in ('aiohttp', 'pydantic')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_the_blocking_client_is_loaded_without_asyncio_and_without_the_server() -> None:
+    code = "import sys; from warren import SandboxClient; SandboxClient(); SandboxClient(mode='local'); "
+    code += "print([n for n in sys.modules if n.split('.')[0] in ('aiohttp', 'fastapi', 'pydantic')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
