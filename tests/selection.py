@@ -37,6 +37,8 @@ _EXTENDED: Final = (
     r"faults/test_random_kills\.py",
     r"faults/cluster/test_cluster_(partitions|pauses|spread|random_faults)\.py",
     r"integration/test_ordinary_programs\.py",
+    r"integration/test_attack\.py::test_everything_is_contained",
+    r"integrations/test_vendor_suite\.py::test_86",
     r"e2e/test_schema\.py::test_no_random_value",
 )
 """Left to `make test-all`."""
@@ -48,6 +50,7 @@ _ONE_OF: Final[Mapping[str, Sequence[str]]] = {
     r"integrations/test_mcp_tools\.py::TestEveryTransport": (r"\[http",),
     r"faults/test_kill_points\.py": ("first",),
     r"faults/cluster/test_cluster_failures\.py": ("first",),
+    r"integration/test_cluster_bad_input\.py::test_settings_that_cannot_be": ("first",),
 }
 """Of the variants of one test `make test` runs those that match the first of these patterns that matches any."""
 
@@ -59,8 +62,10 @@ _SUITES_OF_THE_FAKE: Final = (
 """What the fake provider can do as well is left to `make test-all` on oci."""
 
 _SERIAL: Final = (
-    # It says how long something may take.
+    # They say how long something may take.
     r"faults/test_clock_jump\.py",
+    # It measures how much of the processors eight busy processes get.
+    r"integration/test_attack\.py",
 )
 """Run when no other test does."""
 

@@ -119,10 +119,15 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_server(
-    state_dir: Path, *flags: str, provider: str = "oci", tls: ssl.SSLContext | None = None, **environ: str
+    state_dir: Path,
+    *flags: str,
+    provider: str = "oci",
+    argv: Sequence[str] = (),
+    tls: ssl.SSLContext | None = None,
+    **environ: str,
 ) -> Iterator[ServerProcess]:
     """A server for a while; at the end it is stopped and its sessions are destroyed."""
-    server = ServerProcess(state_dir, "--on-stop", "destroy", *flags, provider=provider, tls=tls, **environ)
+    server = ServerProcess(state_dir, "--on-stop", "destroy", *flags, provider=provider, argv=argv, tls=tls, **environ)
     try:
         server.start()
         yield server
