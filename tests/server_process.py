@@ -13,6 +13,8 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import this_run
+
 _START_S = 60.0
 _STOP_S = 60.0
 
@@ -102,7 +104,7 @@ class ServerProcess:
 
 def clean_environ() -> dict[str, str]:
     """The environment without settings of the machine the tests run on."""
-    kept = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR")
+    kept = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR", this_run.VARIABLE)
     source = str(Path(__file__).parents[1] / "src")
     environ = {name: os.environ[name] for name in kept if name in os.environ}
     path = os.pathsep.join(filter(None, (source, environ.get("PYTHONPATH"))))
@@ -117,10 +119,15 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def running_server(
-    state_dir: Path, *flags: str, provider: str = "oci", tls: ssl.SSLContext | None = None, **environ: str
+    state_dir: Path,
+    *flags: str,
+    provider: str = "oci",
+    argv: Sequence[str] = (),
+    tls: ssl.SSLContext | None = None,
+    **environ: str,
 ) -> Iterator[ServerProcess]:
     """A server for a while; at the end it is stopped and its sessions are destroyed."""
-    server = ServerProcess(state_dir, "--on-stop", "destroy", *flags, provider=provider, tls=tls, **environ)
+    server = ServerProcess(state_dir, "--on-stop", "destroy", *flags, provider=provider, argv=argv, tls=tls, **environ)
     try:
         server.start()
         yield server

@@ -448,7 +448,7 @@ MEMORY_SCRIPT = """
 import asyncio, json, re, pathlib
 from starlette.applications import Starlette
 from starlette.routing import Route
-from warren.http.server.http_guard import Edge, EdgeLimits, StreamedAnswer
+from warren.http.server.http_guard import HttpGuard, HttpLimits, StreamedAnswer
 from warren.http.server.serving import HttpServer, new_event_loop
 
 ended = asyncio.Event()
@@ -466,7 +466,7 @@ async def big(request):
 
 async def main():
     app = Starlette(routes=[Route("/", big)])
-    server = HttpServer(Edge(app), port=0, limits=EdgeLimits(send_timeout_s=1.5))
+    server = HttpServer(HttpGuard(app), port=0, limits=HttpLimits(send_timeout_s=1.5))
     await server.start()
     _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
     before, most = rss(), 0
