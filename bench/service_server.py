@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import os
 import re
 import shutil
 import signal
@@ -38,6 +39,11 @@ class Server:
         found = re.search(rf"^{name}:\s+(\d+)", status, re.MULTILINE)
         assert found is not None
         return int(found[1]) / 1024
+
+    def cpu_s(self) -> float:
+        """CPU time of the server's process, all its threads, in user and system mode."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def forget_peak(self) -> None:
         """Resets the peak of the server's memory (VmHWM)."""
