@@ -145,7 +145,8 @@ class AsyncTerminal:
         elif message["type"] == "error":
             raise error_from_event(message)
 
-    async def wait_until_open(self) -> None:
+    async def begin(self) -> None:
+        """Waits until the terminal is open."""
         while not self.process_id:
             message = await self._socket.receive(_LONGEST_WAIT_S)
             if not isinstance(message, str):
@@ -164,7 +165,7 @@ def _tail(seen: bytes) -> str:
 async def open_terminal(backend: AsyncBackend, session_id: str, **how: Any) -> AsyncIterator[AsyncTerminal]:
     async with backend.terminal(session_id, **how) as socket:
         terminal = AsyncTerminal(socket)
-        await terminal.wait_until_open()
+        await terminal.begin()
         yield terminal
 
 
