@@ -87,7 +87,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended and what it said.
+    """How a command ended, and its output.
 
     `output` is stdout and stderr in the order they were written. When more came than is kept
     (`truncated`), head and tail are there with a line between them that says how much is missing.
@@ -119,7 +119,7 @@ class Stream(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Output as it came. A jump of `offset` says that what lies between was not kept."""
+    """A piece of output. A gap between offsets means that the output in between was not kept."""
 
     stream: Stream
     offset: int
@@ -166,7 +166,7 @@ class FileInfo:
 
 
 class Change(StrEnum):
-    """WATCHING comes first, and once: from then on nothing is missed, or an OVERFLOW says so."""
+    """WATCHING comes first, and once: from then on no change is missed unless an OVERFLOW says so."""
 
     WATCHING = "watching"
     CREATED = "created"
@@ -297,7 +297,7 @@ class SearchSummary:
 
 
 def check_path(path: str) -> str:
-    """The path as it will be used inside: relative ones start in the workspace."""
+    """Gives the path as the sandbox uses it: relative paths start in the workspace."""
     if not path:
         raise InvalidPath("the path is empty")
     if "\0" in path:
@@ -308,7 +308,7 @@ def check_path(path: str) -> str:
 
 
 def check_user(user: str) -> str:
-    """A name the sandbox can be asked about; whether it has such a user is for the sandbox to say."""
+    """Checks the form of a user name; only the sandbox knows whether it has such a user."""
     if "\0" in user or len(user.encode(errors="surrogateescape")) > 255:
         raise UnknownUser(f"{user[:80]!r} cannot be the name of a user")
     return user
