@@ -206,11 +206,11 @@ def build_sessions(settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy
 
 def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "Identity":
     """Who may come in, as the settings say."""
-    from warren.tenancy.identity import Anybody, Proven
+    from warren.tenancy.identity import AnonymousIdentity, CredentialIdentity
 
     if not settings.auth:
-        return Anybody(tenancy.tenants)
-    return Proven(tenancy.keys, tenancy.tenants, tokens, settings.api_key)
+        return AnonymousIdentity(tenancy.tenants)
+    return CredentialIdentity(tenancy.keys, tenancy.tenants, tokens, settings.api_key)
 
 
 async def build_tokens(settings: Settings) -> "Tokens | None":

@@ -11,7 +11,7 @@ from warren.model.session import Session, SessionState
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An Idempotency-Key as the caller gave it. `scope` is "create", or the session an exec is for.
+    """An Idempotency-Key of a caller. `scope` is "create", or the session of an exec.
 
     `fingerprint` tells one request from another that came with the same key.
     """
@@ -23,7 +23,7 @@ class Key:
 
 
 class Added(StrEnum):
-    """Which session `add` gives: the new one, the one its key stands for, the one its thread has."""
+    """Which session `add` gives: the new one, the one of its key, or the one of its thread."""
 
     NEW = "new"
     KEY = "key"
@@ -32,7 +32,7 @@ class Added(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """What is known of a key: `answer` is empty until the work it stands for is done."""
+    """A known key. `answer` is empty until the work of the first request is done."""
 
     fingerprint: str
     answer: str = ""
@@ -53,7 +53,7 @@ NO_CAPS = Caps()
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which sessions of a tenant are wanted: newest first, after the session id `after`."""
+    """Selects sessions of a tenant, newest first, after the session id `after`."""
 
     states: frozenset[SessionState] = frozenset(state for state in SessionState if state.is_active)
     thread_id: str = ""

@@ -25,7 +25,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.events import Event, EventKind
+from warren.model.events import Event, EventData, EventKind, SessionCreatedData, SessionEndedData, SessionLostData
 from warren.model.session import CAME_TO_NOTHING, EndReason, Session, SessionState
 from warren.sessions.event_hub import Events
 from warren.sessions.request_context import patience_s
@@ -139,7 +139,8 @@ class Lifecycle:
         if not written or await self._was_taken(running):
             await self._let_go(running)
             raise await self._why_unmade(session)
-        self._tell(EventKind.SESSION_CREATED, running, environment=running.environment, pooled=running.pooled)
+        created = SessionCreatedData(running.thread_id or None, running.memory_mb, running.environment, running.pooled)
+        self._publish(EventKind.SESSION_CREATED, running, created)
         self._fault("running")
         return running
 
@@ -239,7 +240,8 @@ class Lifecycle:
         if told and session.sandbox_id:
             expired = reason in (EndReason.IDLE, EndReason.LIFETIME)
             kind = EventKind.SESSION_EXPIRED if expired else EventKind.SESSION_ENDED
-            self._tell(kind, ended, reason=str(reason), lived_s=round(self.clock.now() - session.started, 3))
+            lived_s = round(self.clock.now() - session.started, 3)
+            self._publish(kind, ended, SessionEndedData(ended.thread_id or None, ended.memory_mb, str(reason), lived_s))
         return ended
 
     async def _wrote_end(self, ended: Session) -> bool:
@@ -252,9 +254,8 @@ class Lifecycle:
             self._own(self.end(current, ended.reason, ended.detail), f"ending {ended.id}")
         return False
 
-    def _tell(self, kind: EventKind, session: Session, **data: Any) -> None:
-        about = {"thread_id": session.thread_id or None, "memory_mb": session.memory_mb, **data}
-        self._events.publish(Event(kind, session.tenant, self.clock.wall(), session.id, about))
+    def _publish(self, kind: EventKind, session: Session, data: EventData) -> None:
+        self._events.publish(Event(kind, session.tenant, self.clock.wall(), data, session.id))
 
     async def retry(self) -> None:
         """What could not be finished before is tried again."""
@@ -280,7 +281,8 @@ class Lifecycle:
         return session
 
     def tell_lost(self, lost: Session) -> None:
-        self._tell(EventKind.SESSION_LOST, lost, detail=lost.detail)
+        data = SessionLostData(lost.thread_id or None, lost.memory_mb, lost.detail)
+        self._publish(EventKind.SESSION_LOST, lost, data)
 
     async def forget_lost(self) -> None:
         """Sandboxes of sessions that were taken from this worker are destroyed; their rows are somebody else's affair.

@@ -19,7 +19,7 @@ from warren.clock import Clock
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Caller
 from warren.model.errors import CommandRefused, SandboxLost, WarrenError
-from warren.model.events import Event, EventKind
+from warren.model.events import CommandEndedData, Event, EventKind
 from warren.model.operations import (
     Command,
     ExecResult,
@@ -81,18 +81,18 @@ class Metering:
 
     def finished(self, session: Session, result: ExecResult, *, background: bool = False) -> None:
         kind = EventKind.COMMAND_REFUSED if result.reason is Reason.REFUSED else EventKind.COMMAND_FINISHED
-        data = {
-            "process_id": result.process_id,
-            "exit_code": result.exit_code,
-            "reason": str(result.reason),
-            "duration_ms": round(result.duration_ms, 3),
-            "cpu_ms": round(result.cpu_ms, 3),
-            "bytes_total": result.bytes_total,
-            "background": background,
-        }
+        data = CommandEndedData(
+            process_id=result.process_id,
+            exit_code=result.exit_code,
+            reason=str(result.reason),
+            duration_ms=round(result.duration_ms, 3),
+            cpu_ms=round(result.cpu_ms, 3),
+            bytes_total=result.bytes_total,
+            background=background,
+        )
         if not background:
             note_end(result)
-        self._events.publish(Event(kind, session.tenant, self.clock.wall(), session.id, data))
+        self._events.publish(Event(kind, session.tenant, self.clock.wall(), data, session.id))
 
     async def count_create(self, caller: Caller) -> None:
         await self.quotas.create(caller)
