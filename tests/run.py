@@ -162,7 +162,7 @@ def run(everything: bool, processes: int, arguments: Sequence[str]) -> Summary:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Runs the tests.")
+    parser = argparse.ArgumentParser(description="Runs the tests.", allow_abbrev=False)
     parser.add_argument("--all", action="store_true", help="the extended tests as well")
     parser.add_argument("--processes", type=int, default=_PROCESSES)
     options, arguments = parser.parse_known_args(argv)
