@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 
 from warren.interfaces.audit import AuditLog, AuditPage, Query
-from warren.model.audit import DROPPED, Deed
+from warren.model.audit import DROPPED, AuditEntry
 from warren.model.errors import InvalidRequest, Unavailable
 
 EVERYTHING = Query(None, limit=1000)
 
 
-def a_deed(at: Any = 1.0, **values: Any) -> Deed:
-    return Deed(**{"at": at, "action": "run_command", "tenant": "acme", **values})
+def a_deed(at: Any = 1.0, **values: Any) -> AuditEntry:
+    return AuditEntry(**{"at": at, "action": "run_command", "tenant": "acme", **values})
 
 
-async def all_of(log: AuditLog, query: Query) -> list[Deed]:
+async def all_of(log: AuditLog, query: Query) -> list[AuditEntry]:
     """Every page, to the end."""
-    deeds: list[Deed] = []
+    entries: list[AuditEntry] = []
     after = ""
     while True:
         page = await log.find(_after(query, after))
-        deeds += page.deeds
+        entries += page.entries
         if not page.after:
-            return deeds
+            return entries
         assert page.after != after
         after = page.after
 
@@ -52,7 +52,7 @@ class AuditContract:
         yield
 
     async def test_a_deed_is_found_as_it_was_recorded(self, log: AuditLog) -> None:
-        deed = Deed(
+        entry = AuditEntry(
             at=1_800_000_000.1234567,
             action="run_command",
             tenant="acme",
@@ -65,8 +65,8 @@ class AuditContract:
             duration_ms=12.75,
             detail={"command": "echo 'ü 🐇'\n\x1b[31m", "exit_code": 0, "deep": {"list": [1, None, True, "x"]}},
         )
-        log.record(deed)
-        assert (await log.find(EVERYTHING)).deeds == [deed]
+        log.record(entry)
+        assert (await log.find(EVERYTHING)).entries == [entry]
 
     async def test_nothing_is_found_where_nothing_was_recorded(self, log: AuditLog) -> None:
         assert await log.find(EVERYTHING) == AuditPage([])
@@ -74,14 +74,14 @@ class AuditContract:
     async def test_the_newest_come_first(self, log: AuditLog) -> None:
         for number in range(50):
             log.record(a_deed(float(number)))
-        assert [deed.at for deed in await all_of(log, EVERYTHING)] == [float(number) for number in range(49, -1, -1)]
+        assert [entry.at for entry in await all_of(log, EVERYTHING)] == [float(number) for number in range(49, -1, -1)]
 
     @pytest.mark.parametrize("limit", [1, 7, 50, 1000])
     async def test_pages_follow_each_other_without_gap_or_repetition(self, log: AuditLog, limit: int) -> None:
         for number in range(50):
             log.record(a_deed(float(number)))
-        deeds = await all_of(log, Query("acme", limit=limit))
-        assert [deed.at for deed in deeds] == [float(number) for number in range(49, -1, -1)]
+        entries = await all_of(log, Query("acme", limit=limit))
+        assert [entry.at for entry in entries] == [float(number) for number in range(49, -1, -1)]
 
     async def test_a_page_stays_where_it_was_while_more_is_recorded(self, log: AuditLog) -> None:
         for number in range(10):
@@ -90,20 +90,20 @@ class AuditContract:
         for number in range(10, 20):
             log.record(a_deed(float(number)))
         second = await log.find(Query("acme", limit=5, after=first.after))
-        assert [deed.at for deed in second.deeds] == [4.0, 3.0, 2.0, 1.0, 0.0]
+        assert [entry.at for entry in second.entries] == [4.0, 3.0, 2.0, 1.0, 0.0]
 
     async def test_a_tenant_finds_its_own_deeds_and_no_others(self, log: AuditLog) -> None:
         for tenant in ("acme", "other", "", "acme2", "*"):
             log.record(a_deed(tenant=tenant, detail={"tenant": "acme", "command": '"tenant":"acme"'}))
-        assert [deed.tenant for deed in await all_of(log, Query("acme"))] == ["acme"]
-        assert [deed.tenant for deed in await all_of(log, Query("*"))] == ["*"]
-        assert [deed.tenant for deed in await all_of(log, Query(""))] == [""]
+        assert [entry.tenant for entry in await all_of(log, Query("acme"))] == ["acme"]
+        assert [entry.tenant for entry in await all_of(log, Query("*"))] == ["*"]
+        assert [entry.tenant for entry in await all_of(log, Query(""))] == [""]
         assert len(await all_of(log, EVERYTHING)) == 5
 
     async def test_every_field_of_a_query_narrows_it(self, log: AuditLog) -> None:
         odd = a_deed(5.0, session_id="ses_é\x7f", key_id="key_2", action="session.expired")
-        for deed in (a_deed(4.0, session_id="ses_1", key_id="key_1"), odd, a_deed(6.0)):
-            log.record(deed)
+        for entry in (a_deed(4.0, session_id="ses_1", key_id="key_1"), odd, a_deed(6.0)):
+            log.record(entry)
         for query in (
             Query("acme", session_id="ses_é\x7f"),
             Query("acme", key_id="key_2"),
@@ -118,9 +118,9 @@ class AuditContract:
     async def test_a_limit_is_kept_within_reason(self, log: AuditLog) -> None:
         for number in range(1005):
             log.record(a_deed(float(number)))
-        assert len((await log.find(Query("acme", limit=10**9))).deeds) == 1000
+        assert len((await log.find(Query("acme", limit=10**9))).entries) == 1000
         for limit in (0, -5):
-            assert len((await log.find(Query("acme", limit=limit))).deeds) == 1
+            assert len((await log.find(Query("acme", limit=limit))).entries) == 1
 
     @pytest.mark.parametrize("after", ["x", "-1", "1-", "../../etc/passwd", "9" * 100, "1-1-1", "²", "1\n"])
     async def test_a_page_it_never_gave_is_refused(self, log: AuditLog, after: str) -> None:
@@ -130,12 +130,12 @@ class AuditContract:
 
     async def test_secrets_are_not_kept(self, log: AuditLog) -> None:
         log.record(a_deed(detail={"command": "login hunter22 --token=abc", "path": "/hunter22"}), ["hunter22"])
-        (found,) = (await log.find(EVERYTHING)).deeds
+        (found,) = (await log.find(EVERYTHING)).entries
         assert found.detail == {"command": "login [redacted] --token=[redacted]", "path": "/[redacted]"}
 
     async def test_what_is_too_long_is_cut(self, log: AuditLog) -> None:
         log.record(a_deed(detail={"command": "echo " + "x " * 100_000}))
-        (found,) = (await log.find(EVERYTHING)).deeds
+        (found,) = (await log.find(EVERYTHING)).entries
         assert len(found.detail["command"]) < 2200
         assert found.detail["command"].endswith("[cut: it had 200005 characters]")
 
@@ -148,15 +148,15 @@ class AuditContract:
         endless.append(endless)
         lost = [a_deed(tenant=Odd()), a_deed(detail=None), a_deed(None), a_deed("x"), a_deed(status="x")]
         kept = [a_deed(detail={"odd": Odd()}), a_deed(detail={"odd": endless}), a_deed(float("nan"))]
-        for deed in (*lost, *kept):
-            log.record(deed)
+        for entry in (*lost, *kept):
+            log.record(entry)
         log.record(a_deed(), [None])  # type: ignore[list-item]
-        found = [deed for deed in await all_of(log, EVERYTHING) if deed.action != DROPPED]
+        found = [entry for entry in await all_of(log, EVERYTHING) if entry.action != DROPPED]
         assert found == [a_deed(0), a_deed(detail={"odd": [[["<list>"]]]}), a_deed(detail={"odd": "<Odd>"})]
         log.record(a_deed(4.0))
-        dropped = [deed for deed in await all_of(log, EVERYTHING) if deed.action == DROPPED]
-        assert {deed.tenant for deed in dropped} == {""}
-        assert sum(deed.detail["count"] for deed in dropped) == len(lost) + 1
+        dropped = [entry for entry in await all_of(log, EVERYTHING) if entry.action == DROPPED]
+        assert {entry.tenant for entry in dropped} == {""}
+        assert sum(entry.detail["count"] for entry in dropped) == len(lost) + 1
 
     async def test_deeds_from_many_threads_all_arrive_whole(self, log: AuditLog) -> None:
         def record(thread: int) -> None:
@@ -168,13 +168,13 @@ class AuditContract:
             thread.start()
         await asyncio.to_thread(lambda: [thread.join() for thread in threads])
         for number in range(8):
-            deeds = await all_of(log, Query("acme", session_id=f"ses_{number}"))
-            assert [deed.at for deed in deeds] == [float(number) for number in range(99, -1, -1)]
+            entries = await all_of(log, Query("acme", session_id=f"ses_{number}"))
+            assert [entry.at for entry in entries] == [float(number) for number in range(99, -1, -1)]
 
     async def test_many_may_look_while_it_is_written(self, log: AuditLog) -> None:
         async def look() -> None:
-            deeds = await all_of(log, Query("acme", limit=10))
-            assert [deed.at for deed in deeds] == sorted((deed.at for deed in deeds), reverse=True)
+            entries = await all_of(log, Query("acme", limit=10))
+            assert [entry.at for entry in entries] == sorted((entry.at for entry in entries), reverse=True)
 
         for number in range(200):
             log.record(a_deed(float(number)))

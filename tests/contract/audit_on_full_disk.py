@@ -22,7 +22,7 @@ async def main(directory: Path) -> None:
         log.record(a_deed(float(number), detail={"path": "x" * 1000}))
     before = await all_of(log, EVERYTHING)
     assert 0 < len(before) == MANY - log.dropped, repr(log)
-    assert [deed.at for deed in before] == [float(number) for number in range(len(before) - 1, -1, -1)]
+    assert [entry.at for entry in before] == [float(number) for number in range(len(before) - 1, -1, -1)]
     for number in range(MANY, MANY + 3):
         log.record(a_deed(float(number), detail={"path": "x" * 2000}))
         assert (await all_of(log, EVERYTHING)) == before

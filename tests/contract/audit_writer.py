@@ -1,4 +1,4 @@
-"""A child process that records deeds until it is killed, and says which ones are in the file for certain."""
+"""A child process that records entries until it is killed, and says which ones are in the file for certain."""
 
 import asyncio
 import sys

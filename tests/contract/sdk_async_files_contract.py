@@ -20,6 +20,7 @@ from warren.model.errors import (
 )
 from warren.sdk.aio.client import AsyncSandboxClient
 from warren.sdk.aio.platform import run_parallel
+from warren.sdk.results import SearchSummary
 
 New = Callable[..., AsyncSandboxClient]
 ODD_NAMES = ["two words", "-dash", "ünï", "100%", "a#b?c&d=e+f", "line\nbreak", "%41", "semi;colon"]
@@ -230,6 +231,18 @@ class AsyncFilesContract:
             for path in ("", "a\0b"):
                 with pytest.raises(InvalidPath):
                     await client.write_file(path, "1")
+
+    async def test_files_are_searched_by_name_and_content(self, new: New) -> None:
+        async with new() as client:
+            await client.write_file("a.py", "one\ntwo\n")
+            await client.write_file("b.txt", "two\n")
+            summaries: list[SearchSummary] = []
+            found = [match async for match in client.search_files("two", on_summary=summaries.append)]
+            assert [(match.path, match.line) for match in found] == [("/workspace/a.py", 2), ("/workspace/b.txt", 1)]
+            assert (summaries[0].matches, summaries[0]["files_searched"]) == (2, 2)
+            assert [match.path async for match in client.search_files(glob="*.py")] == ["/workspace/a.py"]
+            with pytest.raises(InvalidRequest):
+                await anext(client.search_files("("))
 
     async def test_changes_are_told_as_they_happen(self, new: New) -> None:
         async with new() as client, contextlib.aclosing(client.watch("/workspace")) as changes:

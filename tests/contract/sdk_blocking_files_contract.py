@@ -22,6 +22,7 @@ from warren.model.errors import (
 )
 from warren.sdk.blocking.client import SandboxClient
 from warren.sdk.blocking.platform import run_parallel
+from warren.sdk.results import SearchSummary
 
 New = Callable[..., SandboxClient]
 ODD_NAMES = ["two words", "-dash", "ünï", "100%", "a#b?c&d=e+f", "line\nbreak", "%41", "semi;colon"]
@@ -226,6 +227,18 @@ class FilesContract:
             for path in ("", "a\0b"):
                 with pytest.raises(InvalidPath):
                     client.write_file(path, "1")
+
+    def test_files_are_searched_by_name_and_content(self, new: New) -> None:
+        with new() as client:
+            client.write_file("a.py", "one\ntwo\n")
+            client.write_file("b.txt", "two\n")
+            summaries: list[SearchSummary] = []
+            found = list(client.search_files("two", on_summary=summaries.append))
+            assert [(match.path, match.line) for match in found] == [("/workspace/a.py", 2), ("/workspace/b.txt", 1)]
+            assert (summaries[0].matches, summaries[0]["files_searched"]) == (2, 2)
+            assert [match.path for match in client.search_files(glob="*.py")] == ["/workspace/a.py"]
+            with pytest.raises(InvalidRequest):
+                next(client.search_files("("))
 
     def test_changes_are_told_as_they_happen(self, new: New) -> None:
         with new() as client, contextlib.closing(client.watch("/workspace")) as changes:

@@ -19,9 +19,8 @@ from contract.audit_contract import EVERYTHING, AuditContract, a_deed, all_of
 from warren.interfaces.audit import AuditLog, Query
 from warren.model.audit import DROPPED, CommandText
 from warren.model.errors import Unavailable
-from warren.tenancy.audit.files import FileAudit
-from warren.tenancy.audit.journal import Appended, Journal, make_directory
-from warren.tenancy.audit.reading import lines_before, read_page
+from warren.tenancy.audit.files import FileAudit, lines_before, read_page
+from warren.tenancy.audit.rotating_files import Appended, RotatingFiles, make_directory
 from warren.tenancy.audit.writer import AuditWriter
 from warren.testing.memory_audit import MemoryAudit
 
@@ -37,7 +36,7 @@ class TestMemoryAudit(AuditContract):
         log = MemoryAudit(keep=3)
         for number in range(5):
             log.record(a_deed(float(number)))
-        assert [deed.at for deed in await all_of(log, EVERYTHING)] == [4.0, 3.0, 2.0]
+        assert [entry.at for entry in await all_of(log, EVERYTHING)] == [4.0, 3.0, 2.0]
         assert repr(log) == "<MemoryAudit: 3>"
 
 
@@ -78,7 +77,7 @@ async def written(directory: Path, *numbers: int, **options: int) -> None:
 async def times_in(directory: Path) -> list[float]:
     log = await FileAudit.open(directory)
     try:
-        return [deed.at for deed in await all_of(log, EVERYTHING)]
+        return [entry.at for entry in await all_of(log, EVERYTHING)]
     finally:
         await log.close()
 
@@ -104,12 +103,12 @@ class TestFiles:
         log = await FileAudit.open(directory, max_bytes=5000, keep_files=3)
         for number in range(500):
             log.record(a_deed(float(number)))
-        deeds = await all_of(log, EVERYTHING)
+        entries = await all_of(log, EVERYTHING)
         files = files_of(directory)
         assert len(files) == 3
         assert max(file.stat().st_size for file in files) <= 5000
-        assert [deed.at for deed in deeds] == [499.0 - number for number in range(len(deeds))]
-        assert 30 < len(deeds) < 500
+        assert [entry.at for entry in entries] == [499.0 - number for number in range(len(entries))]
+        assert 30 < len(entries) < 500
         await log.close()
 
     async def test_a_page_after_a_file_that_is_gone_is_the_last(self, directory: Path) -> None:
@@ -120,7 +119,7 @@ class TestFiles:
         for number in range(100):
             log.record(a_deed(float(number)))
         await log.find(EVERYTHING)
-        assert (await log.find(Query("acme", after=page.after))).deeds == []
+        assert (await log.find(Query("acme", after=page.after))).entries == []
         await log.close()
 
     async def test_half_a_line_is_passed_over_and_the_next_deed_gets_its_own(self, directory: Path) -> None:
@@ -145,13 +144,13 @@ class TestFiles:
         for number in range(1, 200):
             log.record(a_deed(float(number)))
         await log.close()
-        pages = [read_page(directory, Query("acme", session_id="ses_rare"), look_through=2000)]
+        pages = [read_page(directory, Query("acme", session_id="ses_rare"), search_bytes=2000)]
         while pages[-1].after:
             pages.append(
-                read_page(directory, Query("acme", session_id="ses_rare", after=pages[-1].after), look_through=2000)
+                read_page(directory, Query("acme", session_id="ses_rare", after=pages[-1].after), search_bytes=2000)
             )
         assert len(pages) > 5
-        assert [deed.at for page in pages for deed in page.deeds] == [0.0]
+        assert [entry.at for page in pages for entry in page.entries] == [0.0]
 
     @pytest.mark.parametrize("length", [1, 65_535, 65_536, 65_537])
     async def test_lines_are_found_wherever_the_blocks_end(self, tmp_path: Path, length: int) -> None:
@@ -177,8 +176,8 @@ class TestFiles:
                 log.record(a_deed(float(number), session_id=f"ses_{which}"))
         await asyncio.gather(*(log.find(EVERYTHING) for log in logs))
         for which in range(2):
-            deeds = await all_of(logs[0], Query("acme", session_id=f"ses_{which}"))
-            assert sorted(deed.at for deed in deeds) == [float(number) for number in range(200)]
+            entries = await all_of(logs[0], Query("acme", session_id=f"ses_{which}"))
+            assert sorted(entry.at for entry in entries) == [float(number) for number in range(200)]
         for log in logs:
             await log.close()
 
@@ -208,7 +207,7 @@ class TestThingsInTheWay:
         (directory / "audit-0000000002.jsonl").symlink_to(tmp_path / "victim")
         for number in range(2, 12):
             log.record(a_deed(float(number)))
-        assert [deed.at for deed in await all_of(log, EVERYTHING)] == [float(number) for number in range(11, 0, -1)]
+        assert [entry.at for entry in await all_of(log, EVERYTHING)] == [float(number) for number in range(11, 0, -1)]
         assert not (tmp_path / "victim").exists()
         await log.close()
 
@@ -229,7 +228,7 @@ class TestThingsInTheWay:
         await log.find(EVERYTHING)
         files_of(directory)[0].unlink()
         log.record(a_deed(2.0))
-        assert [deed.at for deed in await all_of(log, EVERYTHING)] == [2.0]
+        assert [entry.at for entry in await all_of(log, EVERYTHING)] == [2.0]
         await log.close()
 
     async def test_a_directory_that_is_gone_is_told_counted_and_used_again(
@@ -241,20 +240,18 @@ class TestThingsInTheWay:
             log.record(a_deed(float(number)))
             with pytest.raises(Unavailable, match="cannot be read"):
                 await log.find(EVERYTHING)
-        assert [record.message.split(":")[0] for record in caplog.records] == [
-            "the audit record cannot be written, deeds are lost until this is over"
-        ]
+        assert [record.message for record in caplog.records] == ["audit_not_written"]
         make_directory(directory)
         log.record(a_deed(3.0))
         newest, note = await all_of(log, EVERYTHING)
         assert newest == a_deed(3.0)
         assert (note.action, note.detail) == (DROPPED, {"count": 3, "first_at": 0.0, "last_at": 2.0})
-        assert caplog.records[-1].levelno == logging.WARNING
-        assert "written again, 3 deeds were lost" in caplog.text
+        assert (caplog.records[-1].message, caplog.records[-1].levelno) == ("audit_written_again", logging.WARNING)
+        assert caplog.records[-1].fields == {"dropped": 3}
         await log.close()
 
 
-class StuckJournal(Journal):
+class StuckFiles(RotatingFiles):
     """A disk that does not answer until it is allowed to."""
 
     def __init__(self, directory: Path) -> None:
@@ -273,7 +270,7 @@ class StuckJournal(Journal):
 class TestFaults:
     async def test_a_disk_that_does_not_answer_stops_nobody(self, directory: Path) -> None:
         make_directory(directory)
-        journal = StuckJournal(directory)
+        journal = StuckFiles(directory)
         log = FileAudit(directory, AuditWriter(journal, CommandText.REDACTED, queue_most=10))
         log.record(a_deed(0.0))
         with anyio.fail_after(30):
@@ -284,14 +281,14 @@ class TestFaults:
         journal.may_go_on.set()
         *kept, first = await all_of(log, EVERYTHING)
         assert first == a_deed(0.0)
-        assert [deed.at for deed in kept if deed.action != DROPPED] == [float(number) for number in range(10, 0, -1)]
-        (note,) = (deed for deed in kept if deed.action == DROPPED)
+        assert [entry.at for entry in kept if entry.action != DROPPED] == [float(number) for number in range(10, 0, -1)]
+        (note,) = (entry for entry in kept if entry.action == DROPPED)
         assert note.detail == {"count": 90, "first_at": 11.0, "last_at": 100.0}
         await log.close()
 
     async def test_what_waits_is_bounded_in_size_too(self, directory: Path) -> None:
         make_directory(directory)
-        journal = StuckJournal(directory)
+        journal = StuckFiles(directory)
         log = FileAudit(directory, AuditWriter(journal, CommandText.REDACTED))
         log.record(a_deed(0.0))
         with anyio.fail_after(30):
@@ -308,7 +305,7 @@ class TestFaults:
         out, _ = child.communicate(timeout=60)
         assert child.returncode == 0
         lines = out.splitlines()
-        assert lines[0].startswith("the audit record cannot be written, deeds are lost until this is over")
+        assert lines[0] == "audit_not_written"
         assert lines[-1] == "full, counted, works again"
 
     async def test_a_limit_on_file_sizes_is_counted_and_passes(self, directory: Path) -> None:
@@ -336,10 +333,10 @@ class TestFaults:
             assert writer.stdout.readline()
         writer.send_signal(signal.SIGKILL)
         said = writer.communicate()[0].split()
-        deeds = asyncio.run(_everything_in(directory))
+        entries = asyncio.run(_everything_in(directory))
         last = int(said[-1]) if said else 9 + 7 * which
         for number in range(last + 1):
-            assert sum(deed == float(number) for deed in deeds) == 20
+            assert sum(entry == float(number) for entry in entries) == 20
 
 
 async def _everything_in(directory: Path) -> list[float]:

@@ -21,13 +21,13 @@ from warren.cluster.roster import Roster
 from warren.interfaces.store import SessionStore
 from warren.stores import redis_roster_scripts as scripts
 from warren.stores import redis_scripts
+from warren.stores.encryption import Encryption
 from warren.stores.mirrored import MirroredStore, SharedStore
 from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_store import RedisStore
-from warren.stores.sealing import Sealer
 from warren.stores.sqlite import SqliteStore
 
-SEALER = Sealer(bytes(32))
+SEALER = Encryption(bytes(32))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ class TestMirroredStore(StoreContract, DurableStoreContract):
         return await self._open()
 
     async def _open(self) -> SessionStore:
-        copies = await SqliteStore.open(self._path, sealer=SEALER)
+        copies = await SqliteStore.open(self._path, encryption=SEALER)
         shared = await RedisStore.open(self._url, SEALER, timeout_s=PATIENCE_S, namespace=self._namespace)
         store = _Purging(shared, copies.records, "", SEALER)
         self._opened.append((copies, store))

@@ -138,6 +138,10 @@ class FileSuite:
             ("DELETE", "/files", {"path": "none"}, 404, "file_not_found"),
             ("GET", "/files/archive", {"path": "none"}, 404, "file_not_found"),
             ("GET", "/files/watch", {"path": "none"}, 404, "file_not_found"),
+            ("GET", "/files/search", {"path": "none", "glob": "*"}, 404, "file_not_found"),
+            ("GET", "/files/search", {}, 422, "invalid_request"),
+            ("GET", "/files/search", {"pattern": "("}, 422, "invalid_request"),
+            ("GET", "/files/search", {"pattern": "x", "max_matches": "0"}, 422, "invalid_request"),
             ("GET", "/files/content", {"path": "dir"}, 400, "is_directory"),
             ("PUT", "/files/content", {"path": "dir"}, 400, "is_directory"),
             ("DELETE", "/files", {"path": "dir"}, 400, "is_directory"),
@@ -183,6 +187,38 @@ class FileSuite:
                 assert answer.status in (400, 422), await answer.read()
                 assert answer.content_type == "application/problem+json"
         assert (await session.exec("cat /workspace/out"))["exit_code"] != 0
+
+    async def test_files_are_found_by_name_and_by_content(self, session: SessionApi) -> None:
+        await session.write("src/one.py", b"import os\nprint('two')\n")
+        await session.write("src/two.txt", b"two\n")
+        found = await session.get("/files/search", pattern="t[w]o", glob="*.py")
+        assert found["matches"] == [
+            {
+                "path": "/workspace/src/one.py",
+                "kind": "file",
+                "line": 2,
+                "column": 8,
+                "text": "print('two')",
+                "text_truncated": False,
+            }
+        ]
+        assert (found["summary"]["matches"], found["summary"]["truncated_by"]) == (1, None)
+        names = await session.get("/files/search", glob="src/*")
+        assert [one["path"] for one in names["matches"]] == ["/workspace/src/one.py", "/workspace/src/two.txt"]
+
+    async def test_a_search_is_streamed_and_says_what_ended_it(self, session: SessionApi) -> None:
+        await session.write("many", b"line\n" * 100)
+        async with session.events("GET", "/files/search", pattern="line", max_matches=3) as events:
+            seen = [event async for event in events if event is not COMMENT]
+        assert [event.kind for event in seen] == ["match", "match", "match", "summary"]
+        assert [event.data["line"] for event in seen[:3]] == [1, 2, 3]
+        assert seen[3].data["truncated_by"] == "max_matches"
+
+    async def test_an_answer_that_is_no_stream_has_a_bound(self, session: SessionApi) -> None:
+        await session.write("long", (b"x" * 100 + b"\n") * 30_000)
+        found = await session.get("/files/search", pattern="x", max_matches=100_000)
+        assert 1000 < len(found["matches"]) < 30_000
+        assert found["summary"]["truncated_by"] == "answer_bytes"
 
     async def test_a_change_after_watching_began_is_never_missed(self, session: SessionApi) -> None:
         async with session.events("GET", "/files/watch") as events:

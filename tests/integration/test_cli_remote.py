@@ -145,6 +145,18 @@ def test_a_background_command_is_started_followed_and_killed(cli: RemoteCli, ses
     assert cli.document("logs", session, "web")["running"] is False
 
 
+def test_files_are_searched(cli: RemoteCli, session: str) -> None:
+    cli.say("exec", session, "--", "sh", "-c", "mkdir s; echo two > s/a.py; echo two > s/b.txt")
+    assert cli.say("search", session, "-e", "t[w]o", "-g", "*.py") == "/workspace/s/a.py:1:two\n"
+    assert cli.say("search", session, "-g", "s/*") == "/workspace/s/a.py\n/workspace/s/b.txt\n"
+    found = json.loads(cli.run("search", session, "--json", "-e", "two", "-g", "*.txt").stdout)
+    assert (found["path"], found["line"]) == ("/workspace/s/b.txt", 1)
+    cut = cli.run("search", session, "-e", "two", "-m", "1")
+    assert (cut.returncode, b"max_matches ended the search" in cut.stderr) == (0, True)
+    assert cli.run("search", session, "-e", "nowhere").returncode == 1
+    assert cli.run("search", session).returncode == 2
+
+
 def test_logs_follow_to_the_end_with_the_streams_apart(cli: RemoteCli, session: str) -> None:
     line = "for i in 1 2 3; do echo $i; echo $i >&2; sleep 0.3; done"
     process_id = cli.say("exec", "-d", session, "--", "sh", "-c", line).strip()
@@ -281,7 +293,7 @@ def test_every_command_has_a_help_text_with_an_example(cli: RemoteCli) -> None:
     for title in ("Sessions of a server", "Sandboxes of this machine", "The server and the machine"):
         assert title in said
     here = {"run", "shell", "image", "doctor", "config", "completion"}
-    for name in here | {"ps", "create", "exec", "cp", "logs", "kill", "stats", "self-test", "mcp"}:
+    for name in here | {"ps", "create", "exec", "cp", "search", "logs", "kill", "stats", "self-test", "mcp"}:
         assert f"\n  {name} " in said
         assert "Example: " in cli.say(name, "--help")
 

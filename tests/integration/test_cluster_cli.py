@@ -140,11 +140,13 @@ class Up:
 
     def wait_until_up(self) -> None:
         assert self._process.stdout is not None
+        output = ""
         for line in self._process.stdout:
+            output += line
             if line.startswith("The cluster is up: "):
                 assert self.url in line
                 return
-        raise AssertionError(f"it ended with {self._process.wait()}")
+        raise AssertionError(f"it ended with {self._process.wait()}: {output}")
 
     def send(self, number: int) -> None:
         os.kill(self._process.pid, number)

@@ -19,9 +19,9 @@ from warren.model.access import USUAL_SCOPES, Caller
 from warren.model.access import Scope as AccessScope
 from warren.tenancy.identity import Anybody
 from warren.tenancy.tenancy import Tenancy
-from warren.tenancy.webhooks.addresses import read_networks
+from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
-from warren.tenancy.webhooks.post import Poster
+from warren.tenancy.webhooks.sender import WebhookSender
 
 pytestmark = pytest.mark.anyio
 PLACE = "/api/webhooks"
@@ -57,8 +57,8 @@ def client(served: World, tenancy: Tenancy, tenant: str, scope: str = "sessions"
 
 @asynccontextmanager
 async def running_office(served: World, *, sends: bool = True) -> AsyncIterator[Tenancy]:
-    poster = Poster(read_networks([f"{PUBLIC}/32"]))
-    made = Webhooks(served.store.records, served.clock, poster)
+    sender = WebhookSender(read_networks([f"{PUBLIC}/32"]))
+    made = Webhooks(served.store.records, served.clock, sender)
     tenancy = Tenancy(served.store.records, served.clock, environment, webhooks=made if sends else None)
     tenancy.start()
     try:

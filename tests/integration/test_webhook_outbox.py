@@ -26,13 +26,12 @@ from integration.webhook_world import (
 
 from warren.model.errors import Conflict, RateLimited, Unauthorized
 from warren.model.events import EventKind
-from warren.stores.memory_records import MemoryRecords
-from warren.tenancy.webhooks.courier import LOOK_AT_ALL_S
-from warren.tenancy.webhooks.deliveries import FAILED_KEPT_S, MOST_FAILED
-from warren.tenancy.webhooks.outbox import REMEMBERED_S
+from warren.stores.memory import MemoryRecords
+from warren.tenancy.webhooks.deliveries import FAILED_KEPT_S, MAX_FAILED
+from warren.tenancy.webhooks.delivery_worker import MAX_OF_WEBHOOK, SCAN_S
+from warren.tenancy.webhooks.outbox import CACHED_S
 from warren.tenancy.webhooks.retries import ATTEMPTS, PAUSES_S, SPREAD
 from warren.tenancy.webhooks.signing import verify
-from warren.tenancy.webhooks.slots import OF_A_WEBHOOK
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -106,7 +105,7 @@ async def test_a_webhook_made_by_another_process_is_told_two_seconds_later(clock
         made.publish(an_event())
         await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
         hook, _ = await other.create("acme", receiver.url(), ALL)
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         made.publish(late := an_event())
         await until_delivered(made, hook.id, receiver.requests, 1)
     assert ids(receiver) == [late.id]
@@ -181,10 +180,10 @@ async def test_after_the_last_attempt_it_is_given_up_and_shown_for_a_day(clock: 
 async def test_what_was_given_up_is_kept_in_small_numbers(clock: ManualClock) -> None:
     async with receiving(saying(b"", "405 No")) as receiver, working(MemoryRecords(), clock) as made:
         hook, _ = await made.create("acme", receiver.url(), ALL)
-        for _ in range(MOST_FAILED + 5):
+        for _ in range(MAX_FAILED + 5):
             made.publish(an_event())
-        await wait_until(lambda: len(receiver.requests) == MOST_FAILED + 5)
-        await until_states(made, hook.id, *[("failed", 1)] * MOST_FAILED)
+        await wait_until(lambda: len(receiver.requests) == MAX_FAILED + 5)
+        await until_states(made, hook.id, *[("failed", 1)] * MAX_FAILED)
 
 
 async def test_410_disables_the_webhook(clock: ManualClock) -> None:
@@ -193,7 +192,7 @@ async def test_410_disables_the_webhook(clock: ManualClock) -> None:
         made.publish(an_event())
         await until_states(made, hook.id, ("failed", 1))
         assert "410" in (await made.get("acme", hook.id)).disabled
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         made.publish(an_event())
         await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
         assert len(await made.deliveries("acme", hook.id)) == 1
@@ -254,7 +253,7 @@ async def test_what_was_put_in_line_by_who_had_not_heard_of_the_deletion_goes_to
         await made.delete("acme", hook.id)
         other.publish(an_event(kind=EventKind.SESSION_LOST))
         await wait_until(lambda: repr(other).startswith("<Webhooks: 0 events"))
-        await clock.advance(120.0 + LOOK_AT_ALL_S)
+        await clock.advance(120.0 + SCAN_S)
         await wait_until(lambda: repr(records) == "<MemoryRecords: 0>")
     assert len(receiver.requests) == 1
 
@@ -277,14 +276,14 @@ async def test_a_ping_says_what_came_of_it(clock: ManualClock) -> None:
 async def test_pings_have_the_places_that_deliveries_have(clock: ManualClock) -> None:
     async with receiving(silent) as receiver, webhooks(MemoryRecords(), clock) as made:
         hook, _ = await made.create("acme", receiver.url(), ALL)
-        pings = [asyncio.create_task(made.test("acme", hook.id)) for _ in range(OF_A_WEBHOOK)]
-        await wait_until(lambda: receiver.connections == OF_A_WEBHOOK)
+        pings = [asyncio.create_task(made.test("acme", hook.id)) for _ in range(MAX_OF_WEBHOOK)]
+        await wait_until(lambda: receiver.connections == MAX_OF_WEBHOOK)
         with pytest.raises(RateLimited):
             await made.test("acme", hook.id)
         for ping in pings:
             ping.cancel()
         await asyncio.gather(*pings, return_exceptions=True)
         ping = asyncio.create_task(made.test("acme", hook.id))
-        await wait_until(lambda: receiver.connections == OF_A_WEBHOOK + 1)
+        await wait_until(lambda: receiver.connections == MAX_OF_WEBHOOK + 1)
         ping.cancel()
         await asyncio.gather(ping, return_exceptions=True)

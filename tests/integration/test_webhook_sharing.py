@@ -32,12 +32,11 @@ from redis_server import running_redis
 
 from warren.interfaces.records import Record
 from warren.interfaces.store import SessionStore
-from warren.stores.memory_records import MemoryRecords
+from warren.stores.memory import MemoryRecords
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
-from warren.tenancy.webhooks.courier import LEASE_S
-from warren.tenancy.webhooks.outbox import REMEMBERED_S
-from warren.tenancy.webhooks.slots import AT_ONCE, OF_A_TENANT, OF_A_WEBHOOK
+from warren.tenancy.webhooks.delivery_worker import LEASE_S, MAX_OF_TENANT, MAX_OF_WEBHOOK, MAX_SENDING
+from warren.tenancy.webhooks.outbox import CACHED_S
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -61,27 +60,27 @@ async def test_a_slow_receiver_holds_up_neither_others_nor_itself_for_ever(clock
             made.publish(an_event())
         await until_delivered(made, hook.id, quick.requests, 30)
         waiting = Counter(one["state"] for one in await made.deliveries("acme", held_up.id))
-        assert waiting == {"sending": OF_A_WEBHOOK, "waiting": 30 - OF_A_WEBHOOK}
-    assert slow.connections == OF_A_WEBHOOK
+        assert waiting == {"sending": MAX_OF_WEBHOOK, "waiting": 30 - MAX_OF_WEBHOOK}
+    assert slow.connections == MAX_OF_WEBHOOK
 
 
 async def test_a_tenant_with_slow_receivers_holds_up_no_other_tenant(clock: ManualClock) -> None:
     async with receiving(silent) as slow, receiving(TAKES) as quick, working(MemoryRecords(), clock) as made:
-        for _ in range(OF_A_TENANT):
+        for _ in range(MAX_OF_TENANT):
             await made.create("acme", slow.url(), ALL)
         hook, _ = await made.create("other", quick.url(), ALL)
-        for _ in range(AT_ONCE):
+        for _ in range(MAX_SENDING):
             made.publish(an_event())
-        await wait_until(lambda: slow.connections == OF_A_TENANT)
+        await wait_until(lambda: slow.connections == MAX_OF_TENANT)
         for _ in range(30):
             made.publish(an_event("other"))
         await until_delivered(made, hook.id, quick.requests, 30, tenant="other")
-        assert slow.connections == OF_A_TENANT
+        assert slow.connections == MAX_OF_TENANT
 
 
 async def test_the_webhooks_of_a_tenant_take_turns(clock: ManualClock) -> None:
     async with receiving(TAKES) as receiver, webhooks(MemoryRecords(), clock) as made:
-        places = [f"/{number}" for number in range(2 * OF_A_TENANT)]
+        places = [f"/{number}" for number in range(2 * MAX_OF_TENANT)]
         hooks = [(await made.create("acme", receiver.url(place), ALL))[0] for place in places]
         for _ in range(20):
             made.publish(an_event())
@@ -102,23 +101,23 @@ async def test_no_more_than_so_many_are_sent_at_once_and_the_rest_follows(clock:
         await TAKES(reader, writer)
 
     async with receiving(waits) as receiver, working(MemoryRecords(), clock) as made:
-        tenants = [f"t{number}" for number in range(AT_ONCE)]
+        tenants = [f"t{number}" for number in range(MAX_SENDING)]
         for tenant in tenants:
             await made.create(tenant, receiver.url(), ALL)
             for _ in range(3):
                 made.publish(an_event(tenant))
-        await wait_until(lambda: receiver.connections == AT_ONCE)
+        await wait_until(lambda: receiver.connections == MAX_SENDING)
         await wait_until(lambda: repr(made).startswith("<Webhooks: 0 events"))
-        assert receiver.connections == AT_ONCE
+        assert receiver.connections == MAX_SENDING
         go.set()
-        await wait_until(lambda: len(receiver.requests) == 3 * AT_ONCE)
+        await wait_until(lambda: len(receiver.requests) == 3 * MAX_SENDING)
     assert max(Counter(ids(receiver)).values()) == 1
 
 
 async def test_a_tenant_has_so_many_waiting_and_more_are_dropped(
     clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with receiving(TAKES) as receiver, webhooks(MemoryRecords(), clock, most_waiting=5) as made:
+    async with receiving(TAKES) as receiver, webhooks(MemoryRecords(), clock, max_waiting=5) as made:
         hook, _ = await made.create("acme", receiver.url(), ALL)
         other, _ = await made.create("other", receiver.url(), ALL)
         events = [an_event() for _ in range(8)]
@@ -131,12 +130,12 @@ async def test_a_tenant_has_so_many_waiting_and_more_are_dropped(
         kept = {one["message_id"] for one in await made.deliveries("acme", hook.id)}
         assert kept == {event.id for event in events[:5]}
         assert made.dropped == 3
-        assert [record.message for record in caplog.records if "dropped" in record.message] == [
-            "5 webhooks of the tenant acme wait to be sent: more are dropped"
+        assert [(record.message, record.fields) for record in caplog.records] == [
+            ("webhook_deliveries_dropped", {"tenant": "acme", "waiting": 5})
         ]
         async with delivering(made):
             await until_delivered(made, hook.id, receiver.requests, 6)
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         made.publish(late := an_event())
         await until_states(made, hook.id, ("waiting", 0))
         assert (await made.deliveries("acme", hook.id))[0]["message_id"] == late.id
@@ -144,7 +143,7 @@ async def test_a_tenant_has_so_many_waiting_and_more_are_dropped(
 
 async def test_what_is_not_even_written_is_bounded_too(clock: ManualClock) -> None:
     records = FailingRecords()
-    async with receiving(TAKES) as receiver, webhooks(records, clock, most_waiting=5) as made:
+    async with receiving(TAKES) as receiver, webhooks(records, clock, max_waiting=5) as made:
         await made.create("acme", receiver.url(), ALL)
         records.broken = True
         for _ in range(8):

@@ -1,6 +1,6 @@
 """What webhooks are sent to in tests: receivers on loopback that count connections, and names that answer as told.
 
-127.0.0.2 stands for a public address: the poster is allowed to call it, and only it. 127.0.0.1 stands for what must
+127.0.0.2 stands for a public address: the sender is allowed to call it, and only it. 127.0.0.1 stands for what must
 not be reached.
 """
 

@@ -15,11 +15,11 @@ from warren.clock import Clock
 from warren.interfaces.records import Record, RecordStore
 from warren.model.errors import Unavailable
 from warren.model.events import Event, EventKind
-from warren.stores.memory_records import MemoryRecords
-from warren.stores.sealing import Sealer
-from warren.tenancy.webhooks.addresses import read_networks
-from warren.tenancy.webhooks.outbox import MOST_WAITING, Webhooks
-from warren.tenancy.webhooks.post import Poster
+from warren.stores.encryption import Encryption
+from warren.stores.memory import MemoryRecords
+from warren.tenancy.webhooks.destinations import read_networks
+from warren.tenancy.webhooks.outbox import MAX_WAITING, Webhooks
+from warren.tenancy.webhooks.sender import WebhookSender
 from warren.testing.manual_clock import ManualClock
 
 PATIENCE_S = 60.0
@@ -92,16 +92,16 @@ class FailingRecords(MemoryRecords):
 async def webhooks(
     records: RecordStore,
     clock: Clock,
-    sealer: Sealer | None = None,
+    encryption: Encryption | None = None,
     *,
     resolver: AbstractResolver | None = None,
-    most_waiting: int = MOST_WAITING,
+    max_waiting: int = MAX_WAITING,
 ) -> AsyncIterator[Webhooks]:
     """Publishes and does not deliver."""
-    poster = Poster(
+    sender = WebhookSender(
         read_networks([f"{PUBLIC}/32"]), timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S, resolver=resolver
     )
-    made = Webhooks(records, clock, poster, sealer, most_waiting=most_waiting)
+    made = Webhooks(records, clock, sender, encryption, max_waiting=max_waiting)
     try:
         yield made
     finally:

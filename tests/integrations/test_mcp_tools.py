@@ -73,7 +73,7 @@ class TestEveryTransport:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == {
             "bash", "bash_background", "background_output", "background_stop", "read_file", "write_file",
-            "edit_file", "list_files", "sandbox_info", "reset_sandbox",
+            "edit_file", "list_files", "search_files", "sandbox_info", "reset_sandbox",
         }  # fmt: skip
         for tool in tools.values():
             assert tool.description
@@ -82,7 +82,7 @@ class TestEveryTransport:
             assert all(each.get("description") for each in tool.input_schema["properties"].values())
         assert tools["bash"].input_schema["required"] == ["command"]
         assert {name for name, tool in tools.items() if tool.annotations and tool.annotations.read_only_hint} == {
-            "background_output", "read_file", "list_files", "sandbox_info",
+            "background_output", "read_file", "list_files", "search_files", "sandbox_info",
         }  # fmt: skip
 
     async def test_bash_keeps_the_directory_and_variables(self, tools: Tools) -> None:
@@ -152,6 +152,10 @@ class TestEveryTransport:
         listed = await tools.said("list_files", depth=2)
         assert [line.split()[-1] for line in listed.splitlines()] == ["/workspace/a/", "/workspace/a/b.txt"]
         assert await tools.said("bash", command="stat -c %a a/b.txt") == "750\n"
+        assert await tools.said("search_files", pattern="2n[d]") == "/workspace/a/b.txt:2: 2nd"
+        assert await tools.said("search_files", glob="*.txt") == "/workspace/a/b.txt"
+        assert "max_matches" in await tools.said("search_files", pattern=".", max_matches=1)
+        assert await tools.said("search_files", pattern="nowhere") == "Nothing was found."
 
     async def test_an_image_comes_back_as_an_image(self, tools: Tools) -> None:
         encoded = base64.b64encode(png()).decode()

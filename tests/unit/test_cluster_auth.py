@@ -22,7 +22,7 @@ from warren.cluster.auth import (
 from warren.cluster.roster import PROTOCOL
 from warren.model.access import ALL_SCOPES, ANY_TENANT, Caller, Quota, Scope
 from warren.model.errors import Conflict, Unauthorized
-from warren.stores.sealing import read_key
+from warren.stores.encryption import read_key
 
 AUTH = ClusterAuth("a-secret-of-the-cluster")
 

@@ -6,7 +6,7 @@ import pytest
 
 from warren.model.access import ALL_SCOPES, Caller, Quota, Scope
 from warren.model.errors import InvalidRequest, NotFound, Unauthorized
-from warren.stores.memory_records import MemoryRecords
+from warren.stores.memory import MemoryRecords
 from warren.tenancy.keys import REMEMBERED_S, Keys, key_view
 from warren.testing.manual_clock import ManualClock
 

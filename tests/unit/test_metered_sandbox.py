@@ -118,7 +118,7 @@ async def test_expiry_and_loss_are_told_and_in_the_record() -> None:
         kinds = {(event.session_id, event.kind) for event in events}
         assert (lost.id, EventKind.SESSION_LOST) in kinds
         assert (idle.id, EventKind.SESSION_EXPIRED) in kinds
-        actions = {(deed.session_id, deed.action) for deed in (await w.audit.find(Query(TENANT))).deeds}
+        actions = {(deed.session_id, deed.action) for deed in (await w.audit.find(Query(TENANT))).entries}
         assert {(lost.id, "session.lost"), (idle.id, "session.expired")} <= actions
 
 

@@ -12,9 +12,9 @@ from warren.interfaces.records import Record
 from warren.interfaces.store import Added, Page
 from warren.model.errors import NoSpace, Unavailable
 from warren.model.session import EndReason, Session, SessionState
-from warren.stores.memory_records import MemoryRecords
+from warren.stores.encryption import Encryption
+from warren.stores.memory import MemoryRecords
 from warren.stores.mirrored import MirroredStore
-from warren.stores.sealing import Sealer
 
 pytestmark = pytest.mark.anyio
 
@@ -29,10 +29,10 @@ class World:
     def __init__(self) -> None:
         self.shared = RestoringStore()
         self.copies = MemoryRecords()
-        self.store = MirroredStore(self.shared, self.copies, "w", Sealer(bytes(32)))
+        self.store = MirroredStore(self.shared, self.copies, "w", Encryption(bytes(32)))
 
     async def restarted(self) -> MirroredStore:
-        self.store = MirroredStore(self.shared, self.copies, "w", Sealer(bytes(32)))
+        self.store = MirroredStore(self.shared, self.copies, "w", Encryption(bytes(32)))
         await self.store.load()
         return self.store
 

@@ -9,7 +9,7 @@ from unit.restoring_store import RestoringStore
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key
 from warren.model.errors import Unavailable
 from warren.model.session import EndReason, Session
-from warren.stores.memory_records import MemoryRecords
+from warren.stores.memory import MemoryRecords
 from warren.stores.mirrored import MirroredStore
 
 pytestmark = pytest.mark.anyio

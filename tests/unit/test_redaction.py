@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from warren.model.audit import CommandText, Deed
-from warren.tenancy.audit.deeds import LINE_MOST, deed_of, kept, kept_line, line_of
+from warren.model.audit import AuditEntry, CommandText
+from warren.tenancy.audit.entries import LINE_MOST, encode_entry, encode_redacted, parse_entry, redact_entry
 from warren.tenancy.audit.redaction import GONE, forms_of, redacted, without_shapes
 
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEhunter2\nAAAA\n-----END RSA PRIVATE KEY-----"
@@ -144,7 +144,7 @@ _secrets = st.text(min_size=6, max_size=30).filter(lambda one: one.strip() == on
 _plain = st.text(string.ascii_letters + string.digits, min_size=6, max_size=20)
 
 
-def _survives(secret: str, deed: Deed) -> bool:
+def _survives(secret: str, entry: AuditEntry) -> bool:
     def within(value: object) -> bool:
         if isinstance(value, dict):
             return any(within(name) or within(one) for name, one in value.items())
@@ -152,7 +152,7 @@ def _survives(secret: str, deed: Deed) -> bool:
             return any(map(within, value))
         return isinstance(value, str) and secret in value
 
-    return within(dict(deed.detail))
+    return within(dict(entry.detail))
 
 
 @given(_secrets, _texts, _texts, st.integers(1, 3))
@@ -165,17 +165,17 @@ def test_a_value_that_is_known_never_survives(secret: str, before: str, after: s
         "reason": {"deep": [text, {"deeper": text}]},
         "argv": [before, secret, after],
     }
-    kept_deed = kept(Deed(1.0, "run_command", detail=detail), [secret], CommandText.REDACTED)
+    kept_entry = redact_entry(AuditEntry(1.0, "run_command", detail=detail), [secret], CommandText.REDACTED)
     assume(secret not in "command path reason deep deeper argv")
-    assert not _survives(secret, kept_deed)
-    assert deed_of(line_of(kept_deed)) == kept_deed
+    assert not _survives(secret, kept_entry)
+    assert parse_entry(encode_entry(kept_entry)) == kept_entry
 
 
 @given(_secrets, st.lists(_texts, max_size=3), st.lists(_texts, max_size=3))
 def test_nor_as_an_argument_of_a_command(secret: str, before: list[str], after: list[str]) -> None:
-    deed = Deed(1.0, "run_command", detail={"command": [*before, secret, *after]})
+    entry = AuditEntry(1.0, "run_command", detail={"command": [*before, secret, *after]})
     assume(secret not in shlex.join([*before, GONE, *after]))
-    assert not _survives(secret, kept(deed, [secret], CommandText.REDACTED))
+    assert not _survives(secret, redact_entry(entry, [secret], CommandText.REDACTED))
 
 
 @given(_plain, st.sampled_from(["--password {}", "API_KEY={}", "-u me:{}", "https://me:{}@host/", "token='{}'"]))
@@ -223,31 +223,31 @@ def test_short_values_stay() -> None:
 
 
 def test_variables_do_not_hide_who_did_what() -> None:
-    deed = Deed(1.0, "run_command", "acme-inc", "key_123", "10.0.0.1", "req_123", "ses_123", result="refused")
+    entry = AuditEntry(1.0, "run_command", "acme-inc", "key_123", "10.0.0.1", "req_123", "ses_123", result="refused")
     hiding = ["run_command", "acme-inc", "key_123", "10.0.0.1", "req_123", "ses_123", "refused"]
-    assert kept(deed, hiding, CommandText.REDACTED) == deed
+    assert redact_entry(entry, hiding, CommandText.REDACTED) == entry
 
 
 def test_what_the_caller_chose_freely_is_searched_for_secrets() -> None:
-    deed = Deed(1.0, "get_session", request_id="wk_0123456789abc", session_id="ghp_0123456789abcdefghij0")
-    clean = kept(deed, [], CommandText.REDACTED)
+    entry = AuditEntry(1.0, "get_session", request_id="wk_0123456789abc", session_id="ghp_0123456789abcdefghij0")
+    clean = redact_entry(entry, [], CommandText.REDACTED)
     assert (clean.request_id, clean.session_id) == (GONE, GONE)
 
 
 def test_a_detail_with_the_name_of_a_secret_goes() -> None:
-    deed = Deed(1.0, "x", detail={"password": "a", "env": {"API_TOKEN": "b", "HOME": "/root"}, "exit_code": 0})
-    clean = kept(deed, [], CommandText.REDACTED)
+    entry = AuditEntry(1.0, "x", detail={"password": "a", "env": {"API_TOKEN": "b", "HOME": "/root"}, "exit_code": 0})
+    clean = redact_entry(entry, [], CommandText.REDACTED)
     assert clean.detail == {"password": GONE, "env": {"API_TOKEN": GONE, "HOME": "/root"}, "exit_code": 0}
 
 
 def test_commands_are_left_out_where_that_is_asked_for() -> None:
-    deed = Deed(1.0, "run_command", detail={"command": "ls", "exit_code": 0})
-    assert kept(deed, [], CommandText.NONE).detail == {"exit_code": 0}
+    entry = AuditEntry(1.0, "run_command", detail={"command": "ls", "exit_code": 0})
+    assert redact_entry(entry, [], CommandText.NONE).detail == {"exit_code": 0}
 
 
 def test_arguments_are_kept_as_one_text() -> None:
-    deed = Deed(1.0, "run_command", detail={"command": ["login", "--password", "two words", "it's"]})
-    assert kept(deed, [], CommandText.REDACTED).detail["command"] == "login --password [redacted] 'it'\"'\"'s'"
+    entry = AuditEntry(1.0, "run_command", detail={"command": ["login", "--password", "two words", "it's"]})
+    assert redact_entry(entry, [], CommandText.REDACTED).detail["command"] == "login --password [redacted] 'it'\"'\"'s'"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_arguments_are_kept_as_one_text() -> None:
     ids=["big", "wide", "names", "escapes", "odd"],
 )
 def test_a_line_is_bounded_whatever_is_in_it(detail: dict[str, object]) -> None:
-    line = kept_line(Deed(float("nan"), "x" * 10_000, detail=detail), [], CommandText.REDACTED)
+    line = encode_redacted(AuditEntry(float("nan"), "x" * 10_000, detail=detail), [], CommandText.REDACTED)
     assert len(line) <= LINE_MOST
     assert json.loads(line)["at"] == 0
 
@@ -270,17 +270,17 @@ def test_a_line_is_bounded_whatever_is_in_it(detail: dict[str, object]) -> None:
 def test_a_nest_without_end_is_cut() -> None:
     nest: dict[str, object] = {}
     nest["nest"] = nest
-    assert "dict" in json.dumps(kept(Deed(1.0, "x", detail=nest), [], CommandText.REDACTED).detail)
+    assert "dict" in json.dumps(redact_entry(AuditEntry(1.0, "x", detail=nest), [], CommandText.REDACTED).detail)
 
 
 def test_no_line_has_characters_a_terminal_could_obey() -> None:
     every = "".join(map(chr, [*range(0x0, 0x20), *range(0x7F, 0xA0), 0x2028, 0x202E, 0xD800]))
-    line = kept_line(Deed(1.0, "x", detail={"command": every}), [], CommandText.REDACTED)
+    line = encode_redacted(AuditEntry(1.0, "x", detail={"command": every}), [], CommandText.REDACTED)
     assert all(0x20 <= byte < 0x7F for byte in line[:-1])
     assert line.endswith(b"\n")
-    deed = deed_of(line)
-    assert deed is not None
-    assert deed.detail["command"] == every
+    entry = parse_entry(line)
+    assert entry is not None
+    assert entry.detail["command"] == every
 
 
 @pytest.mark.parametrize(
@@ -289,4 +289,4 @@ def test_no_line_has_characters_a_terminal_could_obey() -> None:
      b'{"at":1,"action":"x","detail":[]}', b"\xff\x00", b"[" * 100_000],
 )  # fmt: skip
 def test_a_line_that_is_no_deed_is_none(line: bytes) -> None:
-    assert deed_of(line) is None
+    assert parse_entry(line) is None

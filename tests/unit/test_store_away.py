@@ -8,7 +8,7 @@ import pytest
 from warren.interfaces.records import Record
 from warren.model.access import ALL_SCOPES, ANY_TENANT, NO_QUOTA, Quota
 from warren.model.errors import Unauthorized, Unavailable
-from warren.stores.memory_records import MemoryRecords
+from warren.stores.memory import MemoryRecords
 from warren.tenancy.identity import Proven
 from warren.tenancy.keys import _MOST_REMEMBERED, REMEMBERED_S, TRUSTED_S, Keys
 from warren.tenancy.tenants import Tenant, Tenants

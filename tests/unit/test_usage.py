@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from warren.interfaces.records import Record, RecordStore
 from warren.model.errors import NoSpace, Unavailable
 from warren.model.usage import NO_USAGE, DayUsage, Usage
-from warren.stores.memory_records import MemoryRecords
+from warren.stores.memory import MemoryRecords
 from warren.stores.sqlite import SqliteStore
-from warren.tenancy.usage import FLUSH_S, MOST_SUMS, UsageBook, day_of
-from warren.tenancy.usage_export import as_csv, row_view
+from warren.tenancy.usage import FLUSH_S, MAX_SUMS, UsageBook, as_csv, day_of, row_view
 from warren.testing.manual_clock import ManualClock
 
 NOON = datetime(2026, 3, 31, 12, tzinfo=UTC).timestamp()
@@ -87,7 +86,7 @@ async def test_what_is_added_is_found_on_its_day(records: RecordStore, clock: Ma
     ]
     assert [row.tenant for row in await book.between(None, TODAY, TODAY)] == ["acme", "other"]
     assert await book.between("nobody", *EVER) == []
-    assert repr(book) == "<UsageBook: 0 sums to be kept>"
+    assert repr(book) == "<UsageBook: 0 sums to save>"
 
 
 async def test_at_midnight_utc_a_new_day_begins(records: RecordStore, clock: ManualClock) -> None:
@@ -159,10 +158,9 @@ async def test_what_a_full_disk_refuses_waits_and_is_kept_later(
         for _ in range(3):
             book.add("acme", ONE)
             await clock.advance(FLUSH_S)
-        assert [record.message for record in caplog.records] == [
-            "usage cannot be kept, it is tried again: no space left"
-        ]
-        assert repr(book) == "<UsageBook: 1 sums to be kept>"
+        assert [record.message for record in caplog.records] == ["usage_not_saved"]
+        assert str(caplog.records[0].fields["error"]) == "no space left"
+        assert repr(book) == "<UsageBook: 1 sums to save>"
         records.full = False
         await clock.advance(FLUSH_S)
         tasks.cancel_scope.cancel()
@@ -182,7 +180,7 @@ async def test_what_is_used_while_the_store_is_away_is_kept_when_it_is_back(cloc
                 book.add(tenant, ONE)
             await clock.advance(FLUSH_S)
         assert records.asked == 30  # who waits for the first does not wait for each of the others
-        assert repr(book) == "<UsageBook: 3 sums to be kept>"
+        assert repr(book) == "<UsageBook: 3 sums to save>"
         records.away = False
         await clock.advance(FLUSH_S)
         tasks.cancel_scope.cancel()
@@ -192,10 +190,10 @@ async def test_what_is_used_while_the_store_is_away_is_kept_when_it_is_back(cloc
 
 async def test_what_waits_is_bounded(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     book = UsageBook(MemoryRecords(), clock)
-    for number in range(MOST_SUMS + 5):
+    for number in range(MAX_SUMS + 5):
         book.add(str(number), ONE)
     book.add("0", ONE)
-    assert repr(book) == f"<UsageBook: {MOST_SUMS} sums to be kept>"
+    assert repr(book) == f"<UsageBook: {MAX_SUMS} sums to save>"
     assert len(caplog.records) == 1
 
 
@@ -205,7 +203,7 @@ async def test_what_cannot_be_kept_at_the_end_is_told(clock: ManualClock, caplog
     book = UsageBook(records, clock)
     book.add("acme", ONE)
     await book.close()
-    assert "the last usage of 1 tenants could not be kept: no space left" in caplog.text
+    assert [(record.message, record.fields["sums"]) for record in caplog.records] == [("usage_lost", 1)]
 
 
 async def test_a_cancelled_flush_neither_loses_nor_doubles(clock: ManualClock) -> None:
@@ -276,7 +274,7 @@ async def test_a_damaged_record_does_not_keep_others_from_being_counted(clock: M
     with pytest.raises(Unavailable):
         await book.flush()
     assert await records.get("usage", "2026-03-31/other") is not None
-    assert repr(book) == "<UsageBook: 1 sums to be kept>"
+    assert repr(book) == "<UsageBook: 1 sums to save>"
 
 
 @pytest.mark.parametrize("figure", [-1, -0.5, float("nan"), float("inf")])

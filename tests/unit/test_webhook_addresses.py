@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warren.model.errors import InvalidRequest
-from warren.tenancy.webhooks.addresses import check_address, read_address, read_networks, why_refused
-from warren.tenancy.webhooks.post import new_socket
-from warren.tenancy.webhooks.urls import DENIED_PORTS, MAX_URL, read_url
+from warren.tenancy.webhooks.destinations import (
+    DENIED_PORTS,
+    MAX_URL,
+    check_address,
+    read_address,
+    read_networks,
+    read_url,
+    why_refused,
+)
+from warren.tenancy.webhooks.sender import new_socket
 
 # Written down here once more, from the registries of special addresses and not from the code.
 FORBIDDEN_4 = [

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from warren.tenancy.webhooks.retries import (
     ATTEMPTS,
-    LONGEST_ASKED_S,
+    MAX_RETRY_AFTER_S,
     PAUSES_S,
     SPREAD,
-    Next,
     NextStep,
-    after_answer,
+    Step,
     after_failure,
+    after_response,
     read_retry_after,
 )
 
 NOW = 1_445_412_420.0  # Wed, 21 Oct 2015 07:27:00 GMT
-AGAIN, GIVEN_UP, DELIVERED, GONE = NextStep.TRY_AGAIN, NextStep.GIVEN_UP, NextStep.DELIVERED, NextStep.GONE
+AGAIN, GIVEN_UP, DELIVERED, GONE = NextStep.TRY_AGAIN, NextStep.GIVE_UP, NextStep.DONE, NextStep.DISABLE
 
 
 @pytest.mark.parametrize(
@@ -34,53 +34,53 @@ AGAIN, GIVEN_UP, DELIVERED, GONE = NextStep.TRY_AGAIN, NextStep.GIVEN_UP, NextSt
     ],
 )
 def test_what_a_status_means(status: int, verdict: NextStep) -> None:
-    assert after_answer(1, status, 0.0, 0.0).verdict is verdict
+    assert after_response(1, status, 0.0, 0.0).step is verdict
 
 
 def test_the_pauses_grow_until_it_is_given_up() -> None:
     pauses = [after_failure(attempt, 0.0, retryable=True).after_s for attempt in range(1, ATTEMPTS)]
     assert pauses == [5, 30, 120, 600, 1800, 7200, 21600, 43200]
     assert all(one < two for one, two in pairwise(pauses))
-    assert after_failure(ATTEMPTS, 0.0, retryable=True) == Next(GIVEN_UP)
-    assert after_answer(ATTEMPTS, 503, 60.0, 0.0) == Next(GIVEN_UP)
+    assert after_failure(ATTEMPTS, 0.0, retryable=True) == Step(GIVEN_UP)
+    assert after_response(ATTEMPTS, 503, 60.0, 0.0) == Step(GIVEN_UP)
 
 
 def test_the_last_attempt_may_still_succeed_or_end_the_hook() -> None:
-    assert after_answer(ATTEMPTS, 204, 0.0, 0.0) == Next(DELIVERED)
-    assert after_answer(ATTEMPTS, 410, 0.0, 0.0) == Next(GONE)
+    assert after_response(ATTEMPTS, 204, 0.0, 0.0) == Step(DELIVERED)
+    assert after_response(ATTEMPTS, 410, 0.0, 0.0) == Step(GONE)
 
 
 def test_what_may_not_be_called_is_not_called_again() -> None:
-    assert after_failure(1, 0.5, retryable=False) == Next(GIVEN_UP)
+    assert after_failure(1, 0.5, retryable=False) == Step(GIVEN_UP)
 
 
 @pytest.mark.parametrize(
-    ("why", "attempt", "asked_s", "pause_s"),
+    ("why", "attempt", "retry_after_s", "pause_s"),
     [
         ("it asks for more", 1, 60.0, 60.0),
         ("it asks for less than is due anyway", 3, 60.0, 120.0),
-        ("it asks for too much", 1, 10.0**9, LONGEST_ASKED_S),
+        ("it asks for too much", 1, 10.0**9, MAX_RETRY_AFTER_S),
         ("it asks for nothing", 2, 0.0, 30.0),
     ],
 )
-def test_a_receiver_may_ask_for_patience(why: str, attempt: int, asked_s: float, pause_s: float) -> None:
-    assert after_answer(attempt, 429, asked_s, 0.0) == Next(AGAIN, pause_s), why
+def test_a_receiver_may_ask_for_patience(why: str, attempt: int, retry_after_s: float, pause_s: float) -> None:
+    assert after_response(attempt, 429, retry_after_s, 0.0) == Step(AGAIN, pause_s), why
 
 
 @given(
     attempt=st.integers(1, 2 * ATTEMPTS),
     status=st.integers(100, 999),
-    asked_s=st.floats(0, 10**10),
+    retry_after_s=st.floats(0, 10**10),
     chance=st.floats(0, 1),
 )
 def test_a_pause_is_never_shorter_than_asked_nor_without_end(
-    attempt: int, status: int, asked_s: float, chance: float
+    attempt: int, status: int, retry_after_s: float, chance: float
 ) -> None:
-    step = after_answer(attempt, status, asked_s, chance)
-    if step.verdict is AGAIN:
+    step = after_response(attempt, status, retry_after_s, chance)
+    if step.step is AGAIN:
         assert attempt < ATTEMPTS
-        assert max(PAUSES_S[attempt - 1], min(asked_s, LONGEST_ASKED_S)) <= step.after_s
-        assert step.after_s <= max(*PAUSES_S, LONGEST_ASKED_S) * (1 + SPREAD)
+        assert max(PAUSES_S[attempt - 1], min(retry_after_s, MAX_RETRY_AFTER_S)) <= step.after_s
+        assert step.after_s <= max(*PAUSES_S, MAX_RETRY_AFTER_S) * (1 + SPREAD)
     else:
         assert step.after_s == 0
 

@@ -7,15 +7,14 @@ import pytest
 
 from warren.model.errors import InvalidRequest, NotFound, Unavailable
 from warren.model.events import EventKind
-from warren.stores.memory_records import MemoryRecords
-from warren.stores.sealing import Sealer
-from warren.tenancy.webhooks.addresses import read_networks
+from warren.stores.encryption import Encryption
+from warren.stores.memory import MemoryRecords
 from warren.tenancy.webhooks.deliveries import DeliveryQueues, delivery_view, new_message
-from warren.tenancy.webhooks.hooks import MAX_DESCRIPTION, MOST_HOOKS, Hooks, read_events, webhook_view
+from warren.tenancy.webhooks.delivery_worker import MAX_OF_TENANT, MAX_OF_WEBHOOK, MAX_SENDING, DeliverySlots, Wakeup
+from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
-from warren.tenancy.webhooks.post import Poster
-from warren.tenancy.webhooks.slots import AT_ONCE, OF_A_TENANT, OF_A_WEBHOOK, DeliverySlots
-from warren.tenancy.webhooks.wakeup import Wakeup
+from warren.tenancy.webhooks.registry import MAX_DESCRIPTION, MAX_WEBHOOKS, WebhookRegistry, read_events, webhook_view
+from warren.tenancy.webhooks.sender import WebhookSender
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -29,11 +28,11 @@ def records() -> MemoryRecords:
 
 @pytest.fixture
 def made(records: MemoryRecords) -> Webhooks:
-    return Webhooks(records, ManualClock(), Poster())
+    return Webhooks(records, ManualClock(), WebhookSender())
 
 
-def new_hooks(records: MemoryRecords, sealer: Sealer | None = None) -> Hooks:
-    return Hooks(records, ManualClock(), sealer)
+def new_hooks(records: MemoryRecords, encryption: Encryption | None = None) -> WebhookRegistry:
+    return WebhookRegistry(records, ManualClock(), encryption)
 
 
 # -- making them
@@ -76,7 +75,7 @@ async def test_a_url_that_may_not_be_called_is_refused(made: Webhooks, url: str)
 
 
 async def test_an_address_of_a_network_that_is_allowed_is_taken(records: MemoryRecords) -> None:
-    made = Webhooks(records, ManualClock(), Poster(read_networks(["10.0.0.0/8"])))
+    made = Webhooks(records, ManualClock(), WebhookSender(read_networks(["10.0.0.0/8"])))
     await made.create("acme", "http://10.1.2.3/", ["*"])
     with pytest.raises(InvalidRequest):
         await made.create("acme", "http://192.168.1.1/", ["*"])
@@ -89,9 +88,9 @@ async def test_a_description_is_short_and_printable(made: Webhooks, description:
 
 
 async def test_a_tenant_has_so_many_webhooks(made: Webhooks) -> None:
-    for _ in range(MOST_HOOKS):
+    for _ in range(MAX_WEBHOOKS):
         hook, _ = await made.create("acme", URL, ["*"])
-    with pytest.raises(InvalidRequest, match=f"{MOST_HOOKS} webhooks already"):
+    with pytest.raises(InvalidRequest, match=f"{MAX_WEBHOOKS} webhooks already"):
         await made.create("acme", URL, ["*"])
     await made.create("other", URL, ["*"])
     await made.delete("acme", hook.id)
@@ -146,8 +145,8 @@ async def test_a_deleted_webhook_is_gone(made: Webhooks) -> None:
 
 
 async def test_a_secret_is_kept_sealed(records: MemoryRecords) -> None:
-    sealer = Sealer(bytes(32))
-    hooks = new_hooks(records, sealer)
+    encryption = Encryption(bytes(32))
+    hooks = new_hooks(records, encryption)
     hook, secret = await hooks.create("acme", URL, ["*"], "")
     kept = await records.get("webhook", hook.id)
     assert kept is not None
@@ -155,13 +154,13 @@ async def test_a_secret_is_kept_sealed(records: MemoryRecords) -> None:
     assert secret.removeprefix("whsec_") not in kept.value
     found = await hooks.get("acme", hook.id)
     assert hooks.secret_of(found) == secret
-    for other in (new_hooks(records), new_hooks(records, Sealer(b"1" * 32))):
+    for other in (new_hooks(records), new_hooks(records, Encryption(b"1" * 32))):
         with pytest.raises(Unavailable):
             other.secret_of(found)
 
 
 async def test_the_secret_of_one_webhook_cannot_be_put_into_another(records: MemoryRecords) -> None:
-    hooks = new_hooks(records, Sealer(bytes(32)))
+    hooks = new_hooks(records, Encryption(bytes(32)))
     one, _ = await hooks.create("acme", URL, ["*"], "")
     two, _ = await hooks.create("acme", URL, ["*"], "")
     record = await records.get("webhook", two.id)
@@ -171,9 +170,9 @@ async def test_the_secret_of_one_webhook_cannot_be_put_into_another(records: Mem
         hooks.secret_of(await hooks.get("acme", two.id))
 
 
-async def test_without_a_sealer_a_secret_is_kept_as_it_is(records: MemoryRecords) -> None:
+async def test_without_encryption_a_secret_is_kept_as_it_is(records: MemoryRecords) -> None:
     hook, secret = await new_hooks(records).create("acme", URL, ["*"], "")
-    assert new_hooks(records, Sealer(bytes(32))).secret_of(hook) == secret
+    assert new_hooks(records, Encryption(bytes(32))).secret_of(hook) == secret
 
 
 async def test_a_damaged_webhook_harms_no_other_and_can_be_deleted(records: MemoryRecords) -> None:
@@ -199,7 +198,7 @@ async def test_deliveries_are_shown_newest_first_and_without_what_is_in_them(rec
         message = new_message(f"evt_{number}", "session.ended", 100.0 + number, "acme", "ses_1", {"hush": 1})
         assert await lines.add("wh_1", "acme", message, 100.0 + number, now=200.0)
         assert not await lines.add("wh_1", "acme", message, 100.0 + number, now=201.0)
-    shown = [delivery_view(record) for record in await lines.shown("wh_1", 2)]
+    shown = [delivery_view(record) for record in await lines.newest("wh_1", 2)]
     assert [one["message_id"] for one in shown] == ["evt_3", "evt_2"]
     assert "hush" not in repr(shown)
     assert [record.due for record in await lines.first("wh_1", 0.0, 10)] == [200.0] * 3
@@ -211,23 +210,23 @@ async def test_deliveries_are_shown_newest_first_and_without_what_is_in_them(rec
 def test_places_are_bounded_for_all_for_a_tenant_and_for_a_webhook() -> None:
     places = DeliverySlots()
     taken = []
-    for tenant, hook, _ in product(range(AT_ONCE), range(AT_ONCE), range(AT_ONCE)):
+    for tenant, hook, _ in product(range(MAX_SENDING), range(MAX_SENDING), range(MAX_SENDING)):
         name = f"t{tenant}", f"t{tenant}-h{hook}"
-        if places.free(*name):
+        if places.has_free(*name):
             places.take(*name)
             taken.append(name)
-    assert len(taken) == AT_ONCE
-    assert places.full
-    assert max(taken.count(name) for name in taken) == OF_A_WEBHOOK
+    assert len(taken) == MAX_SENDING
+    assert places.are_full
+    assert max(taken.count(name) for name in taken) == MAX_OF_WEBHOOK
     tenants = [tenant for tenant, _ in taken]
-    assert max(map(tenants.count, tenants)) == OF_A_TENANT
+    assert max(map(tenants.count, tenants)) == MAX_OF_TENANT
     for name in taken:
         places.give_back(*name)
-    assert repr(places) == f"<Places: 0 of {AT_ONCE} taken>"
-    assert places.free(*taken[0])
+    assert repr(places) == f"<DeliverySlots: 0 of {MAX_SENDING} taken>"
+    assert places.has_free(*taken[0])
 
 
 async def test_a_bell_that_rang_before_is_not_missed() -> None:
     wakeup = Wakeup(ManualClock())
-    wakeup.ring()
-    await wakeup.rest(10.0)
+    wakeup.wake()
+    await wakeup.wait(10.0)

@@ -26,16 +26,16 @@ from warren.interfaces.store import SessionStore
 from warren.logs import get_log
 from warren.model.audit import CommandText
 from warren.model.errors import InvalidRequest, Unavailable
+from warren.stores.encryption import Encryption, read_key
 from warren.stores.redis_address import read_address
 from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_store import check_it_is_ours
-from warren.stores.sealing import Sealer, read_key
 from warren.tenancy.audit.redis import RedisAudit
 from warren.tenancy.redis_counters import RedisCounters
 from warren.tenancy.tenancy import Tenancy
-from warren.tenancy.webhooks.addresses import read_networks
+from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
-from warren.tenancy.webhooks.post import Poster
+from warren.tenancy.webhooks.sender import WebhookSender
 
 WORKER_PORT: Final = 5000
 _CLOCK_FILE: Final = "clock.json"
@@ -106,8 +106,8 @@ def build_redis_link(settings: Settings) -> RedisLink:
     return connect(redis_url(settings), namespace=settings.redis_namespace)
 
 
-def build_sealer(settings: Settings) -> Sealer:
-    return Sealer(read_key(settings.secrets_key or sealing_key(settings.cluster_secret)))
+def build_encryption(settings: Settings) -> Encryption:
+    return Encryption(read_key(settings.secrets_key or sealing_key(settings.cluster_secret)))
 
 
 def build_worker_client(settings: Settings) -> WorkerClient:
@@ -147,7 +147,7 @@ def _load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 async def build_tenancy(settings: Settings, store: SessionStore, link: RedisLink, clock: Clock) -> Tenancy:
-    poster = Poster(read_networks(settings.webhook_networks))
+    sender = WebhookSender(read_networks(settings.webhook_networks))
     audit = None
     if settings.audit:
         commands = CommandText(settings.audit_commands)
@@ -157,7 +157,7 @@ async def build_tenancy(settings: Settings, store: SessionStore, link: RedisLink
         clock,
         build_environments(settings),
         audit=audit,
-        webhooks=Webhooks(store.records, clock, poster, build_sealer(settings)),
+        webhooks=Webhooks(store.records, clock, sender, build_encryption(settings)),
         counters=RedisCounters(redis_url(settings), settings.redis_namespace),
     )
 

@@ -49,7 +49,7 @@ class CoordinatorService:
         self._peer_calls = PeerCalls(self._worker_client, self._auth)
         self._liveness = Liveness(self._peer_calls.worker_id)
         self._roster = Roster(self._link)
-        self._store = RedisStore(self._link, wiring.build_sealer(settings))
+        self._store = RedisStore(self._link, wiring.build_encryption(settings))
         self._fleet = Fleet(
             self._roster,
             Peer(wiring.coordinator_id(settings), wiring.advertised_address(settings)),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
     from warren.sessions.reaper import Reaper
-    from warren.stores.sealing import Sealer
+    from warren.stores.encryption import Encryption
     from warren.tenancy.identity import Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
@@ -110,14 +110,14 @@ async def build_store(settings: Settings) -> "SessionStore":
 
     if settings.store == "memory":
         return MemoryStore()
-    return await SqliteStore.open(settings.state_dir / DATABASE, sealer=build_sealer(settings))
+    return await SqliteStore.open(settings.state_dir / DATABASE, encryption=build_encryption(settings))
 
 
-def build_sealer(settings: Settings) -> "Sealer":
-    from warren.stores.sealing import Sealer, key_in, read_key
+def build_encryption(settings: Settings) -> "Encryption":
+    from warren.stores.encryption import Encryption, key_in, read_key
 
     key = read_key(settings.secrets_key) if settings.secrets_key else key_in(settings.state_dir / SECRETS_KEY)
-    return Sealer(key)
+    return Encryption(key)
 
 
 def build_worker(settings: Settings, provider: Provider, fault: Fault = lambda _: None) -> "LocalWorker":
@@ -147,18 +147,18 @@ def build_clock() -> Clock:
 
 async def build_tenancy(settings: Settings, store: "SessionStore", clock: Clock) -> "Tenancy":
     from warren.tenancy.tenancy import Tenancy
-    from warren.tenancy.webhooks.addresses import read_networks
+    from warren.tenancy.webhooks.destinations import read_networks
     from warren.tenancy.webhooks.outbox import Webhooks
-    from warren.tenancy.webhooks.post import Poster
+    from warren.tenancy.webhooks.sender import WebhookSender
 
-    poster = Poster(read_networks(settings.webhook_networks))
-    sealer = None if settings.store == "memory" else build_sealer(settings)
+    sender = WebhookSender(read_networks(settings.webhook_networks))
+    encryption = None if settings.store == "memory" else build_encryption(settings)
     return Tenancy(
         store.records,
         clock,
         build_environments(settings),
         audit=await build_audit(settings),
-        webhooks=Webhooks(store.records, clock, poster, sealer),
+        webhooks=Webhooks(store.records, clock, sender, encryption),
     )
 
 

@@ -58,10 +58,10 @@ class WorkerService(Service):
         self._home = wiring.state_dir_id(settings.state_dir)
         offset_s = await wiring.wait_for_redis_time(self._link)
         self._clock, self._rebooted = wiring.open_clock(settings.state_dir, offset_s)
-        sealer = wiring.build_sealer(settings)
-        self._copies = await SqliteStore.open(settings.state_dir / _COPIES_FILE, sealer=sealer)
-        shared = RedisStore(self._link, sealer)
-        self._mirror = MirroredStore(shared, self._copies.records, settings.worker_id, sealer)
+        encryption = wiring.build_encryption(settings)
+        self._copies = await SqliteStore.open(settings.state_dir / _COPIES_FILE, encryption=encryption)
+        shared = RedisStore(self._link, encryption)
+        self._mirror = MirroredStore(shared, self._copies.records, settings.worker_id, encryption)
         await self._mirror.load()
         return self._mirror
 
@@ -86,7 +86,7 @@ class WorkerService(Service):
     async def _serve(self) -> None:
         assert self._heartbeat is not None
         await self._heartbeat.beat()
-        self.tenancy.start(courier=False)
+        self.tenancy.start(deliver_webhooks=False)
         self._run(self._heartbeat.run(), "heartbeat")
 
     async def _reconcile(self) -> None:

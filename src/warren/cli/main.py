@@ -26,6 +26,7 @@ _GROUPS = {
         "ps": "warren.cli.sessions:ps",
         "exec": "warren.cli.exec:execute",
         "cp": "warren.cli.cp:cp",
+        "search": "warren.cli.search:search",
         "logs": "warren.cli.sessions:logs",
         "kill": "warren.cli.sessions:kill",
         "stats": "warren.cli.sessions:stats",

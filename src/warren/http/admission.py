@@ -20,7 +20,7 @@ from warren.http.problems import is_disconnect, problem
 from warren.http.server.http_guard import request_id
 from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
-from warren.model.audit import Deed
+from warren.model.audit import AuditEntry
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
 from warren.model.usage import Usage
 from warren.sessions.request_context import RequestContext, set_request_context
@@ -118,7 +118,7 @@ class Admission:
         notes = dict(request_context.notes)
         if "process_id" in named:
             notes.setdefault("process_id", named["process_id"])
-        deed = Deed(
+        entry = AuditEntry(
             self._clock.wall(),
             _action(scope),
             caller.tenant if caller is not NOBODY else "",
@@ -131,7 +131,7 @@ class Admission:
             (time.perf_counter() - visit.began) * 1000,
             notes,
         )
-        self._books.audit.record(deed, request_context.secrets)
+        self._books.audit.record(entry, request_context.secrets)
 
 
 class _Refused:

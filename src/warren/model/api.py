@@ -214,6 +214,10 @@ _ROWS: Final = (
         "watch_files", "GET", f"{_FILES}/watch", Scope.FILES, "Watch for changes", Answers.EVENTS, counts=False,
         audited=_PATH,
     ),
+    Operation(
+        "search_files", "GET", f"{_FILES}/search", Scope.FILES, "Search files by name and content",
+        Answers.VALUE_OR_EVENTS, watched=True, audited=(("path", "path"), ("pattern", "pattern"), ("glob", "glob")),
+    ),
     # -- the flat endpoints: the same in the words of older clients
     Operation(
         "flat_create_session", "POST", "/create_session", Scope.SESSIONS, "Create a session",

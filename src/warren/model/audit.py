@@ -1,4 +1,4 @@
-"""Who did what, when, and with which result: one deed per line of the audit record."""
+"""Who did what, when, and with which result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 COMMAND: Final = "command"  # under this name `detail` holds what was run: a text, or the list of its arguments
-DROPPED: Final = "audit.dropped"  # the action of the line that stands for deeds which could not be written
+DROPPED: Final = "audit.dropped"  # the action of the line that stands for entries which could not be written
 
 
 class CommandText(StrEnum):
@@ -17,10 +17,10 @@ class CommandText(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class AuditEntry:
     """`at` is the time of day. `action` is the operation's id ("run_command") or an event's kind ("session.expired");
     `status` the HTTP status, 0 where there was none; `result` one short word; `client` the address it came from.
-    `detail` is JSON (exit_code, reason, path, bytes, command …) and is not changed after the deed was recorded."""
+    `detail` is JSON (exit_code, reason, path, bytes, command …) and is not changed after the entry was recorded."""
 
     at: float
     action: str

@@ -167,6 +167,35 @@ class FileChange(Result):
     directory: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FileMatch(Result):
+    """A name that matched (`line` is 0), or a line in which the pattern was found; `line` and `column` count from 1.
+
+    `text` is the line, or, if `text_truncated`, a part of it around the match.
+    """
+
+    path: str
+    kind: str
+    line: int = 0
+    column: int = 0
+    text: str = ""
+    text_truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSummary(Result):
+    """What a search found and what it left out. `truncated_by`: max_matches or time, if that ended it early."""
+
+    matches: int
+    files_searched: int = 0
+    binary: int = 0
+    too_large: int = 0
+    unreadable: int = 0
+    hidden: int = 0
+    long_lines: int = 0
+    truncated_by: str | None = None
+
+
 class OutputDecoder:
     """Makes `OutputChunk`s from the events of a stream, whose data is base64.
 

@@ -1,22 +1,22 @@
-"""Sessions in memory: gone when the process ends. No operation awaits anything, so each is atomic."""
+"""Sessions and records in memory: gone when the process ends. No operation awaits anything, so each is atomic."""
 
 import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from warren.interfaces.records import Record
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
 from warren.model.errors import Conflict
 from warren.model.session import Session, SessionState
-from warren.stores.memory_records import MemoryRecords
-from warren.stores.rules import (
+from warren.stores.common import (
     Held,
     check_caps,
-    check_same_request,
-    counts_as_unknown,
-    ended_at,
-    is_on,
-    place,
+    check_fingerprint,
+    end_time,
+    frees_key,
+    list_position,
+    matches_page,
 )
 
 _Name = tuple[str, str, str]
@@ -31,6 +31,40 @@ class _Kept:
     answer: str = ""
     epoch: str = ""
     made: float = 0.0
+
+
+class MemoryRecords:
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str], Record] = {}
+
+    def __repr__(self) -> str:
+        return f"<MemoryRecords: {len(self._records)}>"
+
+    async def get(self, kind: str, record_id: str) -> Record | None:
+        return self._records.get((kind, record_id))
+
+    async def put(self, record: Record) -> bool:
+        known = self._records.get((record.kind, record.id))
+        if (known.version if known else 0) != record.version - 1:
+            return False
+        self._records[record.kind, record.id] = record
+        return True
+
+    async def delete(self, kind: str, record_id: str) -> bool:
+        return self._records.pop((kind, record_id), None) is not None
+
+    async def list(self, kind: str, *, group: str = "", after: str = "", limit: int = 1000) -> Sequence[Record]:
+        return heapq.nsmallest(limit, (one for one in self._of(kind, group) if one.id > after), key=lambda one: one.id)
+
+    async def due(self, kind: str, now: float, limit: int) -> Sequence[Record]:
+        late = [(one.due, one.id, one) for one in self._of(kind) if one.due is not None and one.due <= now]
+        return [one for _, _, one in heapq.nsmallest(limit, late)]
+
+    async def count(self, kind: str, *, group: str = "") -> int:
+        return sum(1 for _ in self._of(kind, group))
+
+    def _of(self, kind: str, group: str = "") -> Iterator[Record]:
+        return (one for one in self._records.values() if one.kind == kind and group in ("", one.group))
 
 
 class MemoryStore:
@@ -63,7 +97,7 @@ class MemoryStore:
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
         if (active := self._active_of(tenant, thread_id)) is not None or not thread_id:
             return active
-        return max((one for one in self._of(tenant) if one.thread_id == thread_id), key=place, default=None)
+        return max((one for one in self._of(tenant) if one.thread_id == thread_id), key=list_position, default=None)
 
     async def swap(self, session: Session) -> bool:
         known = await self.get(session.tenant, session.id)
@@ -75,13 +109,13 @@ class MemoryStore:
         return True
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
-        found = (one for one in self._of(tenant) if is_on(page, one))
+        found = (one for one in self._of(tenant) if matches_page(page, one))
         if page.after:
             after = await self.get(tenant, page.after)
             if after is None:
                 return []
-            found = (one for one in found if place(one) < place(after))
-        return heapq.nlargest(page.limit, found, key=place)
+            found = (one for one in found if list_position(one) < list_position(after))
+        return heapq.nlargest(page.limit, found, key=list_position)
 
     async def active(self) -> Sequence[Session]:
         return [one for one in self._sessions.values() if one.active]
@@ -95,7 +129,7 @@ class MemoryStore:
         return {state: counts[state] for state in SessionState}
 
     async def purge(self, epoch: str, before: float) -> int:
-        ends = ((one, ended_at(one)) for one in self._sessions.values())
+        ends = ((one, end_time(one)) for one in self._sessions.values())
         old = {one.id for one, ended in ends if ended is not None and (one.epoch != epoch or ended < before)}
         for session_id in old:
             del self._sessions[session_id]
@@ -109,7 +143,7 @@ class MemoryStore:
         if kept is None:
             self._keys[_name(key)] = _Kept(key.fingerprint, epoch=epoch, made=now)
             return None
-        check_same_request(kept.fingerprint == key.fingerprint, key)
+        check_fingerprint(kept.fingerprint == key.fingerprint, key)
         return KeyRecord(kept.fingerprint, kept.answer)
 
     async def answer_key(self, key: Key, answer: str) -> None:
@@ -137,9 +171,9 @@ class MemoryStore:
     def _standing_for(self, key: Key) -> Session | None:
         """The session a key gives, if it is known."""
         kept = self._keys.get(_name(key))
-        if kept is None or counts_as_unknown(session := self._sessions.get(kept.session_id)):
+        if kept is None or frees_key(session := self._sessions.get(kept.session_id)):
             return None
-        check_same_request(kept.fingerprint == key.fingerprint, key)
+        check_fingerprint(kept.fingerprint == key.fingerprint, key)
         return session
 
     def _active_of(self, tenant: str, thread_id: str) -> Session | None:

@@ -1,49 +1,48 @@
-"""Sessions in Redis: the store that several coordinators share.
+"""Sessions in Redis: the store that several processes share.
 
-Every operation is one Lua script (redis_lua.py says what is kept and how), so nothing comes between its parts, whoever
-else uses the same Redis; only `list`, `active` and `purge` go in steps when there is much, so as not to keep the
-others waiting, and then each step is one. All keys begin with the same name in braces: on a cluster they are all on
-one node, which gives it a spare one and no more room. What was acknowledged is as lasting as Redis makes it:
-`appendfsync always` loses nothing, `everysec` a second of it when its machine dies (none when only Redis does). When a
-replica takes over, what had not reached it is lost; the store then goes on with what the replica has.
+Every operation is one Lua script (redis_lua.py lists the keys), so it is atomic whoever else uses the same Redis. Only
+`list`, `active` and `purge` take several scripts when there is much to do, so as not to keep others waiting. All keys
+begin with the same name in braces: in a Redis Cluster they are on one node, which gains a replica and no more room.
+Acknowledged changes are as durable as Redis makes them: `appendfsync always` loses nothing, `everysec` a second when
+the machine dies (nothing when only Redis does). When a replica takes over, changes that had not reached it are lost.
 """
 
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
+from warren.logs import get_log
 from warren.model.errors import Conflict, Unavailable
 from warren.model.session import Session, SessionState
 from warren.stores import redis_scripts as scripts
+from warren.stores.common import (
+    Held,
+    check_caps,
+    check_fingerprint,
+    end_time,
+    frees_key,
+    matches_page,
+)
+from warren.stores.encryption import Encryption
 from warren.stores.redis_link import TIMEOUT_S, RedisLink, Value, connect
 from warren.stores.redis_records import RedisRecords
 from warren.stores.redis_roster_scripts import SWAP_OF_DEAD
-from warren.stores.rows import decoded, encoded, pair
-from warren.stores.rules import (
-    Held,
-    check_caps,
-    check_same_request,
-    counts_as_unknown,
-    ended_at,
-    is_on,
-)
-from warren.stores.sealing import Sealer
+from warren.stores.session_json import decode_session, encode_session, metadata_text
 
-STEP: Final = 1000  # how many sessions are looked at, or forgotten, without letting others in between
+STEP: Final = 1000  # sessions that one script looks at, or purges
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
 class RedisStore:
-    """Use `open`. With a `sealer` the values of sessions' variables are written sealed."""
+    """Use `open`. With `encryption` the values of sessions' variables are encrypted."""
 
     @classmethod
     async def open(
         cls,
         url: str,
-        sealer: Sealer | None = None,
+        encryption: Encryption | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
         namespace: str = "warren",
@@ -55,12 +54,12 @@ class RedisStore:
         except BaseException:
             await link.close()
             raise
-        return cls(link, sealer, step)
+        return cls(link, encryption, step)
 
-    def __init__(self, link: RedisLink, sealer: Sealer | None = None, step: int = STEP) -> None:
+    def __init__(self, link: RedisLink, encryption: Encryption | None = None, step: int = STEP) -> None:
         self._link = link
         self._run = link.run
-        self._sealer = sealer
+        self._encryption = encryption
         self._step = step
         self.records = RedisRecords(link)
 
@@ -72,41 +71,41 @@ class RedisStore:
         name = ("", "", "", "") if key is None else ("1", key.scope, key.key, key.fingerprint)
         which, *rest = await self._run(scripts.ADD, *self._row(session), *bounds, *name)
         if key is not None:
-            check_same_request(which != b"reused", key)
+            check_fingerprint(which != b"reused", key)
         if which == b"quota":
             held = [int(one) for one in rest]
             check_caps(caps, session, Held(*held[:2]), Held(*held[2:]))
         if which == b"conflict":
             raise Conflict(f"there is a session {session.id} already")
         if which == b"blank":
-            raise _blank()
+            raise _data_lost()
         return self._decoded(rest[0]) if rest else session, Added(which.decode())
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
-        return self._perhaps(await self._run(scripts.GET, tenant, session_id))
+        return self._decode_found(await self._run(scripts.GET, tenant, session_id))
 
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
-        return self._perhaps(await self._run(scripts.OF_THREAD, tenant, thread_id))
+        return self._decode_found(await self._run(scripts.OF_THREAD, tenant, thread_id))
 
     async def swap(self, session: Session) -> bool:
         return bool(await self._run(scripts.SWAP, *self._row(session)))
 
     async def restore(self, session: Session) -> bool:
-        """Stores a session as its worker has it, if there is none or an older one and its thread has no other; whether
-        it is there now."""
+        """Stores a session as its worker has it, if there is none or an older one and its thread has no other. Gives
+        whether it is stored now."""
         return bool(await self._run(scripts.RESTORE, *self._row(session)))
 
     async def swap_of_dead(self, session: Session) -> bool:
-        """`swap`, and only as long as the lease of the session's worker is over."""
+        """Does `swap` only if the lease of the session's worker has expired."""
         return bool(await self._run(SWAP_OF_DEAD, *self._row(session), session.worker))
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         if page.limit <= 0 or not page.states:
             return []
-        return await self._walked(_index(page), tenant, page)
+        return await self._walk(_index(page), tenant, page)
 
     async def active(self) -> Sequence[Session]:
-        return await self._walked("active", "", Page(limit=sys.maxsize))
+        return await self._walk("active", "", Page(limit=sys.maxsize))
 
     async def due(self, now: float, limit: int) -> Sequence[Session]:
         return [self._decoded(data) for data in await self._run(scripts.DUE, float(now), max(0, limit))]
@@ -117,7 +116,7 @@ class RedisStore:
         return {state: counts.get(state.encode(), 0) for state in SessionState}
 
     async def purge(self, epoch: str, before: float) -> int:
-        """A step that had to be tried twice may have forgotten sessions that are not in the number."""
+        """The number may be too low if a script had to be run twice."""
         total, more = 0, 1
         while more:
             gone, more = await self._run(scripts.PURGE, epoch, float(before), self._step)
@@ -126,7 +125,7 @@ class RedisStore:
 
     async def claim_key(self, key: Key, epoch: str, now: float) -> KeyRecord | None:
         which, *rest = await self._run(scripts.CLAIM_KEY, *_name(key), epoch, float(now))
-        check_same_request(which != b"reused", key)
+        check_fingerprint(which != b"reused", key)
         return KeyRecord(key.fingerprint, rest[0].decode(errors="surrogatepass")) if rest else None
 
     async def answer_key(self, key: Key, answer: str) -> None:
@@ -138,9 +137,9 @@ class RedisStore:
     async def close(self) -> None:
         await self._link.close()
 
-    async def _walked(self, index: str, tenant: str, page: Page) -> Sequence[Session]:
-        """Through an index, newest first, a step at a time."""
-        texts = [pair(name, value) for name, value in page.metadata.items()]
+    async def _walk(self, index: str, tenant: str, page: Page) -> Sequence[Session]:
+        """Reads an index, newest first, a step at a time."""
+        texts = [metadata_text(name, value) for name, value in page.metadata.items()]
         found: list[Session] = []
         after: Value = page.after
         score: Value = ""
@@ -149,7 +148,7 @@ class RedisStore:
             place = index, tenant, page.thread_id, after, score, page.environment
             limits = min(page.limit - len(found), self._step), self._step, len(page.states)
             after, score, rows = await self._run(scripts.WALK, *place, *limits, *page.states, *texts)
-            found += (one for one in map(self._decoded, rows) if is_on(page, one))
+            found += (one for one in map(self._decoded, rows) if matches_page(page, one))
             more = bool(after)
         return found
 
@@ -165,23 +164,23 @@ class RedisStore:
             float(session.created_at),
             float(session.deadline),
             session.epoch,
-            ended_at(session),
+            end_time(session),
             session.key_id,
             session.disk_mb,
-            "1" if counts_as_unknown(session) else "",
-            encoded(session, self._sealer),
+            "1" if frees_key(session) else "",
+            encode_session(session, self._encryption),
         )
 
     def _decoded(self, data: bytes) -> Session:
-        return decoded(data, self._sealer)
+        return decode_session(data, self._encryption)
 
-    def _perhaps(self, data: Any) -> Session | None:
+    def _decode_found(self, data: Any) -> Session | None:
         if isinstance(data, list):
-            raise _blank()
+            raise _data_lost()
         return None if data is None else self._decoded(data)
 
 
-def _blank() -> Unavailable:
+def _data_lost() -> Unavailable:
     return Unavailable(
         "Redis is empty, or has lost its data: workers have some seconds to publish the sessions they have",
         retry_after_s=5,
@@ -193,28 +192,30 @@ def _name(key: Key) -> tuple[str, str, str, str]:
 
 
 def _index(page: Page) -> str:
-    """The shortest index that has all of the page."""
+    """Gives the shortest index that contains the whole page."""
     if page.thread_id:
         return "thread"
     return "live" if all(state.is_active for state in page.states) else "listed"
 
 
 async def check_it_is_ours(link: RedisLink, *, take: bool) -> None:
-    """With `take` an empty Redis is taken into use; in a cluster that waits for what workers may have."""
+    """Raises Unavailable if another version wrote the store. With `take` an empty Redis is taken into use at once; in a
+    cluster that waits for what workers may have."""
     version, policy = await link.run(scripts.OPEN, "1" if take else "")
     if version != str(scripts.VERSION).encode() and (take or version):
         raise Unavailable(
-            f"the session store in Redis at {link.address} has version {_shown(version)}; "
+            f"the session store in Redis at {link.address} has version {_printable(version)}; "
             f"this Warren knows version {scripts.VERSION}",
             remedy="use the Warren that wrote it, or another namespace or database",
         )
     if policy.startswith(b"allkeys"):
         _log.warning(
-            "Redis at %s throws sessions away when its memory is full (maxmemory-policy %s); set it to noeviction",
-            link.address,
-            _shown(policy),
+            "redis_evicts_sessions",
+            redis=link.address,
+            policy=_printable(policy),
+            remedy="set maxmemory-policy noeviction",
         )
 
 
-def _shown(value: Any) -> str:
+def _printable(value: Any) -> str:
     return str(value[:40].decode(errors="replace"))

@@ -1,14 +1,13 @@
-"""Sessions in one SQLite file: the store of a single machine.
+"""Sessions and records in one SQLite file: the store of a single machine.
 
-Every call works on the event loop itself: it takes some tens of microseconds, less than handing it to a
-thread (docs/adr/0006). Between BEGIN and COMMIT nothing awaits. A task, `_keep_log_short`, has the log
-copied into the file by a thread every few seconds; for the short last part of that writers wait, reading goes on.
+Every call works on the event loop itself: it takes some tens of microseconds, less than a thread would
+(docs/adr/0006). Between BEGIN and COMMIT nothing awaits. The task `_keep_log_short` lets a thread copy the log into the
+file every few seconds; writers wait for the short last part of that, readers never.
 """
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import islice
@@ -16,26 +15,27 @@ from pathlib import Path
 from typing import Any, Final
 
 from warren.clock import Clock, SystemClock
+from warren.interfaces.records import Record
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
+from warren.logs import get_log
 from warren.model.errors import Unavailable, WarrenError
 from warren.model.session import Session, SessionState
 from warren.shielding import run_shielded
-from warren.stores.rows import decoded, encoded, pair, text_of
-from warren.stores.rules import (
+from warren.stores.common import (
     Held,
     check_caps,
-    check_same_request,
-    counts_as_unknown,
-    ended_at,
-    is_on,
+    check_fingerprint,
+    end_time,
+    frees_key,
+    matches_page,
 )
-from warren.stores.sealing import Sealer
+from warren.stores.encryption import Encryption
+from warren.stores.session_json import decode_session, encode_session, metadata_text, to_text
 from warren.stores.sqlite_file import ACTIVE_SQL, INACTIVE_SQL, SqliteFile, sql_list
-from warren.stores.sqlite_records import SqliteRecords
 
 CHECKPOINT_S: Final = 2.0
 _PATIENCE_S: Final = 10.0
-_READ_AGAIN: Final = 256  # rows that are not decoded anew as long as they stay as they are
+_DECODED_ROWS: Final = 256  # rows that are not decoded again while they do not change
 
 _EXPIRING: Final = sql_list(state for state in SessionState if state.expires)
 _HOLDING: Final = sql_list(state for state in SessionState if state.holds_sandbox)
@@ -45,7 +45,7 @@ _INSERT: Final = """INSERT INTO sessions
 _INSERT_IF_FREE: Final = f"""{_INSERT}
     ON CONFLICT (tenant, thread_id) WHERE {ACTIVE_SQL} AND thread_id != '' DO NOTHING"""
 _GET: Final = "SELECT data FROM sessions WHERE id = ? AND tenant = ?"
-# The common change, of times only, is spared the indexes that have to do with the state.
+# The common change, of times only, does not touch the indexes that contain the state.
 _SWAP_SAME_STATE: Final = """UPDATE sessions SET version = ?, deadline = ?, data = ?
     WHERE id = ? AND tenant = ? AND version = ? AND state = ? AND epoch = ? AND ended IS ?"""
 _SWAP: Final = """UPDATE sessions SET version = ?, deadline = ?, data = ?, state = ?, epoch = ?, ended = ?
@@ -78,27 +78,67 @@ _SESSION_OF_KEY: Final = """SELECT keys.fingerprint = ?, sessions.data
     WHERE keys.tenant = ? AND keys.scope = ? AND keys.key = ?"""
 _ANSWER_OF_KEY: Final = "SELECT fingerprint = ?, answer FROM keys WHERE tenant = ? AND scope = ? AND key = ?"
 _THE_KEY: Final = "tenant = ? AND scope = ? AND key = ? AND fingerprint = ?"
+_RECORD: Final = 'kind, id, value, version, "group", due'
+_INSERT_RECORD: Final = f"INSERT OR IGNORE INTO records ({_RECORD}) VALUES (?, ?, ?, ?, ?, ?)"
+_CHANGE_RECORD: Final = """UPDATE records SET value = ?, version = ?, "group" = ?, due = ?
+    WHERE kind = ? AND id = ? AND version = ?"""
+_DUE_RECORDS: Final = f"SELECT {_RECORD} FROM records WHERE kind = ? AND due <= ? ORDER BY due, id LIMIT ?"
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
+
+
+class SqliteRecords:
+    """Awaits `writable` before each change: it returns when the file may be written to."""
+
+    def __init__(self, file: SqliteFile, writable: Callable[[], Awaitable[None]]) -> None:
+        self._run = file.run
+        self._writable = writable
+
+    async def get(self, kind: str, record_id: str) -> Record | None:
+        row = self._run(f"SELECT {_RECORD} FROM records WHERE kind = ? AND id = ?", kind, record_id).fetchone()
+        return None if row is None else Record(*row)
+
+    async def put(self, record: Record) -> bool:
+        await self._writable()
+        if record.version == 1:
+            return self._run(_INSERT_RECORD, *_record_row(record)).rowcount == 1
+        changes = record.value, record.version, record.group, record.due
+        return self._run(_CHANGE_RECORD, *changes, record.kind, record.id, record.version - 1).rowcount == 1
+
+    async def delete(self, kind: str, record_id: str) -> bool:
+        await self._writable()
+        return self._run("DELETE FROM records WHERE kind = ? AND id = ?", kind, record_id).rowcount == 1
+
+    async def list(self, kind: str, *, group: str = "", after: str = "", limit: int = 1000) -> Sequence[Record]:
+        which, values = _of_kind(kind, group)
+        sql = f"SELECT {_RECORD} FROM records WHERE {which} AND id > ? ORDER BY id LIMIT ?"
+        return [Record(*row) for row in self._run(sql, *values, after, max(0, limit)).fetchall()]
+
+    async def due(self, kind: str, now: float, limit: int) -> Sequence[Record]:
+        return [Record(*row) for row in self._run(_DUE_RECORDS, kind, now, max(0, limit)).fetchall()]
+
+    async def count(self, kind: str, *, group: str = "") -> int:
+        which, values = _of_kind(kind, group)
+        return int(self._run(f"SELECT count(*) FROM records WHERE {which}", *values).fetchone()[0])
 
 
 class SqliteStore:
-    """Use `open`. The file is made if there is none; its directory must exist. With a `sealer` the values of
-    sessions' variables are written sealed."""
+    """Use `open`: it makes the file if there is none; the directory must exist. With `encryption` the values of
+    sessions' variables are encrypted."""
 
     @classmethod
-    async def open(cls, path: Path, clock: Clock | None = None, sealer: Sealer | None = None) -> "SqliteStore":
-        return cls(await asyncio.to_thread(SqliteFile, path), clock or SystemClock(), sealer)
+    async def open(cls, path: Path, clock: Clock | None = None, encryption: Encryption | None = None) -> "SqliteStore":
+        return cls(await asyncio.to_thread(SqliteFile, path), clock or SystemClock(), encryption)
 
-    def __init__(self, file: SqliteFile, clock: Clock, sealer: Sealer | None = None) -> None:
+    def __init__(self, file: SqliteFile, clock: Clock, encryption: Encryption | None = None) -> None:
         self._file = file
-        self._sealer = sealer
+        self._encryption = encryption
         self.records = SqliteRecords(file, self._writable)
         self._run = file.run
         self._clock = clock
         self._wrote = False
         self._closed = False
-        self._decoded = lru_cache(_READ_AGAIN)(partial(decoded, sealer=sealer))
+        self._decoded = lru_cache(_DECODED_ROWS)(partial(decode_session, encryption=encryption))
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._checkpointing = asyncio.Lock()
@@ -135,9 +175,9 @@ class SqliteStore:
 
     async def swap(self, session: Session) -> bool:
         await self._writable()
-        times = session.version, session.deadline, encoded(session, self._sealer)
+        times = session.version, session.deadline, encode_session(session, self._encryption)
         which = session.id, session.tenant, session.version - 1
-        state = session.state, session.epoch, ended_at(session)
+        state = session.state, session.epoch, end_time(session)
         if self._run(_SWAP_SAME_STATE, *times, *which, *state).rowcount == 1:
             return True
         return self._run(_SWAP, *times, *state, *which).rowcount == 1
@@ -145,7 +185,7 @@ class SqliteStore:
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         sql, values = _query(tenant, page)
         with contextlib.closing(self._run(sql, *values)) as rows:
-            found = (session for (data,) in rows if is_on(page, session := self._decoded(data)))
+            found = (session for (data,) in rows if matches_page(page, session := self._decoded(data)))
             return tuple(islice(found, max(0, page.limit)))
 
     async def active(self) -> Sequence[Session]:
@@ -170,8 +210,8 @@ class SqliteStore:
             if row is None:
                 self._run(_REMEMBER_KEY, *_name(key), key.fingerprint, None, epoch, now)
                 return None
-        check_same_request(row[0], key)
-        return KeyRecord(key.fingerprint, text_of(row[1]))
+        check_fingerprint(row[0], key)
+        return KeyRecord(key.fingerprint, to_text(row[1]))
 
     async def answer_key(self, key: Key, answer: str) -> None:
         await self._writable()
@@ -182,7 +222,7 @@ class SqliteStore:
         self._run(f"DELETE FROM keys WHERE {_THE_KEY}", *_name(key), key.fingerprint)
 
     async def checkpoint(self) -> None:
-        """Brings the log into the file. The event loop waits for no disk, and writers only for the last part."""
+        """Copies the log into the file. The event loop waits for no disk, and writers only for the last part."""
         async with self._checkpointing:
             self._wrote = False
             await self._in_thread(self._file.copy_log)
@@ -204,25 +244,25 @@ class SqliteStore:
         self._thread.shutdown(wait=False)
 
     async def _keep_log_short(self) -> None:
-        told = ""
+        logged = ""
         while True:
             await self._clock.sleep(CHECKPOINT_S)
             if not self._wrote:
                 continue
             try:
                 await self.checkpoint()
-                told = ""
+                logged = ""
             except WarrenError as exc:
                 self._wrote = True
-                if str(exc) != told:
-                    told = str(exc)
-                    _log.warning("the log of the session store grows until this is over: %s", exc)
+                if str(exc) != logged:
+                    logged = str(exc)
+                    _log.warning("sqlite_checkpoint_failed", action="retry", error=exc)
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
-        async def worked() -> None:
+        async def run() -> None:
             await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-        await run_shielded(worked())
+        await run_shielded(run())
 
     async def _writable(self) -> None:
         self._wrote = True
@@ -249,10 +289,10 @@ class SqliteStore:
             session.created_at,
             session.deadline,
             session.epoch,
-            ended_at(session),
+            end_time(session),
             session.key_id,
             session.disk_mb,
-            encoded(session, self._sealer),
+            encode_session(session, self._encryption),
         )
 
     def _check_caps(self, caps: Caps, session: Session) -> None:
@@ -265,11 +305,11 @@ class SqliteStore:
         return None if row is None else self._decoded(row[0])
 
     def _standing_for(self, key: Key) -> Session | None:
-        """The session a key gives, if it is known."""
+        """Gives the session that a known key stands for."""
         row = self._run(_SESSION_OF_KEY, key.fingerprint, *_name(key)).fetchone()
-        if row is None or counts_as_unknown(session := self._decoded(row[1]) if row[1] is not None else None):
+        if row is None or frees_key(session := self._decoded(row[1]) if row[1] is not None else None):
             return None
-        check_same_request(row[0], key)
+        check_fingerprint(row[0], key)
         return session
 
 
@@ -277,8 +317,16 @@ def _name(key: Key) -> tuple[str, str, str]:
     return key.tenant, key.scope, key.key
 
 
+def _record_row(record: Record) -> tuple[Any, ...]:
+    return record.kind, record.id, record.value, record.version, record.group, record.due
+
+
+def _of_kind(kind: str, group: str) -> tuple[str, tuple[str, ...]]:
+    return ('kind = ? AND "group" = ?', (kind, group)) if group else ("kind = ?", (kind,))
+
+
 def _query(tenant: str, page: Page) -> tuple[str, tuple[Any, ...]]:
-    """Gives every session of the page, and perhaps others: metadata is only looked for as text here."""
+    """Finds every session of the page, and perhaps others: metadata is compared as text only."""
     wanted = ["tenant = ?", f"state IN ({', '.join('?' * len(page.states))})"]
     values: list[Any] = [tenant, *sorted(page.states)]
     for column, value in (("thread_id", page.thread_id), ("environment", page.environment)):
@@ -290,10 +338,10 @@ def _query(tenant: str, page: Page) -> tuple[str, tuple[Any, ...]]:
         values += [page.after, tenant]
     for name, value in page.metadata.items():
         wanted.append("instr(data, ?)")
-        values.append(pair(name, value))
+        values.append(metadata_text(name, value))
     found = "sessions"
     if page.states and all(state.is_active for state in page.states):
-        # Else it would walk through all that have ended: they are kept for a day, and may be very many.
+        # Else SQLite would walk through all ended sessions of a day, which may be very many.
         found = "sessions INDEXED BY active"
         wanted.append(ACTIVE_SQL)
     return f"SELECT data FROM {found} WHERE {' AND '.join(wanted)} ORDER BY created_at DESC, id DESC", tuple(values)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from warren.model.errors import Conflict, NoSpace, Unavailable, WarrenError
 from warren.model.session import SessionState
-from warren.stores.rows import storable
+from warren.stores.session_json import to_storable
 
 VERSION: Final = 1
 _OURS: Final = 0x57_41_52_4E  # "WARN": application_id, tells our files from those of other programs
@@ -100,7 +100,7 @@ class SqliteFile:
         try:
             return self._loop.execute(sql, values)
         except UnicodeEncodeError:
-            return self.run(sql, *map(storable, values))
+            return self.run(sql, *map(to_storable, values))
         except sqlite3.Error as exc:
             raise self._ours(exc) from exc
 

@@ -1,8 +1,8 @@
-"""Every command passes here before it reaches a sandbox, from whatever route, and so does word of its end.
+"""Every command of every route passes here before it reaches a sandbox, and so does its result.
 
-`OverseenSandbox` is a sandbox whose `exec` and `start` ask first: the command policies of the environment and the
+`MeteredSandbox` is a sandbox whose `exec` and `start` check first: the command policies of the environment and the
 tenant, the tenant's exec seconds, and the gate that gives tenants their turns. When a command has ended it is
-counted and told. File operations are only noted, for the audit record of the request.
+counted and published. File operations go straight to the sandbox.
 
 Exec seconds are paid in advance, one at a time, so however many commands run at once, no more are used than there
 are; a command whose next second cannot be paid is ended, with what it has said so far. A command whose end nobody
@@ -11,9 +11,9 @@ sees, because its caller has left or its sandbox is gone, is counted for the tim
 
 import asyncio
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from warren.clock import Clock
 from warren.interfaces.sandbox import Process, Sandbox
@@ -23,16 +23,10 @@ from warren.model.events import Event, EventKind
 from warren.model.operations import (
     Command,
     ExecResult,
-    FileEvent,
-    FileInfo,
     ProcessInfo,
     Reason,
-    Search,
-    SearchMatch,
-    SearchSummary,
 )
 from warren.model.session import Session
-from warren.model.spec import Isolation
 from warren.sessions.event_hub import Events
 from warren.sessions.refused_process import RefusedProcess
 from warren.sessions.request_context import current_caller, note, note_command, note_end
@@ -82,8 +76,8 @@ class Metering:
     def __repr__(self) -> str:
         return f"<Metering: {len(self._followed)} followed, {self.gate!r}>"
 
-    def sandbox(self, session: Session, sandbox: Sandbox) -> "MeteredSandbox":
-        return MeteredSandbox(self, session, sandbox)
+    def sandbox(self, session: Session, sandbox: Sandbox) -> Sandbox:
+        return cast(Sandbox, MeteredSandbox(self, session, sandbox))
 
     def finished(self, session: Session, result: ExecResult, *, background: bool = False) -> None:
         kind = EventKind.COMMAND_REFUSED if result.reason is Reason.REFUSED else EventKind.COMMAND_FINISHED
@@ -120,14 +114,14 @@ class Metering:
 
     async def take_over(self, session: Session, sandbox: Sandbox) -> None:
         """After a restart: commands that run on their own are followed again."""
-        overseen, caller = self.sandbox(session, sandbox), await self._payer_of(session)
+        metered, caller = MeteredSandbox(self, session, sandbox), await self._payer_of(session)
         payer = caller if self.quotas.bounds(caller, EXEC_SECONDS) else None
         for info in await sandbox.processes():
             if info.running:
                 process = await sandbox.process(info.id)
                 if payer is not None:
                     await self.quotas.spend_again(payer, EXEC_SECONDS, self._had_today(info))
-                ending = overseen.until_ended(process, payer, background=True, had_s=info.started_s_ago)
+                ending = metered.until_ended(process, payer, background=True, had_s=info.started_s_ago)
                 self.follow(ending, f"following {info.id}")
 
     def _had_today(self, info: ProcessInfo) -> int:
@@ -141,23 +135,18 @@ class Metering:
 
 
 class MeteredSandbox:
+    """A sandbox whose commands are metered; everything else is the sandbox's own."""
+
     def __init__(self, metering: Metering, session: Session, sandbox: Sandbox) -> None:
         self._metering = metering
         self._session = session
         self._sandbox = sandbox
 
     def __repr__(self) -> str:
-        return f"<OverseenSandbox {self._sandbox!r}>"
+        return f"<MeteredSandbox {self._sandbox!r}>"
 
-    @property
-    def id(self) -> str:
-        return self._sandbox.id
-
-    @property
-    def isolation(self) -> Isolation:
-        return self._sandbox.isolation
-
-    # -- commands
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sandbox, name)
 
     async def exec(
         self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
@@ -258,75 +247,6 @@ class MeteredSandbox:
             if not await self._metering.can_go_on(caller):
                 return False
         return True
-
-    async def process(self, process_id: str) -> Process:
-        return await self._sandbox.process(process_id)
-
-    async def processes(self) -> Sequence[ProcessInfo]:
-        return await self._sandbox.processes()
-
-    async def forget(self, process_id: str) -> None:
-        note(process_id=process_id)
-        await self._sandbox.forget(process_id)
-
-    # -- files
-
-    def read(self, path: str, *, offset: int = 0, length: int | None = None, user: str = "") -> AsyncIterator[bytes]:
-        note(path=path)
-        return self._sandbox.read(path, offset=offset, length=length, user=user)
-
-    async def write(
-        self, path: str, data: bytes | AsyncIterable[bytes], *, mode: int | None = None, user: str = ""
-    ) -> FileInfo:
-        note(path=path)
-        return await self._sandbox.write(path, data, mode=mode, user=user)
-
-    async def list(self, path: str, *, depth: int = 1, user: str = "") -> Sequence[FileInfo]:
-        note(path=path)
-        return await self._sandbox.list(path, depth=depth, user=user)
-
-    async def stat(self, path: str, *, user: str = "") -> FileInfo:
-        note(path=path)
-        return await self._sandbox.stat(path, user=user)
-
-    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "") -> None:
-        note(path=path)
-        await self._sandbox.mkdir(path, mode=mode, user=user)
-
-    async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
-        note(path=path)
-        await self._sandbox.remove(path, recursive=recursive, user=user)
-
-    async def rename(self, source: str, target: str, *, user: str = "") -> None:
-        note(path=source, target=target)
-        await self._sandbox.rename(source, target, user=user)
-
-    def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]:
-        note(path=path)
-        return self._sandbox.pack(path, user=user)
-
-    async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int:
-        note(path=path)
-        return await self._sandbox.unpack(path, tar, user=user)
-
-    def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
-        note(path=path)
-        return self._sandbox.watch(path, recursive=recursive, user=user)
-
-    def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]:
-        note(path=query.path)
-        return self._sandbox.search(query)
-
-    # -- the rest
-
-    async def ping(self) -> None:
-        await self._sandbox.ping()
-
-    def when_lost(self, call: Callable[[str], None]) -> None:
-        self._sandbox.when_lost(call)
-
-    async def close(self) -> None:
-        await self._sandbox.close()
 
 
 class _Payer:

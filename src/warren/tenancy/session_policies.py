@@ -1,12 +1,12 @@
-"""Which command policies hold for a session: its environment's and its tenant's; both must allow a command."""
+"""Applies the command policies of a session: its environment's and its tenant's, both of which must allow a command."""
 
 import asyncio
-import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from warren.logs import get_log
 from warren.model.environment import Environment
 from warren.model.errors import WarrenError
 from warren.model.operations import Command, ExecResult
@@ -17,14 +17,14 @@ from warren.sessions.request_context import note
 if TYPE_CHECKING:
     from warren.tenancy.policy import PolicyVerdict
 
-_AT_ONCE: Final = 128  # characters; what is longer can take a good part of a second: it is judged in a thread
-_THREADS: Final = 2  # others need them too
-_REMEMBERED: Final = 1024
-_LOOK_AGAIN_S: Final = 1.0
+_SHORT: Final = 128  # characters; judging a longer command may take a good part of a second and needs a thread
+_THREADS: Final = 2
+_CACHED: Final = 1024
+_CACHED_S: Final = 1.0
 
 PolicyOfTenant = Callable[[str], Awaitable[Policy]]
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
 class Policies:
@@ -36,7 +36,7 @@ class Policies:
         self._verdicts: OrderedDict[tuple[Policy, tuple[str, ...], str], PolicyVerdict] = OrderedDict()
 
     async def refused(self, session: Session, command: Command) -> ExecResult | None:
-        """The result of a command that may not be run. In the mode `audit` it is only noted."""
+        """Gives the result of a command that may not run. In the mode `audit` it only notes the rule."""
         for policy in (self._of_environment(session.environment), await self._of_tenant(session.tenant)):
             if policy.mode is PolicyMode.OFF:
                 continue
@@ -50,37 +50,37 @@ class Policies:
         return None
 
     async def _verdict(self, policy: Policy, command: Command) -> "PolicyVerdict":
-        """What was judged lately is not judged again. Variables count too, and are not remembered: may be secrets."""
-        if command.env or command.base_env or _length(command) > _AT_ONCE:
-            return await self._judged(policy, command)
+        """Caches verdicts, except of commands with variables: these matter too, and may be secrets."""
+        if command.env or command.base_env or _length(command) > _SHORT:
+            return await self._judge(policy, command)
         asked = policy, command.argv, command.shell
         verdict = self._verdicts.get(asked)
         if verdict is None:
-            verdict = await self._judged(policy, command)
-            if len(self._verdicts) >= _REMEMBERED:
+            verdict = await self._judge(policy, command)
+            if len(self._verdicts) >= _CACHED:
                 self._verdicts.popitem(last=False)
         self._verdicts[asked] = verdict
         self._verdicts.move_to_end(asked)
         return verdict
 
-    async def _judged(self, policy: Policy, command: Command) -> "PolicyVerdict":
-        """A judge that fails lets nothing pass, unless nothing is to be refused anyway."""
+    async def _judge(self, policy: Policy, command: Command) -> "PolicyVerdict":
+        """If judging fails the command is refused, unless the policy only audits."""
         from warren.tenancy.policy import PolicyVerdict, judge
 
         try:
-            if _length(command) > _AT_ONCE:
+            if _length(command) > _SHORT:
                 async with self._judging:
                     return await asyncio.to_thread(judge, policy, command)
             return judge(policy, command)
-        except Exception:
-            _log.exception("a command could not be judged")
+        except Exception as exc:
+            _log.error("command_not_judged", exc=exc)
             allowed = policy.mode is PolicyMode.AUDIT
             return PolicyVerdict(
                 allowed, "cannot be judged", "the command could not be judged; the server's log says why"
             )
 
     def _of_environment(self, name: str) -> Policy:
-        """Of an environment that is gone from the registry, or cannot be read, what it said last still holds."""
+        """If an environment is no longer in the registry, or cannot be read, its last policy still holds."""
         known, now = self._known.get(name), time.monotonic()
         if known is not None and now < known[1]:
             return known[0]
@@ -90,7 +90,7 @@ class Policies:
             if known is None:
                 raise
             policy = known[0]
-        self._known[name] = policy, now + _LOOK_AGAIN_S
+        self._known[name] = policy, now + _CACHED_S
         return policy
 
 

@@ -1,7 +1,5 @@
-"""Everything that has to do with tenants rather than with sandboxes, in one hand.
-
-Who they are (keys, tenants), what they may have (quotas, policies, turns), what they had (usage, audit), and whom they
-want told (webhooks). `overseer` is what sessions see of it.
+"""Brings together everything about tenants: who they are (keys, tenants), what they may use (quotas, policies, turns),
+what they have used (usage, audit), and which events they want to receive (webhooks). Sessions see `metering` only.
 """
 
 import asyncio
@@ -13,7 +11,7 @@ from warren.clock import Clock
 from warren.interfaces.audit import AuditLog
 from warren.interfaces.records import RecordStore
 from warren.model.access import Caller
-from warren.model.audit import Deed
+from warren.model.audit import AuditEntry
 from warren.model.environment import Environment
 from warren.model.errors import NotFound
 from warren.model.events import Event, EventKind
@@ -54,10 +52,10 @@ class Tenancy:
         self.usage = UsageBook(records, clock)
         self.audit = audit
         self.webhooks = webhooks
-        self.events = Events(self._count, self._write_down)
+        self.events = Events(self._count_usage, self._record_event)
         if webhooks is not None:
             self.events.add(webhooks.publish)
-        quotas = Quotas(clock, counters, reached=self._reached, spent_before=self._spent_today)
+        quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self._spent_today)
         policies = Policies(environments, self._policy_of)
         self.metering = Metering(clock, quotas, events=self.events, refused=policies.refused, payer_of=self._payer_of)
         self._tasks: list[asyncio.Task[Any]] = []
@@ -65,14 +63,14 @@ class Tenancy:
     def __repr__(self) -> str:
         return f"<Tenancy {self.metering!r}>"
 
-    def start(self, *, courier: bool = True) -> None:
-        """Without `courier` webhooks are written down here, and sent by others."""
+    def start(self, *, deliver_webhooks: bool = True) -> None:
+        """Without `deliver_webhooks` this process only queues deliveries, and another one sends them."""
         self._run(self.usage.run(), "usage")
-        if self.webhooks is not None and courier:
+        if self.webhooks is not None and deliver_webhooks:
             self._run(self.webhooks.run(), "webhooks")
 
     async def close(self) -> None:
-        """Writes down what is still to be written."""
+        """Writes what is still to be written."""
         await self.metering.close()
         await self.metering.quotas.close()
         for task in self._tasks:
@@ -87,10 +85,10 @@ class Tenancy:
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
 
-    # -- what happened
+    # -- events
 
-    def _count(self, event: Event) -> None:
-        """Of a session the whole life is counted when it ends, on that day."""
+    def _count_usage(self, event: Event) -> None:
+        """Counts the whole life of a session on the day it ends."""
         data = event.data
         if event.kind is EventKind.COMMAND_FINISHED:
             seconds = data["duration_ms"] / 1000
@@ -101,16 +99,16 @@ class Tenancy:
             lived_s = data["lived_s"]
             self.usage.add(event.tenant, Usage(session_s=lived_s, memory_mb_s=lived_s * data["memory_mb"]))
 
-    def _write_down(self, event: Event) -> None:
-        """What no request's own record tells."""
+    def _record_event(self, event: Event) -> None:
+        """Writes an audit entry for an event that no request's own entry covers."""
         by_request = event.kind in _COMMANDS and not event.data.get("background")
         if self.audit is not None and not by_request and event.kind is not EventKind.SESSION_CREATED:
-            deed = Deed(event.at, str(event.kind), event.tenant, session_id=event.session_id, detail=event.data)
-            self.audit.record(deed)
+            entry = AuditEntry(event.at, str(event.kind), event.tenant, session_id=event.session_id, detail=event.data)
+            self.audit.record(entry)
 
-    # -- what tenants may have
+    # -- quotas and policies
 
-    def _reached(self, caller: Caller, quota: str) -> None:
+    def _publish_quota_reached(self, caller: Caller, quota: str) -> None:
         data = {"quota": quota, "key_id": caller.key_id}
         self.events.publish(Event(EventKind.QUOTA_REACHED, caller.tenant, self._clock.wall(), data=data))
 
@@ -120,7 +118,7 @@ class Tenancy:
         return sum(float(getattr(row.usage, _COUNTED_AS[what])) for row in rows)
 
     async def _payer_of(self, session: Session) -> Caller:
-        """Who pays for what runs in a session: its tenant, and the key it was made with."""
+        """Gives the caller whose quotas a session uses up: its tenant, and the key it was made with."""
         caller = Caller(session.tenant, session.key_id, quota=(await self.tenants.of(session.tenant)).quota)
         try:
             return replace(caller, key_quota=(await self.keys.get(session.key_id)).quota)

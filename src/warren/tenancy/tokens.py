@@ -1,12 +1,11 @@
-"""JSON Web Tokens: signed by somebody the operator trusts, and meant for this server.
+"""JSON Web Tokens, signed by an issuer that the operator trusts, for this server.
 
-Only asymmetric signatures are taken, by keys of a JWKS (a file, or an address that is asked again when a token names a
-key that is not known). Issuer, audience and expiry must be there and be right. The tenant and the scopes are claims.
+Only asymmetric signatures are accepted, by keys of a JWKS (a file, or an address that is read again when a token names
+an unknown key). A token must have the right issuer and audience, and an expiry. The tenant and the scopes are claims.
 """
 
 import asyncio
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import aiohttp
 import jwt
 
 from warren.clock import Clock
+from warren.logs import get_log
 from warren.model.access import Caller, Scope, check_tenant
 from warren.model.errors import InvalidRequest, Unauthorized, Unavailable, WarrenError
 
@@ -27,7 +27,7 @@ _FRESH_S: Final = 300.0
 _MAX_JWKS: Final = 1024 * 1024
 _FETCH_S: Final = 5.0
 _REMEDY: Final = "get a new token from your issuer and send it as `Authorization: Bearer TOKEN`"
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,16 @@ class Tokens:
     async def start(self) -> None:
         """A file must be readable at the start; an address may come up later."""
         try:
-            await self._read()
+            await self._read_keys()
         except WarrenError as exc:
             if not _is_address(self._rules.jwks):
                 raise
-            _log.warning("%s; tokens are refused until it can be read", exc)
+            _log.warning("jwks_not_read", jwks=self._rules.jwks, action="refuse_tokens", error=exc)
 
     async def recognise(self, token: str) -> Caller:
         if len(token) > MAX_TOKEN:
             raise Unauthorized(f"the token is longer than {MAX_TOKEN} characters", remedy=_REMEDY)
-        claims = self._checked(token, await self._key_for(token))
+        claims = self._verify(token, await self._key_for(token))
         tenant = claims.get(self._rules.tenant_claim)
         try:
             check_tenant(tenant if isinstance(tenant, str) else "")
@@ -84,8 +84,8 @@ class Tokens:
         name = subject if isinstance(subject, str) and subject.isprintable() else ""
         return Caller(tenant, f"jwt:{name[:128]}", read_claimed(claims.get(self._rules.scopes_claim)))
 
-    def _checked(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
-        """Time is told by our clock, so that tests can tell it."""
+    def _verify(self, token: str, key: jwt.PyJWK) -> Mapping[str, Any]:
+        """Checks the times against our own clock, which tests can set."""
         try:
             claims = jwt.decode(
                 token,
@@ -101,17 +101,17 @@ class Tokens:
                 },
             )
         except jwt.PyJWTError as exc:
-            raise Unauthorized(f"the token is not accepted: {_words(exc)}", remedy=_REMEDY) from None
+            raise Unauthorized(f"the token is not accepted: {_explain(exc)}", remedy=_REMEDY) from None
         self._check_times(claims)
         return claims
 
     def _check_times(self, claims: Mapping[str, Any]) -> None:
         now = self._clock.wall()
-        if not _number(claims["exp"]) or claims["exp"] + LEEWAY_S <= now:
+        if not _is_number(claims["exp"]) or claims["exp"] + LEEWAY_S <= now:
             raise Unauthorized("the token has expired", remedy=_REMEDY)
         for name in ("nbf", "iat"):
             value = claims.get(name)
-            if value is not None and (not _number(value) or value - LEEWAY_S > now):
+            if value is not None and (not _is_number(value) or value - LEEWAY_S > now):
                 raise Unauthorized("the token is not valid yet: are the clocks right?", remedy=_REMEDY)
 
     async def _key_for(self, token: str) -> jwt.PyJWK:
@@ -126,33 +126,33 @@ class Tokens:
             raise Unauthorized("the token does not say which key signed it (kid)", remedy=_REMEDY)
         now = self._clock.now()
         if (key_id not in self._keys and now - self._read_at >= _ASK_AGAIN_S) or now - self._read_at >= _FRESH_S:
-            await self._read_again()
+            await self._refresh_keys()
         if (key := self._keys.get(key_id)) is None:
             raise Unauthorized("the token was signed with a key that is not known", remedy=_REMEDY)
         return key
 
-    async def _read_again(self) -> None:
-        """Who cannot be asked now is asked later; the keys that are known stay good."""
+    async def _refresh_keys(self) -> None:
+        """If the JWKS cannot be read now it is read later; known keys stay valid."""
         async with self._reading:
             if self._clock.now() - self._read_at < _ASK_AGAIN_S:
                 return
             try:
-                await self._read()
+                await self._read_keys()
             except WarrenError as exc:
-                _log.warning("%s", exc)
+                _log.warning("jwks_not_read", jwks=self._rules.jwks, action="keep_known_keys", error=exc)
 
-    async def _read(self) -> None:
+    async def _read_keys(self) -> None:
         self._read_at = self._clock.now()
         where = self._rules.jwks
-        text = await _fetched(where) if _is_address(where) else await asyncio.to_thread(_file, where)
+        text = await _fetch(where) if _is_address(where) else await asyncio.to_thread(_read_file, where)
         self._keys = read_jwks(text, where)
 
 
 def read_jwks(text: str, where: str) -> dict[str, jwt.PyJWK]:
-    """The keys that can verify one of our algorithms, by their ids."""
+    """Gives the keys for our algorithms, by their ids."""
     try:
         entries = json.loads(text)["keys"]
-        found = [jwt.PyJWK(entry) for entry in entries if _usable(entry)]
+        found = [jwt.PyJWK(entry) for entry in entries if _is_signing_key(entry)]
     except (ValueError, KeyError, TypeError, AttributeError, jwt.PyJWTError) as exc:
         raise Unavailable(
             f"{where} is not a JWKS ({type(exc).__name__})", remedy='it looks like {"keys": […]}'
@@ -160,14 +160,14 @@ def read_jwks(text: str, where: str) -> dict[str, jwt.PyJWK]:
     return {str(key.key_id): key for key in found if key.key_id and key.algorithm_name in ALGORITHMS}
 
 
-def _usable(entry: Mapping[str, Any]) -> bool:
+def _is_signing_key(entry: Mapping[str, Any]) -> bool:
     return entry.get("kty") in ("RSA", "EC", "OKP") and entry.get("use", "sig") == "sig"
 
 
 def read_claimed(claim: Any) -> frozenset[Scope]:
-    """Scopes of ours among others: `exec`, or `warren:exec`, in a list or in one text.
+    """Gives our scopes among others: `exec`, or `warren:exec`, in a list or in one text.
 
-    What others mean by `admin` is not what we mean: that one must be called `warren:admin`.
+    `admin` may mean something else to the issuer, so the claim has to say `warren:admin`.
     """
     names = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
     known = {str(scope): scope for scope in Scope}
@@ -179,14 +179,14 @@ def _is_address(jwks: str) -> bool:
     return jwks.startswith(("http://", "https://"))
 
 
-def _file(path: str) -> str:
+def _read_file(path: str) -> str:
     try:
         return Path(path).read_text()
     except (OSError, UnicodeDecodeError) as exc:
         raise Unavailable(f"the JWKS file {path} cannot be read: {exc}", remedy="name another: --jwt-jwks") from exc
 
 
-async def _fetched(url: str) -> str:
+async def _fetch(url: str) -> str:
     try:
         timeout = aiohttp.ClientTimeout(total=_FETCH_S)
         async with aiohttp.ClientSession(timeout=timeout) as client, client.get(url, allow_redirects=False) as answer:
@@ -197,11 +197,11 @@ async def _fetched(url: str) -> str:
         raise Unavailable(f"the JWKS at {url} cannot be read: {exc or type(exc).__name__}") from exc
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12
 
 
-def _words(exc: jwt.PyJWTError) -> str:
+def _explain(exc: jwt.PyJWTError) -> str:
     known = {
         jwt.InvalidSignatureError: "its signature is wrong",
         jwt.InvalidAudienceError: "it is for another audience",

@@ -1,39 +1,43 @@
 """What each tenant used on each day (UTC), kept as records.
 
-`add` only adds up in memory. `run` brings the sums to the store about every second, by a change over the record as it
-is there: several processes may add to the same day. What a store that does not work refuses is kept and brought later,
-as one sum for each tenant and day, of MOST_SUMS at most; kill -9 loses the figures of the last second. Once an hour
-`run` deletes the days that are too old.
+`add` only adds in memory. About every second `run` adds the sums to the records in the store, by compare and swap:
+several processes may count for the same day. Sums that the store does not take wait for the next time, one for each
+tenant and day, MAX_SUMS at most. kill -9 loses the usage of the last second. Once an hour `run` deletes old days.
 
 A record is named DAY/TENANT, so that a span of days is read in one piece, and is due at the beginning of its day, so
 that the oldest are found without looking at the others.
 """
 
 import asyncio
+import csv
+import io
 import json
-import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
 from warren.clock import Clock
 from warren.interfaces.records import Record, RecordStore
+from warren.logs import get_log
 from warren.model.errors import InvalidRequest, NoSpace, Unavailable, WarrenError
 from warren.model.usage import NO_USAGE, DayUsage, Usage
 from warren.shielding import run_shielded
 
 KEEP_DAYS: Final = 400
 FLUSH_S: Final = 1.0
-MOST_ROWS: Final = 100_000
-MOST_SUMS: Final = 100_000
+MAX_ROWS: Final = 100_000
+MAX_SUMS: Final = 100_000
 _KIND: Final = "usage"
 _PRUNE_EVERY_S: Final = 3600.0
 _BATCH: Final = 500
 _TRIES: Final = 1000
 _DAY_S: Final = 86400.0
+_COLUMNS: Final = ("day", "tenant", *(each.name for each in fields(Usage)))
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 
-_log = logging.getLogger("warren.usage")
+_log = get_log("warren.usage")
 
 
 class UsageBook:
@@ -48,10 +52,10 @@ class UsageBook:
         self._too_many = False
 
     def __repr__(self) -> str:
-        return f"<UsageBook: {len(self._sums)} sums to be kept>"
+        return f"<UsageBook: {len(self._sums)} sums to save>"
 
     def add(self, tenant: str, usage: Usage) -> None:
-        """Counts for the day it is now."""
+        """Counts for today."""
         now = self._clock.wall()
         if not self._today_from <= now < self._today_from + _DAY_S:
             self._today = day_of(now)
@@ -64,29 +68,28 @@ class UsageBook:
             await self._clock.sleep(FLUSH_S)
             try:
                 await self.flush()
-                await self._prune_in_time()
+                await self._prune_if_due()
                 trouble = ""
             except Exception as exc:
-                # The figures wait in memory for this loop: it outlives whatever the store raises.
+                # The sums in memory depend on this loop: it must survive whatever the store raises.
                 if repr(exc) != trouble:
                     trouble = repr(exc)
-                    unforeseen = None if isinstance(exc, WarrenError) else exc
-                    _log.warning("usage cannot be kept, it is tried again: %s", exc, exc_info=unforeseen)
+                    _log.error("usage_not_saved", action="retry", error=exc, exc=_unforeseen(exc))
 
     async def flush(self) -> None:
-        """Brings to the store what was added before. What it refuses waits on, and why it did is raised."""
+        """Saves what was added before. What the store refuses waits on, and the first error is raised."""
         await run_shielded(self._flush())
 
     async def close(self) -> None:
-        """Brings the rest to the store; what it does not take now is lost, and told."""
+        """Saves the rest; what the store does not take now is lost, and logged."""
         try:
             await self.flush()
         except WarrenError as exc:
-            _log.warning("the last usage of %d tenants could not be kept: %s", len(self._sums), exc)
+            _log.warning("usage_lost", sums=len(self._sums), error=exc)
 
     async def between(self, tenant: str | None, first: date, last: date) -> Sequence[DayUsage]:
-        """From the first day to the last, both included; by day, then by tenant. None: of all tenants. What was
-        not yet kept, of this process, is kept before."""
+        """Gives the usage from the first day to the last, both included; by day, then by tenant. None: of all tenants.
+        Saves what this process has counted before."""
         await self.flush()
         rows: list[DayUsage] = []
         after = first.isoformat()
@@ -95,14 +98,12 @@ class UsageBook:
             after = page[-1].id
             if after[:10] > last.isoformat():
                 break
-            if len(rows) > MOST_ROWS:
-                raise InvalidRequest(
-                    f"this is usage of more than {MOST_ROWS} rows", remedy="ask for fewer days at once"
-                )
+            if len(rows) > MAX_ROWS:
+                raise InvalidRequest(f"this is usage of more than {MAX_ROWS} rows", remedy="ask for fewer days at once")
         return rows
 
     async def prune(self) -> int:
-        """Deletes the days that are older than what is kept; says how many records that were."""
+        """Deletes the days that are too old; gives the number of deleted records."""
         end = _start_of(day_of(self._clock.wall()) - timedelta(days=self._keep_days)) - 1.0
         deleted = 0
         while old := await self._records.due(_KIND, end, _BATCH):
@@ -111,7 +112,7 @@ class UsageBook:
             await asyncio.sleep(0)
         return deleted
 
-    async def _prune_in_time(self) -> None:
+    async def _prune_if_due(self) -> None:
         if self._clock.now() - self._pruned >= _PRUNE_EVERY_S:
             await self.prune()
             self._pruned = self._clock.now()
@@ -122,7 +123,7 @@ class UsageBook:
             for key in list(self._sums):
                 usage = self._sums.pop(key)
                 try:
-                    await self._keep(*key, usage)
+                    await self._save(*key, usage)
                 except Exception as exc:
                     self._put_back(key, usage)
                     trouble = trouble or exc
@@ -133,15 +134,15 @@ class UsageBook:
             raise trouble
 
     def _put_back(self, key: tuple[date, str], usage: Usage) -> None:
-        if key not in self._sums and len(self._sums) >= MOST_SUMS:
+        if key not in self._sums and len(self._sums) >= MAX_SUMS:
             if not self._too_many:
-                _log.error("usage of more than %d tenants waits to be kept: that of others is lost", MOST_SUMS)
+                _log.error("usage_lost", reason="too_many_sums", sums=MAX_SUMS)
             self._too_many = True
             return
         self._sums[key] = self._sums.get(key, NO_USAGE).plus(usage)
 
-    async def _keep(self, day: date, tenant: str, usage: Usage) -> None:
-        """Adds it to what is there, whoever else does the same."""
+    async def _save(self, day: date, tenant: str, usage: Usage) -> None:
+        """Adds the usage to the record, also while others do the same."""
         name = f"{day.isoformat()}/{tenant}"
         for _ in range(_TRIES):
             known = await self._records.get(_KIND, name)
@@ -154,16 +155,38 @@ class UsageBook:
         raise Unavailable(f"the usage of {tenant} is changed by others all the time")
 
 
-class _Damaged(Unavailable):
-    """One record; the store works."""
+class _RecordDamaged(Unavailable):
+    """One record cannot be read; the store works."""
+
+
+def _unforeseen(exc: Exception) -> Exception | None:
+    return None if isinstance(exc, WarrenError) else exc
 
 
 def _is_away(exc: Exception) -> bool:
-    return isinstance(exc, Unavailable | NoSpace) and not isinstance(exc, _Damaged)
+    return isinstance(exc, Unavailable | NoSpace) and not isinstance(exc, _RecordDamaged)
 
 
 def day_of(wall: float) -> date:
     return datetime.fromtimestamp(wall, UTC).date()
+
+
+def as_csv(rows: Iterable[DayUsage]) -> str:
+    """Writes a table with a line of names. A text that a spreadsheet would take for a formula gets a ' before it."""
+    out = io.StringIO()
+    table = csv.writer(out)
+    table.writerow(_COLUMNS)
+    for row in rows:
+        table.writerow(_without_formula(value) for value in row_view(row).values())
+    return out.getvalue()
+
+
+def row_view(row: DayUsage) -> dict[str, Any]:
+    return {"day": row.day.isoformat(), "tenant": row.tenant, **row.usage.as_mapping()}
+
+
+def _without_formula(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def _start_of(day: date) -> float:
@@ -179,7 +202,7 @@ def _row(record: Record) -> DayUsage:
         usage = Usage.from_mapping(_mapping(record.value))
         return DayUsage(date.fromisoformat(record.id[:10]), record.group, usage)
     except (ValueError, TypeError) as exc:
-        raise _Damaged(f"the usage record {record.id!r} is damaged", remedy="delete it from the store") from exc
+        raise _RecordDamaged(f"the usage record {record.id!r} is damaged", remedy="delete it from the store") from exc
 
 
 def _mapping(text: str) -> dict[str, Any]:

@@ -1,13 +1,13 @@
-"""The audit record in memory: the newest deeds, gone when the process ends. Passes the same contract as the files."""
+"""The audit record in memory: the newest entries, gone when the process ends. Passes the same contract as the files."""
 
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
 
 from warren.interfaces.audit import MOST_ON_PAGE, AuditPage, Query
-from warren.model.audit import DROPPED, CommandText, Deed
+from warren.model.audit import DROPPED, AuditEntry, CommandText
 from warren.model.errors import InvalidRequest, Unavailable
-from warren.tenancy.audit.deeds import deed_of, is_wanted, kept_line, line_of
+from warren.tenancy.audit.entries import encode_entry, encode_redacted, matches, parse_entry
 
 KEEP: Final = 10_000
 
@@ -22,13 +22,13 @@ class MemoryAudit:
     def __repr__(self) -> str:
         return f"<MemoryAudit: {len(self._lines)}{' closed' if self._closed else ''}>"
 
-    def record(self, deed: Deed, secrets: Iterable[str] = ()) -> None:
+    def record(self, entry: AuditEntry, secrets: Iterable[str] = ()) -> None:
         if self._closed:
             return
         try:
-            line = kept_line(deed, secrets, self._commands)
+            line = encode_redacted(entry, secrets, self._commands)
         except Exception:  # whatever somebody put into it: the contract is never to raise
-            line = line_of(Deed(0.0, DROPPED, result="lost", detail={"count": 1}))
+            line = encode_entry(AuditEntry(0.0, DROPPED, result="lost", detail={"count": 1}))
         self._lines.append((self._next, line))
         self._next += 1
 
@@ -37,11 +37,11 @@ class MemoryAudit:
             raise Unavailable("the audit record is closed")
         limit = max(1, min(query.limit, MOST_ON_PAGE))
         before = _number(query.after) if query.after else self._next
-        found: list[Deed] = []
+        found: list[AuditEntry] = []
         for number, line in reversed(self._lines):
-            deed = deed_of(line)
-            if number < before and deed is not None and is_wanted(query, deed):
-                found.append(deed)
+            entry = parse_entry(line)
+            if number < before and entry is not None and matches(query, entry):
+                found.append(entry)
                 if len(found) == limit:
                     return AuditPage(found, str(number))
         return AuditPage(found)

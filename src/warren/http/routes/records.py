@@ -14,12 +14,11 @@ from starlette.responses import Response
 
 from warren.http.context import Admin, Context, Ctx, Reader, answer, new_router
 from warren.interfaces import audit
-from warren.model.audit import Deed
+from warren.model.audit import AuditEntry
 from warren.model.errors import InvalidRequest, NotFound
 from warren.model.usage import NO_USAGE
 from warren.sessions.schemas import timestamp
-from warren.tenancy.usage import day_of
-from warren.tenancy.usage_export import as_csv, row_view
+from warren.tenancy.usage import as_csv, day_of, row_view
 
 CSV: Final = "text/csv"
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
@@ -141,7 +140,7 @@ async def _found(context: Context, tenant: str | None, filters: audit.Query) -> 
     if log is None:
         raise NotFound("this server keeps no audit record", remedy="start it with --audit (WARREN_AUDIT=true)")
     page = await log.find(replace(filters, tenant=tenant))
-    return answer({"deeds": [deed_view(deed) for deed in page.deeds], "next": page.after or None})
+    return answer({"deeds": [deed_view(deed) for deed in page.entries], "next": page.after or None})
 
 
 async def _used(context: Context, tenant: str | None, asked: _Asked) -> Response:
@@ -157,7 +156,7 @@ async def _used(context: Context, tenant: str | None, asked: _Asked) -> Response
     return answer({**span, "usage": [row_view(row) for row in rows], "total": total.as_mapping()})
 
 
-def deed_view(deed: Deed) -> dict[str, Any]:
+def deed_view(deed: AuditEntry) -> dict[str, Any]:
     return {
         "at": timestamp(deed.at),
         "action": deed.action,

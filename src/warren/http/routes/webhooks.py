@@ -11,9 +11,9 @@ from warren.model.errors import NotFound
 from warren.model.events import EventKind
 from warren.sessions.request_context import note
 from warren.sessions.schemas import Body, timestamp
-from warren.tenancy.webhooks.hooks import EVERYTHING, MAX_DESCRIPTION, Webhook, webhook_view
+from warren.tenancy.webhooks.destinations import MAX_URL
 from warren.tenancy.webhooks.outbox import Webhooks
-from warren.tenancy.webhooks.urls import MAX_URL
+from warren.tenancy.webhooks.registry import EVERYTHING, MAX_DESCRIPTION, Webhook, webhook_view
 
 router = new_router(prefix="/api/webhooks", tags=["webhooks"])
 

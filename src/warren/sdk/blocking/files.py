@@ -22,7 +22,7 @@ from warren.model.errors import (
 from warren.sdk.blocking.platform import ByteSource, in_thread, iterate_source
 from warren.sdk.blocking.session_holder import SessionHolder
 from warren.sdk.protocol import CHUNK_BYTES, new_key
-from warren.sdk.results import FileChange, FileEntry
+from warren.sdk.results import FileChange, FileEntry, FileMatch, SearchSummary
 
 if TYPE_CHECKING:
     import tarfile
@@ -183,6 +183,40 @@ class Files(SessionHolder):
 
     def move(self, source: str, target: str) -> FileEntry:
         return FileEntry.of(self._perform("move_file", source=source, target=target))
+
+    def search_files(
+        self,
+        pattern: str = "",
+        *,
+        glob: str = "",
+        path: str = _WORKSPACE,
+        ignore_case: bool = False,
+        hidden: bool = False,
+        max_matches: int = 1000,
+        timeout: float = 30.0,
+        on_summary: Callable[[SearchSummary], None] | None = None,
+    ) -> Generator[FileMatch, None, None]:
+        """Yields the files below `path` whose name fits `glob`, or the lines in which `pattern` is found.
+
+        `glob` is matched with names (`*.py`) or, if it has a slash, with paths (`src/**/*.py`); `pattern` is a POSIX
+        extended regular expression. `on_summary` receives what was left out, and which limit ended the search early.
+        """
+        events = self._follow(
+            "search_files",
+            path=path,
+            glob=glob,
+            pattern=pattern,
+            ignore_case=ignore_case,
+            hidden=hidden,
+            max_matches=max_matches,
+            timeout_s=timeout,
+        )
+        with contextlib.closing(events):
+            for name, values in events:
+                if name == "match":
+                    yield FileMatch.of(values)
+                elif name == "summary" and on_summary is not None:
+                    on_summary(SearchSummary.of(values))
 
     def watch(self, path: str = _WORKSPACE, *, recursive: bool = False) -> Generator[FileChange, None, None]:
         """Yields changes as they happen. The first is `watching`: from then on none is missed."""

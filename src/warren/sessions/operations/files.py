@@ -1,17 +1,21 @@
 """Files: done inside the sandbox with the rights of its user, streamed, of any size."""
 
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable
+from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, PlainValidator
 
-from warren.model.operations import Change, check_path
+from warren.model.operations import Change, Search, SearchMatch, SearchSummary, check_path
 from warren.model.spec import WORKSPACE
 from warren.sessions.file_reading import file_to_read
 from warren.sessions.operations.call import BytesHead, Call, Handler, Values
 from warren.sessions.output_events import Event, Events, close_source, with_keepalives
 from warren.sessions.schemas import ArchiveView, FileList, FileView, MoveBody, PathBody, file_view
 
+_MOST_FOUND: Final = 4 * 1024 * 1024
+_MATCH_BYTES: Final = 100  # of a match as JSON, beside its path and text
 TAR: Final = "application/x-tar"
 BINARY: Final = "application/octet-stream"
 BYTES: Final[dict[str, Any]] = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
@@ -24,7 +28,7 @@ def _as_sent(value: Any) -> str:
     return value
 
 
-PATHS: Final = frozenset({"path", "filename"})
+PATHS: Final = frozenset({"path", "filename", "glob"})
 """Query parameters that name files, and so need not be UTF-8."""
 
 
@@ -66,6 +70,47 @@ class WatchQuery(BaseModel):
     path: SandboxPath = WORKSPACE
     recursive: Annotated[bool, Field(description="Also in the directories below")] = False
     user: User = ""
+
+
+class SearchQuery(BaseModel):
+    path: SandboxPath = WORKSPACE
+    glob: Annotated[AnyText, Field(description="Of names: `*.py`, or of paths: `src/**/*.{js,ts}`")] = ""
+    pattern: Annotated[str, Field(description="POSIX extended regular expression, matched with each line")] = ""
+    ignore_case: Annotated[bool, Field(description="In the glob and the pattern")] = False
+    hidden: Annotated[bool, Field(description="Also names that begin with a dot")] = False
+    max_matches: Annotated[int, Field(ge=1, le=100_000, description="So many at most")] = 1000
+    max_file_bytes: Annotated[int, Field(ge=1, le=1 << 40, description="Contents of larger files are not searched")] = (
+        10 * 1024 * 1024
+    )
+    timeout_s: Annotated[float, Field(ge=0.001, le=600, description="The search ends after so long")] = 30.0
+    user: User = ""
+
+
+class MatchView(BaseModel):
+    path: str
+    kind: str = Field(description="file, directory, symlink or other")
+    line: int = Field(description="From 1; 0 if the name matched and there was no pattern")
+    column: int = Field(description="From 1, in bytes: where the first match in the line begins")
+    text: str = Field(description="The line, or a part of it around the match")
+    text_truncated: bool
+
+
+class SummaryView(BaseModel):
+    """What was found, and everything that was left out."""
+
+    matches: int
+    files_searched: int
+    binary: int = Field(description="Files that were not searched because they are not text")
+    too_large: int = Field(description="Files that were not searched because of max_file_bytes")
+    unreadable: int = Field(description="Files and directories that could not be read")
+    hidden: int = Field(description="Names that were passed over because they begin with a dot")
+    long_lines: int = Field(description="Lines of which only the beginning was searched")
+    truncated_by: str | None = Field(description="What ended it early: max_matches, time or answer_bytes")
+
+
+class FoundView(BaseModel):
+    matches: list[MatchView]
+    summary: SummaryView
 
 
 async def list_files(call: Call, query: ListQuery) -> Values:
@@ -151,6 +196,37 @@ async def watch_files(call: Call, query: WatchQuery) -> Events:
             yield Event("change", values)
 
 
+async def search_files(call: Call, query: SearchQuery) -> Values:
+    """Matches in the order of paths and lines, and a summary that says what was left out.
+
+    As a stream (`Accept: text/event-stream`): an event `match` for each as it is found, then `summary`. Links are not
+    followed. An answer that is not a stream holds 4 MiB of matches at most.
+    """
+    matches: list[Values] = []
+    size = 0
+    async with contextlib.aclosing(stream_search(call, query)) as events:
+        async for event in events:
+            if event is None:
+                continue
+            if event.kind == "summary":
+                return {"matches": matches, "summary": event.values}
+            size += len(event.values["path"]) + len(event.values["text"]) + _MATCH_BYTES
+            if size > _MOST_FOUND:
+                break
+            matches.append(event.values)
+    summary = asdict(SearchSummary(len(matches)))
+    return {"matches": matches, "summary": {**summary, "truncated_by": "answer_bytes"}}
+
+
+async def stream_search(call: Call, query: SearchQuery) -> Events:
+    found = call.sandbox.search(Search(**query.model_dump()))
+    async for item in with_keepalives(found, call.context.keepalive_s):
+        if item is None:
+            yield None
+        else:
+            yield Event("match" if isinstance(item, SearchMatch) else "summary", asdict(item))
+
+
 LIST_FILES: Final = Handler("list_files", list_files, query=ListQuery, result=FileList)
 WRITE_FILE: Final = Handler("write_file", write_file, query=WriteQuery, result=FileView, body_schema=BYTES)
 READ_FILE: Final = Handler(
@@ -179,6 +255,15 @@ HANDLERS = (
         other_results={200: {"description": "The tar", "content": TAR_BYTES}},
     ),
     Handler("write_archive", write_archive, query=TreeQuery, result=ArchiveView, body_schema=TAR_BYTES),
+    Handler(
+        "search_files",
+        search_files,
+        stream_search,
+        query=SearchQuery,
+        result=FoundView,
+        other_results={200: {"content": {"text/event-stream": {}}}},
+        headers=("accept",),
+    ),
     Handler(
         "watch_files",
         stream=watch_files,

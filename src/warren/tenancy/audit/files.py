@@ -1,31 +1,43 @@
-"""The audit record as JSON lines in a directory: private, of bounded size, found again newest first.
+"""The audit log as JSON lines in a directory: private, of bounded size, read newest first.
 
-A deed is in a file a fraction of a second after it was recorded. kill -9 loses the deeds of that time and may leave
-half a line, which readers pass over; a power failure loses what the kernel had not yet brought to the disk. The whole
-takes at most `keep_files` times `max_bytes`.
+An entry is in a file a fraction of a second after it was recorded. kill -9 loses the entries of that time and may leave
+half a line, which readers skip; a power failure loses what the kernel had not yet written to the disk. All files
+together take at most `keep_files` times `max_bytes`.
+
+Files are read from their end, in blocks. A position is the number of a file and where a line begins in it: the next
+page starts with the line before. Files only grow, or are removed whole, so a position stays valid.
 """
 
 import asyncio
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from warren.interfaces.audit import AuditPage, Query
-from warren.model.audit import CommandText, Deed
+from warren.model.audit import AuditEntry, CommandText
 from warren.model.errors import Unavailable
 from warren.shielding import run_shielded
-from warren.tenancy.audit.journal import KEEP_FILES, MAX_BYTES, Journal, make_directory
-from warren.tenancy.audit.reading import read_page
+from warren.tenancy.audit.entries import LINE_MOST, SEARCH_BYTES, PageBuilder, parse_position
+from warren.tenancy.audit.rotating_files import (
+    KEEP_FILES,
+    MAX_BYTES,
+    RotatingFiles,
+    make_directory,
+    numbers_in,
+    opened_directory,
+    opened_to_read,
+)
 from warren.tenancy.audit.writer import QUEUE_MOST, AuditWriter
 
+_BLOCK_BYTES: Final = 64 * 1024
 _FLUSH_MOST_S: Final = 5.0
 _CLOSE_MOST_S: Final = 5.0
 
 
 class FileAudit:
-    """Use `open`: it makes the directory, and raises Unavailable if there cannot be one. One query is worked on
-    at a time."""
+    """Use `open`: it makes the directory, and raises Unavailable if it cannot. Queries run one at a time."""
 
     @classmethod
     async def open(
@@ -38,7 +50,7 @@ class FileAudit:
         queue_most: int = QUEUE_MOST,
     ) -> "FileAudit":
         await asyncio.to_thread(make_directory, directory)
-        return cls(directory, AuditWriter(Journal(directory, max_bytes, keep_files), commands, queue_most))
+        return cls(directory, AuditWriter(RotatingFiles(directory, max_bytes, keep_files), commands, queue_most))
 
     def __init__(self, directory: Path, writer: AuditWriter) -> None:
         self._directory = directory
@@ -52,16 +64,16 @@ class FileAudit:
 
     @property
     def dropped(self) -> int:
-        """How many deeds were lost since it was opened."""
+        """The number of entries lost since it was opened."""
         return self._writer.dropped
 
-    def record(self, deed: Deed, secrets: Iterable[str] = ()) -> None:
-        self._writer.give(deed, secrets)
+    def record(self, entry: AuditEntry, secrets: Iterable[str] = ()) -> None:
+        self._writer.add(entry, secrets)
 
     async def find(self, query: Query) -> AuditPage:
         if self._closed:
             raise Unavailable("the audit record is closed")
-        return await asyncio.get_running_loop().run_in_executor(self._reader, self._found, query)
+        return await asyncio.get_running_loop().run_in_executor(self._reader, self._read, query)
 
     async def close(self) -> None:
         if self._closed:
@@ -70,6 +82,59 @@ class FileAudit:
         await run_shielded(asyncio.to_thread(self._writer.close, _CLOSE_MOST_S))
         self._reader.shutdown(wait=False)
 
-    def _found(self, query: Query) -> AuditPage:
+    def _read(self, query: Query) -> AuditPage:
         self._writer.flush(_FLUSH_MOST_S)
         return read_page(self._directory, query)
+
+
+class _Line(NamedTuple):
+    number: int
+    start: int
+    text: bytes
+
+
+def read_page(directory: Path, query: Query, search_bytes: int = SEARCH_BYTES) -> AuditPage:
+    page = PageBuilder(query, search_bytes)
+    try:
+        for line in _lines(directory, query.after):
+            if page.take(line.text):
+                return AuditPage(page.found, f"{line.number}-{line.start}")
+    except OSError as exc:
+        raise Unavailable(f"the audit record in {directory} cannot be read: {exc.strerror}") from exc
+    return AuditPage(page.found)
+
+
+def _lines(directory: Path, after: str) -> Iterator[_Line]:
+    number, before = parse_position(after) if after else (None, None)
+    with opened_directory(directory) as fd:
+        for each in sorted(numbers_in(fd), reverse=True):
+            if number is None or each <= number:
+                yield from _lines_of(fd, each, before if each == number else None)
+
+
+def _lines_of(directory: int, number: int, before: int | None) -> Iterator[_Line]:
+    with opened_to_read(directory, number) as fd:
+        if fd is not None:
+            size = os.fstat(fd).st_size
+            end = size if before is None else min(size, before)
+            yield from (_Line(number, start, text) for start, text in lines_before(fd, end))
+
+
+def lines_before(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """Gives, from the end to the start, where each line begins and its text; what is too long for a line of ours, in
+    parts."""
+    rest = b""
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        first, *others = (os.pread(fd, end - start, start) + rest).split(b"\n")
+        position = end + len(rest)
+        for text in reversed(others):
+            position -= len(text)
+            yield position, text
+            position -= 1
+        rest, end = first, start
+        if len(rest) > 2 * LINE_MOST:
+            yield start, rest
+            rest = b""
+    if rest:
+        yield 0, rest

@@ -1,8 +1,8 @@
-"""Taking secrets out of text. Pure.
+"""Removes secrets from text. Pure.
 
-Two ways: values that are known (a session's variables) go wherever they stand; and what looks like a secret goes, by
-its own shape (a token with a known beginning) or by what stands before it (`--password`, `API_KEY=`). In doubt a
-value goes. A reference to a variable (`$DB_PASSWORD`) is no secret and stays.
+Two ways: known values (a session's variables) are removed wherever they occur; and so is what looks like a secret, by
+its own shape (a token with a known beginning) or by what precedes it (`--password`, `API_KEY=`). A doubtful value is
+removed. A reference to a variable (`$DB_PASSWORD`) is no secret and stays.
 """
 
 import base64

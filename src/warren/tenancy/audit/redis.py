@@ -1,15 +1,14 @@
-"""The audit record in Redis: one stream for the deeds of all who share it, found again newest first.
+"""The audit log in Redis: one stream for all processes that share it, read newest first.
 
-The newest is what came to Redis last, a fraction of a second after it was recorded. While Redis is away deeds wait, up
-to the bound of the queue; those that come then are counted as lost. A batch whose answer got lost is brought again,
-and Redis knows it by its number: it is in the stream once. kill -9 loses what had not yet been brought.
+An entry reaches the stream a fraction of a second after it was recorded. While Redis is away entries wait in a bounded
+queue; further ones are counted as lost. If the answer to a batch gets lost the writer sends it again, and Redis
+recognises it by its number: it is in the stream once. kill -9 loses what was not yet sent.
 
-Each entry also says where it ends, in bytes since the stream began: from the first and the last follows how much there
-is, and with every batch the oldest go that are too much.
+Each entry also holds where it ends, in bytes since the stream began: the first and the last tell the size of the
+stream, and every batch deletes the oldest entries beyond the bound.
 """
 
 import asyncio
-import logging
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
@@ -17,19 +16,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from warren.interfaces.audit import AuditPage, Query
-from warren.model.audit import CommandText, Deed
+from warren.logs import get_log
+from warren.model.audit import AuditEntry, CommandText
 from warren.model.errors import Unavailable
 from warren.shielding import run_shielded
 from warren.stores.redis_link import RedisLink
 from warren.stores.redis_lua import script
-from warren.tenancy.audit.journal import Appended, groups
-from warren.tenancy.audit.reading import LOOK_THROUGH_BYTES, Gathering, read_place
+from warren.tenancy.audit.entries import SEARCH_BYTES, PageBuilder, parse_position
+from warren.tenancy.audit.rotating_files import Appended, groups
 from warren.tenancy.audit.writer import QUEUE_MOST, AuditWriter
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 RETRY_S: Final = 1.0
 _AT_ONCE: Final = 64 * 1024  # bytes in one batch, and about what one step of reading gives
-_ANSWER_MOST_S: Final = 30.0  # far more than the link allows itself
+_ANSWER_MOST_S: Final = 30.0  # far longer than the link waits
 _FLUSH_MOST_S: Final = 5.0
 _CLOSE_MOST_S: Final = 5.0
 
@@ -81,12 +81,12 @@ return found
 """
 )
 
-_log = logging.getLogger("warren.audit")
+_log = get_log("warren.audit")
 
 
 class RedisAudit:
-    """Use `open`. The link stays open when this is closed. `max_bytes` is what the whole stream may take, of all who
-    write to it; what Redis itself needs for an entry is counted as a few bytes."""
+    """Use `open`. `close` leaves the link open. `max_bytes` bounds the whole stream, whoever writes to it; what Redis
+    itself needs for an entry counts as a few bytes."""
 
     @classmethod
     async def open(
@@ -113,17 +113,17 @@ class RedisAudit:
 
     @property
     def dropped(self) -> int:
-        """How many deeds were lost since it was opened."""
+        """The number of entries lost since it was opened."""
         return self._writer.dropped
 
-    def record(self, deed: Deed, secrets: Iterable[str] = ()) -> None:
-        self._writer.give(deed, secrets)
+    def record(self, entry: AuditEntry, secrets: Iterable[str] = ()) -> None:
+        self._writer.add(entry, secrets)
 
     async def find(self, query: Query) -> AuditPage:
         if self._closed:
             raise Unavailable("the audit record is closed")
-        if query.after and read_place(query.after) == (0, 0):
-            return AuditPage([])  # nothing stands before the beginning
+        if query.after and parse_position(query.after) == (0, 0):
+            return AuditPage([])  # there is nothing before the beginning
         if not self._stream.trouble:
             await asyncio.get_running_loop().run_in_executor(self._waiter, self._writer.flush, _FLUSH_MOST_S)
         return await self._page(query)
@@ -138,7 +138,7 @@ class RedisAudit:
         self._waiter.shutdown(wait=False)
 
     async def _page(self, query: Query) -> AuditPage:
-        page, place = Gathering(query, LOOK_THROUGH_BYTES), query.after
+        page, place = PageBuilder(query, SEARCH_BYTES), query.after
         while found := await self._link.run(_READ, place, _AT_ONCE):
             for name, line in zip(found[::2], found[1::2], strict=True):
                 place = name.decode()
@@ -148,8 +148,8 @@ class RedisAudit:
 
 
 class _Stream:
-    """The stream, for the thread that writes: what Redis does not take is tried again until it does, or until
-    `give_up`. `trouble` says why it does not, as long as that is so."""
+    """The stream, for the thread that writes. It sends a batch again until Redis takes it, or until `give_up`. While
+    Redis does not, `trouble` says why."""
 
     def __init__(self, link: RedisLink, loop: asyncio.AbstractEventLoop, max_bytes: int) -> None:
         self.trouble = ""
@@ -164,44 +164,44 @@ class _Stream:
         count = 0
         for group in groups(lines, _AT_ONCE):
             self._batch += 1
-            if not self._brought(group):
+            if not self._append_surely(group):
                 return Appended(count, self.trouble)
             count += len(group)
         return Appended(count)
 
     def close(self) -> None:
-        """There is nothing of its own to close."""
+        """The link is not ours to close."""
 
     def give_up(self) -> None:
         self._given_up.set()
 
-    def _brought(self, group: Sequence[bytes]) -> bool:
+    def _append_surely(self, group: Sequence[bytes]) -> bool:
         while not (self.trouble and self._given_up.is_set()):
-            trouble = self._tried(group)
-            self._tell(trouble)
+            trouble = self._try_to_append(group)
+            self._log_change(trouble)
             if not trouble:
                 return True
             self._given_up.wait(RETRY_S)
         return False
 
-    def _tried(self, group: Sequence[bytes]) -> str:
-        """Why it did not work; empty if it did."""
+    def _try_to_append(self, group: Sequence[bytes]) -> str:
+        """Gives why it did not work; empty if it did."""
         work = self._link.run(_APPEND, self._name, self._batch, self._max_bytes, *group)
         try:
             answer = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError as exc:  # the loop was closed without us
+        except RuntimeError as exc:  # the loop is closed
             work.close()
             return str(exc)
         try:
             answer.result(_ANSWER_MOST_S)
-        except Exception as exc:  # whatever it is, the deeds wait for this thread
+        except Exception as exc:  # the entries depend on this thread: it must survive
             answer.cancel()
             return str(exc) or type(exc).__name__
         return ""
 
-    def _tell(self, trouble: str) -> None:
+    def _log_change(self, trouble: str) -> None:
         if trouble and not self.trouble:
-            _log.warning("the audit record cannot be written, deeds wait for this to be over: %s", trouble)
+            _log.warning("audit_not_written", action="retry", error=trouble)
         elif self.trouble and not trouble:
-            _log.warning("the audit record is written again")
+            _log.warning("audit_written_again")
         self.trouble = trouble

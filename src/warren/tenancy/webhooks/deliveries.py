@@ -1,8 +1,8 @@
-"""What waits to be sent: a line of deliveries for each webhook.
+"""The deliveries that wait to be sent: a queue for each webhook, kept as records.
 
-Each line is a kind of records of its own, so the next one of a webhook is found at once, however long the lines of
-others are. Names of records begin with the time, counted backwards: the newest are listed first. What was given
-up moves to another kind, where the last few are kept for a day, for people to look at.
+Each queue is a kind of records of its own, so finding the next delivery of a webhook takes the same time however long
+the queues of others are. Names of records begin with the time, counted backwards: the newest are listed first. Failed
+deliveries move to another kind, where the last few are kept for a day for people to look at.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from warren.interfaces.records import Record, RecordStore
 from warren.model.errors import Unavailable
 
 FAILED_KEPT_S: Final = 86400.0
-MOST_FAILED: Final = 100  # of each webhook
+MAX_FAILED: Final = 100  # of each webhook
 _PAGE: Final = 500
 _LATEST_US: Final = 10**16 - 1
 _FAR_S: Final = 366 * 86400.0
@@ -31,7 +31,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one event is to a receiver; every attempt to deliver it has the same id and the same body."""
+    """An event as a receiver gets it. Every attempt to deliver it has the same id and the same body."""
 
     id: str
     type: str
@@ -67,13 +67,13 @@ def new_message(
 
 
 class DeliveryQueues:
-    """`add` and `fail` may be repeated: the same message is in the line of a webhook once."""
+    """`add` and `fail` may be repeated: a message is in the queue of a webhook once."""
 
     def __init__(self, records: RecordStore) -> None:
         self._records = records
 
     def __repr__(self) -> str:
-        return "<Lines>"
+        return "<DeliveryQueues>"
 
     async def add(self, hook_id: str, tenant: str, message: Message, made_at: float, now: float) -> bool:
         name = f"{_LATEST_US - int(made_at * 1e6):016d}-{message.id}"
@@ -84,11 +84,11 @@ class DeliveryQueues:
         return await self._records.count(_waiting(hook_id))
 
     async def first(self, hook_id: str, now: float, limit: int) -> Sequence[Record]:
-        """Those whose turn comes first, also if it has not come yet."""
+        """Gives the deliveries that are due first, also those that are not due yet."""
         return await self._records.due(_waiting(hook_id), now + _FAR_S, limit)
 
     async def change(self, record: Record, delivery: Delivery, due: float) -> Record | None:
-        """The changed record; None if somebody else has changed or deleted it."""
+        """Gives the changed record; None if another process has changed or deleted it."""
         changed = record.changed(_text(delivery), due)
         return changed if await self._records.put(changed) else None
 
@@ -96,22 +96,22 @@ class DeliveryQueues:
         await self._records.delete(record.kind, record.id)
 
     async def fail(self, hook_id: str, record: Record, delivery: Delivery, now: float) -> None:
-        """Takes it out of the line; what is left of it is to be looked at for a day."""
+        """Moves a delivery from the queue to the failed ones, which are kept for a day."""
         value = _text(replace(delivery, state=State.FAILED))
         kept = Record(_failed(hook_id), record.id, value, group=record.group, due=now + FAILED_KEPT_S)
         await self._records.put(kept)
         await self.remove(record)
-        for old in (await self._records.list(kept.kind, limit=MOST_FAILED + 1))[MOST_FAILED:]:
+        for old in (await self._records.list(kept.kind, limit=MAX_FAILED + 1))[MAX_FAILED:]:
             await self.remove(old)
 
-    async def shown(self, hook_id: str, limit: int) -> Sequence[Record]:
-        """Waiting, being sent and given up, the newest first."""
+    async def newest(self, hook_id: str, limit: int) -> Sequence[Record]:
+        """Gives deliveries that wait, are being sent or have failed, newest first."""
         waiting = await self._records.list(_waiting(hook_id), limit=limit)
         failed = await self._records.list(_failed(hook_id), limit=limit)
         return sorted([*waiting, *failed], key=lambda record: record.id)[:limit]
 
     async def sweep(self, hook_id: str, now: float) -> None:
-        """Deletes what was given up long ago."""
+        """Deletes failed deliveries that are too old."""
         for record in await self._records.due(_failed(hook_id), now, _PAGE):
             await self.remove(record)
 
@@ -132,7 +132,7 @@ def read_delivery(record: Record) -> Delivery:
 
 
 def delivery_view(record: Record) -> dict[str, Any]:
-    """How it goes, without what is in it. Times are times of day."""
+    """The progress of a delivery, without its content. Times are times of day."""
     delivery = read_delivery(record)
     waiting = delivery.state is State.WAITING
     return {

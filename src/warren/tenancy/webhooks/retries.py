@@ -1,8 +1,8 @@
-"""What follows an attempt to deliver a webhook: nothing more, another attempt and when, or the end of the hook.
+"""Decides what follows an attempt to deliver a webhook: nothing, another attempt and when, or the end of the webhook.
 
-An attempt counts as delivered with a 2xx. Whatever else a receiver says may be a matter of the moment (a 404 while
-it is deployed, a 401 while its secret is changed), so it is tried again, but for a few statuses that say that
-this request will never be taken. Redirects are not followed, so they are failures like any other.
+An attempt has delivered its message if the receiver answers 2xx. Any other answer may be temporary (a 404 while the
+receiver is deployed, a 401 while its secret is changed) and another attempt follows, except for the statuses that say
+that the receiver will never take this request. The sender follows no redirects: they are failures like any other.
 """
 
 import re
@@ -14,50 +14,50 @@ from typing import Final
 
 PAUSES_S: Final = (5.0, 30.0, 120.0, 600.0, 1800.0, 7200.0, 21600.0, 43200.0)
 ATTEMPTS: Final = len(PAUSES_S) + 1
-LONGEST_ASKED_S: Final = 43200.0  # a receiver may ask for patience, not for being remembered for ever
+MAX_RETRY_AFTER_S: Final = 43200.0
 SPREAD: Final = 0.2
 _GONE: Final = 410
-# Method, size, type, header and version stay what they are.
-_NEVER: Final = frozenset({405, 413, 414, 415, 431, 501, 505})
+# About the method, size, type, header or version of a request, which are the same each time.
+_FINAL: Final = frozenset({405, 413, 414, 415, 431, 501, 505})
 _SECONDS: Final = re.compile(r"[0-9]{1,9}")
 
 
 class NextStep(Enum):
-    DELIVERED = "delivered"
+    DONE = "done"
     TRY_AGAIN = "try_again"
-    GIVEN_UP = "given_up"
-    GONE = "gone"  # the receiver wants nothing any more: the hook is to be disabled
+    GIVE_UP = "give_up"
+    DISABLE = "disable"  # the receiver wants no more deliveries
 
 
 @dataclass(frozen=True)
-class Next:
-    verdict: NextStep
+class Step:
+    step: NextStep
     after_s: float = 0.0
 
 
-def after_answer(attempt: int, status: int, asked_s: float, chance: float) -> Next:
-    """`attempt` counts from 1, `asked_s` is what Retry-After said, `chance` a random number from 0 to 1."""
+def after_response(attempt: int, status: int, retry_after_s: float, chance: float) -> Step:
+    """`attempt` counts from 1; `chance` is a random number from 0 to 1."""
     if 200 <= status < 300:
-        return Next(NextStep.DELIVERED)
+        return Step(NextStep.DONE)
     if status == _GONE:
-        return Next(NextStep.GONE)
-    return _again(attempt, asked_s, chance, retryable=status not in _NEVER)
+        return Step(NextStep.DISABLE)
+    return _try_again(attempt, retry_after_s, chance, retryable=status not in _FINAL)
 
 
-def after_failure(attempt: int, chance: float, *, retryable: bool) -> Next:
-    """There was no answer; `retryable` is that of the error: an address that may not be called is not called again."""
-    return _again(attempt, 0.0, chance, retryable=retryable)
+def after_failure(attempt: int, chance: float, *, retryable: bool) -> Step:
+    """There was no response; `retryable` is that of the error: an address that is not allowed is not tried again."""
+    return _try_again(attempt, 0.0, chance, retryable=retryable)
 
 
-def _again(attempt: int, asked_s: float, chance: float, *, retryable: bool) -> Next:
+def _try_again(attempt: int, retry_after_s: float, chance: float, *, retryable: bool) -> Step:
     if not retryable or attempt >= ATTEMPTS:
-        return Next(NextStep.GIVEN_UP)
-    pause_s = max(PAUSES_S[max(attempt, 1) - 1], min(asked_s, LONGEST_ASKED_S))
-    return Next(NextStep.TRY_AGAIN, pause_s * (1 + SPREAD * chance))
+        return Step(NextStep.GIVE_UP)
+    pause_s = max(PAUSES_S[max(attempt, 1) - 1], min(retry_after_s, MAX_RETRY_AFTER_S))
+    return Step(NextStep.TRY_AGAIN, pause_s * (1 + SPREAD * chance))
 
 
 def read_retry_after(text: str, now: float) -> float:
-    """How many seconds a Retry-After asks for, given as seconds or as a date; 0 if it cannot be read."""
+    """The seconds that a Retry-After header asks for, as a number or as a date; 0 if it cannot be read."""
     text = text.strip()
     if _SECONDS.fullmatch(text):
         return float(text)

@@ -1,12 +1,13 @@
-"""Which addresses a webhook may be sent to: those of the public Internet, and what the operator allows.
+"""Which URLs and addresses webhooks may be sent to: those of the public Internet, and what the operator allows.
 
-Callers name the hosts, the server makes the connections, from where it stands: next to cloud metadata, databases
-and other people's routers. So nothing is called but public unicast addresses. What is not public is listed for
-IPv4; for IPv6 the public range is named and exceptions are cut out of it. Addresses that carry an IPv4 address
-are judged by that one where a machine really goes there (mapped, NAT64), and refused where the way is
-unused today (compatible, 6to4, Teredo, NAT64 of one's own).
+Tenants name the hosts, but the server makes the connections, from a place next to cloud metadata, databases and other
+people's routers. So it connects to public unicast addresses only. For IPv4 a table lists what is not public; for IPv6
+it names the public range and its exceptions. An address that carries an IPv4 address counts as that one if machines
+route it there (mapped, NAT64), and is refused if that way is unused today (compatible, 6to4, Teredo, local NAT64).
+URLs are parsed strictly: what a URL means must not depend on who reads it.
 """
 
+import re
 from collections.abc import Iterable
 from ipaddress import (
     AddressValueError,
@@ -18,6 +19,8 @@ from ipaddress import (
     ip_network,
 )
 from typing import Final, TypeAlias
+
+from yarl import URL
 
 from warren.model.errors import InvalidRequest
 
@@ -68,9 +71,17 @@ _REFUSED_6: Final = tuple(
 )
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 
+MAX_URL: Final = 2048
+# Servers that read lines and skip those they do not understand (mail, Redis, printers, memcached): the body of a
+# request could hold commands for them.
+DENIED_PORTS: Final = frozenset({25, 465, 587, 6379, 9100, 11211})
+_INVISIBLE: Final = re.compile(r"[\x00-\x20\x7f-\xa0\\\u2000-\u200f\u2028-\u202f\u2060-\u206f\u3000\ufeff]")
+_LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_NAME: Final = re.compile(rf"(?=.{{1,254}}\Z)(?:{_LABEL}\.)*{_LABEL}\.?")
+
 
 def read_networks(texts: Iterable[str]) -> tuple[Network, ...]:
-    """The operator's list; a network whose address has bits outside of its mask is a slip, and refused."""
+    """Reads the operator's list. Raises InvalidRequest for a network whose address has bits outside of its mask."""
     return tuple(_network(text) for text in texts)
 
 
@@ -84,10 +95,10 @@ def _network(text: str) -> Network:
 
 
 def read_address(host: str) -> Address | None:
-    """The address that a URL's host is, or None for a name, which has to be looked up.
+    """Gives the address that a URL's host is, or None for a name, which has to be looked up.
 
-    Systems read far more as an address than people do: 2130706433, 0x7f.1, 0177.0.0.1 and 127.1 are all
-    127.0.0.1. Whatever ends like a number and is not four plain numbers is refused.
+    Systems accept more as an address than people do: 2130706433, 0x7f.1, 0177.0.0.1 and 127.1 are all 127.0.0.1.
+    A host that ends like a number and is not four plain numbers is refused.
     """
     try:
         if ":" in host:
@@ -105,13 +116,13 @@ def _ends_in_a_number(host: str) -> bool:
 
 
 def why_refused(address: Address, allowed: Iterable[Network] = ()) -> str:
-    """What the address is that it may not be called, or nothing if it may."""
+    """Says why no webhook may be sent to the address; empty if one may."""
     networks = tuple(allowed)
     if isinstance(address, IPv4Address):
-        return "" if _within(address, networks) else _kind(address, _REFUSED_4)
+        return "" if _is_within(address, networks) else _kind(address, _REFUSED_4)
     if address.scope_id is not None:
         return "an address of one network interface"
-    if _within(address, networks):
+    if _is_within(address, networks):
         return ""
     if address.ipv4_mapped is not None:
         return why_refused(address.ipv4_mapped, networks)
@@ -121,7 +132,7 @@ def why_refused(address: Address, allowed: Iterable[Network] = ()) -> str:
     return kind if kind or address in _PUBLIC_6 else "a reserved address"
 
 
-def _within(address: Address, networks: tuple[Network, ...]) -> bool:
+def _is_within(address: Address, networks: tuple[Network, ...]) -> bool:
     return any(address in network for network in networks)
 
 
@@ -130,9 +141,9 @@ def _kind(address: Address, refused: Iterable[tuple[Network, str]]) -> str:
 
 
 def check_address(text: str, allowed: Iterable[Network], name: str) -> None:
-    """Raises unless this address, which `name` leads to, may be called.
+    """Raises InvalidRequest unless webhooks may be sent to this address, which `name` resolves to.
 
-    The message does not say where the name leads: the caller who reads it may be asking for just that.
+    The message does not tell the address: a tenant could otherwise look up names of the internal network.
     """
     try:
         kind = why_refused(ip_address(text), allowed)
@@ -140,3 +151,48 @@ def check_address(text: str, allowed: Iterable[Network], name: str) -> None:
         kind = "no address at all"
     if kind:
         raise InvalidRequest(f"webhooks are not sent to {name}: it leads to {kind}", remedy=_REMEDY)
+
+
+def read_url(text: str, allowed: Iterable[Network] = ()) -> URL:
+    """Parses a URL. Raises InvalidRequest if webhooks may not be sent there.
+
+    An address in it is checked here; a name is checked each time it is resolved.
+    """
+    url = _parse_url(text)
+    if url.scheme not in ("http", "https"):
+        raise InvalidRequest("the URL of a webhook begins with https:// or http://")
+    if url.raw_user is not None or url.raw_password is not None:
+        raise InvalidRequest(
+            "the URL of a webhook holds no user and no password", remedy="check the signature of what arrives instead"
+        )
+    _check_port(url)
+    _check_host(url.raw_host or "", allowed)
+    return url.with_fragment(None)
+
+
+def _parse_url(text: str) -> URL:
+    if len(text) > MAX_URL:
+        raise InvalidRequest(f"the URL of a webhook has at most {MAX_URL} characters, this has {len(text)}")
+    if _INVISIBLE.search(text):
+        raise InvalidRequest(
+            "the URL of a webhook holds no spaces, no control characters and no backslashes",
+            remedy="encode them, as %20 and so on",
+        )
+    try:
+        return URL(text)
+    except ValueError as exc:
+        raise InvalidRequest(f"this is not a URL: {exc}") from exc
+
+
+def _check_port(url: URL) -> None:
+    port = url.port
+    if not port or port in DENIED_PORTS:
+        raise InvalidRequest(f"webhooks are not sent to port {port}", remedy="use the port of a web server")
+
+
+def _check_host(host: str, allowed: Iterable[Network]) -> None:
+    address = read_address(host)
+    if address is not None:
+        check_address(str(address), allowed, host)
+    elif not _NAME.fullmatch(host):
+        raise InvalidRequest(f"{host!r} is not the name of a host")

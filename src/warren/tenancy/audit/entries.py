@@ -1,7 +1,8 @@
-"""A deed as it is kept: without secrets, of bounded size, one line of JSON. Pure."""
+"""Audit entries as they are kept: without secrets, of bounded size, one line of JSON each; and pages of them. Pure."""
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -10,78 +11,110 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
-from warren.interfaces.audit import Query
-from warren.model.audit import COMMAND, CommandText, Deed
+from warren.interfaces.audit import MOST_ON_PAGE, Query
+from warren.model.audit import COMMAND, AuditEntry, CommandText
+from warren.model.errors import InvalidRequest
 from warren.tenancy.audit.redaction import GONE, forms_of, redacted, without, without_shapes
 
 TEXT_MOST: Final = 2048
 LINE_MOST: Final = 32 * 1024
+SEARCH_BYTES: Final = 8 * 1024 * 1024  # so much is read for one page
 _NAME_MOST: Final = 256
 _ENTRIES_MOST: Final = 64
 _DEPTH_MOST: Final = 4
 _FIGURE_MOST: Final = 1 << 63
-_FIELDS: Final = tuple(each.name for each in fields(Deed))
+_FIELDS: Final = tuple(each.name for each in fields(AuditEntry))
 _VALUES: Final = attrgetter(*_FIELDS)
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _TEXTS: Final = ("action", "tenant", "key_id", "client", "request_id", "session_id", "result")
+_POSITION: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 _FIGURES: Final = ("at", "status", "duration_ms")
 
 
-def kept(deed: Deed, secrets: Iterable[str], commands: CommandText, text_most: int = TEXT_MOST) -> Deed:
-    """The deed as it may be written down.
+def redact_entry(
+    entry: AuditEntry, secrets: Iterable[str], commands: CommandText, text_most: int = TEXT_MOST
+) -> AuditEntry:
+    """Gives the entry as it may be written.
 
-    Values of variables are not taken out of the fields that say who did what: whoever may choose variables could
-    hide behind them.
+    Values of variables stay in the fields that say who did what: a caller who chooses variables could otherwise hide
+    there.
     """
     cleaner = _Cleaner(forms_of(secrets), text_most)
-    values: dict[str, Any] = {name: str(getattr(deed, name))[:_NAME_MOST] for name in _TEXTS}
+    values: dict[str, Any] = {name: str(getattr(entry, name))[:_NAME_MOST] for name in _TEXTS}
     for given_by_caller in ("request_id", "session_id"):
         values[given_by_caller] = without_shapes(values[given_by_caller])
-    values |= {name: _finite(getattr(deed, name)) for name in _FIGURES}
-    return Deed(**values, detail=cleaner.detail(deed.detail, commands))
+    values |= {name: _finite(getattr(entry, name)) for name in _FIGURES}
+    return AuditEntry(**values, detail=cleaner.detail(entry.detail, commands))
 
 
-def kept_line(deed: Deed, secrets: Iterable[str], commands: CommandText) -> bytes:
-    """The deed as it is written down, at most LINE_MOST long."""
-    clean = kept(deed, secrets, commands)
-    line = line_of(clean)
+def encode_redacted(entry: AuditEntry, secrets: Iterable[str], commands: CommandText) -> bytes:
+    """Gives the line to be written, LINE_MOST bytes at most."""
+    clean = redact_entry(entry, secrets, commands)
+    line = encode_entry(clean)
     if len(line) <= LINE_MOST:
         return line
-    return line_of(replace(clean, detail={"left_out": f"{len(line)} bytes of detail"}))
+    return encode_entry(replace(clean, detail={"left_out": f"{len(line)} bytes of detail"}))
 
 
-def line_of(deed: Deed) -> bytes:
-    """Every character that a terminal could take for a command is escaped."""
-    return _ENCODER.encode(dict(zip(_FIELDS, _VALUES(deed), strict=True))).encode() + b"\n"
+def encode_entry(entry: AuditEntry) -> bytes:
+    """Escapes every character that a terminal could take for a command."""
+    return _ENCODER.encode(dict(zip(_FIELDS, _VALUES(entry), strict=True))).encode() + b"\n"
 
 
-def deed_of(line: bytes) -> Deed | None:
-    """None for what is not a whole deed: a half-written line, or one of somebody else's."""
+def parse_entry(line: bytes) -> AuditEntry | None:
+    """Gives None for what is not a whole entry: half a line, or another program's."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(values, dict) or not _is_deed(values):
+    if not isinstance(values, dict) or not _is_entry(values):
         return None
-    return Deed(**{name: values[name] for name in _FIELDS if name in values})
+    return AuditEntry(**{name: values[name] for name in _FIELDS if name in values})
 
 
-def is_wanted(query: Query, deed: Deed) -> bool:
+def matches(query: Query, entry: AuditEntry) -> bool:
     return (
-        query.tenant in (None, deed.tenant)
-        and query.session_id in ("", deed.session_id)
-        and query.key_id in ("", deed.key_id)
-        and query.action in ("", deed.action)
-        and (query.since is None or query.since <= deed.at)
-        and (query.until is None or deed.at < query.until)
+        query.tenant in (None, entry.tenant)
+        and query.session_id in ("", entry.session_id)
+        and query.key_id in ("", entry.key_id)
+        and query.action in ("", entry.action)
+        and (query.since is None or query.since <= entry.at)
+        and (query.until is None or entry.at < query.until)
     )
 
 
-def marks_of(query: Query) -> tuple[bytes, ...]:
-    """What stands in the line of every deed that is wanted; far quicker to look for than to read the line."""
+def search_marks(query: Query) -> tuple[bytes, ...]:
+    """Gives texts that the line of every matching entry contains: searching is far faster than parsing."""
     wanted = {"tenant": query.tenant, "session_id": query.session_id, "key_id": query.key_id, "action": query.action}
     marks = (json.dumps({name: value}, separators=(",", ":"))[1:-1] for name, value in wanted.items() if value)
     return tuple(mark.encode() for mark in marks)
+
+
+class PageBuilder:
+    """Collects a page from lines, newest first."""
+
+    def __init__(self, query: Query, search_bytes: int = SEARCH_BYTES) -> None:
+        self.found: list[AuditEntry] = []
+        self._query = query
+        self._limit = max(1, min(query.limit, MOST_ON_PAGE))
+        self._marks = search_marks(query)
+        self._left = search_bytes
+
+    def take(self, line: bytes) -> bool:
+        """Gives whether the page ends here."""
+        self._left -= len(line) + 1
+        marked = all(mark in line for mark in self._marks)
+        if marked and (entry := parse_entry(line)) and matches(self._query, entry):
+            self.found.append(entry)
+        return len(self.found) == self._limit or self._left <= 0
+
+
+def parse_position(after: str) -> tuple[int, int]:
+    """Gives the two numbers of a position. Raises InvalidRequest if it is none."""
+    match = _POSITION.fullmatch(after)
+    if match is None:
+        raise InvalidRequest(f"{after[:80]!r} is no page of the audit record", remedy="give the `after` of a page")
+    return int(match[1]), int(match[2])
 
 
 class _Cleaner:
@@ -99,7 +132,7 @@ class _Cleaner:
         return clean
 
     def _command(self, value: Any) -> Any:
-        """Arguments become one text: `--password` and what follows it belong together."""
+        """Joins arguments to one text: `--password` and the next word belong together."""
         if not _is_list(value):
             return self._value(value, 1)
         words = (without(str(word), self._forms) for word in islice(value, self._text_most))
@@ -141,7 +174,7 @@ def _finite(figure: float) -> float:
     return figure if math.isfinite(figure) else 0
 
 
-def _is_deed(values: Mapping[str, Any]) -> bool:
+def _is_entry(values: Mapping[str, Any]) -> bool:
     return (
         "at" in values
         and "action" in values

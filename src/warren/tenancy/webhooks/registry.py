@@ -1,15 +1,14 @@
-"""Webhooks as they are kept: who wants to be told of what, and where.
+"""The webhooks that tenants have registered, as records: which events go where.
 
-The secret a webhook signs with has to be known for signing, so it is kept, sealed if there is a sealer, and shown once.
-A webhook of another tenant is answered like one that does not exist.
+Signing needs the secret of a webhook, so the registry keeps it, encrypted if there is a key, and shows it once. For a
+tenant the webhooks of others do not exist.
 
-Before a webhook is deleted a note of it is made: somebody who had not yet heard may still put something in its line,
-and whoever finds the note when it is due clears the line once more.
+The registry notes each deleted webhook for a while: another process that does not know yet may still add a delivery to
+its queue, and the process that finds the note when it is due clears the queue once more.
 """
 
 import asyncio
 import json
-import logging
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,25 +16,26 @@ from typing import Any, Final
 
 from warren.clock import Clock
 from warren.interfaces.records import Record, RecordStore
+from warren.logs import get_log
 from warren.model.errors import InvalidRequest, NotFound, Unavailable
 from warren.model.events import EventKind
-from warren.stores.sealing import Sealer, opened
+from warren.stores.encryption import Encryption, decrypt
 from warren.tenancy.webhooks.signing import new_secret
 
 EVERYTHING: Final = "*"
-MOST_HOOKS: Final = 20
+MAX_WEBHOOKS: Final = 20
 MAX_DESCRIPTION: Final = 200
-CLEARED_AGAIN_S: Final = 120.0  # by then everybody has heard of it, and every attempt under way has ended
+CLEARED_AGAIN_S: Final = 120.0  # by then every process knows of it, and every attempt under way has ended
 _KIND: Final = "webhook"
 _DELETED: Final = "webhook-deleted"
 _PAGE: Final = 200
 
-_log = logging.getLogger("warren.webhooks")
+_log = get_log("warren.webhooks")
 
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """`secret` is as it is kept, see `Hooks.secret_of`. `disabled` says why, and is empty as long as it is not."""
+    """`secret` may be encrypted, see `WebhookRegistry.secret_of`. `disabled` says why it is; empty: it is not."""
 
     id: str
     tenant: str
@@ -51,22 +51,22 @@ class Webhook:
         return not self.disabled and (EVERYTHING in self.events or kind in self.events)
 
 
-class Hooks:
-    def __init__(self, records: RecordStore, clock: Clock, sealer: Sealer | None = None) -> None:
+class WebhookRegistry:
+    def __init__(self, records: RecordStore, clock: Clock, encryption: Encryption | None = None) -> None:
         self._records = records
         self._clock = clock
-        self._sealer = sealer
+        self._encryption = encryption
         self._creating = asyncio.Lock()
 
     def __repr__(self) -> str:
-        return f"<Hooks {'sealed' if self._sealer else 'not sealed'}>"
+        return f"<WebhookRegistry {'encrypted' if self._encryption else 'not encrypted'}>"
 
     async def create(self, tenant: str, url: str, events: Sequence[str], description: str) -> tuple[Webhook, str]:
-        """The webhook, and its secret, which nobody can show again. Whether the URL may be called is not asked here."""
+        """Gives the webhook and its secret, which nobody can show again. Does not check the URL."""
         wanted = read_events(events)
         _check_description(description)
         secret, hook_id = new_secret(), f"wh_{secrets.token_hex(12)}"
-        kept = self._sealer.seal(secret, _purpose(hook_id)) if self._sealer else secret
+        kept = self._encryption.encrypt(secret, _purpose(hook_id)) if self._encryption else secret
         hook = Webhook(
             hook_id,
             tenant,
@@ -74,25 +74,25 @@ class Hooks:
             wanted,
             self._clock.wall(),
             kept,
-            sealed=self._sealer is not None,
+            sealed=self._encryption is not None,
             description=description,
         )
         async with self._creating:
-            if await self._records.count(_KIND, group=tenant) >= MOST_HOOKS:
+            if await self._records.count(_KIND, group=tenant) >= MAX_WEBHOOKS:
                 raise InvalidRequest(
-                    f"there are {MOST_HOOKS} webhooks already", remedy="delete one, or let one URL be told of more"
+                    f"there are {MAX_WEBHOOKS} webhooks already", remedy="delete one, or let one URL be told of more"
                 )
             await self._records.put(_record(hook, 1))
         return hook, secret
 
     async def list(self, tenant: str) -> Sequence[Webhook]:
-        """A damaged one is left out and logged: it is to harm no other."""
+        """Leaves out damaged records, so that they harm no others."""
         found = []
         for record in await self._records.list(_KIND, group=tenant, limit=_PAGE):
             try:
                 found.append(_read(record))
             except Unavailable as exc:
-                _log.warning("%s", exc)
+                _log.warning("webhook_record_damaged", webhook=record.id, error=exc)
         return sorted(found, key=lambda hook: (hook.created_at, hook.id))
 
     async def get(self, tenant: str, hook_id: str) -> Webhook:
@@ -105,12 +105,12 @@ class Hooks:
         return record
 
     async def find(self, hook_id: str) -> Webhook | None:
-        """Whosever it is."""
+        """Finds a webhook of any tenant."""
         record = await self._records.get(_KIND, hook_id)
         return None if record is None else _read(record)
 
     async def ids(self) -> AsyncIterator[str]:
-        """Of all tenants."""
+        """Gives the ids of all tenants' webhooks."""
         after = ""
         while page := await self._records.list(_KIND, after=after, limit=_PAGE):
             for record in page:
@@ -124,22 +124,22 @@ class Hooks:
         await self._records.delete(_KIND, hook_id)
 
     async def deleted_before(self) -> Sequence[str]:
-        """Those whose lines are to be cleared once more; `forget` those for which that was done."""
+        """Gives deleted webhooks whose queues have to be cleared once more; then `forget` them."""
         return [record.id for record in await self._records.due(_DELETED, self._clock.wall(), _PAGE)]
 
     async def forget(self, hook_id: str) -> None:
         await self._records.delete(_DELETED, hook_id)
 
     async def disable(self, hook_id: str, reason: str) -> None:
-        """From now on nothing is sent to it."""
+        """Lets nothing be sent to it from now on."""
         while (record := await self._records.get(_KIND, hook_id)) is not None:
             changed = replace(_read(record), disabled=reason)
             if await self._records.put(_record(changed, record.version + 1)):
                 return
 
     def secret_of(self, hook: Webhook) -> str:
-        """Raises Unavailable if it was sealed with a key that this server does not have."""
-        return opened(self._sealer, hook.secret, _purpose(hook.id)) if hook.sealed else hook.secret
+        """Raises Unavailable if it was encrypted with a key that this server does not have."""
+        return decrypt(self._encryption, hook.secret, _purpose(hook.id)) if hook.sealed else hook.secret
 
 
 def read_events(names: Sequence[str]) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ def read_events(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def webhook_view(hook: Webhook) -> dict[str, Any]:
-    """What may be shown of it: everything but the secret."""
+    """Everything about a webhook but its secret."""
     return {
         "id": hook.id,
         "url": hook.url,

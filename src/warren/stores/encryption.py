@@ -1,6 +1,6 @@
-"""Secrets that are kept: sealed with a key that is kept elsewhere.
+"""Encrypts the secrets in a store with a key that is kept elsewhere.
 
-AES-256-GCM, a new nonce each time. What was sealed for one purpose (a session's id) opens only for that one.
+AES-256-GCM, with a new nonce each time. A text encrypted for one purpose (a session's id) is decrypted only for it.
 """
 
 import base64
@@ -16,25 +16,25 @@ _NONCE_BYTES: Final = 12
 _REMEDY: Final = "start it with the key they were sealed with (WARREN_SECRETS_KEY, or the file in the state directory)"
 
 
-class Sealer:
+class Encryption:
     def __init__(self, key: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._cipher = AESGCM(key)
 
     def __repr__(self) -> str:
-        return "<Sealer>"
+        return "<Encryption>"
 
-    def seal(self, text: str, purpose: str) -> str:
+    def encrypt(self, text: str, purpose: str) -> str:
         nonce = os.urandom(_NONCE_BYTES)
-        sealed = self._cipher.encrypt(nonce, text.encode(errors="surrogatepass"), purpose.encode())
-        return base64.b64encode(nonce + sealed).decode()
+        encrypted = self._cipher.encrypt(nonce, text.encode(errors="surrogatepass"), purpose.encode())
+        return base64.b64encode(nonce + encrypted).decode()
 
-    def open(self, sealed: str, purpose: str) -> str:
-        """Raises Unavailable for what was sealed with another key, or for another purpose."""
+    def decrypt(self, encrypted: str, purpose: str) -> str:
+        """Raises Unavailable for a text that was encrypted with another key, or for another purpose."""
         from cryptography.exceptions import InvalidTag
 
-        raw = base64.b64decode(sealed)
+        raw = base64.b64decode(encrypted)
         try:
             text = self._cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], purpose.encode())
         except InvalidTag:
@@ -42,14 +42,14 @@ class Sealer:
         return text.decode(errors="surrogatepass")
 
 
-def opened(sealer: Sealer | None, sealed: str, purpose: str) -> str:
-    if sealer is None:
+def decrypt(encryption: Encryption | None, encrypted: str, purpose: str) -> str:
+    if encryption is None:
         raise Unavailable("stored secrets are sealed, and this server has no key for them", remedy=_REMEDY)
-    return sealer.open(sealed, purpose)
+    return encryption.decrypt(encrypted, purpose)
 
 
 def read_key(text: str) -> bytes:
-    """A key as it is configured: 64 hexadecimal digits."""
+    """Reads a key as it is configured: 64 hexadecimal digits."""
     try:
         key = bytes.fromhex(text)
     except ValueError:
@@ -60,7 +60,7 @@ def read_key(text: str) -> bytes:
 
 
 def key_in(path: Path) -> bytes:
-    """The key in a file of this user's alone; made if there is none."""
+    """Reads the key from a file that only this user can read; makes the file if there is none."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""What every store decides alike: pure, over values that were already found."""
+"""Decisions that all stores share. Pure, over values that the store has read."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ class Held(NamedTuple):
     disk_mb: int
 
 
-def check_same_request(same: bool, key: Key) -> None:
+def check_fingerprint(same: bool, key: Key) -> None:
     if not same:
         raise KeyReused(
             f"the Idempotency-Key {key.key!r} was used before, for another request",
@@ -21,7 +21,7 @@ def check_same_request(same: bool, key: Key) -> None:
 
 
 def check_caps(caps: Caps, session: Session, held: Held, held_by_key: Held) -> None:
-    """What is held already, by the tenant and by the key, and one session more."""
+    """Raises QuotaExceeded if one session more is too much for what the tenant and the key hold already."""
     for most, value, whose, what in (
         (caps.sessions, held.sessions + 1, "tenant", "sessions"),
         (caps.disk_mb, held.disk_mb + session.disk_mb, "tenant", "MB of disk"),
@@ -36,25 +36,25 @@ def check_caps(caps: Caps, session: Session, held: Held, held_by_key: Held) -> N
             )
 
 
-def counts_as_unknown(session: Session | None) -> bool:
-    """Whether a key that stands for this session may be used again for anything."""
+def frees_key(session: Session | None) -> bool:
+    """Whether the session came to nothing, so that its Idempotency-Key may be used again."""
     return session is not None and session.reason in CAME_TO_NOTHING
 
 
-def ended_at(session: Session) -> float | None:
-    """None while it is active; an ended one always has a time, or it would never be forgotten."""
+def end_time(session: Session) -> float | None:
+    """None while the session is active. An ended one always has a time, or it would never be purged."""
     if session.active:
         return None
     return session.used if session.ended is None else session.ended
 
 
-def place(session: Session) -> tuple[float, str]:
-    """Where it stands among the sessions of its tenant, oldest first. Never changes."""
+def list_position(session: Session) -> tuple[float, str]:
+    """Sorts the sessions of a tenant, oldest first. Never changes."""
     return session.created_at, session.id
 
 
-def is_on(page: Page, session: Session) -> bool:
-    """Whether the page is meant to have it, as far as the session itself can tell."""
+def matches_page(page: Page, session: Session) -> bool:
+    """Whether the session fits the filters of the page."""
     return (
         session.state in page.states
         and page.thread_id in ("", session.thread_id)

@@ -1,9 +1,9 @@
-"""Posts a webhook to where a caller wants it, and to nowhere else.
+"""Sends webhooks over HTTP, only to destinations that are allowed.
 
-A name is looked up once for each connection, every address it has is checked, and the connection goes to one of
-the addresses that were checked: no second look-up lies in between. Below that, the socket itself is made only for
-an address that passes, whatever led to it. Connections are not kept, redirects are not followed, cookies are
-thrown away, proxies and passwords of the environment are not used.
+The sender resolves a name once for each connection, checks every address of it, and connects to one of the addresses it
+has checked: there is no second look-up in between. Below that, it makes a socket only for an address that passes the
+same check. It keeps no connections and no cookies, follows no redirects, and uses neither proxies nor passwords of the
+environment.
 """
 
 import asyncio
@@ -22,8 +22,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from warren.model.errors import InvalidRequest, Unavailable
-from warren.tenancy.webhooks.addresses import Network, check_address
-from warren.tenancy.webhooks.urls import read_url
+from warren.tenancy.webhooks.destinations import Network, check_address, read_url
 
 _HEADERS: Final = {"Accept-Encoding": "identity", "Content-Type": "application/json", "User-Agent": "warren-webhooks"}
 _LOOKUPS: Final = 16
@@ -33,20 +32,20 @@ _AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str,
 
 @dataclass(frozen=True)
 class ReceiverResponse:
-    """What the receiver said: also a refusal is an answer. `excerpt` is how its body begins, for people to read."""
+    """A response with any status. `excerpt` is the beginning of its body, for people to read."""
 
     status: int
     excerpt: str = ""
     retry_after: str = ""
 
 
-class Poster:
-    """Sends webhooks; safe to use from many tasks of one event loop.
+class WebhookSender:
+    """Safe to use from many tasks of one event loop.
 
-    `post` raises InvalidRequest if the URL or an address behind its name may not be called: nothing was sent then.
-    It raises Unavailable if no answer came; the receiver may have seen the request all the same. Once there is a
-    status there is an Answer, even if the body breaks off. `timeout_s` limits the whole of it, looking up the
-    name and waiting for one of the `limit` connections included. Nothing is tried twice here.
+    `send` raises InvalidRequest if the URL, or an address that its name resolves to, is not allowed: then nothing was
+    sent. It raises Unavailable if there was no response; the receiver may have seen the request all the same. Once
+    there is a status `send` returns, even if the body breaks off. `timeout_s` limits all of it, with looking up the
+    name and waiting for one of the `limit` connections. `send` tries nothing twice.
     """
 
     def __init__(
@@ -55,14 +54,14 @@ class Poster:
         *,
         timeout_s: float = 15.0,
         connect_timeout_s: float = 5.0,
-        max_answer_bytes: int = 1024,
+        max_response_bytes: int = 1024,
         limit: int = 50,
         resolver: AbstractResolver | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._allowed = tuple(allowed_networks)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_timeout_s)
-        self._max_answer_bytes = max_answer_bytes
+        self._max_response_bytes = max_response_bytes
         self._limit = limit
         self._resolver = CheckedResolver(resolver or SystemResolver(), self._allowed)
         self._tls = tls or ssl.create_default_context()
@@ -70,19 +69,19 @@ class Poster:
 
     def __repr__(self) -> str:
         allowed = ", ".join(map(str, self._allowed)) or "none"
-        return f"<Poster allowed beside the public Internet: {allowed}>"
+        return f"<WebhookSender allowed beside the public Internet: {allowed}>"
 
     def check(self, url: str) -> None:
-        """Raises InvalidRequest if it is known already, without looking up its name, that `post` would."""
+        """Raises InvalidRequest if `send` would, as far as that is known without looking up the name."""
         read_url(url, self._allowed)
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str]) -> ReceiverResponse:
+    async def send(self, url: str, body: bytes, headers: Mapping[str, str]) -> ReceiverResponse:
         target = read_url(url, self._allowed)
-        with _errors(target):
-            async with self._open().post(
+        with _translated_errors(target):
+            async with self._open_session().post(
                 target, data=body, headers=headers, allow_redirects=False, timeout=self._timeout
             ) as response:
-                excerpt = await _beginning(response, self._max_answer_bytes)
+                excerpt = await _read_excerpt(response, self._max_response_bytes)
                 response.close()
                 return ReceiverResponse(response.status, excerpt, response.headers.get("Retry-After", ""))
 
@@ -91,7 +90,7 @@ class Poster:
             await self._session.close()
         await self._resolver.close()
 
-    def _open(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 resolver=self._resolver,
@@ -107,7 +106,7 @@ class Poster:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 trust_env=False,
                 auto_decompress=False,
-                read_bufsize=self._max_answer_bytes,
+                read_bufsize=self._max_response_bytes,
             )
         return self._session
 
@@ -116,17 +115,17 @@ class Poster:
 
 
 def new_socket(info: _AddrInfo, allowed: Sequence[Network]) -> socket.socket:
-    """A socket for this one address; aiohttp connects it to just that. The last check before the wire."""
+    """Makes a socket for this address, which aiohttp then connects to: the last check before anything is sent."""
     family, kind, protocol, _, address = info
     try:
         check_address(_numeric(address), allowed, "this address")
     except InvalidRequest as exc:
-        raise PermissionError(EACCES, str(exc)) from exc  # what aiohttp expects of who cannot be reached
+        raise PermissionError(EACCES, str(exc)) from exc  # aiohttp expects an OSError
     return socket.socket(family, kind, protocol)
 
 
 class CheckedResolver(AbstractResolver):
-    """Answers with what another resolver says, if all of it may be called: one bad address spoils the name."""
+    """Gives the addresses that another resolver gives, if all are allowed: one that is not spoils the name."""
 
     def __init__(self, inner: AbstractResolver, allowed: Sequence[Network]) -> None:
         self._inner = inner
@@ -147,7 +146,7 @@ class CheckedResolver(AbstractResolver):
 
 
 class SystemResolver(AbstractResolver):
-    """Asks the system, in threads of its own: a name server that is slow on purpose holds up webhooks only."""
+    """Asks the system in threads of its own: a name server that is slow on purpose delays webhooks only."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(_LOOKUPS, thread_name_prefix="webhook-lookup")
@@ -155,13 +154,13 @@ class SystemResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _looked_up, host, port, family)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _look_up, host, port, family)
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _looked_up(host: str, port: int, family: int) -> list[ResolveResult]:
+def _look_up(host: str, port: int, family: int) -> list[ResolveResult]:
     infos = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
     return [
         ResolveResult(hostname=host, host=_numeric(address), port=port, family=found, proto=protocol, flags=_NUMERIC)
@@ -174,8 +173,8 @@ def _numeric(address: tuple[object, ...]) -> str:
     return f"{address[0]}%{scoped}" if scoped else str(address[0])
 
 
-async def _beginning(response: aiohttp.ClientResponse, most: int) -> str:
-    """How the body begins, made fit to be shown. A body that breaks off or does not end in time is no failure."""
+async def _read_excerpt(response: aiohttp.ClientResponse, most: int) -> str:
+    """Reads the beginning of the body as printable text. A body may break off, or not end in time."""
     data = b""
     try:
         while len(data) < most and (part := await response.content.read(most - len(data))):
@@ -187,7 +186,7 @@ async def _beginning(response: aiohttp.ClientResponse, most: int) -> str:
 
 
 @contextmanager
-def _errors(url: URL) -> Iterator[None]:
+def _translated_errors(url: URL) -> Iterator[None]:
     try:
         yield
     except aiohttp.ClientConnectorDNSError as exc:
@@ -203,7 +202,7 @@ def _errors(url: URL) -> Iterator[None]:
 
 
 def _reason(exc: aiohttp.ClientConnectorError) -> str:
-    """Without the address behind the name, which some errors tell."""
+    """Leaves out the address that the name resolved to, which some errors tell."""
     number = exc.os_error.errno
     if number is None:
         return "it failed with every address"

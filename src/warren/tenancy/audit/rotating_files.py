@@ -1,8 +1,8 @@
-"""Files of lines in a directory of ours: one is added to, the oldest are removed. Blocking.
+"""Files of lines in a directory: lines are appended to the newest file, the oldest files are removed. Blocking.
 
-The files are numbered, the highest is the one in use; a number is never used again. A name that holds something
-else (a link, a pipe, a file of another user) is passed over and the next number taken: nothing is followed. Several
-processes may add to the same directory.
+The files are numbered, the highest is the one in use; no number is used twice. If a name is taken by something else (a
+link, a pipe, a file of another user), the next number is used: no link is followed. Several processes may append to
+the same directory.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ _REMEDY: Final = "the audit record needs a directory of this user's own, not a l
 
 
 class Appended(NamedTuple):
-    """How many lines were written, and why not all of them."""
+    """The number of lines written, and why that is not all of them."""
 
     lines: int
     trouble: str = ""
 
 
-class Journal:
+class RotatingFiles:
     """Used by one thread. `append` raises nothing."""
 
     def __init__(self, directory: Path, max_bytes: int = MAX_BYTES, keep_files: int = KEEP_FILES) -> None:
@@ -68,25 +68,25 @@ class Journal:
         return data.count(b"\n", 0, written)
 
     def _make_room(self, size: int) -> None:
-        """Leaves a file open that can take so much, and is still in its directory."""
+        """Opens a file that has room for so many bytes and is still in its directory."""
         if self._fd >= 0:
             state = os.fstat(self._fd)
             if state.st_nlink and self._has_room(state, size):
                 return
             self.close()
         with opened_directory(self._directory) as directory:
-            self._fd = self._opened(directory, size)
+            self._fd = self._open_file(directory, size)
             self._prune(directory)
 
-    def _opened(self, directory: int, size: int) -> int:
+    def _open_file(self, directory: int, size: int) -> int:
         for _ in range(_TRIES):
             last = max(numbers_in(directory), default=0)
             for number, flags in ((last, 0), (last + 1, os.O_CREAT | os.O_EXCL)):
                 with contextlib.suppress(FileExistsError, FileNotFoundError, _NotOurs):
-                    return self._opened_file(directory, number, flags, size)
+                    return self._open_number(directory, number, flags, size)
         raise OSError(errno.EAGAIN, "others keep making files in it")
 
-    def _opened_file(self, directory: int, number: int, flags: int, size: int) -> int:
+    def _open_number(self, directory: int, number: int, flags: int, size: int) -> int:
         with _closed_on_error(_open(directory, number, os.O_RDWR | os.O_APPEND | flags)) as fd:
             state = os.fstat(fd)
             if not self._has_room(state, size):
@@ -94,7 +94,7 @@ class Journal:
             if state.st_mode & 0o077:
                 os.fchmod(fd, 0o600)
             if state.st_size and os.pread(fd, 1, state.st_size - 1) != b"\n":
-                os.write(fd, b"\n")  # whoever wrote last was killed within a line
+                os.write(fd, b"\n")  # the last writer was killed within a line
             return fd
 
     def _has_room(self, state: os.stat_result, size: int) -> bool:
@@ -111,7 +111,7 @@ class _NotOurs(Exception):
 
 
 def make_directory(path: Path) -> None:
-    """Makes it, if it is not there, and makes it private. Raises Unavailable if that cannot be."""
+    """Makes the directory if there is none, and makes it private. Raises Unavailable if it cannot."""
     try:
         path.mkdir(mode=0o700, exist_ok=True)
         with opened_directory(path) as fd:
@@ -132,7 +132,7 @@ def opened_directory(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def opened_to_read(directory: int, number: int) -> Iterator[int | None]:
-    """None if it is not, or no longer, a file of ours."""
+    """Gives None if it is not, or no longer, a file of ours."""
     try:
         fd = _open(directory, number, os.O_RDONLY)
     except (FileNotFoundError, _NotOurs):
@@ -176,7 +176,7 @@ def _closed_on_error(fd: int) -> Iterator[int]:
 
 
 def groups(lines: Sequence[bytes], most: int) -> Iterator[list[bytes]]:
-    """Together at most so many bytes, or one line."""
+    """Splits lines into groups of at most so many bytes, or of one line."""
     group: list[bytes] = []
     size = 0
     for line in lines:

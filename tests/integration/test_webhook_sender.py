@@ -15,8 +15,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from integration.webhook_receiver import PRIVATE, PUBLIC, Names, Receiver, receiving, result, saying, two_receivers
 
 from warren.model.errors import InvalidRequest, Unavailable
-from warren.tenancy.webhooks.addresses import read_networks
-from warren.tenancy.webhooks.post import Poster, ReceiverResponse
+from warren.tenancy.webhooks.destinations import read_networks
+from warren.tenancy.webhooks.sender import ReceiverResponse, WebhookSender
 
 pytestmark = pytest.mark.anyio
 PATIENCE_S = 60.0
@@ -34,22 +34,22 @@ async def posting(
     allowed: Sequence[str] = (f"{PUBLIC}/32",),
     timeout_s: float = PATIENCE_S,
     tls: ssl.SSLContext | None = None,
-) -> AsyncIterator[Poster]:
-    poster = Poster(
+) -> AsyncIterator[WebhookSender]:
+    sender = WebhookSender(
         read_networks(allowed), timeout_s=timeout_s, connect_timeout_s=timeout_s, resolver=resolver, tls=tls
     )
     try:
-        yield poster
+        yield sender
     finally:
-        await poster.close()
+        await sender.close()
 
 
 # -- what is sent and what comes back
 
 
 async def test_a_webhook_arrives_as_it_was_given() -> None:
-    async with receiving(saying(b"thank you", "202 Accepted", "Retry-After: 7")) as receiver, posting() as poster:
-        answer = await poster.post(receiver.url("/hook?a=b#c"), b'{"a": 1}', HEADERS)
+    async with receiving(saying(b"thank you", "202 Accepted", "Retry-After: 7")) as receiver, posting() as sender:
+        answer = await sender.send(receiver.url("/hook?a=b#c"), b'{"a": 1}', HEADERS)
     assert answer == ReceiverResponse(202, "thank you", "7")
     head, _, body = receiver.requests[0].partition(b"\r\n\r\n")
     assert body == b'{"a": 1}'
@@ -60,9 +60,9 @@ async def test_a_webhook_arrives_as_it_was_given() -> None:
 
 async def test_a_name_is_looked_up_for_every_post_and_is_in_the_request() -> None:
     names = Names([PUBLIC])
-    async with receiving(saying(b"")) as receiver, posting(names) as poster:
+    async with receiving(saying(b"")) as receiver, posting(names) as sender:
         for _ in range(3):
-            assert (await poster.post(f"http://hooks.test:{receiver.port}/", b"{}", {})).status == 200
+            assert (await sender.send(f"http://hooks.test:{receiver.port}/", b"{}", {})).status == 200
     assert names.asked == ["hooks.test"] * 3
     assert receiver.connections == 3
     assert all(f"Host: hooks.test:{receiver.port}\r\n".encode() in request for request in receiver.requests)
@@ -70,8 +70,8 @@ async def test_a_name_is_looked_up_for_every_post_and_is_in_the_request() -> Non
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "410 Gone", "500 Oh", "503 Busy"])
 async def test_a_refusal_is_an_answer(status: str) -> None:
-    async with receiving(saying(b"no", status)) as receiver, posting() as poster:
-        assert await poster.post(receiver.url(), b"{}", {}) == ReceiverResponse(int(status[:3]), "no")
+    async with receiving(saying(b"no", status)) as receiver, posting() as sender:
+        assert await sender.send(receiver.url(), b"{}", {}) == ReceiverResponse(int(status[:3]), "no")
 
 
 async def test_of_an_answer_without_end_the_beginning_is_kept() -> None:
@@ -81,14 +81,14 @@ async def test_of_an_answer_without_end_the_beginning_is_kept() -> None:
             writer.write(b"a" * 65536)
             await writer.drain()
 
-    async with receiving(talk) as receiver, posting() as poster:
-        assert await poster.post(receiver.url(), b"{}", {}) == ReceiverResponse(200, "a" * 1024)
+    async with receiving(talk) as receiver, posting() as sender:
+        assert await sender.send(receiver.url(), b"{}", {}) == ReceiverResponse(200, "a" * 1024)
 
 
 async def test_an_answer_is_not_unpacked_and_shows_nothing_unprintable() -> None:
     packed = gzip.compress(b"a" * 10_000_000)
-    async with receiving(saying(packed, "200 OK", "Content-Encoding: gzip")) as receiver, posting() as poster:
-        answer = await poster.post(receiver.url(), b"{}", {})
+    async with receiving(saying(packed, "200 OK", "Content-Encoding: gzip")) as receiver, posting() as sender:
+        answer = await sender.send(receiver.url(), b"{}", {})
     assert 0 < len(answer.excerpt) <= 1024
     assert "aaaa" not in answer.excerpt
     assert all(char.isprintable() or char in "\n\t" for char in answer.excerpt)
@@ -98,8 +98,8 @@ async def test_a_body_that_breaks_off_leaves_the_status() -> None:
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
 
-    async with receiving(talk) as receiver, posting() as poster:
-        assert await poster.post(receiver.url(), b"{}", {}) == ReceiverResponse(200, "half")
+    async with receiving(talk) as receiver, posting() as sender:
+        assert await sender.send(receiver.url(), b"{}", {}) == ReceiverResponse(200, "half")
 
 
 async def test_a_body_that_does_not_end_in_time_leaves_the_status() -> None:
@@ -107,8 +107,8 @@ async def test_a_body_that_does_not_end_in_time_leaves_the_status() -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf")
         await reader.read()
 
-    async with receiving(talk) as receiver, posting(timeout_s=4.0) as poster:
-        assert await poster.post(receiver.url(), b"{}", {}) == ReceiverResponse(200, "half")
+    async with receiving(talk) as receiver, posting(timeout_s=4.0) as sender:
+        assert await sender.send(receiver.url(), b"{}", {}) == ReceiverResponse(200, "half")
 
 
 # -- no answer
@@ -143,30 +143,30 @@ async def dripping(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Non
 
 @pytest.mark.parametrize("talk", [rude, hangs_up, long_headed])
 async def test_who_gives_no_answer_is_unavailable(talk: Any) -> None:
-    async with receiving(talk) as receiver, posting() as poster:
+    async with receiving(talk) as receiver, posting() as sender:
         with pytest.raises(Unavailable, match=PUBLIC):
-            await poster.post(receiver.url(), b"{}", {})
+            await sender.send(receiver.url(), b"{}", {})
 
 
 @pytest.mark.parametrize("talk", [silent, dripping])
 async def test_who_takes_too_long_is_unavailable(talk: Any) -> None:
-    async with receiving(talk) as receiver, posting(timeout_s=0.5) as poster:
+    async with receiving(talk) as receiver, posting(timeout_s=0.5) as sender:
         with pytest.raises(Unavailable, match="did not answer in time"):
-            await poster.post(receiver.url(), b"{}", {})
+            await sender.send(receiver.url(), b"{}", {})
 
 
 async def test_who_is_not_there_is_unavailable() -> None:
     with socket.create_server((PUBLIC, 0)) as listener:
         port = listener.getsockname()[1]
-    async with posting() as poster:
+    async with posting() as sender:
         with pytest.raises(Unavailable, match="cannot be reached: Connection refused"):
-            await poster.post(f"http://{PUBLIC}:{port}/", b"{}", {})
+            await sender.send(f"http://{PUBLIC}:{port}/", b"{}", {})
 
 
 async def test_a_name_that_is_not_known_is_unavailable() -> None:
-    async with posting(Names([])) as poster:
+    async with posting(Names([])) as sender:
         with pytest.raises(Unavailable, match=r"the name hooks\.test cannot be looked up"):
-            await poster.post("http://hooks.test/", b"{}", {})
+            await sender.send("http://hooks.test/", b"{}", {})
 
 
 # -- who must not be reached
@@ -199,47 +199,47 @@ async def test_a_name_that_is_not_known_is_unavailable() -> None:
 )
 async def test_no_spelling_leads_to_this_machine(host: str) -> None:
     """Names are looked up by the system here, as they are in a server."""
-    async with receiving(saying(b"secret"), PRIVATE) as receiver, posting() as poster:
+    async with receiving(saying(b"secret"), PRIVATE) as receiver, posting() as sender:
         with pytest.raises(InvalidRequest):
-            await poster.post(f"http://{host}:{receiver.port}/", b"{}", {})
+            await sender.send(f"http://{host}:{receiver.port}/", b"{}", {})
         assert await receiver.strangers() == 0
 
 
 @pytest.mark.parametrize("name", ["localhost.", "LOCALHOST.", "hooks.test", "127.0.0.1.hooks.test", "bücher.test"])
 async def test_no_name_leads_to_this_machine(name: str) -> None:
     names = Names([PRIVATE])
-    async with receiving(saying(b"secret"), PRIVATE) as receiver, posting(names) as poster:
+    async with receiving(saying(b"secret"), PRIVATE) as receiver, posting(names) as sender:
         with pytest.raises(InvalidRequest):
-            await poster.post(f"http://{name}:{receiver.port}/", b"{}", {})
+            await sender.send(f"http://{name}:{receiver.port}/", b"{}", {})
         assert len(names.asked) == 1
         assert await receiver.strangers() == 0
 
 
 async def test_with_its_network_allowed_the_same_machine_is_reached_by_name() -> None:
     """Else the test above could not fail."""
-    async with receiving(saying(b"yes"), PRIVATE) as receiver, posting(allowed=["127.0.0.0/8", "::1"]) as poster:
+    async with receiving(saying(b"yes"), PRIVATE) as receiver, posting(allowed=["127.0.0.0/8", "::1"]) as sender:
         for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]"):
-            assert await poster.post(f"http://{host}:{receiver.port}/", b"{}", {}) == ReceiverResponse(200, "yes")
+            assert await sender.send(f"http://{host}:{receiver.port}/", b"{}", {}) == ReceiverResponse(200, "yes")
 
 
 async def test_a_name_that_moves_to_a_private_address_is_not_followed_there() -> None:
     names = Names([PUBLIC], [PRIVATE])
-    async with two_receivers(saying(b"")) as (public, private), posting(names) as poster:
+    async with two_receivers(saying(b"")) as (public, private), posting(names) as sender:
         url = f"http://hooks.test:{public.port}/"
-        assert (await poster.post(url, b"{}", {})).status == 200
+        assert (await sender.send(url, b"{}", {})).status == 200
         assert names.asked == ["hooks.test"], "a second look-up is a chance to answer otherwise"
         for _ in range(3):
             with pytest.raises(InvalidRequest, match=r"not sent to hooks\.test"):
-                await poster.post(url, b"{}", {})
+                await sender.send(url, b"{}", {})
         assert await private.strangers() == 0
         assert await public.strangers() == 1
 
 
 async def test_one_private_address_among_the_addresses_of_a_name_is_enough() -> None:
     for answer in ([PUBLIC, PRIVATE], [PRIVATE, PUBLIC], [PUBLIC, "::1"], [PUBLIC, "::ffff:127.0.0.1"]):
-        async with two_receivers(saying(b"")) as (public, private), posting(Names(answer)) as poster:
+        async with two_receivers(saying(b"")) as (public, private), posting(Names(answer)) as sender:
             with pytest.raises(InvalidRequest):
-                await poster.post(f"http://hooks.test:{public.port}/", b"{}", {})
+                await sender.send(f"http://hooks.test:{public.port}/", b"{}", {})
             assert (await public.strangers(), await private.strangers()) == (0, 0)
 
 
@@ -261,9 +261,9 @@ class TurningNames(Names):
 
 
 async def test_an_address_that_changes_after_the_check_gets_no_socket() -> None:
-    async with two_receivers(saying(b"")) as (public, private), posting(TurningNames()) as poster:
+    async with two_receivers(saying(b"")) as (public, private), posting(TurningNames()) as sender:
         with pytest.raises(Unavailable, match="Permission denied"):
-            await poster.post(f"http://hooks.test:{public.port}/", b"{}", {})
+            await sender.send(f"http://hooks.test:{public.port}/", b"{}", {})
         assert (await public.strangers(), await private.strangers()) == (0, 0)
 
 
@@ -273,16 +273,16 @@ async def test_a_redirect_is_an_answer_and_not_a_request(status: str) -> None:
     async with receiving(saying(b"secret"), PRIVATE) as private, receiving(saying(b"")) as other:
         for target in (private, other):
             talk = saying(b"", status, f"Location: {target.url()}")
-            async with receiving(talk) as receiver, posting() as poster:
-                assert (await poster.post(receiver.url(), b"{}", {})).status == int(status[:3])
+            async with receiving(talk) as receiver, posting() as sender:
+                assert (await sender.send(receiver.url(), b"{}", {})).status == int(status[:3])
                 assert await target.strangers() == 0
             target.connections = 0
 
 
 async def test_cookies_are_not_kept() -> None:
-    async with receiving(saying(b"", "200 OK", "Set-Cookie: a=b; Path=/")) as receiver, posting() as poster:
+    async with receiving(saying(b"", "200 OK", "Set-Cookie: a=b; Path=/")) as receiver, posting() as sender:
         for _ in range(2):
-            await poster.post(f"http://{PUBLIC}:{receiver.port}/", b"{}", {})
+            await sender.send(f"http://{PUBLIC}:{receiver.port}/", b"{}", {})
     assert [b"ookie" in request for request in receiver.requests] == [False, False]
 
 
@@ -296,10 +296,10 @@ def tempting_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pyt
 async def test_proxies_and_passwords_of_the_environment_are_not_used(
     tempting_environment: pytest.MonkeyPatch,
 ) -> None:
-    async with receiving(saying(b"")) as proxy, receiving(saying(b"")) as receiver, posting() as poster:
+    async with receiving(saying(b"")) as proxy, receiving(saying(b"")) as receiver, posting() as sender:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             tempting_environment.setenv(name, proxy.url(""))
-        assert (await poster.post(receiver.url(), b"{}", {})).status == 200
+        assert (await sender.send(receiver.url(), b"{}", {})).status == 200
         assert await proxy.strangers() == 0
     assert b"uthorization" not in receiver.requests[0]
 
@@ -334,9 +334,9 @@ async def receiving_tls(folder: Path, asked: list[str | None]) -> AsyncIterator[
 
 async def test_tls_is_made_with_the_name_and_its_certificate(certificate: Path, asked_names: list[str | None]) -> None:
     trusting = ssl.create_default_context(cafile=str(certificate / "cert.pem"))
-    async with receiving_tls(certificate, asked_names) as receiver, posting(Names([PUBLIC]), tls=trusting) as poster:
+    async with receiving_tls(certificate, asked_names) as receiver, posting(Names([PUBLIC]), tls=trusting) as sender:
         for name in ("hooks.test", "hooks.test."):
-            answer = await poster.post(f"https://{name}:{receiver.port}/", b"{}", {})
+            answer = await sender.send(f"https://{name}:{receiver.port}/", b"{}", {})
             assert answer == ReceiverResponse(200, "over tls")
     assert asked_names == ["hooks.test"] * 2
 
@@ -346,12 +346,12 @@ async def test_without_the_right_certificate_nothing_is_sent(
     certificate: Path, asked_names: list[str | None], name: str, trusted: bool
 ) -> None:
     tls = ssl.create_default_context(cafile=str(certificate / "cert.pem")) if trusted else None
-    async with receiving_tls(certificate, asked_names) as receiver, posting(Names([PUBLIC]), tls=tls) as poster:
+    async with receiving_tls(certificate, asked_names) as receiver, posting(Names([PUBLIC]), tls=tls) as sender:
         with pytest.raises(Unavailable, match="no trusted TLS connection"):
-            await poster.post(f"https://{name}:{receiver.port}/", b"{}", {})
+            await sender.send(f"https://{name}:{receiver.port}/", b"{}", {})
     assert receiver.requests == []
 
 
 async def test_the_poster_says_what_is_allowed() -> None:
-    async with posting(allowed=["10.0.0.0/8", "fd00::/8"]) as poster:
-        assert repr(poster) == "<Poster allowed beside the public Internet: 10.0.0.0/8, fd00::/8>"
+    async with posting(allowed=["10.0.0.0/8", "fd00::/8"]) as sender:
+        assert repr(sender) == "<WebhookSender allowed beside the public Internet: 10.0.0.0/8, fd00::/8>"

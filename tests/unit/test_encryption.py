@@ -8,31 +8,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warren.model.errors import InvalidRequest, Unavailable
-from warren.stores.rows import decoded, encoded
-from warren.stores.sealing import KEY_BYTES, Sealer, key_in, read_key
+from warren.stores.encryption import KEY_BYTES, Encryption, key_in, read_key
+from warren.stores.session_json import decode_session, encode_session
 
-SEALER = Sealer(b"k" * KEY_BYTES)
+ENCRYPTION = Encryption(b"k" * KEY_BYTES)
 
 
 @given(st.text(), st.text(st.characters(codec="utf-8")))
 def test_what_was_sealed_opens_again(text: str, purpose: str) -> None:
-    assert SEALER.open(SEALER.seal(text, purpose), purpose) == text
+    assert ENCRYPTION.decrypt(ENCRYPTION.encrypt(text, purpose), purpose) == text
 
 
 def test_it_does_not_open_with_another_key_or_for_another_purpose() -> None:
-    sealed = SEALER.seal("hunter2", "ses_1")
-    for sealer, purpose in ((Sealer(b"x" * KEY_BYTES), "ses_1"), (SEALER, "ses_2")):
+    sealed = ENCRYPTION.encrypt("hunter2", "ses_1")
+    for encryption, purpose in ((Encryption(b"x" * KEY_BYTES), "ses_1"), (ENCRYPTION, "ses_2")):
         with pytest.raises(Unavailable, match="cannot be read"):
-            sealer.open(sealed, purpose)
+            encryption.decrypt(sealed, purpose)
 
 
 def test_a_row_does_not_show_the_values_of_variables() -> None:
     session = a_session(env={"TOKEN": "hunter2-\ud800"})
-    row = encoded(session, SEALER)
+    row = encode_session(session, ENCRYPTION)
     assert "hunter2" not in row
-    assert decoded(row, SEALER) == session
+    assert decode_session(row, ENCRYPTION) == session
     with pytest.raises(Unavailable, match="has no key for them"):
-        decoded(row)
+        decode_session(row)
 
 
 def test_a_key_file_is_private_and_stays_the_same(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""`warren search`: finds files of a session by name, and lines in them by a regular expression."""
+
+import click
+
+from warren.cli.main import report
+from warren.cli.options import Duration, server_options, thread_option
+from warren.cli.output import print_json
+from warren.cli.remote import Server, complete_session
+from warren.sdk.results import FileMatch, SearchSummary
+
+
+@click.command()
+@click.argument("session", required=False, default="", shell_complete=complete_session)
+@thread_option
+@click.option("-e", "--pattern", default="", help="Find lines: an extended regular expression, as of grep -E.")
+@click.option("-g", "--glob", default="", help="Only these names ('*.py') or paths ('src/**/*.ts').")
+@click.option("-C", "--path", default="/workspace", show_default=True, help="Search below this directory.")
+@click.option("-i", "--ignore-case", is_flag=True, help="Take upper and lower case as the same.")
+@click.option("--hidden", is_flag=True, help="Search names that begin with a dot too.")
+@click.option("-m", "--max-matches", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="At most.")
+@click.option("--timeout", type=Duration(), default=30.0, show_default="30s", help="End the search after so long.")
+@server_options
+def search(
+    session: str,
+    thread: str,
+    pattern: str,
+    glob: str,
+    path: str,
+    ignore_case: bool,
+    hidden: bool,
+    max_matches: int,
+    timeout: float,
+    url: str,
+    as_json: bool,
+) -> int:
+    """Search the files of a session.
+
+    Prints PATH:LINE:TEXT for each line with the pattern, or PATH for each name when there is no pattern. The exit code
+    is 1 if nothing was found.
+
+    Example: warren search ses_0123 -e 'def [a-z_]+' -g '*.py'
+    """
+    if not pattern and not glob:
+        raise click.UsageError("give --pattern, --glob, or both")
+    summaries: list[SearchSummary] = []
+    with Server(url) as server:
+        client = server.client(server.find(session, thread))
+        matches = client.search_files(
+            pattern,
+            glob=glob,
+            path=path,
+            ignore_case=ignore_case,
+            hidden=hidden,
+            max_matches=max_matches,
+            timeout=timeout,
+            on_summary=summaries.append,
+        )
+        found = False
+        for match in matches:
+            found = True
+            print_json(dict(match)) if as_json else click.echo(_line(match))
+    if summaries and summaries[0].truncated_by:
+        report(f"there may be more: {summaries[0].truncated_by} ended the search")
+    return 0 if found else 1
+
+
+def _line(match: FileMatch) -> str:
+    return f"{match.path}:{match.line}:{match.text}" if match.line else match.path
