@@ -8,7 +8,7 @@ from contract.roster_contract import ME, a_report
 from unit.fake_roster import FakeRoster
 
 from warren.cluster.fleet import Fleet
-from warren.cluster.members import LEASE_S, PROTOCOL, Peer
+from warren.cluster.members import LEASE_S, PROTOCOL, Peer, Report
 from warren.cluster.placement import Want
 from warren.cluster.roster import Pulse, Sight
 from warren.model.errors import InvalidRequest, NoCapacity, NotFound, Unavailable
@@ -191,6 +191,18 @@ async def test_what_no_worker_has_is_the_callers_mistake_and_what_is_full_is_not
     await world.passed(LEASE_S, "b")
     with pytest.raises(NoCapacity, match="the label gpu=1"):
         world.fleet.placed(gpu)  # it may come back
+
+
+async def test_a_worker_may_have_several_providers_and_one_of_the_version_before_names_one(world: World) -> None:
+    assert Report.decoded('{"id": "w", "address": "", "home": "", "provider": "oci"}').all_providers == ("oci",)
+    several = a_report("a", provider="fake", providers=("fake", "oci"))
+    assert Report.decoded(several.encoded()) == several
+    await world.roster.beat(several, 1)
+    await world.fleet.look()
+    assert [member.id for member in world.fleet.placed(Want("base", "acme", provider="oci"))] == ["a"]
+    assert {member.id for member in world.fleet.placed(Want("base", "acme", provider="fake"))} == {"a", "b"}
+    with pytest.raises(InvalidRequest, match="no worker has the provider docker, there are: fake, oci"):
+        world.fleet.placed(Want("base", "acme", provider="docker"))
 
 
 async def test_without_any_worker_it_says_so() -> None:

@@ -9,6 +9,7 @@ import platform
 import secrets
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -20,7 +21,7 @@ from warren.cluster.http_client.client import WorkerClient
 from warren.config.settings import Settings
 from warren.interfaces.store import SessionStore
 from warren.model.audit import CommandText
-from warren.model.errors import InvalidRequest, Unavailable
+from warren.model.errors import InvalidRequest, Unavailable, WarrenError
 from warren.stores.redis_address import read_address
 from warren.stores.redis_link import RedisLink, connect
 from warren.stores.redis_store import check_it_is_ours
@@ -222,3 +223,16 @@ def _write(path: Path, text: str) -> None:
 def coordinator_id(settings: Settings) -> str:
     """Unlike a worker's, a coordinator's name need not last."""
     return f"{settings.worker_id}-{hashlib.sha256(advertised(settings).encode()).hexdigest()[:8]}"
+
+
+def build_provider_of(settings: Settings) -> Callable[[str], str]:
+    """Which provider an environment names; empty if it names none, or if this coordinator does not have it."""
+    environments = build_environments(settings)
+
+    def find(environment: str) -> str:
+        try:
+            return environments(environment).provider
+        except WarrenError:
+            return ""
+
+    return find

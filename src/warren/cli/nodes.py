@@ -57,7 +57,7 @@ async def _coordinate(settings: Settings, tls: "ssl.SSLContext | None") -> int:
 
     async def greet(port: int) -> None:
         await first_key(settings, service.tenancy.keys, [url_of(settings, port)])
-        click.echo(f"Warren coordinates on {settings.host}:{port}; workers: {len(service.control.status()['workers'])}")
+        click.echo(f"Warren coordinates on {settings.host}:{port}; workers: {len(service.control.status().workers)}")
 
     return await serve_until_told(
         settings, service, tls, lambda: service.app(build_identity(settings, service.tenancy, tokens)), greet
@@ -70,7 +70,7 @@ async def _work(settings: Settings, tls: "ssl.SSLContext | None") -> int:
     service = WorkerService(settings)
 
     async def greet(port: int) -> None:
-        words = f"provider {settings.provider}, state in {settings.state_dir}"
+        words = f"provider {', '.join(settings.providers)}, state in {settings.state_dir}"
         click.echo(f"Worker {settings.worker_id} of Warren works on {settings.host}:{port} ({words})")
 
     return await serve_until_told(settings, service, tls, service.app, greet)

@@ -70,8 +70,11 @@ def _layer(name: str) -> Layer:
 
 def use_fresh_sandbox(settings: Settings, wanted: Wanted, use: Use) -> int:
     """Runs `use` with a sandbox of its own; gives its exit code, or 128 + N when the signal N ended it."""
+    from warren.app.wiring import build_registry
+
     spec = wanted_spec(settings, wanted)
-    return asyncio.run(until_signal(_with_sandbox(settings, wanted.provider, spec, use)))
+    provider = wanted.provider or build_registry(settings).environment(wanted.environment).provider
+    return asyncio.run(until_signal(_with_sandbox(settings, provider, spec, use)))
 
 
 async def _with_sandbox(settings: Settings, provider_name: str, spec: SandboxSpec, use: Use) -> int:

@@ -217,6 +217,6 @@ def url_of(settings: Settings, port: int) -> str:
 def _greet(settings: Settings, port: int, first_key: str) -> None:
     url = url_of(settings, port)
     key = f' -H "X-API-Key: {first_key or "$WARREN_API_KEY"}"' if settings.auth else ""
-    click.echo(f"Warren serves {url} (provider {settings.provider}, state in {settings.state_dir})")
+    click.echo(f"Warren serves {url} (provider {', '.join(settings.providers)}, state in {settings.state_dir})")
     click.echo(f'  try:  curl{key} {url}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')
     click.echo(f"  docs: {url}/docs    stop: Ctrl-C")

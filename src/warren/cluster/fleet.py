@@ -184,7 +184,7 @@ class Fleet:
             sent.popleft()
         return Candidate(
             id=report.id,
-            provider=report.provider,
+            providers=report.all_providers,
             labels=report.labels,
             capacity=report.capacity,
             claimed=report.claimed,
@@ -222,6 +222,6 @@ class Fleet:
 def _nowhere(want: Want, candidates: Sequence[Candidate]) -> WarrenError:
     """What no worker has, dead ones included, will not be there later either."""
     why = why_none(want, candidates)
-    if candidates and not any(want.provider in ("", worker.provider) and fits(want, worker) for worker in candidates):
+    if candidates and not any(fits(want, worker) for worker in candidates):
         return InvalidRequest(why, remedy="ask for what `warren cluster status` shows")
     return NoCapacity(why, remedy="see `warren cluster status`", retry_after_s=5)

@@ -19,7 +19,8 @@ RESTART_S: Final = 60.0
 class Report:
     """What a worker says of itself with every heartbeat. `home` names its state directory. `ready` are the warm
     sandboxes of each environment, `tenants` how many sessions those have who have most, `pressure` is how full its
-    machine is (1: full), `leaving` means that it takes nothing new."""
+    machine is (1: full), `leaving` means that it takes nothing new. `provider` is its default provider, `providers` are
+    all that it has; a worker of a version that had one provider leaves them out."""
 
     id: str
     address: str
@@ -35,6 +36,11 @@ class Report:
     waiting: int = 0
     pressure: float = 0.0
     leaving: bool = False
+    providers: tuple[str, ...] = ()
+
+    @property
+    def all_providers(self) -> tuple[str, ...]:
+        return self.providers or (self.provider,)
 
     def encoded(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -43,6 +49,7 @@ class Report:
     def decoded(cls, text: str | bytes) -> "Report":
         """Also from a worker that knows more, or less, than this one."""
         values: dict[str, Any] = json.loads(text)
+        values["providers"] = tuple(values.get("providers", ()))
         return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
 

@@ -1,13 +1,14 @@
 """The cluster as its operator sees it: status, draining, removing; and what a coordinator says of it in passing."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
 from warren.cluster.members import LEASE_S, Member
 from warren.cluster.roster import Roster
+from warren.interfaces.cluster import ClusterStatus, WorkerStatus
+from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
 
 
@@ -15,26 +16,23 @@ class ClusterOperator:
     """`stats` asks the worker at an address what it has to say of itself."""
 
     def __init__(
-        self, fleet: Fleet, roster: Roster, failover: Failover, stats: Callable[[str], Awaitable[dict[str, Any]]]
+        self, fleet: Fleet, roster: Roster, failover: Failover, stats: Callable[[str], Awaitable[WorkerStats]]
     ) -> None:
         self._fleet = fleet
         self._roster = roster
         self._failover = failover
         self._stats = stats
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ClusterStatus:
         fleet = self._fleet
-        return {
-            "coordinator": fleet.me.id,
-            "redis": "there" if fleet.has_redis else "away",
-            "settled": fleet.settled,
-            "workers": [_shown(member) for member in fleet.members.values()],
-        }
+        redis = "there" if fleet.has_redis else "away"
+        workers = [_status_of(member) for member in fleet.members.values()]
+        return ClusterStatus(fleet.me.id, redis, fleet.settled, workers)
 
-    async def drain(self, worker_id: str, draining: bool) -> dict[str, Any]:
+    async def drain(self, worker_id: str, draining: bool) -> WorkerStatus:
         await self._roster.drain(worker_id, draining)
         await self._fleet.look()
-        return _shown(self._fleet.member(worker_id))
+        return _status_of(self._fleet.member(worker_id))
 
     async def remove(self, worker_id: str) -> None:
         """A dead worker is forgotten, and its sessions are given up now. Not before workers that have done without
@@ -60,31 +58,31 @@ class ClusterOperator:
     def claimed(self) -> int:
         return sum(member.report.claimed for member in self._fleet.members.values() if member.alive)
 
-    async def figures(self) -> dict[str, Any]:
+    async def figures(self) -> Mapping[str, WorkerStats]:
         """Of every worker that answers, what it says now."""
         alive = [member for member in self._fleet.members.values() if member.alive]
         found = await asyncio.gather(*(self._stats(member.address) for member in alive), return_exceptions=True)
-        return {member.id: stats for member, stats in zip(alive, found, strict=True) if isinstance(stats, dict)}
+        return {member.id: stats for member, stats in zip(alive, found, strict=True) if isinstance(stats, WorkerStats)}
 
 
-def _shown(member: Member) -> dict[str, Any]:
+def _status_of(member: Member) -> WorkerStatus:
     report = member.report
-    return {
-        "id": member.id,
-        "state": _state(member),
-        "address": member.address,
-        "version": report.version,
-        "protocol": report.protocol,
-        "provider": report.provider,
-        "labels": dict(report.labels),
-        "sessions": report.claimed,
-        "capacity": report.capacity,
-        "pressure": report.pressure,
-        "ready": dict(report.ready),
-        "waiting": report.waiting,
-        "epoch": member.epoch,
-        "lease_left_s": round(member.left_s, 1),
-    }
+    return WorkerStatus(
+        id=member.id,
+        state=_state(member),
+        address=member.address,
+        version=report.version,
+        protocol=report.protocol,
+        provider=",".join(report.all_providers),
+        labels=report.labels,
+        sessions=report.claimed,
+        capacity=report.capacity,
+        pressure=report.pressure,
+        ready=report.ready,
+        waiting=report.waiting,
+        epoch=member.epoch,
+        lease_left_s=round(member.left_s, 1),
+    )
 
 
 def _state(member: Member) -> str:

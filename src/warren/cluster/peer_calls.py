@@ -10,6 +10,7 @@ from warren.cluster.http_client.failures import ForwardingFailed
 from warren.cluster.members import Peer
 from warren.cluster.middleware import LEASE_PATH, WORKER_PATH
 from warren.cluster.roster import Pulse
+from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
 
 _ANSWER_S: Final = 2.0
@@ -32,9 +33,9 @@ class PeerCalls:
         """The name of the worker at an address."""
         return str((await self._ask(address, "GET", WORKER_PATH))["id"])
 
-    async def stats(self, address: str) -> dict[str, Any]:
+    async def stats(self, address: str) -> WorkerStats:
         """What the worker at an address says of itself now."""
-        return dict((await self._ask(address, "GET", WORKER_PATH))["stats"])
+        return WorkerStats.from_json((await self._ask(address, "GET", WORKER_PATH))["stats"])
 
     async def _ask(self, address: str, method: str, target: str, within_s: float = _ANSWER_S) -> Any:
         headers = [(b"host", address.rpartition("//")[2].encode()), *self._auth.headers()]

@@ -38,14 +38,14 @@ COORDINATORS: Final = 2  # when it is not known how many there are: little is wr
 class Candidate:
     """A worker as this coordinator knows it.
 
-    `capacity`: the most sandboxes it may have. `claimed`: the sessions it holds. `by_tenant`: how many of them belong
-    to the tenant that asks, 0 if unknown. `ready`: warm sandboxes per environment. `waiting`: claims that queue there.
-    `pressure`: from 0 to 1, where the machine takes nothing more. `assigned`: what this coordinator has sent there
-    since the worker was last heard of.
+    `providers`: the default one first. `capacity`: the most sandboxes it may have. `claimed`: the sessions it holds.
+    `by_tenant`: how many of them belong to the tenant that asks, 0 if unknown. `ready`: warm sandboxes of each pool,
+    by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes
+    nothing more. `assigned`: what this coordinator has sent there since the worker was last heard of.
     """
 
     id: str
-    provider: str
+    providers: Sequence[str]
     labels: Mapping[str, str]
     capacity: int
     claimed: int
@@ -102,7 +102,19 @@ def has_room(worker: Candidate) -> bool:
 
 
 def fits(want: Want, worker: Candidate) -> bool:
-    return want.provider in ("", worker.provider) and want.labels.items() <= worker.labels.items()
+    return _has_provider(want, worker) and want.labels.items() <= worker.labels.items()
+
+
+def _has_provider(want: Want, worker: Candidate) -> bool:
+    return not want.provider or want.provider in worker.providers
+
+
+def _has_ready(want: Want, worker: Candidate) -> bool:
+    """Whether a pool has more than what this coordinator has sent there since."""
+    ready = worker.ready.get(f"{want.environment}@{want.provider}", 0)
+    if want.provider in ("", *worker.providers[:1]):
+        ready = worker.ready.get(want.environment, 0)
+    return want.pooled and ready > worker.assigned
 
 
 def score(want: Want, worker: Candidate, coordinators: int, chance: float) -> float:
@@ -114,7 +126,7 @@ def score(want: Want, worker: Candidate, coordinators: int, chance: float) -> fl
         + QUEUE * worker.waiting / (worker.waiting + HALF_QUEUE)
         + CHANCE * chance
     )
-    if want.pooled and worker.ready.get(want.environment, 0) > worker.assigned:
+    if _has_ready(want, worker):
         against -= 1
     return load + slight * against + max(0.0, worker.pressure - SHORT) / (1 - SHORT)
 
@@ -126,9 +138,10 @@ def why_none(want: Want, candidates: Sequence[Candidate]) -> str:
     alive = [worker for worker in candidates if worker.alive]
     if not alive:
         return f"no worker is alive, of {len(candidates)} that are known"
-    provided = [worker for worker in alive if want.provider in ("", worker.provider)]
+    provided = [worker for worker in alive if _has_provider(want, worker)]
     if not provided:
-        return f"no worker has the provider {want.provider}"
+        names = dict.fromkeys(name for worker in alive for name in worker.providers)
+        return f"no worker has the provider {want.provider}, there are: {', '.join(names)}"
     fitting = [worker for worker in provided if fits(want, worker)]
     if not fitting:
         return f"no worker has {_missing_labels(want, provided)}"

@@ -35,6 +35,10 @@ def check_provider(name: str) -> str:
     return name
 
 
+def _parse_providers(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(check_provider(part.strip()) for part in text.split(",")))
+
+
 def _must(holds: object) -> None:
     if not holds:
         raise ValueError
@@ -172,7 +176,7 @@ NETWORKS = Kind(
 ADDRESS = Kind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
 ADDRESSES = Kind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
 LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
-PROVIDER = Kind(f"one of {', '.join(PROVIDERS)}", "|".join(PROVIDERS[:2]), check_provider)
+PROVIDER_LIST = Kind(f"a list of {', '.join(PROVIDERS)}, with commas between them", "LIST", _parse_providers)
 TEXT = matching(r"[!-~]{1,4096}", "a text without spaces")
 ENVIRONMENT = matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "the name of an environment")
 WORKER = matching(r"[A-Za-z0-9._-]{1,64}", "a name of 1 to 64 letters, digits, '.', '_' and '-'")

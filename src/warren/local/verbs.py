@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Sequence
+from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,7 +17,7 @@ from warren.http.event_streams import outputs, with_signs_of_life
 from warren.http.problems import plain_error
 from warren.http.routes import exec as commands
 from warren.http.routes.processes import read_some
-from warren.http.routes.sessions import check_place
+from warren.http.routes.sessions import check_labels
 from warren.http.routes.sockets import obey, parsed
 from warren.http.schemas import (
     ExecBody,
@@ -77,7 +78,7 @@ class Verbs:
 
     async def create(self, wanted: Values, key: str) -> Values:
         body = _read(SessionBody, wanted)
-        check_place(self._context, body.provider, body.labels)
+        check_labels(self._context, body.labels)
         # A key is for a connection that breaks. Here none does; without one, a caller that goes away leaves nothing.
         opened = await self._sessions.create(DEFAULT_TENANT, body.wanted())
         if not body.thread_id:
@@ -111,7 +112,7 @@ class Verbs:
         return self._shown(await self._sessions.patch(DEFAULT_TENANT, session_id, **given, metadata=body.metadata))
 
     async def stats(self) -> Values:
-        return dict(await figures(self._sessions))
+        return asdict(await figures(self._sessions))
 
     # -- commands
 

@@ -30,7 +30,7 @@ from warren.http.context import (
 from warren.http.multipart import FormPart, read_parts
 from warren.http.routes import files
 from warren.http.routes.exec import run, unless_gone
-from warren.http.routes.sessions import check_place
+from warren.http.routes.sessions import check_labels
 from warren.http.schemas import Body as StrictBody
 from warren.http.schemas import (
     ExecBody,
@@ -124,7 +124,7 @@ async def create_session(
 ) -> Response:
     """With `thread_id`: the thread's session, made if it has none. POST /api/sessions says more about it."""
     body = body or SessionBody()
-    check_place(context, body.provider, body.labels)
+    check_labels(context, body.labels)
     opened = await unless_gone(request, context.sessions.create(tenant, body.wanted(), idempotency_key))
     session = opened.session
     values = {

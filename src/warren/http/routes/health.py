@@ -1,5 +1,6 @@
 """/ready, /version, /api/stats: what machines ask a server about itself."""
 
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -48,5 +49,5 @@ async def version(context: Ctx) -> dict[str, str]:
 @router.get("/api/stats", response_model=StatsView, summary="Figures of the pools, the machine and the sessions")
 async def stats(context: Ctx, tenant: Admin) -> dict[str, Any]:
     """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
-    found = dict(await figures(context.sessions))
-    return found if context.cluster is None else {**found, "workers": await context.cluster.figures()}
+    found = await figures(context.sessions)
+    return asdict(found if context.cluster is None else replace(found, workers=await context.cluster.figures()))

@@ -53,7 +53,7 @@ async def create_session(
     `replace_lost` asks for a fresh one; `previous` then says whose files are gone.
     """
     body = body or SessionBody()
-    check_place(context, body.provider, body.labels)
+    check_labels(context, body.labels)
     opened = await unless_gone(request, context.sessions.create(tenant, body.wanted(), idempotency_key))
     view = session_view(opened.session, context.sessions.clock, str(request.base_url))
     headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if opened.replayed else {})}
@@ -126,16 +126,11 @@ async def described(context: Context, request: Request, session: Session) -> dic
     return {**view, "isolation": isolation_view(sandbox.isolation) if sandbox else None}
 
 
-def check_place(context: Context, provider: str, labels: Mapping[str, str]) -> None:
-    """Whether a session may be made by this server at all."""
+def check_labels(context: Context, labels: Mapping[str, str]) -> None:
+    """Raises InvalidRequest for a label that this worker does not have."""
     for name, value in labels.items():
         if context.labels.get(name) != value:
             raise InvalidRequest(
                 f"there is no worker with the label {name}={value} here",
                 remedy="leave labels out, or start such a worker",
             )
-    if provider not in ("", "e2b", context.provider):
-        raise InvalidRequest(
-            f"this server makes its sandboxes with {context.provider}, not {provider!r}",
-            remedy=f"leave provider out, or start a server with --provider {provider}",
-        )

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final
 
 from warren.interfaces.images import Images
+from warren.model.capability import Capability
 from warren.model.errors import ProviderUnavailable, SandboxLost
 from warren.model.spec import USER_UID, Layer, SandboxSpec
 from warren.worker.agent.link import AgentLink
@@ -60,6 +61,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     folder = "docker"
     record_class = DockerRecord
     promised = PROMISED
+    capabilities = frozenset({Capability.TERMINALS})
 
     def __init__(
         self,

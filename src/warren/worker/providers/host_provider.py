@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypeVar
 
+from warren.model.capability import Capability
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
 from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.shielding import run_shielded
@@ -44,6 +45,7 @@ class HostProvider(ABC, Generic[R, Plan]):
     folder: ClassVar[str]
     record_class: type[R]
     promised: ClassVar[frozenset[Layer]]
+    capabilities: ClassVar[frozenset[Capability]]
 
     def __init__(
         self, state_dir: Path, bin_dir: Path, *, disk_stock: int, start_timeout_s: float, fault: Fault, at_once: int

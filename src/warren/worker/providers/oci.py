@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from warren.interfaces.images import Images, RootFs
+from warren.model.capability import Capability
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
@@ -52,6 +53,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
     folder = "sandboxes"
     record_class = Record
     promised = isolation.ALL_BUT_KERNEL
+    capabilities = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS})
 
     def __init__(
         self,
