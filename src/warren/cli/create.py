@@ -28,6 +28,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
 @click.option("--thread", default="", metavar="T", help="The thread it is for. If the thread has one, that is given.")
 @click.option("--env", "environment", default="", metavar="E", help="Environment of the server's registry.")
 @click.option("--image", default="", metavar="I", help="Image to use instead of the environment's.")
+@click.option("--provider", default="", metavar="P", help="What makes the sandbox, one of the server's providers.")
 @click.option("--memory", "memory_mb", type=int, metavar="MB", help="Memory limit.")
 @click.option("--cpus", type=float, metavar="N", help="CPU limit.")
 @click.option("--disk", "disk_mb", type=int, metavar="MB", help="Disk limit.")
