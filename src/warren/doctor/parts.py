@@ -14,7 +14,7 @@ from warren.worker.agent.wire import VERSION as WIRE_VERSION
 from warren.worker.host.cgroups import Hierarchies
 from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
 from warren.worker.images.store import ImageInfo
-from warren.worker.providers.docker_api import Engine
+from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.oci import OciProvider
 from warren.worker.providers.oci_runtime import RuntimeReport
 from warren.worker.providers.record import Record
@@ -128,7 +128,7 @@ async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:
 async def check_docker(url: str, *, needed: bool) -> AsyncIterator[Check]:
     """Optional unless it is the provider in use."""
     try:
-        engine = Engine(url)
+        engine = DockerEngine(url)
         try:
             info = await engine.info()
         finally:

@@ -7,6 +7,7 @@ to make or remove an image sweeps it away. Names may be those of Docker images (
 directory's name is the quoted one.
 """
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -17,6 +18,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, unquote
@@ -25,7 +27,6 @@ from warren.interfaces.images import RootFs
 from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
 from warren.model.spec import check_image_name
 from warren.worker.images.build import Progress, build_base, build_host
-from warren.worker.images.from_docker import exported
 from warren.worker.images.import_tree import copy_directory, unpack_tar
 from warren.worker.images.prepare import check_is_root_filesystem, prepare
 from warren.worker.images.tree import Tree
@@ -119,12 +120,15 @@ class ImageStore:
     def import_docker(
         self, name: str, reference: str, docker_url: str, progress: Progress = silent, *, shell_needed: bool = True
     ) -> ImageInfo:
-        """Takes an image the Docker engine at `docker_url` has; nothing is left in the engine."""
+        """Takes an image of the Docker engine at `docker_url` and leaves nothing in the engine."""
 
         def fill(path: Path) -> None:
+            from warren.worker.images.from_docker import unpack_docker_image  # takes a while to import
+
             progress(f"taking {reference} from the Docker engine", None)
-            with _new_tree(path) as tree, exported(docker_url, reference, owner=path) as stream:
-                unpack_tar(stream, tree)
+            with _new_tree(path) as tree:
+                unpack = partial(unpack_tar, tree=tree)
+                asyncio.run(unpack_docker_image(docker_url, reference, owner=path, unpack=unpack))
 
         return self._make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
 

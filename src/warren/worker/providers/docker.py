@@ -40,7 +40,7 @@ from warren.worker.host.mounts import unmount
 from warren.worker.host.spawning import run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import docker_spec, first_process
-from warren.worker.providers.docker_api import Engine
+from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_record import DockerRecord
 from warren.worker.providers.docker_spec import EngineImage, container_name
@@ -81,7 +81,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             fault=fault,
             at_once=_AT_ONCE,
         )
-        self.engine = Engine(docker_url or "")
+        self.engine = DockerEngine(docker_url or "")
         self._images = EngineImages(images, self.engine)
         self._runtime = ""
 
@@ -92,8 +92,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         found = set(await super()._ids())
         # Without the engine the directories tell: every sandbox had one before it had a container.
         with suppress(ProviderUnavailable):
-            labels = await self.engine.containers(f"{docker_spec.STATE_LABEL}={self._state_id}")
-            found.update(label.get(docker_spec.SANDBOX_LABEL, "") for label in labels)
+            containers = await self.engine.containers(f"{docker_spec.STATE_LABEL}={self._state_id}")
+            found.update(container["Labels"].get(docker_spec.SANDBOX_LABEL, "") for container in containers)
         return sorted(found - {""})
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from warren.interfaces.images import Images
 from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.shielding import run_shielded
-from warren.worker.providers.docker_api import Engine
+from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_spec import EngineImage
 
 _LABEL: Final = "warren.rootfs"
@@ -26,7 +26,7 @@ _PART: Final = 1024 * 1024
 
 
 class EngineImages:
-    def __init__(self, images: Images, engine: Engine) -> None:
+    def __init__(self, images: Images, engine: DockerEngine) -> None:
         self._images = images
         self._engine = engine
         self._loading = asyncio.Lock()
