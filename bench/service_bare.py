@@ -15,8 +15,7 @@ from sandboxes import SPEC
 from service_server import IMAGES, ROOT
 
 from warren.interfaces.images import RootFs
-from warren.worker.host.boot import boot_id
-from warren.worker.host.spawning import run
+from warren.worker.host.processes import boot_id, run
 from warren.worker.images.store import ImageStore
 from warren.worker.providers import oci_launch
 from warren.worker.providers.oci import OciProvider

@@ -26,8 +26,7 @@ from warren.model.operations import Command
 from warren.model.spec import USER_UID, Limits, SandboxSpec
 from warren.worker.host.uids import uid_base
 from warren.worker.images.store import ImageStore
-from warren.worker.providers.docker import DockerProvider
-from warren.worker.providers.docker_record import DockerRecord
+from warren.worker.providers.docker import DockerProvider, DockerRecord
 
 BIN = Path(warren.__file__).parent / "bin"
 
