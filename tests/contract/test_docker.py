@@ -32,7 +32,7 @@ BIN = Path(warren.__file__).parent / "bin"
 
 
 def record_of(provider: Provider, sandbox: Sandbox) -> DockerRecord:
-    record = DockerRecord.load(cast(DockerProvider, provider)._directory(sandbox.id))
+    record = DockerRecord.load(cast(DockerProvider, provider).directory(sandbox.id))
     assert record is not None
     return record
 

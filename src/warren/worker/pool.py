@@ -268,7 +268,7 @@ class Pool:
     def _step(self) -> float | None:
         now = self._clock.now()
         self._fail_overdue(now)
-        self._demand = self._demand.eased(self.size, now)
+        self._demand = self._demand.lowered(self.size, now)
         parallel = 1 if self._turns.all_greedy(self._waiters, now) else self._parallel
         around = Circumstances(now, parallel, self._pressure(), self._kept)
         plan = plan_pool(self.size, self.counts, self._demand, self._failures, around)
@@ -313,7 +313,7 @@ class Pool:
 
     def _note_failure(self, error: Exception) -> None:
         self.counters.failures += 1
-        before, self._failures = self._failures, self._failures.and_one(error, self._clock.now(), random.random())
+        before, self._failures = self._failures, self._failures.with_one_more(error, self._clock.now(), random.random())
         if self._failures.count > before.count:
             _log.warning("sandbox_not_created", pool=self.environment.name, provider=self.provider, error=error)
         if is_hopeless(error):

@@ -1,10 +1,9 @@
 """The images of this machine: root filesystems by name, under STATE_DIR/images.
 
-An image is a directory with `rootfs/` and `image.json`. It is made in a temporary directory beside
-its place and renamed into it, so that an image is either there whole or not at all. The maker holds a
-lock on the temporary directory; one whose lock is free belongs to a maker that died, and the next one
-to make or remove an image sweeps it away. Names may be those of Docker images (`ubuntu:22.04`); the
-directory's name is the quoted one.
+An image is a directory with `rootfs/` and `image.json`. It is made in a temporary directory and renamed, so an image
+is either complete or absent. The maker holds a lock on the temporary directory; one whose lock is free belongs to a
+maker that died, and the next process that makes or removes an image deletes it. Names may be those of Docker images
+(`ubuntu:22.04`); the directory has the quoted name.
 """
 
 import asyncio
@@ -48,7 +47,7 @@ class ImageInfo:
 
 
 def silent(step: str, fraction: float | None) -> None:
-    """Progress for those who do not want to see it."""
+    """Ignores progress."""
 
 
 class ImageStore:
@@ -133,10 +132,10 @@ class ImageStore:
         return self._make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
 
     def remove(self, name: str) -> None:
-        """Removes an image; sandboxes that stand on it lose the programs they have not read yet."""
+        """Removes an image; sandboxes that use it lose the files that they have not opened yet."""
         self.rootfs(name)
-        with self._temporary() as workplace, _said_clearly("removing the image", workplace):
-            os.rename(self._place(name), workplace / "removed")
+        with self._temporary() as temporary, _explain_errors("removing the image", temporary):
+            os.rename(self._place(name), temporary / "removed")
 
     def _make(
         self,
@@ -149,8 +148,8 @@ class ImageStore:
         shell_needed: bool = True,
     ) -> ImageInfo:
         place = self._place(name)
-        with self._temporary() as workplace, _said_clearly(f"making the image {name}", workplace):
-            new = workplace / "new"
+        with self._temporary() as temporary, _explain_errors(f"making the image {name}", temporary):
+            new = temporary / "new"
             new.mkdir()
             fill(new / "rootfs")
             progress("preparing", 0.98)
@@ -161,7 +160,7 @@ class ImageStore:
             info = ImageInfo(name, source, time.time(), size.files, size.bytes, host_usr)
             _write_info(new, info)
             if place.exists():
-                os.rename(place, workplace / "old")
+                os.rename(place, temporary / "old")
             os.rename(new, place)
         progress("done", 1.0)
         return info
@@ -188,9 +187,9 @@ class ImageStore:
 
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """A directory beside the images that is gone afterwards; those of makers that died are swept."""
+        """A directory beside the images, removed afterwards; deletes those that dead makers have left."""
         with contextlib.ExitStack() as held:
-            with _said_clearly("making the directory of the images", self._images):
+            with _explain_errors("making the directory of the images", self._images):
                 self._images.mkdir(parents=True, exist_ok=True)
                 with _locked(self._images, fcntl.LOCK_EX):
                     self._sweep()
@@ -226,7 +225,7 @@ def _new_tree(path: Path) -> Iterator[Tree]:
 
 
 @contextlib.contextmanager
-def _said_clearly(doing: str, where: Path) -> Iterator[None]:
+def _explain_errors(doing: str, where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:

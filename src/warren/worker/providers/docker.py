@@ -149,7 +149,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         return await self._images.find(spec.image)
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: EngineImage) -> AgentSandbox:
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
         self._fault("uids")
@@ -177,7 +177,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         return await self._connect(record, creating=True)
 
     async def _mount_disk(self, record: DockerRecord, image: EngineImage) -> None:
-        directory, limits = self._directory(record.sandbox_id), record.spec.limits
+        directory, limits = self.directory(record.sandbox_id), record.spec.limits
         (directory / "disk").mkdir(mode=0o700)
         if self.disks.why_not_loop:
             disk = ("--tmpfs", tmpfs_options(limits))
@@ -194,7 +194,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     def _write_files(self, record: DockerRecord) -> None:
         """Writes to a disk that no sandbox has seen yet, so no name on it can be a link."""
         (self._socket_directory(record.sandbox_id)).mkdir(mode=0o700)
-        system = self._directory(record.sandbox_id) / "disk" / docker_spec.SYSTEM
+        system = self.directory(record.sandbox_id) / "disk" / docker_spec.SYSTEM
         system.mkdir()
         for name, text in docker_spec.etc_files(uid_base(record.uid_index)).items():
             (system / name).write_text(text)
@@ -203,7 +203,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         (system / "agent").chmod(0o755)
 
     def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:
-        directory = self._directory(record.sandbox_id)
+        directory = self.directory(record.sandbox_id)
         return docker_spec.container(
             record.spec,
             image,
@@ -221,7 +221,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
     async def _unmake(self, sandbox_id: str) -> None:
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         record = DockerRecord.load(directory)
         cgroup = SandboxCgroup({})
         if record is not None:

@@ -92,10 +92,10 @@ class HostProvider(ABC, Generic[R, Plan]):
                 raise
 
     async def adopt(self, sandbox_id: str) -> AgentSandbox:
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         if not directory.is_dir():
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
-        record = self.record_class.load(directory)
+        record = self.load_record(sandbox_id)
         if record is None or not record.alive():
             raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._loss_reason(record)}")
         return await self._connect(record)
@@ -121,11 +121,11 @@ class HostProvider(ABC, Generic[R, Plan]):
             return []
 
     def _with_labels(self, sandbox_ids: Sequence[str], labels: Mapping[str, str]) -> Sequence[str]:
-        records = {name: self.record_class.load(self._directory(name)) for name in sandbox_ids}
+        records = {name: self.load_record(name) for name in sandbox_ids}
         return [name for name, record in records.items() if record and labels.items() <= record.spec.labels.items()]
 
     async def sweep(self) -> int:
-        left = [name for name in await self.list_ids() if is_abandoned(self._directory(name), self.record_class)]
+        left = [name for name in await self.list_ids() if is_abandoned(self.directory(name), self.record_class)]
         for sandbox_id in left:
             await self.destroy(sandbox_id)
         return len(left)
@@ -134,6 +134,15 @@ class HostProvider(ABC, Generic[R, Plan]):
         await self.disks.close()
         for sandbox in list(self._open):
             await sandbox.close()
+
+    def load_record(self, sandbox_id: str) -> R | None:
+        return self.record_class.load(self.directory(sandbox_id))
+
+    def directory(self, sandbox_id: str) -> Path:
+        """Raises SandboxNotFound for what cannot be an id."""
+        if not _ID.fullmatch(sandbox_id):
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")
+        return self._state / self.folder / sandbox_id
 
     # -- what a subclass says
 
@@ -193,11 +202,6 @@ class HostProvider(ABC, Generic[R, Plan]):
         else:
             self._uids.release_all(directory)
 
-    def _directory(self, sandbox_id: str) -> Path:
-        if not _ID.fullmatch(sandbox_id):
-            raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")
-        return self._state / self.folder / sandbox_id
-
     def _loss_reason(self, record: R | None) -> str:
         if record is None or not record.pid:
             return "it was never finished"
@@ -205,7 +209,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             return "the machine was restarted"
         if record.alive() and not is_exiting(record.pid):
             return "its agent does not answer"
-        if not self._directory(record.sandbox_id).is_dir():
+        if not self.directory(record.sandbox_id).is_dir():
             return "it was destroyed"
         return "its first process has ended"
 

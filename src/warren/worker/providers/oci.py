@@ -130,7 +130,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
     async def _probe(self, runtime: str) -> Finished:
         """Starts and ends a sandbox without an image, whose agent only prints its version."""
         sandbox_id = secrets.token_hex(16)
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         try:
             directory.mkdir(mode=0o700)
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
@@ -153,7 +153,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: "Plan") -> AgentSandbox:
         runtime, rootfs = plan.runtime, plan.rootfs
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
         self._fault("uids")
@@ -183,7 +183,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
         return await self._connect(record, creating=True)
 
     def _socket_directory(self, sandbox_id: str) -> Path:
-        return self._directory(sandbox_id)
+        return self.directory(sandbox_id)
 
     def _config(self, record: Record) -> dict[str, Any]:
         return oci_bundle.config(
@@ -202,7 +202,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
             record,
             oci_launch.Programs(self._launcher, self._agent_layer, self._runtimes.path(record.runtime)),
             rootfs=rootfs,
-            directory=self._directory(record.sandbox_id),
+            directory=self.directory(record.sandbox_id),
             runtime_state=self._state / "runtime" / record.runtime,
             loop_disk=not self.disks.why_not_loop,
             hide=self._hierarchies.hybrid,
@@ -213,7 +213,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
 
     async def _unmake(self, sandbox_id: str) -> None:
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         if not directory.is_dir():
             return
         record = Record.load(directory)
