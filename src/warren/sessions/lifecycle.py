@@ -9,12 +9,13 @@ a request: a caller that goes away neither stops them half-way nor loses track o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from warren.clock import Clock
 from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Claim, Worker
+from warren.model.capability import Capability, choose_provider
 from warren.model.errors import (
     Misdirected,
     NoCapacity,
@@ -123,7 +124,7 @@ class Lifecycle:
         running = session.moved_to(
             SessionState.RUNNING,
             worker=worker.name,
-            provider=worker.provider,
+            provider=claimed.provider,
             sandbox_id=claimed.sandbox.id,
             pooled=claimed.pooled,
             started=now,
@@ -166,6 +167,7 @@ class Lifecycle:
             session.require,
             patience_s(self._claim_timeout_s),
             session.tenant,
+            session.provider,
         )
 
     async def _failed(self, session: Session, exc: BaseException) -> None:
@@ -177,6 +179,11 @@ class Lifecycle:
         for worker in self.workers.values():
             return worker
         raise NoCapacity("there is no worker", retry_after_s=5)
+
+    def check_provider(self, name: str, needs: Collection[Capability]) -> None:
+        """Raises InvalidRequest if no worker here has that provider, or if the provider lacks what is needed."""
+        for worker in self.workers.values():
+            choose_provider(worker.providers, name, needs)
 
     def took_over(self, session: Session) -> None:
         """A running session has its sandbox, from a claim or again after a restart."""
