@@ -1,8 +1,9 @@
-# make test     everything: sets up, checks, builds, makes the images, runs all tests with a Docker engine of its own
-# make endurance   a cluster under random faults, for minutes
-# make check    linters and types only
-# make setup    packages of the system and .venv
-# make clean    removes what was built (not .venv, not the test images)
+# make test       sets up, checks, builds, makes the images, runs every behaviour once
+# make test-all   the same with every provider, runtime, build and combination, and all faults
+# make endurance  a cluster under many random faults, for many minutes
+# make check      linters and types only
+# make setup      packages of the system and .venv
+# make clean      removes what was built (not .venv, not the test images)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ PYTHON_FILES := src tests bench scripts examples
 SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents
 
 .DEFAULT_GOAL := build
-.PHONY: setup build agent launcher test-agents images check test endurance clean
+.PHONY: setup build agent launcher test-agents images check test test-all root endurance clean
 
 setup: $(VENV)/.stamp
 
@@ -46,12 +47,20 @@ check: build
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 
-test: check images test-agents
-	@[ "$$(id -u)" = 0 ] || { echo "the tests start real sandboxes and a Docker engine: run them as root (sudo make test)" >&2; exit 1; }
-	$(BIN)/python -m pytest $(PYTEST)
+# The images are downloaded while the checks run.
+test: root setup
+	@$(MAKE) --no-print-directory -j2 check images
+	$(BIN)/python tests/run.py $(PYTEST)
 
-endurance: build images
-	$(BIN)/python -m pytest -m endurance tests/faults
+test-all: root setup
+	@$(MAKE) --no-print-directory -j2 check images test-agents
+	$(BIN)/python tests/run.py --all $(PYTEST)
+
+root:
+	@[ "$$(id -u)" = 0 ] || { echo "the tests start real sandboxes: run them as root (sudo make test)" >&2; exit 1; }
+
+endurance: root build images
+	ENDURANCE_FAULTS=53 $(BIN)/python -m pytest tests/faults/cluster/test_cluster_random_faults.py
 
 clean:
 	@$(MAKE) --no-print-directory -C agent clean

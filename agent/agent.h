@@ -1,4 +1,4 @@
-/* What the parts of the agent know of each other. */
+/* The interfaces between the parts of the agent. */
 #ifndef WARREN_AGENT_H
 #define WARREN_AGENT_H
 
@@ -7,7 +7,7 @@
 #include "log.h"
 #include "wire.h"
 
-/* Something the main loop waits for. */
+/* A descriptor that the main loop waits for. */
 struct watch {
     int fd;
     void (*ready)(struct watch *w, uint32_t events);
@@ -21,14 +21,14 @@ struct settings {
     const char *workspace, *user;
     uid_t uid_low, uid_high, agent_uid;
     unsigned nproc;
-    bool ephemeral;   /* end, and the sandbox with it, when the worker is gone */
-    bool exact_order; /* whether the kernel tells us of every write to a pipe */
+    bool ephemeral;   /* exit, and end the sandbox, when the worker disconnects */
+    bool exact_order; /* the kernel signals every write to a pipe */
 };
 extern struct settings settings;
 uint64_t now_us(void);
 void fail(const char *what) __attribute__((noreturn));
 
-/* users.c: who a command runs as. */
+/* users.c: the users that commands run as. */
 struct user {
     uid_t uid;
     gid_t gid, groups[32];
@@ -37,44 +37,44 @@ struct user {
 };
 void users_init(void);
 bool find_user(const char *name, struct user *out);
-/* Becomes that user for good, with no capability left in any set; false with errno set. */
+/* Becomes that user for good, without any capability; false with errno set. */
 bool become_user(const struct user *u);
-/* The same rights over files, but still a process of the agent's: the user cannot signal, stop or trace it. */
+/* Takes on the user's rights over files, but keeps the agent's real uid: the user cannot signal, stop or trace it. */
 bool act_as_user(const struct user *u);
 
-/* supervise.c: one process per command, which owns the command's whole tree. */
-enum news_kind { NEWS_STARTED = 1, NEWS_FAILED, NEWS_EXITED, NEWS_GONE };
+/* supervise.c: one process per command, which owns the whole process tree of the command. */
+enum report_kind { REPORT_STARTED = 1, REPORT_FAILED, REPORT_EXITED, REPORT_GONE };
 enum stage { STAGE_USER = 1, STAGE_CWD, STAGE_LIMIT };
-struct news {
+struct report {
     uint32_t kind, stage;
     int32_t pid, error, status;
     uint32_t killed, survivors, background;
     uint64_t cpu_us;
 };
 struct order {
-    uint32_t signal;   /* to the command's process group, or … */
-    uint32_t end_tree; /* … end everything: TERM, then KILL after the grace time */
+    uint32_t signal;   /* for the command's process group, or … */
+    uint32_t end_tree; /* … end the whole tree: TERM, then KILL after the grace time */
     uint32_t grace_ms;
 };
 struct launch {
     struct user user;
     char **argv, **env;
-    const char *cwd, *carried_cwd; /* a cwd that was asked for must be there; a carried one may be gone */
+    const char *cwd, *carried_cwd; /* cwd must exist; carried_cwd may have been removed */
     int in, out, err, state_fd, text_fd;
     bool terminal;
 };
 void supervise(struct launch *l, int ctl) __attribute__((noreturn));
-/* Closes every descriptor above 2 but these: a forked process must not hold the pipes of others open. */
+/* Closes all other descriptors above 2: a forked process must not hold pipes of other commands open. */
 void keep_only(int *fds, size_t n);
 void kill_children(pid_t parent);
-/* Makes this process, and not the agent, the one that ends when memory runs out. */
+/* Makes the kernel kill this process rather than the agent when memory runs out. */
 void raise_own_oom_score(void);
-/* What /proc says of a process. */
+/* A process as /proc shows it. */
 struct process { pid_t pid, parent; char state; bool ours, stopped, forked_only; };
 bool read_stat(const char *pid, struct process *m);
 
-/* hold.c: the moment at which no process of a shell's can lose a signal. */
-/* Stops the shell at such a moment; true if it is to be continued once the signal is sent. */
+/* hold.c: stops a shell at a moment at which none of its processes can lose a signal.
+ * True if the caller must continue the shell after sending the signal. */
 bool hold_shell(pid_t shell, int number);
 
 /* shell.c: `cd` and `export` last from one shell command to the next. */
@@ -82,7 +82,7 @@ struct shell_line {
     char **argv, **env;
     int state_fd, text_fd;
     size_t script_bytes;
-    uid_t uid; /* whose it is */
+    uid_t uid; /* the user */
     char *cwd; /* carried, or NULL */
 };
 bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **base_env, char **own_env, bool carry, bool keep_cwd);
@@ -98,17 +98,17 @@ void command_control(uint32_t channel, struct fields f);
 void command_list(uint32_t channel);
 void command_stdin(struct command *c, struct channel *ch, const uint8_t *p, size_t n);
 void command_stdin_eof(struct command *c);
-void command_flow(struct command *c); /* a reader took something, or left */
-bool command_pump(struct channel *ch); /* sends what may be sent; true if there is more */
+void command_resume(struct command *c); /* continues reading if no reader lags behind any more */
+bool command_send_output(struct channel *ch); /* sends what fits; true if there is more */
 void command_signals(const int *fds, size_t n, bool lost);
 void output_after_signals(void);
-bool output_waits(void); /* another's signals_take has noted writes that nobody took yet */
-void signals_take(void); /* reads the queue of signals: writes to pipes, ends of children */
+bool output_pending(void); /* writes were noted whose data was not read yet */
+void signals_take(void); /* reads the signal queue: writes to pipes, ends of children */
 uint64_t command_next_deadline(void);
 void command_deadlines(void);
 void command_tidy(void);
 
-/* file_jobs.c: file operations, each in a process of the user's own. */
+/* file_jobs.c: file operations, each in a process with the user's rights. */
 struct job;
 void job_start(uint32_t channel, struct fields f);
 void job_data(struct job *j, const uint8_t *p, size_t n);
@@ -124,7 +124,7 @@ struct file_request {
     size_t glob_count;
     uint64_t offset, length, mode, depth, max_matches, timeout_ms;
     bool has_length, has_mode, recursive, ignore_case, hidden;
-    int in, out, commit; /* data to the file, data from it, the word that the data is complete */
+    int in, out, commit; /* data to the file, data from it, one byte when the data is complete */
 };
 bool file_request_parse(struct fields it, struct file_request *r, char **user);
 void file_request_free(struct file_request *r);
@@ -138,6 +138,8 @@ int tree_list(const struct file_request *r);
 int tree_remove(const char *path);
 int tree_move(const char *from, const char *to);
 int make_parents(const char *path);
+bool join_path(char *to, size_t size, const char *dir, const char *name); /* false with errno if it is too long */
+bool is_dot_entry(const char *name);
 enum code code_of(int error);
 struct stat;
 void add_stat(struct buf *b, const char *path, const struct stat *st);
@@ -149,15 +151,15 @@ struct channel {
     struct channel *next;
     uint32_t id, flags;
     struct command *command;
-    struct command *kill_of; /* answered when that command's last process is gone */
+    struct command *kill_of; /* waits until the last process of that command has ended */
     struct job *job;
     struct cursor cursor;
     uint64_t credit;
-    uint32_t stdin_used; /* bytes taken and not yet granted back */
-    bool mute; /* there to write to the command, not to read from it */
+    uint32_t stdin_used; /* bytes received and not yet granted back */
+    bool mute; /* only writes to the command, does not read from it */
 };
 extern struct buf outbox;
-struct channel *channel_open(uint32_t id); /* NULL, with an error sent, if that cannot be */
+struct channel *channel_open(uint32_t id); /* NULL, after sending an error, if the id is in use */
 struct channel *channel_find(uint32_t id);
 void channel_close(struct channel *ch);
 struct channel *channel_first(void);
@@ -168,6 +170,6 @@ bool outbox_has_room(void);
 void connection_wake(void);
 void connection_take(int fd);
 void connection_flush(void);          /* once per turn of the main loop */
-bool connection_parse(struct buf *b); /* takes whole frames; false if the other side does not speak our language */
+bool connection_parse(struct buf *b); /* handles whole frames; false if the worker breaks the protocol */
 
 #endif

@@ -1,4 +1,4 @@
-/* The life of commands and terminals: started, attached to, signalled, ended, forgotten. */
+/* The life of commands and terminals: starting, attaching, signalling, ending, forgetting. */
 #define _GNU_SOURCE
 #include "command.h"
 
@@ -27,7 +27,7 @@ static struct command *find(const char *id) {
 
 /* ---- starting ---- */
 
-static char *title_of(const struct request *r) {
+static char *make_title(const struct request *r) {
     char text[201] = "";
     if (r->shell) snprintf(text, sizeof text, "%s", r->shell);
     for (size_t i = 0; i < r->argc && strlen(text) < 198; i++) {
@@ -39,8 +39,8 @@ static char *title_of(const struct request *r) {
     return copy;
 }
 
-/* Whoever still reads from it is told that there is nothing more to come. */
-static void leave_readers(struct command *c) {
+/* Ends the channels that still read from the command or wait for its end. */
+static void close_readers(struct command *c) {
     for (struct channel *ch = channel_first(), *next; ch; ch = next) {
         next = ch->next;
         if (ch->command != c && ch->kill_of != c) continue;
@@ -56,7 +56,7 @@ static void remove_command(struct command *c) {
             *p = c->next;
             break;
         }
-    leave_readers(c);
+    close_readers(c);
     output_close(c);
     if (c->in.fd >= 0) watch_drop(&c->in);
     if (c->control.fd >= 0) watch_drop(&c->control);
@@ -69,10 +69,10 @@ static void remove_command(struct command *c) {
     free(c);
 }
 
-/* Gone from every list at once; its pipes are kept and drained while anything may still write to them. */
+/* Hides the command at once, but keeps draining its pipes while any process may still write to them. */
 void forget(struct command *c) {
     c->forgotten = true;
-    leave_readers(c);
+    close_readers(c);
     log_free(&c->log);
     c->log.keep = 0;
     if (c->control.fd < 0) remove_command(c);
@@ -92,7 +92,7 @@ static void make_room(void) {
             kept += log_memory(&c->log);
             if (c->life != LIFE_ENDED || c->forgotten || has_reader(c)) continue;
             ended++;
-            oldest = c; /* new ones are put in front */
+            oldest = c; /* new commands are put in front */
         }
         if (!oldest || (ended <= MAX_ENDED && kept <= MAX_KEPT)) return;
         forget(oldest);
@@ -133,7 +133,7 @@ static void start_checked(uint32_t channel, struct request *r) {
     c->shell.state_fd = c->shell.text_fd = -1;
     snprintf(c->id, sizeof c->id, "%s", r->id);
     snprintf(c->user, sizeof c->user, "%s", u.name);
-    c->title = title_of(r);
+    c->title = make_title(r);
     c->cwd = r->cwd ? strdup(r->cwd) : NULL;
     c->terminal = r->flags & FLAG_TERMINAL;
     c->grace_ms = (uint32_t)r->grace_ms;
@@ -161,21 +161,21 @@ void command_start(uint32_t channel, struct fields f) {
     request_free(&r);
 }
 
-/* ---- news from the supervisor ---- */
+/* ---- reports of the supervisor ---- */
 
-static void started(struct command *c, const struct news *n) {
+static void on_started(struct command *c, const struct report *n) {
     c->life = LIFE_RUNNING;
     c->pid = n->pid;
     struct channel *ch = c->has_start_channel ? channel_find(c->start_channel) : NULL;
     if (!ch || ch->command != c || ch->flags & FLAG_DEFER) return;
-    size_t mark = frame_open(&outbox, SAY_STARTED, ch->id);
+    size_t mark = frame_open(&outbox, RESPONSE_STARTED, ch->id);
     add_text(&outbox, TAG_ID, c->id);
     add_number(&outbox, TAG_PID, (uint64_t)n->pid);
     frame_close(&outbox, mark);
     connection_wake();
 }
 
-static void refused(struct command *c, const struct news *n) {
+static void on_refused(struct command *c, const struct report *n) {
     struct channel *ch = c->has_start_channel ? channel_find(c->start_channel) : NULL;
     if (ch && ch->command == c) {
         if (n->stage == STAGE_CWD) send_error(ch->id, CODE_NO_CWD, "the working directory %s cannot be entered: %s", c->cwd ? c->cwd : settings.workspace, strerror(n->error));
@@ -186,7 +186,7 @@ static void refused(struct command *c, const struct news *n) {
     remove_command(c);
 }
 
-static void ended(struct command *c, const struct news *n) {
+static void on_ended(struct command *c, const struct report *n) {
     c->end = *n;
     c->ended_us = now_us();
     c->deadline_us = 0;
@@ -198,54 +198,54 @@ static void ended(struct command *c, const struct news *n) {
     connection_wake();
 }
 
-static void gone(struct command *c, const struct news *n) {
-    if (c->end_held) {
-        c->end_held = false;
+static void on_gone(struct command *c, const struct report *n) {
+    if (c->exit_delayed) {
+        c->exit_delayed = false;
         c->end.killed = n->killed;
         c->end.survivors = n->survivors;
-        ended(c, &(struct news){NEWS_EXITED, 0, 0, 0, c->end.status, n->killed, n->survivors, 0, n->cpu_us});
+        on_ended(c, &(struct report){REPORT_EXITED, 0, 0, 0, c->end.status, n->killed, n->survivors, 0, n->cpu_us});
     }
     for (struct channel *ch = channel_first(), *next; ch; ch = next) {
         next = ch->next;
         if (ch->kill_of != c) continue;
-        size_t mark = frame_open(&outbox, SAY_DONE, ch->id);
+        size_t mark = frame_open(&outbox, RESPONSE_DONE, ch->id);
         add_number(&outbox, TAG_KILLED, n->killed);
         add_number(&outbox, TAG_SURVIVORS, n->survivors);
         frame_close(&outbox, mark);
         channel_close(ch);
     }
-    if (n->killed > c->end.killed) c->end.killed = n->killed; /* it had ended by itself, but not what it had started */
+    if (n->killed > c->end.killed) c->end.killed = n->killed; /* it ended by itself, its children did not */
     c->end.background = 0;
     connection_wake();
 }
 
 void control_ready(struct watch *w, uint32_t events) {
     struct command *c = w->of;
-    struct news n;
+    struct report n;
     (void)events;
     for (;;) {
         ssize_t got = recv(w->fd, &n, sizeof n, 0);
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
         if (got != sizeof n) break;
-        if (n.kind == NEWS_STARTED) started(c, &n);
-        else if (n.kind == NEWS_EXITED && c->ending && n.background) c->end = n, c->end_held = true;
-        else if (n.kind == NEWS_EXITED) ended(c, &n);
-        else if (n.kind == NEWS_GONE) gone(c, &n);
+        if (n.kind == REPORT_STARTED) on_started(c, &n);
+        else if (n.kind == REPORT_EXITED && c->ending && n.background) c->end = n, c->exit_delayed = true;
+        else if (n.kind == REPORT_EXITED) on_ended(c, &n);
+        else if (n.kind == REPORT_GONE) on_gone(c, &n);
         else {
-            refused(c, &n);
+            on_refused(c, &n);
             return;
         }
     }
-    /* The supervisor is gone: that is the end of everything the command had started. */
+    /* The supervisor has ended, and so has everything that the command started. */
     watch_drop(w);
-    if (c->life != LIFE_ENDED && !c->end_held) ended(c, &(struct news){.kind = NEWS_EXITED, .status = SIGKILL});
-    gone(c, &(struct news){.killed = c->end.killed, .survivors = c->end.survivors});
+    if (c->life != LIFE_ENDED && !c->exit_delayed) on_ended(c, &(struct report){.kind = REPORT_EXITED, .status = SIGKILL});
+    on_gone(c, &(struct report){.killed = c->end.killed, .survivors = c->end.survivors});
     if (c->forgotten) remove_command(c);
 }
 
 /* ---- attach, control, list ---- */
 
-/* What is not said is zero. */
+/* The worker reads a missing field as zero. */
 static void add_unless_zero(enum tag tag, uint64_t v) {
     if (v) add_number(&outbox, tag, v);
 }
@@ -253,7 +253,7 @@ static void add_unless_zero(enum tag tag, uint64_t v) {
 void send_exit(struct channel *ch) {
     struct command *c = ch->command;
     bool finished = c->life == LIFE_ENDED;
-    size_t mark = frame_open(&outbox, finished && ch->flags & FLAG_FOLLOW ? SAY_EXIT : SAY_DONE, ch->id);
+    size_t mark = frame_open(&outbox, finished && ch->flags & FLAG_FOLLOW ? RESPONSE_EXIT : RESPONSE_DONE, ch->id);
     int status = c->end.status, number = finished && WIFSIGNALED(status) ? WTERMSIG(status) : 0;
     enum reason reason = c->ending ? c->ending : number ? REASON_SIGNAL : REASON_EXITED;
     add_unless_zero(TAG_RUNNING, !finished);
@@ -268,14 +268,14 @@ void send_exit(struct channel *ch) {
     add_unless_zero(TAG_SURVIVORS, c->end.survivors);
     add_unless_zero(TAG_BACKGROUND, c->end.background);
     frame_close(&outbox, mark);
-    c->done_with |= finished && ch->flags & FLAG_ONCE && !c->end.background;
+    c->forget_later |= finished && ch->flags & FLAG_ONCE && !c->end.background;
     channel_close(ch);
 }
 
 void command_tidy(void) {
     for (struct command *c = commands, *next; c; c = next) {
         next = c->next;
-        if (c->done_with && !c->forgotten) forget(c);
+        if (c->forget_later && !c->forgotten) forget(c);
     }
 }
 
@@ -304,7 +304,7 @@ static void end_command(struct command *c, enum reason reason, uint32_t grace_ms
     c->deadline_us = 0;
     if (c->life == LIFE_STARTING) {
         kill_children(c->supervisor);
-        c->deadline_us = now_us() + RETRY_US; /* it may only be about to be cloned */
+        c->deadline_us = now_us() + RETRY_US; /* the child may not have been cloned yet: try again */
     }
     order_supervisor(c, (struct order){.end_tree = 1, .grace_ms = grace_ms});
 }
@@ -375,7 +375,7 @@ static void list_one(const struct command *c) {
 void command_list(uint32_t channel) {
     for (struct command *c = commands; c; c = c->next) {
         if (c->forgotten) continue;
-        size_t mark = frame_open(&outbox, SAY_DATA, channel);
+        size_t mark = frame_open(&outbox, RESPONSE_DATA, channel);
         list_one(c);
         frame_close(&outbox, mark);
     }

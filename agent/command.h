@@ -1,4 +1,4 @@
-/* A command or terminal, as command.c (its life) and output.c (what it says) share it. */
+/* A command or terminal, shared by command.c, spawn.c, input.c and output.c. */
 #ifndef WARREN_COMMAND_H
 #define WARREN_COMMAND_H
 
@@ -10,14 +10,14 @@ enum life { LIFE_STARTING, LIFE_RUNNING, LIFE_ENDED };
 
 struct pipe_end {
     struct watch watch; /* fd is -1 once closed */
-    bool at_end;        /* nobody can write to it any more */
+    bool at_end;        /* no process can write to it any more */
 };
 
 struct command {
     struct command *next;
-    char id[65], *title, *cwd, user[33]; /* cwd: the one that was asked for, or NULL */
+    char id[65], *title, *cwd, user[33]; /* cwd: the requested one, or NULL */
     enum life life;
-    bool terminal, forgotten, done_with; /* done_with: to be forgotten at the end of this turn */
+    bool terminal, forgotten, forget_later; /* forget_later: at the end of this turn */
     pid_t supervisor, pid;
     struct watch control;
     struct pipe_end out, err;
@@ -25,15 +25,15 @@ struct command {
     struct buf input;
     bool input_end, input_waits;
     struct log log;
-    uint8_t *writes; /* which pipe was written to, oldest first: 1 out, 2 err */
+    uint8_t *writes; /* which pipe each write went to, oldest first: 1 out, 2 err */
     uint32_t writes_from, writes_count;
     bool writes_lost, paused;
     uint32_t start_channel;
-    bool has_start_channel, end_held; /* it has ended while its tree was being ended: told when that is done */
+    bool has_start_channel, exit_delayed; /* exit_delayed: it exited while its tree is being ended; reported after that */
     uint64_t started_us, ended_us, deadline_us;
     uint32_t grace_ms;
     enum reason ending;
-    struct news end;
+    struct report end;
     struct shell_line shell;
 };
 
@@ -50,7 +50,7 @@ void request_free(struct request *r);
 
 extern struct command *commands;
 
-/* spawn.c: pipes or a terminal, an environment, a supervisor. 0, or a code and why. */
+/* spawn.c: opens pipes or a terminal and starts the supervisor. Returns 0, or a code and why. */
 enum code spawn(struct command *c, struct request *r, const struct user *u, const char **why);
 bool set_terminal_size(int fd, uint64_t rows, uint64_t cols);
 void control_ready(struct watch *w, uint32_t events);

@@ -1,8 +1,7 @@
 /* The one connection to the worker, and the channels on it.
  *
- * A new connection takes the place of the old one: after a restart the worker dials again while the
- * kernel may still hold the old socket open. Losing the connection detaches commands and terminals,
- * which go on, and undoes file operations, which were the caller's.
+ * A new connection replaces the old one: after a restart the worker connects again while the kernel may still hold
+ * the old socket open. When the connection is lost, commands and terminals run on, and file operations are undone.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -22,13 +21,13 @@
 
 struct buf outbox;
 static struct buf inbox;
-static struct watch line = {.fd = -1};
+static struct watch worker = {.fd = -1};
 static struct channel *channels;
 static size_t channel_count;
-static bool greeted, wakened, sending;
+static bool greeted, wake_requested, sending;
 
 struct channel *channel_first(void) { return channels; }
-void connection_wake(void) { wakened = true; }
+void connection_wake(void) { wake_requested = true; }
 bool outbox_has_room(void) { return buf_used(&outbox) < OUTBOX_FULL; }
 
 struct channel *channel_find(uint32_t id) {
@@ -61,7 +60,7 @@ void channel_close(struct channel *ch) {
         }
     struct command *c = ch->command;
     free(ch);
-    if (c) command_flow(c);
+    if (c) command_resume(c);
 }
 
 void send_error(uint32_t channel, enum code code, const char *format, ...) {
@@ -70,7 +69,7 @@ void send_error(uint32_t channel, enum code code, const char *format, ...) {
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    size_t mark = frame_open(&outbox, SAY_ERROR, channel);
+    size_t mark = frame_open(&outbox, RESPONSE_ERROR, channel);
     add_number(&outbox, TAG_CODE, code);
     add_text(&outbox, TAG_MESSAGE, text);
     frame_close(&outbox, mark);
@@ -78,22 +77,22 @@ void send_error(uint32_t channel, enum code code, const char *format, ...) {
 }
 
 void send_done(uint32_t channel) {
-    frame_close(&outbox, frame_open(&outbox, SAY_DONE, channel));
+    frame_close(&outbox, frame_open(&outbox, RESPONSE_DONE, channel));
     connection_wake();
 }
 
 void send_credit(uint32_t channel, uint32_t n) {
     uint8_t raw[4];
     put_u32(raw, n);
-    size_t mark = frame_open(&outbox, SAY_CREDIT, channel);
+    size_t mark = frame_open(&outbox, RESPONSE_CREDIT, channel);
     buf_add(&outbox, raw, sizeof raw);
     frame_close(&outbox, mark);
     connection_wake();
 }
 
-static void hang_up(void) {
-    if (line.fd < 0) return;
-    watch_drop(&line);
+static void disconnect(void) {
+    if (worker.fd < 0) return;
+    watch_drop(&worker);
     while (channels) {
         struct channel *ch = channels;
         if (ch->job) job_abandon(ch->job);
@@ -105,14 +104,14 @@ static void hang_up(void) {
     if (settings.ephemeral) exit(0);
 }
 
-/* ---- what the worker says ---- */
+/* ---- receiving ---- */
 
-static bool hello(const uint8_t *p, size_t n) {
+static bool handle_hello(const uint8_t *p, size_t n) {
     uint64_t version = 0;
     struct fields it = {p, p + n, false};
     for (struct field f; next_field(&it, &f);)
         if (f.tag == TAG_VERSION) field_number(&f, &version);
-    size_t mark = frame_open(&outbox, SAY_HELLO, 0);
+    size_t mark = frame_open(&outbox, RESPONSE_HELLO, 0);
     add_number(&outbox, TAG_VERSION, WIRE_VERSION);
     add_number(&outbox, TAG_PID, (uint64_t)getpid());
     add_number(&outbox, TAG_OP, LAST_FILE_OP);
@@ -122,43 +121,43 @@ static bool hello(const uint8_t *p, size_t n) {
     return true;
 }
 
-static void data(struct channel *ch, const uint8_t *p, size_t n) {
+static void handle_data(struct channel *ch, const uint8_t *p, size_t n) {
     if (ch->command) command_stdin(ch->command, ch, p, n);
     else if (ch->job) job_data(ch->job, p, n);
 }
 
-static void end_of_data(struct channel *ch) {
+static void handle_eof(struct channel *ch) {
     if (ch->command) command_stdin_eof(ch->command);
     else if (ch->job) job_eof(ch->job);
 }
 
-static void more_credit(struct channel *ch, const uint8_t *p, size_t n) {
+static void handle_credit(struct channel *ch, const uint8_t *p, size_t n) {
     if (n != 4) return;
     ch->credit += get_u32(p);
     if (ch->credit > 1u << 30) ch->credit = 1u << 30;
     connection_wake();
 }
 
-static void let_go(struct channel *ch) {
+static void close_by_worker(struct channel *ch) {
     if (ch->job) job_abandon(ch->job);
     channel_close(ch);
 }
 
-static bool understand(const struct header *h, const uint8_t *p) {
+static bool handle_frame(const struct header *h, const uint8_t *p) {
     struct fields f = {p, p + h->length, false};
     struct channel *ch = channel_find(h->channel);
-    if (!greeted) return h->kind == ASK_HELLO && hello(p, h->length);
+    if (!greeted) return h->kind == REQUEST_HELLO && handle_hello(p, h->length);
     switch (h->kind) {
-    case ASK_START: command_start(h->channel, f); return true;
-    case ASK_ATTACH: command_attach(h->channel, f); return true;
-    case ASK_FILE: job_start(h->channel, f); return true;
-    case ASK_CONTROL: command_control(h->channel, f); return true;
-    case ASK_LIST: command_list(h->channel); return true;
-    case ASK_PING: send_done(h->channel); return true;
-    case ASK_DATA: if (ch) data(ch, p, h->length); return true;
-    case ASK_EOF: if (ch) end_of_data(ch); return true;
-    case ASK_CREDIT: if (ch) more_credit(ch, p, h->length); return true;
-    case ASK_CLOSE: if (ch) let_go(ch); return true;
+    case REQUEST_START: command_start(h->channel, f); return true;
+    case REQUEST_ATTACH: command_attach(h->channel, f); return true;
+    case REQUEST_FILE: job_start(h->channel, f); return true;
+    case REQUEST_CONTROL: command_control(h->channel, f); return true;
+    case REQUEST_LIST: command_list(h->channel); return true;
+    case REQUEST_PING: send_done(h->channel); return true;
+    case REQUEST_DATA: if (ch) handle_data(ch, p, h->length); return true;
+    case REQUEST_EOF: if (ch) handle_eof(ch); return true;
+    case REQUEST_CREDIT: if (ch) handle_credit(ch, p, h->length); return true;
+    case REQUEST_CLOSE: if (ch) close_by_worker(ch); return true;
     default: return false;
     }
 }
@@ -171,7 +170,7 @@ bool connection_parse(struct buf *b) {
             buf_room(b, HEADER_BYTES + h.length - buf_used(b));
             return true;
         }
-        if (!understand(&h, buf_head(b) + HEADER_BYTES)) return false;
+        if (!handle_frame(&h, buf_head(b) + HEADER_BYTES)) return false;
         buf_take(b, HEADER_BYTES + h.length);
     }
     return true;
@@ -180,16 +179,16 @@ bool connection_parse(struct buf *b) {
 static void receive(void) {
     for (;;) {
         uint8_t *to = buf_room(&inbox, READ_BYTES);
-        ssize_t n = recv(line.fd, to, inbox.cap - inbox.len, 0);
+        ssize_t n = recv(worker.fd, to, inbox.cap - inbox.len, 0);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return;
         if (n <= 0) {
-            hang_up();
+            disconnect();
             return;
         }
         inbox.len += (size_t)n;
         if (!connection_parse(&inbox)) {
-            hang_up();
+            disconnect();
             return;
         }
         if (buf_used(&inbox) == 0 && inbox.cap > READ_BYTES) buf_free(&inbox);
@@ -197,15 +196,15 @@ static void receive(void) {
     }
 }
 
-/* ---- what we say ---- */
+/* ---- sending ---- */
 
 static bool send_some(void) {
     while (buf_used(&outbox) > 0) {
-        ssize_t n = send(line.fd, buf_head(&outbox), buf_used(&outbox), MSG_NOSIGNAL);
+        ssize_t n = send(worker.fd, buf_head(&outbox), buf_used(&outbox), MSG_NOSIGNAL);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return false;
         if (n < 0) {
-            hang_up();
+            disconnect();
             return true;
         }
         buf_take(&outbox, (size_t)n);
@@ -213,7 +212,7 @@ static bool send_some(void) {
     return true;
 }
 
-/* Puts the channel that did not get its turn in front, so that one busy channel cannot starve the others. */
+/* Moves the channel that did not get its turn to the front, so that a busy channel cannot starve the others. */
 static void resume_at(struct channel *first) {
     struct channel *before = channels, *last = first;
     if (first == channels) return;
@@ -229,14 +228,14 @@ static void pump_all(void) {
     for (struct channel *ch = channels; ch; ch = next) {
         if (!outbox_has_room()) {
             resume_at(ch);
-            wakened = true;
+            wake_requested = true;
             return;
         }
         next = ch->next;
         struct command *c = ch->command;
         if (c) {
-            if (command_pump(ch)) wakened = true;
-            command_flow(c);
+            if (command_send_output(ch)) wake_requested = true;
+            command_resume(c);
         } else if (ch->job) {
             job_credit(ch->job);
         }
@@ -244,35 +243,35 @@ static void pump_all(void) {
 }
 
 void connection_flush(void) {
-    while (wakened && line.fd >= 0 && !sending) {
-        wakened = false;
+    while (wake_requested && worker.fd >= 0 && !sending) {
+        wake_requested = false;
         pump_all();
         bool all_sent = send_some();
-        if (line.fd < 0) return;
+        if (worker.fd < 0) return;
         if (!all_sent && !sending) {
             sending = true;
-            watch_set(&line, EPOLLIN | EPOLLOUT);
+            watch_set(&worker, EPOLLIN | EPOLLOUT);
         }
-        if (buf_used(&outbox) == 0 && outbox.cap > 2 * READ_BYTES && !wakened) buf_free(&outbox);
+        if (buf_used(&outbox) == 0 && outbox.cap > 2 * READ_BYTES && !wake_requested) buf_free(&outbox);
     }
-    if (line.fd < 0) buf_free(&outbox);
+    if (worker.fd < 0) buf_free(&outbox);
 }
 
-static void line_ready(struct watch *w, uint32_t events) {
+static void worker_ready(struct watch *w, uint32_t events) {
     (void)w;
     if (events & EPOLLOUT) {
-        if (send_some() && line.fd >= 0) {
+        if (send_some() && worker.fd >= 0) {
             sending = false;
-            watch_set(&line, EPOLLIN);
+            watch_set(&worker, EPOLLIN);
         }
-        wakened = true;
+        wake_requested = true;
     }
-    if (line.fd >= 0 && events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive();
+    if (worker.fd >= 0 && events & (EPOLLIN | EPOLLHUP | EPOLLERR)) receive();
 }
 
 void connection_take(int fd) {
-    hang_up();
+    disconnect();
     int bytes = 512 * 1024;
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
-    watch_add(&line, fd, EPOLLIN, line_ready, NULL);
+    watch_add(&worker, fd, EPOLLIN, worker_ready, NULL);
 }

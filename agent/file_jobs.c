@@ -1,12 +1,12 @@
-/* File operations, each in a process of its own that is the user before it touches anything.
+/* File operations. Each runs in a process of its own (a job), which takes on the user's rights before it opens anything.
  *
- * It has the user's rights over files and none of the agent's; its real uid stays the agent's, so that user code
+ * A job has the user's rights over files and none of the agent's. Its real uid stays the agent's, so that user code
  * cannot stop it.
  *
  *   agent ── data (write, unpack) ──▶ job ── data (read, list, pack, watch, search) ──▶ agent
  *         ── commit: one byte ──────▶     ── result: code, then fields or a sentence ──▶
  *
- * A job that gets no commit byte undoes what it did. The end of the result pipe is the end of the job.
+ * A job that gets no commit byte undoes its work. The job has ended when its result pipe is closed.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -48,7 +48,7 @@ static void run(const struct file_request *r, const struct user *u, int result) 
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    signal(SIGXFSZ, SIG_IGN); /* a file that grows too big is an error, not an end */
+    signal(SIGXFSZ, SIG_IGN); /* writing too large a file shall fail, not kill the job */
     int error = 0;
     if (r->op == OP_SEARCH) raise_own_oom_score();
     if (!act_as_user(u)) error = errno;
@@ -80,7 +80,7 @@ static void finish(struct job *j) {
         } else if (code) {
             send_error(j->channel, (enum code)code, "%.*s", (int)(buf_used(&j->reply) - 4), text);
         } else {
-            size_t mark = frame_open(&outbox, SAY_DONE, j->channel);
+            size_t mark = frame_open(&outbox, RESPONSE_DONE, j->channel);
             buf_add(&outbox, text, buf_used(&j->reply) - 4);
             frame_close(&outbox, mark);
             connection_wake();
@@ -111,12 +111,12 @@ static void result_ready(struct watch *w, uint32_t events) {
     if (j->out.fd < 0) finish(j);
 }
 
-/* Passes on what the job has written, as far as the reader may take it. */
+/* Sends what the job has written, as far as the worker has granted credit. */
 void job_credit(struct job *j) {
     struct channel *ch = channel_find(j->channel);
     while (j->readable && j->out.fd >= 0 && ch && ch->credit > 0 && outbox_has_room()) {
         size_t max = ch->credit < FRAME_BYTES ? (size_t)ch->credit : FRAME_BYTES;
-        size_t mark = frame_open(&outbox, SAY_DATA, j->channel);
+        size_t mark = frame_open(&outbox, RESPONSE_DATA, j->channel);
         uint8_t *to = buf_room(&outbox, max);
         ssize_t n = read(j->out.fd, to, max);
         if (n > 0) {
@@ -150,7 +150,7 @@ static void feed(struct job *j) {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) break;
         if (n < 0) {
-            watch_drop(&j->in); /* the job has ended early; its result says why */
+            watch_drop(&j->in); /* the job ended early; its result says why */
             break;
         }
         buf_take(&j->input, (size_t)n);
@@ -191,7 +191,7 @@ void job_eof(struct job *j) {
     feed(j);
 }
 
-/* Nobody waits for it any more. One that takes data undoes its work; the others have nothing to undo. */
+/* The worker does not wait for the job any more. A job that takes data undoes its work; others are killed. */
 void job_abandon(struct job *j) {
     struct channel *ch = channel_find(j->channel);
     if (ch && ch->job == j) ch->job = NULL;
@@ -200,7 +200,7 @@ void job_abandon(struct job *j) {
     j->commit = -1;
     if (j->in.fd >= 0) watch_drop(&j->in);
     if (j->out.fd >= 0) watch_drop(&j->out);
-    if (!j->takes_data && j->result.fd >= 0) kill(j->pid, SIGKILL); /* not reaped before its result pipe ends */
+    if (!j->takes_data && j->result.fd >= 0) kill(j->pid, SIGKILL); /* the pid is valid: a job is not reaped before its result pipe ends */
     if (j->result.fd < 0) finish(j);
 }
 

@@ -1,4 +1,4 @@
-/* Operations on single files. Runs in a job that already is the user: the kernel decides what is allowed. */
+/* Operations on single files. Runs in a job with the user's rights, so the kernel decides what is allowed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -145,7 +145,7 @@ static int temporary_beside(const char *path, char *name, size_t size) {
     return -1;
 }
 
-/* `begun` tells whether any of the data was taken. */
+/* Sets `begun` if it has read any of the data. */
 static int replace(const struct file_request *r, const char *path, mode_t mode, bool *begun) {
     char temporary[PATH_MAX];
     int fd = temporary_beside(path, temporary, sizeof temporary);
@@ -159,14 +159,14 @@ static int replace(const struct file_request *r, const char *path, mode_t mode, 
     return error;
 }
 
-/* By opening: access(2) asks for the real uid, which is the agent's. */
+/* Tries to open the file: access(2) would check the real uid, which is the agent's. */
 static bool may_write(const char *path) {
     int fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd >= 0) close(fd);
     return fd >= 0;
 }
 
-/* Atomic: a new file beside the old one, then a rename. What is not a plain file is written in place. */
+/* Writes a new file beside the old one and renames it, which is atomic. Writes in place what is not a plain file. */
 static int op_write(const struct file_request *r, struct buf *reply) {
     char real[PATH_MAX];
     const char *path = r->path;

@@ -1,9 +1,9 @@
-/* Feeds the parsers and the log with bytes that nobody should send. Built with sanitizers; any fault ends it.
+/* Feeds the parsers and the log with malformed input. Built with sanitizers; any fault ends it.
  *
  *   warren-agent-fuzz ROUNDS SEED
  *
- * Inputs are valid requests with bytes flipped, cut, doubled and spliced, and plain noise. The log is checked
- * against a simple model: what it gives back must be what was put in, at the offset it says.
+ * Inputs are requests with bytes changed and cut off. The log is checked against a simple model: what it returns must
+ * be what was added, at the offset it says.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ static void damage(struct buf *b) {
 }
 
 static void parse_all(const uint8_t *p, size_t n) {
-    /* An allocation of just that size: a read beyond it is seen. */
+    /* Allocate exactly that size, so that the sanitizer sees a read beyond it. */
     uint8_t *exact = malloc(n ? n : 1);
     if (!exact) fail("memory");
     memcpy(exact, p, n);
@@ -63,7 +63,7 @@ static void fuzz_parsers(void) {
     buf_free(&b);
 }
 
-/* The byte that stands at an offset of the model's output. */
+/* The byte at an offset of the model's output. */
 static uint8_t model(uint64_t offset) { return (uint8_t)(offset * 2654435761u >> 13); }
 
 static void check_reader(const struct log *l, uint64_t from) {

@@ -1,13 +1,13 @@
-/* The moment at which no process of a shell's can lose a signal.
+/* Stops a shell at a moment at which none of its processes can lose a signal.
  *
- * A shell that hands its state on (shell.c) has a trap on EXIT, and then bash catches every signal that
- * would end it: it notes the signal, runs the trap and ends when it next looks. Between two looks it may
- * begin one more program, and that one never gets the signal. Its child has the same handler until it
- * becomes another program: what it noted before is forgotten then. Both would go on as if nothing was sent.
+ * A shell that carries its state (shell.c) has a trap on EXIT, and so bash catches every signal that would end it: it
+ * records the signal, and runs the trap and exits when it next checks. Between two checks it may start one more
+ * program, which never gets the signal. A forked child has the same handler until it execs, and exec discards what the
+ * handler recorded. Both would run on as if no signal had been sent.
  *
- * So a signal is sent while the shell is stopped in a wait and none of its children is on the way to
- * being another program. That it was still in the wait when the stop came is seen by its children: they
- * are the same ones, and none has ended. It is sent once, to all at the same time.
+ * So the signal is sent while the shell is stopped in a wait and none of its children is between fork and exec. If the
+ * children are the same before and after the stop and none has ended, the shell was still waiting when it was stopped.
+ * The signal is sent once, to all at the same time.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 
 #include "agent.h"
 
-#define LOOKS 1000 /* then it is sent all the same: a shell may be busy for ever, a child may have a handler of its own */
+#define LOOKS 1000 /* then the signal is sent anyway: the shell may be busy, a child may have a handler of its own */
 #define PAUSE_US 500
 
 static int looks;
@@ -56,10 +56,10 @@ static char state_of(pid_t pid) {
     return read_stat(name, &m) ? m.state : 'X';
 }
 
-static bool at_rest(pid_t pid) { return strchr("TtZX", state_of(pid)); }
+static bool is_stopped(pid_t pid) { return strchr("TtZX", state_of(pid)); }
 
-/* Whether each of them lives, and is a program of its own or one that the signal has its ordinary effect on. */
-static bool settled(struct text children, int number) {
+/* Whether each child is alive and has called exec, or does not catch the signal. */
+static bool children_are_settled(struct text children, int number) {
     struct process m;
     for (char *rest = children.s, *pid; (pid = strtok_r(rest, " ", &rest));) {
         if (!read_stat(pid, &m) || m.state == 'Z' || m.state == 'X') return false;
@@ -72,17 +72,17 @@ static bool look_again(void) { return looks-- > 0 && usleep(PAUSE_US) == 0; }
 
 static bool stop_in_wait(pid_t shell, int number) {
     struct text before = children_of(shell);
-    if (!settled(before, number) || state_of(shell) != 'S') return false;
+    if (!children_are_settled(before, number) || state_of(shell) != 'S') return false;
     kill(shell, SIGSTOP);
-    while (!at_rest(shell) && look_again()) {}
+    while (!is_stopped(shell) && look_again()) {}
     struct text after = children_of(shell);
-    if (at_rest(shell) && strcmp(before.s, after.s) == 0 && settled(after, number)) return true;
+    if (is_stopped(shell) && strcmp(before.s, after.s) == 0 && children_are_settled(after, number)) return true;
     kill(shell, SIGCONT);
     return false;
 }
 
-/* Those that stop and continue are not to be mixed with ours, and the one that kills is caught by nobody. */
-static bool can_be_noted(int number) {
+/* KILL cannot be caught, and signals that stop and continue would interfere with the stop here. */
+static bool can_be_caught(int number) {
     static const int others[] = {SIGKILL, SIGSTOP, SIGCONT, SIGTSTP, SIGTTIN, SIGTTOU};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (number == others[i]) return false;
@@ -92,9 +92,9 @@ static bool can_be_noted(int number) {
 bool hold_shell(pid_t shell, int number) {
     char name[16];
     snprintf(name, sizeof name, "%d", shell);
-    if (!can_be_noted(number) || catches(name, SIGCONT)) return false;
+    if (!can_be_caught(number) || catches(name, SIGCONT)) return false;
     looks = LOOKS;
-    while (!at_rest(shell)) {
+    while (!is_stopped(shell)) {
         if (stop_in_wait(shell, number)) return true;
         if (!look_again()) return false;
     }

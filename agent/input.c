@@ -1,4 +1,4 @@
-/* What is written to commands: queued up to a window, passed on as fast as they read. */
+/* The stdin of commands: queues up to a window, and writes as fast as the command reads. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/epoll.h>

@@ -1,13 +1,13 @@
-/* Head and tail of a command's output.
+/* Keeps the head and the tail of a command's output.
  *
- * Both are rings of records: a header of 4 bytes (stream in the top two bits, length below) and the
- * bytes. The head fills once and is never overwritten; what comes after goes to the tail, whose
- * oldest records give way. Records are short against the ring, so that dropping whole ones is fine
- * enough. Memory is taken from the system as it is touched, and given back by log_free.
+ * Both are rings of records: a header of 4 bytes (stream in the top two bits, length below) and the bytes. The head
+ * fills once and is never overwritten; later output goes to the tail, which drops its oldest records. Records are short
+ * compared to the ring, so dropping whole records loses little. The kernel allocates the memory as it is touched, and
+ * log_free gives it back.
  *
- * The rings are shared anonymous files, and log_rest takes them out of our address space without losing
- * them: when the sandbox runs out of memory the kernel ends its biggest process, and that must not be
- * the agent because it keeps what others said.
+ * The rings are shared anonymous mappings. log_release_pages removes their pages from the agent's address space without
+ * losing them: when the sandbox runs out of memory the kernel kills its largest process, and that must not be the
+ * agent because of the output it keeps.
  */
 #define _GNU_SOURCE
 #include "log.h"
@@ -67,7 +67,7 @@ static void drop_oldest(struct ring *r) {
     r->first += n;
 }
 
-/* Adds at most one record's worth; gives how much was taken, 0 if the ring is full and may not drop. */
+/* Adds at most one record; returns the bytes added, 0 if the ring is full and may not drop. */
 static size_t ring_add(struct ring *r, enum stream stream, const uint8_t *p, size_t n, bool may_drop) {
     size_t max = record_max(r);
     bool merge = r->end > r->start && head_at(r, r->last) >> 30 == stream && length_at(r, r->last) < max;
@@ -99,9 +99,9 @@ static void ring_close(struct ring *r) {
     memset(r, 0, sizeof *r);
 }
 
-void log_rest(struct log *l, bool now) {
-    if (l->total - l->rested < (now ? 1 : REST_BYTES)) return;
-    l->rested = l->total;
+void log_release_pages(struct log *l, bool now) {
+    if (l->total - l->released < (now ? 1 : REST_BYTES)) return;
+    l->released = l->total;
     if (l->head.p) madvise(l->head.p, l->head.cap, MADV_DONTNEED);
     if (l->tail.p) madvise(l->tail.p, l->tail.cap, MADV_DONTNEED);
 }
@@ -116,19 +116,18 @@ size_t log_memory(const struct log *l) {
     return (size_t)l->head.end + tail;
 }
 
-static void lose(struct log *l, size_t n) {
+static void count_dropped(struct log *l, size_t n) {
     l->cut = true;
     l->total += n;
 }
 
 void log_add(struct log *l, enum stream stream, const uint8_t *p, size_t n) {
-    l->stream_total[stream & 3] += n;
     if (l->keep < 256) {
-        lose(l, n);
+        count_dropped(l, n);
         return;
     }
     if (!l->head.p && l->total == 0 && !ring_open(&l->head, l->keep / 2, 0)) {
-        lose(l, n);
+        count_dropped(l, n);
         return;
     }
     while (n > 0 && !l->tail.p && l->head.p) {
@@ -138,7 +137,7 @@ void log_add(struct log *l, enum stream stream, const uint8_t *p, size_t n) {
     }
     if (n == 0) return;
     if (!l->tail.p && !ring_open(&l->tail, l->keep / 2, l->total)) {
-        lose(l, n);
+        count_dropped(l, n);
         return;
     }
     while (n > 0) {
@@ -176,8 +175,8 @@ void log_seek(const struct log *l, struct cursor *c, uint64_t offset) {
     }
 }
 
-/* Brings the cursor to a record with unread bytes; false at the end. */
-static bool settle(const struct log *l, struct cursor *c) {
+/* Moves the cursor to a record with unread bytes; false at the end. */
+static bool find_unread(const struct log *l, struct cursor *c) {
     for (;;) {
         const struct ring *r = c->in_tail ? &l->tail : &l->head;
         if (c->in_tail && c->record < r->start) {
@@ -205,7 +204,7 @@ static bool settle(const struct log *l, struct cursor *c) {
 size_t log_next(const struct log *l, struct cursor *c, uint8_t *to, size_t max, uint8_t *stream, uint64_t *offset) {
     size_t n = 0;
     *stream = 0;
-    while (n < max && settle(l, c)) {
+    while (n < max && find_unread(l, c)) {
         const struct ring *r = c->in_tail ? &l->tail : &l->head;
         uint8_t this_stream = (uint8_t)(head_at(r, c->record) >> 30);
         if (n > 0 && (this_stream != *stream || c->offset != *offset + n)) break;

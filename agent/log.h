@@ -1,4 +1,4 @@
-/* What a command wrote, in the order it was written: the head and the tail of it, up to a cap. */
+/* The output of a command in the order it was written: its head and its tail, up to `keep` bytes. */
 #ifndef WARREN_LOG_H
 #define WARREN_LOG_H
 
@@ -14,12 +14,12 @@ struct ring {
 struct log {
     struct ring head, tail;
     size_t keep;
-    uint64_t total, stream_total[4];
-    uint64_t rested; /* how much had been said when we last gave the pages back */
+    uint64_t total;
+    uint64_t released; /* `total` when the pages were last released */
     bool cut;
 };
 
-/* Where a reader stands. Start with all zero, then log_seek. */
+/* The position of a reader, set by log_seek. */
 struct cursor {
     bool in_tail;
     uint64_t record, offset;
@@ -29,7 +29,7 @@ struct cursor {
 void log_init(struct log *l, size_t keep);
 void log_free(struct log *l);
 size_t log_memory(const struct log *l);
-void log_rest(struct log *l, bool now);
+void log_release_pages(struct log *l, bool now);
 void log_add(struct log *l, enum stream stream, const uint8_t *p, size_t n);
 void log_seek(const struct log *l, struct cursor *c, uint64_t offset);
 /* Copies the next bytes of one stream; 0 at the end. `offset` is where they stand in the whole output. */

@@ -1,23 +1,22 @@
 /* warren-agent: the first process of every sandbox.
  *
- * Theory of operation. The agent is PID 1. It has a uid of its own, which no command can take, and
- * keeps just the capabilities to start commands as somebody else and to end them (SETUID, SETGID,
- * KILL, SETPCAP); it cannot be dumped, traced or signalled by what it runs. It speaks with the worker
- * over one unix socket, either inherited as a listening descriptor (its name exists on the host alone)
- * or made at a path that only the agent can enter.
+ * Theory of operation. The agent is PID 1. It has a uid of its own, which no command can take, and keeps only the
+ * capabilities to start commands as another user and to end them (SETUID, SETGID, KILL, SETPCAP). What it runs cannot
+ * dump, trace or signal it. It talks to the worker over one unix socket, either inherited as a listening descriptor
+ * (its name exists only on the host) or created at a path that only the agent can enter.
  *
  *   worker ══ socket ══ agent ─┬─ supervisor ── command, and all that it starts      (supervise.c)
  *                              ├─ supervisor ── command …
  *                              └─ file job (already the user, never the agent's rights) (file_jobs.c)
  *
- * The agent itself never blocks, never opens a path of the user's, and never reads a file of theirs:
- * it forks a job that has become the user first. It owns the commands' output (log.c) and exit codes,
- * so that the worker may die and come back. All waiting is in the one loop below; everything else
- * runs to its end when something is ready.
+ * The agent itself never blocks and never opens a path of the user: it forks a job that takes on the user's rights
+ * first. The agent keeps the output (log.c) and the exit codes of commands, so that the worker may die and come back.
+ * Only the loop at the end of this file waits; everything else runs to its end when a descriptor is ready.
  *
- * Files: main.c loop and start; connection.c channels and frames; command.c the life of commands
- * (request.c, spawn.c, input.c beside it); output.c what they say; supervise.c their process trees; hold.c when to signal them; shell.c state between shell commands;
- * file_jobs.c, files.c, tree.c, watching.c, search.c files; users.c identities; log.c head and tail; wire.c bytes.
+ * Files: main.c start and main loop; connection.c channels and frames; request.c parsing of requests; command.c the
+ * life of commands; spawn.c how one is started; input.c its stdin; output.c its output; log.c the output that is kept;
+ * supervise.c its process tree; hold.c when to signal it; shell.c state between shell commands; file_jobs.c file
+ * operations; files.c, tree.c, watching.c and search.c what they do; users.c identities; wire.c encoding.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -45,7 +44,7 @@
 struct settings settings = {"/workspace", "sandboxuser", 1, 65534, 0, 0, false, false};
 static bool children_ended;
 static int poller = -1, signals = -1;
-static struct watch signal_watch, door = {.fd = -1};
+static struct watch signal_watch, listener = {.fd = -1};
 
 void fail(const char *what) {
     dprintf(2, "warren-agent: %s: %s\n", what, strerror(errno));
@@ -80,7 +79,7 @@ void watch_drop(struct watch *w) {
 void signals_take(void) {
     struct signalfd_siginfo info[64];
     int fds[64];
-    for (int round = 0; round < 64; round++) { /* not for ever: user code can write as fast as we read */
+    for (int round = 0; round < 64; round++) { /* bounded: user code can write as fast as the agent reads */
         ssize_t n = read(signals, info, sizeof info);
         if (n <= 0) return;
         size_t count = (size_t)n / sizeof *info, writes = 0;
@@ -97,7 +96,7 @@ void signals_take(void) {
 
 static void reap_all(void) {
     children_ended = false;
-    /* Commands report through their supervisors and jobs through their pipes: nobody needs these codes. */
+    /* Supervisors report the ends of commands and pipes those of jobs: these exit codes are not needed. */
     while (waitpid(-1, NULL, WNOHANG) > 0) {}
 }
 
@@ -128,7 +127,7 @@ static void listen_to_signals(void) {
     sigaddset(&set, SIGIO);
     sigaddset(&set, SIGRTMIN + 1);
     sigprocmask(SIG_SETMASK, &set, NULL);
-    /* What whoever started the worker had ignored (nohup) is no business of the commands here. */
+    /* Commands must not inherit signals that the worker's parent ignored (nohup). */
     for (int s = 1; s < 65; s++) signal(s, SIG_DFL);
     signal(SIGPIPE, SIG_IGN);
     signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -139,7 +138,7 @@ static void listen_to_signals(void) {
 
 /* ---- start ---- */
 
-static void door_ready(struct watch *w, uint32_t events) {
+static void accept_connection(struct watch *w, uint32_t events) {
     (void)events;
     int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) connection_take(fd);
@@ -155,8 +154,8 @@ static int listen_at(const char *path) {
     return fd;
 }
 
-/* On Docker there is no user namespace: PID 1 starts as the host's root and leaves that for good. */
-static void become(uid_t uid) {
+/* On Docker there is no user namespace: PID 1 starts as the host's root and gives that up for good. */
+static void become_agent_user(uid_t uid) {
     struct { uint32_t version; int pid; } h = {0x20080522, 0};
     struct { uint32_t effective, permitted, inheritable; } d[2] = {{CAPS, CAPS, 0}, {0, 0, 0}};
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) != 0) fail("keepcaps");
@@ -201,7 +200,7 @@ static int parse_arguments(int argc, char **argv) {
     }
     if ((fd < 0) == !socket_path) usage();
     if (socket_path) fd = listen_at(socket_path);
-    if (uid) become((uid_t)number(uid));
+    if (uid) become_agent_user((uid_t)number(uid));
     settings.agent_uid = geteuid();
     return fd;
 }
@@ -226,11 +225,11 @@ int main(int argc, char **argv) {
     listen_to_signals();
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     fcntl(fd, F_SETFL, O_NONBLOCK);
-    watch_add(&door, fd, EPOLLIN, door_ready, NULL);
+    watch_add(&listener, fd, EPOLLIN, accept_connection, NULL);
     for (;;) {
-        /* One event a turn: whatever a handler frees, no later event of the same turn can point to it. */
+        /* One event per turn: a handler may free what a later event of the same turn would point to. */
         struct epoll_event e;
-        int n = epoll_wait(poller, &e, 1, output_waits() ? 0 : time_left_ms());
+        int n = epoll_wait(poller, &e, 1, output_pending() ? 0 : time_left_ms());
         if (n < 0 && errno != EINTR) fail("epoll");
         if (n == 1) {
             struct watch *w = e.data.ptr;

@@ -1,13 +1,12 @@
-/* What commands say: from their pipes into the log, and from the log to whoever reads.
+/* The output of commands: from their pipes into the log, and from the log to the readers.
  *
- * stdout and stderr are two pipes, so that they stay apart, and yet their order is kept: both are in
- * packet mode (one write, one packet) and the kernel queues a realtime signal for every write to
- * either. The queue of signals is the order of the writes; for each we take one write's packets from
- * that pipe. A write of many pages is many packets and one signal: see `one_write`. If the kernel
- * cannot queue it sends SIGIO, and we take what is there without knowing its order. Where signals
- * for pipes do not work at all (settings.exact_order) the pipes are simply polled.
+ * stdout and stderr are two pipes, and yet the order of their writes is kept: both pipes are in packet mode (one write,
+ * one packet), and the kernel queues a realtime signal for every write. The signal queue gives the order of the writes;
+ * for each signal the agent reads the packets of one write from that pipe. A write of several pages is several packets
+ * and one signal: see `one_write`. If the kernel cannot queue a signal it sends SIGIO, and the agent reads what is there
+ * without knowing its order. Where pipes send no signals (settings.exact_order is false) the agent polls them.
  *
- * A reader that must not lose anything and lags behind pauses the reading, and so the command.
+ * A lossless reader that lags behind pauses the reading, and so the command.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,7 +26,7 @@
 #define FRAME_BYTES (128u * 1024)
 
 static bool lagging(const struct command *c) {
-    if (c->log.keep < 256) return false; /* nothing is kept: there is nothing to wait for */
+    if (c->log.keep < 256) return false; /* nothing is kept, so there is nothing to wait for */
     for (struct channel *ch = channel_first(); ch; ch = ch->next)
         if (ch->command == c && ch->flags & FLAG_LOSSLESS && !(ch->flags & FLAG_DEFER) &&
             c->log.total - ch->cursor.offset > LAG_BYTES)
@@ -40,7 +39,7 @@ static void close_end(struct pipe_end *e) {
     e->at_end = true;
 }
 
-/* Takes one packet, or up to a buffer full from a pipe that is no longer in packet mode; -1: nothing there. */
+/* Reads one packet, or up to a full buffer from a pipe that left packet mode; -1 if there is nothing. */
 static ssize_t take(struct command *c, struct pipe_end *e, enum stream stream) {
     static uint8_t buffer[64 * 1024];
     if (e->watch.fd < 0) return -1;
@@ -59,8 +58,8 @@ static size_t waiting_in(const struct pipe_end *e) {
 
 static uint8_t write_at(const struct command *c, uint32_t i) { return c->writes[(c->writes_from + i) % ORDER_ENTRIES]; }
 
-/* Takes the packets of one write. A short packet is a write's last. Whether a full one is, nobody says: then
- * a write is taken to be as long as the writes waiting in this pipe are on average. */
+/* Reads the packets of one write. A short packet ends a write. Whether a full packet does is unknown: the agent then
+ * assumes that a write is as long as the average of the writes waiting in this pipe. */
 static void one_write(struct command *c, uint8_t which) {
     struct pipe_end *e = which == 1 ? &c->out : &c->err;
     size_t taken = 0;
@@ -85,7 +84,7 @@ static void take_in_order(struct command *c) {
         c->writes_from = (c->writes_from + 1) % ORDER_ENTRIES;
         c->writes_count--;
         one_write(c, which);
-        signals_take(); /* a writer that finds its pipe full is signalled for twice: do not let it come to that */
+        signals_take(); /* a write to a full pipe is signalled twice: empty it early */
     }
 }
 
@@ -93,7 +92,7 @@ static void take_rest(struct command *c, bool all) {
     bool some = true;
     for (int rounds = 0; some && (all || !lagging(c)); rounds++) {
         if (rounds == TAKE_ROUNDS) {
-            c->writes_lost = true; /* there may be more: again in the next turn, after the others */
+            c->writes_lost = true; /* there may be more: continue in the next turn */
             return;
         }
         some = take(c, &c->out, c->terminal ? STREAM_TERMINAL : STREAM_OUT) > 0;
@@ -122,18 +121,18 @@ void output_collect(struct command *c, bool all) {
         c->writes_lost = false;
         take_rest(c, all);
     }
-    log_rest(&c->log, all);
+    log_release_pages(&c->log, all);
     set_polling(c);
     connection_wake();
 }
 
-/* At the end of one pipe the other may go on: only what is in this one is taken out of order, which is none. */
+/* After the end of one pipe the other may still be written to; reading the rest of this one changes no order. */
 static void pipe_ready(struct watch *w, uint32_t events) {
     struct command *c = w->of;
     struct pipe_end *e = w == &c->out.watch ? &c->out : &c->err;
     if (events & (EPOLLHUP | EPOLLERR)) {
         if (!e->at_end) watch_set(w, EPOLLET);
-        e->at_end = true; /* the end is told once, not over and over while we are paused */
+        e->at_end = true; /* edge-triggered: do not report the end again and again while paused */
     }
     output_collect(c, false);
 }
@@ -181,7 +180,7 @@ void command_signals(const int *fds, size_t n, bool lost) {
     for (struct command *c = commands; lost && c; c = c->next) c->writes_lost = true;
 }
 
-bool output_waits(void) {
+bool output_pending(void) {
     for (struct command *c = commands; c; c = c->next)
         if ((c->writes_count || c->writes_lost) && !c->paused) return true;
     return false;
@@ -194,7 +193,7 @@ void output_after_signals(void) {
 
 /* ---- from the log to a reader ---- */
 
-bool command_pump(struct channel *ch) {
+bool command_send_output(struct channel *ch) {
     struct command *c = ch->command;
     bool over = c->life == LIFE_ENDED || !(ch->flags & FLAG_FOLLOW);
     if (c->life == LIFE_STARTING) return false; /* STARTED comes first */
@@ -208,7 +207,7 @@ bool command_pump(struct channel *ch) {
         uint8_t stream = 0;
         uint64_t offset = 0;
         if (max > 0) {
-            mark = frame_open(&outbox, SAY_OUTPUT, ch->id);
+            mark = frame_open(&outbox, RESPONSE_OUTPUT, ch->id);
             buf_room(&outbox, 9 + max);
             uint8_t *at = outbox.p + outbox.len;
             n = log_next(&c->log, &ch->cursor, at + 9, max, &stream, &offset);
@@ -230,7 +229,7 @@ bool command_pump(struct channel *ch) {
     return true;
 }
 
-void command_flow(struct command *c) {
+void command_resume(struct command *c) {
     if (c->paused && !lagging(c)) {
         set_polling(c);
         output_collect(c, false);

@@ -1,4 +1,4 @@
-/* What START, ATTACH, CONTROL and FILE ask for, out of their fields. Parsing here is fuzzed: see fuzz.c. */
+/* Parses the fields of START, ATTACH, CONTROL and FILE. fuzz.c fuzzes these parsers. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,15 +69,10 @@ struct request request_parse(struct fields it) {
     return r;
 }
 
-static void free_texts(char **list) {
-    for (char **p = list; p && *p; p++) free(*p);
-    free(list);
-}
-
 void request_free(struct request *r) {
-    free_texts(r->argv);
-    free_texts(r->env);
-    free_texts(r->base_env);
+    free_strings(r->argv);
+    free_strings(r->env);
+    free_strings(r->base_env);
     free(r->shell);
     free(r->cwd);
     free(r->user);

@@ -214,8 +214,8 @@ static const char *skip_brackets(const char *s) {
     return *s ? s : NULL;
 }
 
-/* Finds the longest text that every match must contain: looking for that first is ten times faster. Groups and
- * alternatives are not looked into; where in doubt the text is shorter, or there is none. */
+/* Finds the longest text that every match must contain: looking for that first is ten times faster. It ignores groups
+ * and gives up on alternatives; where in doubt the text is shorter, or there is none. */
 static void find_literal(const char *pattern) {
     static char run[PATH_MAX];
     size_t n = 0;
@@ -300,7 +300,7 @@ static void match_line(uint64_t number, char *line, size_t length) {
     if (matched) report_line(number, line, length, (size_t)match[0].rm_so);
 }
 
-/* Matches the whole lines of a block; gives back how many bytes that were. */
+/* Matches the complete lines of a block and returns their size in bytes. */
 static size_t match_lines(char *block, size_t bytes, uint64_t *number, bool *in_long_line) {
     char *at = block, *end = block + bytes, *hit = block;
     if (literal_bytes) hit = memmem(at, bytes, literal, literal_bytes);
@@ -369,10 +369,10 @@ static void search_file(const struct stat *st) {
 
 static int compare_names(const struct dirent **a, const struct dirent **b) { return strcmp((*a)->d_name, (*b)->d_name); }
 
-static int is_entry(const struct dirent *e) { return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0; }
+static int is_entry(const struct dirent *e) { return !is_dot_entry(e->d_name); }
 
-/* What the kernel makes up as it is read: /proc, /sys. */
-static bool is_kernels(void) {
+/* proc, sysfs and cgroup: their files are not stored anywhere. */
+static bool is_kernel_filesystem(void) {
     struct statfs fs;
     return statfs(path, &fs) == 0 && (fs.f_type == 0x9fa0 || fs.f_type == 0x62656572 || fs.f_type == 0x27e0eb || fs.f_type == 0x63677270);
 }
@@ -406,7 +406,7 @@ static int search_directory(dev_t device, size_t depth) {
             unreadable += errno != ENOENT;
         } else {
             search_entry(&st, depth + 1);
-            bool enter = S_ISDIR(st.st_mode) && (st.st_dev == device || !is_kernels());
+            bool enter = S_ISDIR(st.st_mode) && (st.st_dev == device || !is_kernel_filesystem());
             if (enter && !stopped() && search_directory(st.st_dev, depth + 1) != 0) unreadable++;
         }
         path[end] = 0;

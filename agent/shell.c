@@ -1,13 +1,13 @@
-/* `cd` and exported variables last from one shell command to the next.
+/* Carries the directory and the exported variables from one shell command to the next.
  *
- * No shell is kept alive for that (a stuck one would wedge the sandbox): each command is a shell of
- * its own, which reads the state of the one before at its start and writes its own at its end. Both
- * go through one anonymous file, descriptor 60 of the shell:
+ * No shell stays alive for that (a stuck one would block the sandbox): each command is a shell of its own, which reads
+ * the state of the one before when it starts and writes its own state when it ends. Both go through one anonymous
+ * file, descriptor 60 of the shell:
  *
  *     the script it reads first │ what it must put back │ NUL │ its directory │ NUL │ its exports
  *
- * The script restores the exports, sets the variables given for this command alone, and sets a trap
- * on EXIT that writes the rest. The state is only ever evaluated by the user it came from.
+ * The script restores the exports, sets the variables of this command, and sets a trap on EXIT that writes the rest.
+ * Only the user who wrote a state ever evaluates it.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -25,7 +25,7 @@
 #define STATE_PATH "/proc/self/fd/60"
 #define TEXT_PATH "/proc/self/fd/59"
 
-/* One state for each user: what one wrote is never read by another. */
+/* One state per user: no user reads what another wrote. */
 struct state {
     struct state *next;
     uid_t uid;
@@ -33,7 +33,7 @@ struct state {
 };
 static struct state *states;
 
-static struct state *state_of(uid_t uid) {
+static struct state *find_state(uid_t uid) {
     for (struct state *s = states; s; s = s->next)
         if (s->uid == uid) return s;
     return NULL;
@@ -66,7 +66,7 @@ static void add_names(struct buf *b, char **env) {
     }
 }
 
-/* Names were checked by the worker; here they go into a script, so they are checked again. */
+/* The worker has checked the names, but here they become part of a script: check them again. */
 static bool names_are_plain(char **env) {
     for (char **e = env; *e; e++) {
         size_t n = strspn(*e, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789");
@@ -113,7 +113,7 @@ static size_t count(char **list) {
     return n;
 }
 
-static char **joined(char **a, char **b, const char *more) {
+static char **concat_lists(char **a, char **b, const char *more) {
     size_t na = count(a), nb = count(b), n = 0;
     char **all = malloc((na + nb + 2) * sizeof *all);
     if (!all) fail("memory");
@@ -126,7 +126,7 @@ static char **joined(char **a, char **b, const char *more) {
 
 static bool prepare_state(struct shell_line *s, char **own_env, bool bash) {
     struct buf script = {0};
-    write_script(&script, state_of(s->uid), own_env, bash);
+    write_script(&script, find_state(s->uid), own_env, bash);
     s->script_bytes = buf_used(&script);
     s->state_fd = anonymous_file("state", buf_head(&script), s->script_bytes);
     buf_free(&script);
@@ -139,11 +139,11 @@ bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **bas
     memset(s, 0, sizeof *s);
     s->state_fd = s->text_fd = -1;
     s->uid = uid;
-    const struct state *state = state_of(uid);
+    const struct state *state = find_state(uid);
     if (carry && (!names_are_plain(own_env) || !prepare_state(s, own_env, bash))) return false;
     if (carry && !keep_cwd && state && state->cwd) s->cwd = dup_or_fail(state->cwd);
     bool restored = carry && state;
-    s->env = joined(restored ? nothing : base_env, carry && bash ? nothing : own_env,
+    s->env = concat_lists(restored ? nothing : base_env, carry && bash ? nothing : own_env,
                     carry && bash ? "BASH_ENV=" STATE_PATH : NULL);
     if (strlen(text) > MAX_ARGUMENT) {
         s->text_fd = anonymous_file("text", text, strlen(text));
@@ -154,13 +154,13 @@ bool shell_prepare(struct shell_line *s, uid_t uid, const char *text, char **bas
     if (carry && !bash) add(&line, ". " STATE_PATH "\n");
     buf_add(&line, text, strlen(text) + 1);
     char *program[] = {bash ? "bash" : "sh", "-c", (char *)buf_head(&line), NULL};
-    s->argv = joined(program, nothing, NULL);
+    s->argv = concat_lists(program, nothing, NULL);
     buf_free(&line);
     return true;
 }
 
 static void keep_state(uid_t uid, char *exports, const char *cwd) {
-    struct state *state = state_of(uid);
+    struct state *state = find_state(uid);
     if (!state) {
         state = calloc(1, sizeof *state);
         if (!state) fail("memory");
@@ -175,7 +175,7 @@ static void keep_state(uid_t uid, char *exports, const char *cwd) {
     state->cwd = dup_or_fail(cwd);
 }
 
-/* Reads what the shell left behind. Anything malformed leaves the state as it was. */
+/* Reads the state that the shell wrote. Malformed state is ignored. */
 void shell_done(struct shell_line *s, bool keep_cwd) {
     struct stat st;
     if (s->state_fd < 0 || fstat(s->state_fd, &st) != 0) return;
@@ -200,14 +200,9 @@ void shell_done(struct shell_line *s, bool keep_cwd) {
     free(text);
 }
 
-static void free_list(char **list) {
-    for (char **p = list; p && *p; p++) free(*p);
-    free(list);
-}
-
 void shell_free(struct shell_line *s) {
-    free_list(s->argv);
-    free_list(s->env);
+    free_strings(s->argv);
+    free_strings(s->env);
     free(s->cwd);
     if (s->state_fd >= 0) close(s->state_fd);
     if (s->text_fd >= 0) close(s->text_fd);

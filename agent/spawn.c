@@ -1,4 +1,4 @@
-/* What a command needs to run: pipes or a terminal, an environment, a supervisor. */
+/* Starts a command: opens pipes or a terminal, builds the environment, forks the supervisor. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -21,7 +21,7 @@ static void close_ends(struct ends *e) {
         if (all[i] >= 0) close(all[i]);
 }
 
-/* The user's own, so that the command can open them again by name: /dev/stdin, /dev/stdout, /dev/stderr. */
+/* The user owns the pipes, so that the command can open /dev/stdin, /dev/stdout and /dev/stderr. */
 static bool open_pipes(struct ends *e, bool with_input, const struct user *u) {
     int mode = O_CLOEXEC | (settings.exact_order ? O_DIRECT : 0);
     setfsuid(u->uid);
@@ -37,7 +37,7 @@ bool set_terminal_size(int fd, uint64_t rows, uint64_t cols) {
 }
 
 static bool open_terminal(struct ends *e, const struct request *r, const struct user *u) {
-    /* The terminal belongs to whoever opens its master; only file access changes identity here. */
+    /* The user who opens the master owns the terminal; only the identity for files changes here. */
     setfsuid(u->uid);
     int master = open("/dev/ptmx", O_RDWR | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
     setfsuid(settings.agent_uid);
@@ -92,8 +92,8 @@ static pid_t fork_supervisor(struct command *c, struct launch *l, int *control) 
     return pid;
 }
 
-/* The name finds its value in the environment: later ones win, as they do in execve's readers. */
-static char **merged(char **base, char **own) {
+/* Joins two environments; variables of `own` replace those of `base`. */
+static char **merge_environment(char **base, char **own) {
     size_t n = 0, a = 0, b = 0;
     while (base[a]) a++;
     while (own[b]) b++;
@@ -117,7 +117,7 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
         return CODE_LIMIT;
     }
     struct launch l = {.user = *u, .cwd = r->cwd, .in = e.in[0], .out = e.out[1], .err = e.err[1], .terminal = terminal};
-    char **base = merged(base_environment(u, terminal), r->base_env), **env = merged(base, r->env);
+    char **base = merge_environment(base_environment(u, terminal), r->base_env), **env = merge_environment(base, r->env);
     l.state_fd = l.text_fd = -1;
     l.argv = r->argv;
     l.env = env;
@@ -136,7 +136,7 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
         l.text_fd = c->shell.text_fd;
         if (!(r->flags & FLAG_CARRY) || terminal) l.env = env;
     }
-    output_open(c, e.out[0], e.err[0]); /* first: the kernel tells of no write that was made before we listen */
+    output_open(c, e.out[0], e.err[0]); /* before the fork: the kernel signals no write made before this */
     e.out[0] = e.err[0] = -1;
     int control;
     pid_t pid = fork_supervisor(c, &l, &control);

@@ -1,16 +1,16 @@
 /* The supervisor: one process per command, between the agent and the command.
  *
- * It is a sub-reaper, so whatever the command starts stays below it, however often it forks and
- * whatever sessions it makes; and it has the agent's uid, so the command cannot touch it. That gives
- * two things for free: when waitpid says there is no child, nothing of the command is alive (that is
- * the proof a kill reports), and exit codes of the command are never mixed with those of orphans.
+ * It is a sub-reaper, so every process that the command starts stays below it, however often it forks and whatever
+ * sessions it creates. It has the agent's uid, so the command cannot signal it. When waitpid reports no child, no
+ * process of the command is alive (which is how a kill knows that it is done), and the exit code of the command is
+ * never mixed up with those of orphans.
  *
  *   agent ── seqpacket ── supervisor ── command (uid of the user, session of its own)
  *                                    └─ orphans the command left
  *
- * Ending a tree: TERM to all, the grace time to leave, then STOP to all until a walk over /proc finds
- * no process that was not stopped before (a fork bomb cannot outrun that: stopped processes keep their
- * places under the process limit), then KILL to all, until waitpid says ECHILD.
+ * Ending a tree: send TERM to all and wait for the grace time; then send STOP to all until a scan of /proc finds no
+ * process that is not stopped (a fork bomb cannot outrun that: stopped processes still count against the process
+ * limit); then send KILL to all until waitpid fails with ECHILD.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -43,27 +43,27 @@ extern char **environ;
 static int control;
 static pid_t leader;
 static bool leader_gone, leader_carries, no_child;
-static struct news result;
+static struct report result;
 static uint32_t killed;
 
-static void tell(struct news *n) {
+static void send_report(struct report *n) {
     if (send(control, n, sizeof *n, MSG_NOSIGNAL) < 0) _exit(0);
 }
 
 /* ---- the command's own process, until it becomes the command ---- */
 
-/* Shared with the supervisor, whose memory this is until the command runs. */
-static volatile struct news refusal;
+/* In the supervisor's memory, which the child shares until it runs the command. */
+static volatile struct report refusal;
 
 static void refuse(enum stage stage) {
-    refusal.kind = NEWS_FAILED;
+    refusal.kind = REPORT_FAILED;
     refusal.stage = stage;
     refusal.error = errno;
     _exit(120);
 }
 
 void raise_own_oom_score(void) {
-    /* Not dumpable means that /proc/self belongs to somebody else; the user's program is dumpable again. */
+    /* /proc/self of a process that is not dumpable belongs to root. */
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;
@@ -76,7 +76,7 @@ static void limit_processes(void) {
     if (settings.nproc) setrlimit(RLIMIT_NPROC, &r);
 }
 
-static void place(int from, int to) {
+static void move_descriptor(int from, int to) {
     if (from == to) fcntl(to, F_SETFD, 0);
     else if (from >= 0) dup2(from, to);
 }
@@ -103,20 +103,20 @@ static void enter_directory(const struct launch *l) {
 static void become_command(const struct launch *l) {
     sigset_t none;
     sigemptyset(&none);
-    signal(SIGPIPE, SIG_DFL); /* the only one the agent has changed */
+    signal(SIGPIPE, SIG_DFL); /* the only signal that the agent ignores */
     sigprocmask(SIG_SETMASK, &none, NULL);
     setsid();
     raise_own_oom_score();
     limit_processes();
     if (!become_user(&l->user)) refuse(errno == EAGAIN ? STAGE_LIMIT : STAGE_USER);
-    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* this memory is the supervisor's; the program's own is dumpable again */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* this memory is the supervisor's; execve makes the program dumpable again */
     if (l->terminal) ioctl(l->in, TIOCSCTTY, 0);
-    place(l->in, 0);
-    place(l->out, 1);
-    place(l->err, 2);
+    move_descriptor(l->in, 0);
+    move_descriptor(l->out, 1);
+    move_descriptor(l->err, 2);
     int text = l->text_fd == 60 ? fcntl(60, F_DUPFD_CLOEXEC, 61) : l->text_fd;
-    place(l->state_fd, 60);
-    place(text, 59);
+    move_descriptor(l->state_fd, 60);
+    move_descriptor(text, 59);
     setpriority(PRIO_PROCESS, 0, 0);
     umask(022);
     enter_directory(l);
@@ -150,15 +150,15 @@ bool read_stat(const char *pid, struct process *m) {
     return true;
 }
 
-static bool belongs(pid_t parent) {
+static bool is_in_tree(pid_t parent) {
     if (parent == getpid()) return true;
     for (size_t i = 0; i < tree_size; i++)
         if (tree[i].pid == parent) return tree[i].ours;
     return false;
 }
 
-/* Who is below us right now; the number of members that are ours. */
-static size_t look(void) {
+/* Reads the process tree from /proc; returns the number of processes below this one. */
+static size_t scan_tree(void) {
     if (!tree) tree = malloc(MAX_TREE * sizeof *tree);
     DIR *proc = opendir("/proc");
     if (!tree || !proc) return 0;
@@ -170,13 +170,13 @@ static size_t look(void) {
     for (bool more = true; more;) {
         more = false;
         for (size_t i = 0; i < tree_size; i++)
-            if (!tree[i].ours && belongs(tree[i].parent)) tree[i].ours = more = true, ours++;
+            if (!tree[i].ours && is_in_tree(tree[i].parent)) tree[i].ours = more = true, ours++;
     }
     return ours;
 }
 
 static void signal_tree(int number) {
-    look();
+    scan_tree();
     for (size_t i = 0; i < tree_size; i++)
         if (tree[i].ours) kill(tree[i].pid, number);
 }
@@ -184,7 +184,7 @@ static void signal_tree(int number) {
 static void stop_tree(void) {
     for (int round = 0; round < 200; round++) {
         bool moving = false;
-        look();
+        scan_tree();
         for (size_t i = 0; i < tree_size; i++)
             if (tree[i].ours && !tree[i].stopped) moving = true, kill(tree[i].pid, SIGSTOP);
         if (!moving) return;
@@ -218,7 +218,7 @@ static void wait_for_children(int signals, int timeout_ms) {
 static void end_tree(int signals, uint32_t grace_ms) {
     reap();
     killed = 0;
-    size_t alive = look();
+    size_t alive = scan_tree();
     if (grace_ms && !no_child) {
         if (leader_carries && !leader_gone) hold_shell(leader, SIGTERM);
         signal_tree(SIGTERM);
@@ -232,12 +232,12 @@ static void end_tree(int signals, uint32_t grace_ms) {
         signal_tree(SIGKILL);
         wait_for_children(signals, 5);
     }
-    /* Children that their own parent reaped while it was dying are only in the first count. */
+    /* Processes that their own dying parent reaped are only in the first count. */
     result.killed = killed > alive ? killed : (uint32_t)alive;
-    result.survivors = no_child ? 0 : (uint32_t)look();
+    result.survivors = no_child ? 0 : (uint32_t)scan_tree();
 }
 
-/* For the agent: a child that user code has stopped before it became the command holds its supervisor up. */
+/* For the agent: a child that user code stopped before it became the command blocks its supervisor. */
 void kill_children(pid_t parent) {
     DIR *proc = opendir("/proc");
     struct process m;
@@ -283,19 +283,19 @@ static void take_order(int signals) {
     }
     bool was_gone = leader_gone;
     end_tree(signals, o.grace_ms);
-    if (was_gone) result.kind = NEWS_GONE;
-    else result.kind = NEWS_EXITED;
-    tell(&result);
+    if (was_gone) result.kind = REPORT_GONE;
+    else result.kind = REPORT_EXITED;
+    send_report(&result);
     _exit(0);
 }
 
-/* The signal that ended the leader may just be ending the others: those are not left in the background. */
+/* The signal that ended the leader may be about to end the others: those do not count as background. */
 static void report_exit(int signals) {
     uint64_t until = now_us() + SAME_SIGNAL_US;
     while (WIFSIGNALED(result.status) && !no_child && now_us() < until) wait_for_children(signals, 5);
-    result.kind = NEWS_EXITED;
-    result.background = no_child ? 0 : (uint32_t)look();
-    tell(&result);
+    result.kind = REPORT_EXITED;
+    result.background = no_child ? 0 : (uint32_t)scan_tree();
+    send_report(&result);
 }
 
 static int in_child(void *l) {
@@ -303,16 +303,16 @@ static int in_child(void *l) {
     return 120;
 }
 
-/* As vfork does: no copy of our memory is made, and we go on when the child has become the command or has given up. */
-static pid_t start(struct launch *l) {
+/* Like vfork: does not copy the memory, and returns when the child has become the command or has failed. */
+static pid_t start_command(struct launch *l) {
     static uint8_t stack[1024 * 1024] __attribute__((aligned(16)));
-    refusal = (struct news){.kind = NEWS_STARTED};
+    refusal = (struct report){.kind = REPORT_STARTED};
     pid_t pid = clone(in_child, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, l);
-    if (pid < 0) refusal = (struct news){.kind = NEWS_FAILED, .stage = STAGE_LIMIT, .error = errno};
-    struct news n = refusal;
+    if (pid < 0) refusal = (struct report){.kind = REPORT_FAILED, .stage = STAGE_LIMIT, .error = errno};
+    struct report n = refusal;
     n.pid = pid;
-    tell(&n);
-    if (n.kind == NEWS_FAILED) _exit(0);
+    send_report(&n);
+    if (n.kind == REPORT_FAILED) _exit(0);
     return pid;
 }
 
@@ -326,7 +326,7 @@ void supervise(struct launch *l, int ctl) {
     sigaddset(&set, SIGCHLD);
     sigprocmask(SIG_SETMASK, &set, NULL);
     int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-    leader = start(l);
+    leader = start_command(l);
     int mine[] = {l->in, l->out, l->err, l->state_fd, l->text_fd};
     for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
         if (mine[i] >= 0) close(mine[i]);
@@ -345,8 +345,8 @@ void supervise(struct launch *l, int ctl) {
         if (p[1].revents && read(signals, &info, sizeof info) < 0) {}
         if (p[0].revents) take_order(signals);
     }
-    result.kind = NEWS_GONE;
+    result.kind = REPORT_GONE;
     result.killed = 0;
-    if (leader_gone) tell(&result);
+    if (leader_gone) send_report(&result);
     _exit(0);
 }

@@ -1,4 +1,4 @@
-/* Operations on directory trees: list, remove, move, copy in and out as records. Runs in a job, as the user. */
+/* Operations on directory trees: list, remove, move, pack, unpack. Runs in a job with the user's rights. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -15,14 +15,14 @@
 #define FLUSH_BYTES (64u * 1024)
 #define MAX_DEPTH 512
 
-static bool joined(char *to, size_t size, const char *dir, const char *name) {
+bool join_path(char *to, size_t size, const char *dir, const char *name) {
     const char *slash = *dir && dir[strlen(dir) - 1] != '/' ? "/" : "";
     if ((size_t)snprintf(to, size, "%s%s%s", dir, slash, name) < size) return true;
     errno = ENAMETOOLONG;
     return false;
 }
 
-static bool is_dots(const char *name) { return strcmp(name, ".") == 0 || strcmp(name, "..") == 0; }
+bool is_dot_entry(const char *name) { return strcmp(name, ".") == 0 || strcmp(name, "..") == 0; }
 
 static bool flush(int fd, struct buf *b, size_t above) {
     if (buf_used(b) <= above) return true;
@@ -40,14 +40,14 @@ static int list_below(int out, struct buf *b, const char *dir, uint64_t depth) {
     char path[PATH_MAX], target[PATH_MAX];
     for (struct dirent *e; !error && (e = readdir(d));) {
         struct stat st;
-        if (is_dots(e->d_name) || !joined(path, sizeof path, dir, e->d_name) || lstat(path, &st) != 0) continue;
+        if (is_dot_entry(e->d_name) || !join_path(path, sizeof path, dir, e->d_name) || lstat(path, &st) != 0) continue;
         size_t mark = record_open(b);
         add_stat(b, path, &st);
         ssize_t n = S_ISLNK(st.st_mode) ? readlink(path, target, sizeof target) : -1;
         if (n >= 0) add_bytes(b, TAG_TARGET, target, (size_t)n);
         record_close(b, mark);
         if (!flush(out, b, FLUSH_BYTES)) error = errno;
-        /* A directory below that may not be read is listed, not entered. */
+        /* A subdirectory that cannot be read is listed, but not entered. */
         if (S_ISDIR(st.st_mode) && depth > 1 && !error) list_below(out, b, path, depth - 1);
     }
     closedir(d);
@@ -76,7 +76,7 @@ static int remove_below(int parent, const char *name, int depth) {
     }
     int error = 0;
     for (struct dirent *e; (e = readdir(d));) {
-        int failed = is_dots(e->d_name) ? 0 : remove_below(fd, e->d_name, depth - 1);
+        int failed = is_dot_entry(e->d_name) ? 0 : remove_below(fd, e->d_name, depth - 1);
         if (failed) error = failed;
     }
     closedir(d);
@@ -125,8 +125,8 @@ static int copy_any(const char *from, const char *to, int depth) {
     DIR *d = opendir(from);
     int error = d ? 0 : errno;
     for (struct dirent *e; !error && (e = readdir(d));) {
-        if (is_dots(e->d_name)) continue;
-        if (!joined(a, sizeof a, from, e->d_name) || !joined(b, sizeof b, to, e->d_name)) error = errno;
+        if (is_dot_entry(e->d_name)) continue;
+        if (!join_path(a, sizeof a, from, e->d_name) || !join_path(b, sizeof b, to, e->d_name)) error = errno;
         else error = copy_any(a, b, depth - 1);
     }
     if (d) closedir(d);
@@ -140,7 +140,7 @@ int tree_move(const char *from, const char *to) {
     if (rename(from, to) == 0) return 0;
     if (errno != EXDEV) return errno;
     if (stat(to, &st) == 0 && S_ISDIR(st.st_mode)) return rmdir(to) == 0 ? tree_move(from, to) : errno;
-    /* Copied beside the target first: the target is whole or not there. */
+    /* Copy beside the target first, so that the target never exists in part. */
     const char *slash = strrchr(to, '/');
     int dir = slash ? (int)(slash - to) + 1 : 0;
     if ((size_t)snprintf(aside, sizeof aside, "%.*s.warren-%d", dir, to, getpid()) >= sizeof aside) return ENAMETOOLONG;
@@ -150,7 +150,7 @@ int tree_move(const char *from, const char *to) {
     return error ? error : tree_remove(from);
 }
 
-/* ---- out: records, each file followed by exactly as many bytes as its record says ---- */
+/* ---- pack: records; the record of a file is followed by exactly as many bytes as it says ---- */
 
 static int pack_content(int out, int fd, uint64_t size) {
     static uint8_t buffer[256 * 1024];
@@ -179,7 +179,7 @@ static int pack_one(int out, const char *path, const char *name, int depth) {
         if (fd < 0 && errno == ENOENT) return 0; /* gone since it was listed */
         if (fd < 0 || fstat(fd, &st) != 0) return errno;
     } else if (!S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode)) {
-        return 0; /* sockets, pipes and the like do not travel */
+        return 0; /* sockets, pipes and devices are not packed */
     }
     size_t mark = record_open(&b);
     add_stat(&b, name, &st);
@@ -195,9 +195,9 @@ static int pack_one(int out, const char *path, const char *name, int depth) {
     DIR *d = !error && S_ISDIR(st.st_mode) && depth > 0 ? opendir(path) : NULL;
     if (!error && S_ISDIR(st.st_mode) && !d) return depth > 0 ? errno : ENAMETOOLONG;
     for (struct dirent *e; d && !error && (e = readdir(d));) {
-        if (is_dots(e->d_name)) continue;
+        if (is_dot_entry(e->d_name)) continue;
         bool top = strcmp(name, ".") == 0;
-        if (!joined(inner, sizeof inner, path, e->d_name) || !joined(inner_name, sizeof inner_name, top ? "" : name, e->d_name))
+        if (!join_path(inner, sizeof inner, path, e->d_name) || !join_path(inner_name, sizeof inner_name, top ? "" : name, e->d_name))
             error = errno;
         else error = pack_one(out, inner, inner_name, depth - 1);
     }
@@ -212,7 +212,7 @@ int tree_pack(const struct file_request *r) {
     return pack_one(r->out, r->path, S_ISDIR(st.st_mode) ? "." : slash ? slash + 1 : r->path, MAX_DEPTH);
 }
 
-/* ---- in ---- */
+/* ---- unpack ---- */
 
 struct member { char *name, *target; uint64_t kind, size, mode, mtime_ns; bool has_mtime; };
 
@@ -251,7 +251,7 @@ static int unpack_content(int in, int fd, uint64_t size) {
 
 static int unpack_file(int in, const char *path, const struct member *m) {
     struct stat st;
-    if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode)) unlink(path); /* never through a link that was there */
+    if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode)) unlink(path); /* never write through an existing link */
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) return errno == EEXIST ? EISDIR : errno;
     int error = unpack_content(in, fd, m->size);
@@ -265,7 +265,7 @@ static int unpack_file(int in, const char *path, const struct member *m) {
 static int unpack_one(int in, const char *root, const struct member *m) {
     char path[PATH_MAX];
     struct stat st;
-    if (!joined(path, sizeof path, root, m->name)) return errno;
+    if (!join_path(path, sizeof path, root, m->name)) return errno;
     int error = make_parents(path);
     if (error) return error;
     if (m->kind == KIND_FILE) return unpack_file(in, path, m);
@@ -276,7 +276,7 @@ static int unpack_one(int in, const char *root, const struct member *m) {
     if (m->kind != KIND_DIRECTORY) return EINVAL;
     if (mkdir(path, 0777) != 0 && errno != EEXIST) return errno;
     if (lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return ENOTDIR;
-    /* A directory the archive cannot be written into any further would only fail halfway. */
+    /* Keep the directory writable for its owner: its members come after it. */
     if (strcmp(m->name, ".") != 0) chmod(path, ((mode_t)m->mode & 0777) | 0700);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* Who a command runs as: /etc/passwd and /etc/group of the image, read without any library. */
+/* The users that commands run as, from /etc/passwd and /etc/group of the image, read directly: a static program cannot load name services. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <grp.h>
@@ -13,7 +13,7 @@
 
 #define LAST_CAP 63
 
-static uint64_t bounding = ~0ull; /* what the bounding set may still hold; read once, by users_init */
+static uint64_t bounding = ~0ull; /* the capabilities in the bounding set, read once by users_init */
 
 struct cap_header { uint32_t version; int pid; };
 struct cap_data { uint32_t effective, permitted, inheritable; };
@@ -97,14 +97,14 @@ void users_init(void) {
 static bool look_up(const char *name, struct user *out) {
     memset(out, 0, sizeof *out);
     if (!user_in_passwd(name, out)) return false;
-    /* The agent's own uid and what lies outside the sandbox's range are nobody's to take. */
+    /* No command may run with the agent's uid or with an id outside the sandbox's range. */
     if (out->uid < settings.uid_low || out->uid > settings.uid_high || out->uid == settings.agent_uid) return false;
     if (out->gid < settings.uid_low || out->gid > settings.uid_high || out->gid == settings.agent_uid) return false;
     add_groups(out);
     return true;
 }
 
-/* The root is read-only, so what was found once stays true. */
+/* Remembers the last user: the root is read-only, so the answer does not change. */
 bool find_user(const char *name, struct user *out) {
     static struct user last;
     static char last_name[64];

@@ -1,4 +1,4 @@
-/* Tells of changes below a directory. Runs in a job, as the user, until the agent ends it. */
+/* Reports changes below a directory. Runs in a job, as the user, until the agent kills it. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -19,7 +19,7 @@ static char *directories[MAX_WATCHES];
 static int out, inotify;
 static bool recursive;
 
-static bool tell(enum change change, const char *path, bool directory) {
+static bool report_change(enum change change, const char *path, bool directory) {
     struct buf b = {0};
     size_t mark = record_open(&b);
     if (change) {
@@ -33,13 +33,13 @@ static bool tell(enum change change, const char *path, bool directory) {
     return good;
 }
 
-/* Watches a directory and, if asked, those below. What was made before we watched is told as created. */
-static int watch_directory(const char *path, bool told) {
+/* Watches a directory and, if recursive, those below. With `report_existing`, reports what is in it as created. */
+static int watch_directory(const char *path, bool report_existing) {
     int wd = inotify_add_watch(inotify, path, EVENTS | IN_ONLYDIR);
     if (wd < 0) return errno;
     if (wd >= MAX_WATCHES) {
         inotify_rm_watch(inotify, wd);
-        tell(CHANGE_OVERFLOW, "", false);
+        report_change(CHANGE_OVERFLOW, "", false);
         return ENOSPC;
     }
     free(directories[wd]);
@@ -49,27 +49,25 @@ static int watch_directory(const char *path, bool told) {
     char inner[PATH_MAX];
     for (struct dirent *e; d && (e = readdir(d));) {
         struct stat st;
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        if ((size_t)snprintf(inner, sizeof inner, "%s/%s", path, e->d_name) >= sizeof inner) continue;
-        if (lstat(inner, &st) != 0) continue;
-        if (told && !tell(CHANGE_CREATED, inner, S_ISDIR(st.st_mode))) break;
-        if (S_ISDIR(st.st_mode)) watch_directory(inner, told);
+        if (is_dot_entry(e->d_name) || !join_path(inner, sizeof inner, path, e->d_name) || lstat(inner, &st) != 0) continue;
+        if (report_existing && !report_change(CHANGE_CREATED, inner, S_ISDIR(st.st_mode))) break;
+        if (S_ISDIR(st.st_mode)) watch_directory(inner, report_existing);
     }
     if (d) closedir(d);
     return 0;
 }
 
-static bool pass_on(const struct inotify_event *e) {
+static bool report_event(const struct inotify_event *e) {
     char path[PATH_MAX];
-    if (e->mask & IN_Q_OVERFLOW) return tell(CHANGE_OVERFLOW, "", false);
+    if (e->mask & IN_Q_OVERFLOW) return report_change(CHANGE_OVERFLOW, "", false);
     if (e->wd < 0 || e->wd >= MAX_WATCHES || !directories[e->wd]) return true;
     bool directory = e->mask & IN_ISDIR;
-    if (e->mask & IN_DELETE_SELF) return e->wd != 1 || tell(CHANGE_REMOVED, directories[e->wd], true);
-    if (!e->len || (size_t)snprintf(path, sizeof path, "%s/%s", directories[e->wd], e->name) >= sizeof path) return true;
+    if (e->mask & IN_DELETE_SELF) return e->wd != 1 || report_change(CHANGE_REMOVED, directories[e->wd], true);
+    if (!e->len || !join_path(path, sizeof path, directories[e->wd], e->name)) return true;
     enum change change = e->mask & IN_CREATE ? CHANGE_CREATED : e->mask & IN_DELETE ? CHANGE_REMOVED
                          : e->mask & IN_MOVED_FROM ? CHANGE_MOVED_FROM : e->mask & IN_MOVED_TO ? CHANGE_MOVED_TO
                          : CHANGE_MODIFIED;
-    if (!tell(change, path, directory)) return false;
+    if (!report_change(change, path, directory)) return false;
     if (recursive && directory && e->mask & (IN_CREATE | IN_MOVED_TO)) watch_directory(path, true);
     return true;
 }
@@ -84,14 +82,14 @@ int tree_watch(const struct file_request *r) {
     if (inotify < 0) return errno;
     int error = watch_directory(root, false);
     if (error) return error;
-    if (!tell(0, "", false)) return 0;
+    if (!report_change(0, "", false)) return 0;
     for (;;) {
         ssize_t n = read(inotify, raw, sizeof raw);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return errno;
         for (uint8_t *at = raw; at < raw + n;) {
             struct inotify_event *e = (struct inotify_event *)at;
-            if (!pass_on(e)) return 0;
+            if (!report_event(e)) return 0;
             at += sizeof *e + e->len;
         }
     }

@@ -1,4 +1,4 @@
-/* Buffers, frames and fields. Parsing here is fuzzed: see fuzz.c. */
+/* Buffers, frames and fields. fuzz.c fuzzes these parsers. */
 #include "wire.h"
 
 #include <stdlib.h>
@@ -56,8 +56,8 @@ uint32_t get_u32(const uint8_t *at) {
 }
 uint64_t get_u64(const uint8_t *at) { return get_u32(at) | (uint64_t)get_u32(at + 4) << 32; }
 
-/* A mark is kept relative to the unread part: adding may move the bytes. */
-size_t frame_open(struct buf *b, enum say kind, uint32_t channel) {
+/* A mark is relative to the unread part, because adding may move the bytes. */
+size_t frame_open(struct buf *b, enum response_type kind, uint32_t channel) {
     uint8_t *p = buf_room(b, HEADER_BYTES);
     memset(p, 0, HEADER_BYTES);
     put_u32(p + 4, channel);
@@ -123,6 +123,11 @@ bool field_number(const struct field *f, uint64_t *out) {
     else if (f->len == 8) *out = get_u64(f->p);
     else return false;
     return true;
+}
+
+void free_strings(char **list) {
+    for (char **p = list; p && *p; p++) free(*p);
+    free(list);
 }
 
 char *field_string(const struct field *f, size_t max) {

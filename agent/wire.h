@@ -1,4 +1,4 @@
-/* The language between worker and agent, version 1. Described in full in src/warren/worker/agent/wire.py. */
+/* The protocol between worker and agent, version 1. src/warren/worker/agent/wire.py describes it in full. */
 #ifndef WARREN_WIRE_H
 #define WARREN_WIRE_H
 
@@ -15,8 +15,8 @@
 #define MAX_GLOBS 64u
 #define MAX_GLOB_BYTES 4000u
 
-enum ask { ASK_HELLO = 1, ASK_START, ASK_ATTACH, ASK_FILE, ASK_DATA, ASK_EOF, ASK_CREDIT, ASK_CONTROL, ASK_LIST, ASK_CLOSE, ASK_PING };
-enum say { SAY_HELLO = 0x41, SAY_STARTED, SAY_OUTPUT, SAY_EXIT, SAY_ERROR, SAY_DATA, SAY_DONE, SAY_CREDIT };
+enum request_type { REQUEST_HELLO = 1, REQUEST_START, REQUEST_ATTACH, REQUEST_FILE, REQUEST_DATA, REQUEST_EOF, REQUEST_CREDIT, REQUEST_CONTROL, REQUEST_LIST, REQUEST_CLOSE, REQUEST_PING };
+enum response_type { RESPONSE_HELLO = 0x41, RESPONSE_STARTED, RESPONSE_OUTPUT, RESPONSE_EXIT, RESPONSE_ERROR, RESPONSE_DATA, RESPONSE_DONE, RESPONSE_CREDIT };
 
 enum tag {
     TAG_VERSION = 1, TAG_ID, TAG_ARGV, TAG_SHELL, TAG_ENV, TAG_CWD, TAG_USER, TAG_TIMEOUT_MS, TAG_GRACE_MS, TAG_FLAGS,
@@ -44,7 +44,7 @@ enum change { CHANGE_CREATED = 1, CHANGE_MODIFIED, CHANGE_REMOVED, CHANGE_MOVED_
 enum truncation { TRUNCATED_BY_MATCHES = 1, TRUNCATED_BY_TIME };
 enum stream { STREAM_OUT = 1, STREAM_ERR, STREAM_TERMINAL };
 
-/* Bytes that grow at the end and are taken from the front. Running out of memory ends the process. */
+/* A queue of bytes: added at the end, taken from the front. Running out of memory ends the process. */
 struct buf {
     uint8_t *p;
     size_t off, len, cap;
@@ -63,7 +63,7 @@ uint32_t get_u32(const uint8_t *at);
 uint64_t get_u64(const uint8_t *at);
 
 /* Writing: frame_open … add_* … frame_close. */
-size_t frame_open(struct buf *b, enum say kind, uint32_t channel);
+size_t frame_open(struct buf *b, enum response_type kind, uint32_t channel);
 void frame_close(struct buf *b, size_t mark);
 void add_number(struct buf *b, enum tag tag, uint64_t v);
 void add_bytes(struct buf *b, enum tag tag, const void *p, size_t n);
@@ -71,7 +71,7 @@ void add_text(struct buf *b, enum tag tag, const char *s);
 size_t record_open(struct buf *b);
 void record_close(struct buf *b, size_t mark);
 
-/* Reading: a header, and a walk over fields. Never reads outside the given bytes. */
+/* Reading: a header, then the fields. Never reads outside the given bytes. */
 struct header {
     uint32_t length, channel;
     uint8_t kind;
@@ -89,7 +89,9 @@ struct fields {
 };
 bool next_field(struct fields *it, struct field *out);
 bool field_number(const struct field *f, uint64_t *out);
-/* A field as a C string in memory of its own; NULL if it has a NUL byte in it or is longer than max. */
+/* Copies a field to a C string; NULL if it contains a NUL byte or is longer than max. */
 char *field_string(const struct field *f, size_t max);
+/* Frees a list that ends with NULL, and its strings. */
+void free_strings(char **list);
 
 #endif

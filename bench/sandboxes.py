@@ -1,10 +1,9 @@
-"""How fast and how light sandboxes are, beside docker, bare runtimes and bubblewrap, in one run.
+"""Measures the speed and memory of sandboxes, beside docker, bare runtimes and bubblewrap, in one run.
 
     sudo .venv/bin/python bench/sandboxes.py            everything, some minutes
     sudo .venv/bin/python bench/sandboxes.py exec files  only these parts: exec create stream files many rate
 
-Absolute times move with the machine; the ratios are what counts. Each row ends with its target and
-whether this run met it.
+Absolute times depend on the machine; compare the ratios. Each row ends with its target and whether this run met it.
 """
 
 import asyncio
@@ -17,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,9 @@ from warren.worker.providers.record import Record  # noqa: E402
 MIB = 1024 * 1024
 TRUE = Command(argv=("true",))
 SPEC = SandboxSpec(image="base")
+_LOOP = 'for i in $(seq "$0"); do a=$EPOCHREALTIME; "$@" || exit; echo "took $a $EPOCHREALTIME"; done >&2'
+
+Count = Callable[[int, int], int]
 
 
 @dataclass
@@ -54,6 +57,9 @@ class Table:
     @property
     def missed(self) -> int:
         return sum(row[3] == "NO" for row in self.rows)
+
+
+Part = Callable[[Table, Count], Awaitable[None]]
 
 
 def ms(values: list[float]) -> float:
@@ -78,6 +84,47 @@ def timed_command(times: int, *argv: str) -> list[float]:
     return found
 
 
+async def prepare_bare_loop(
+    provider: OciProvider, state: Path, runtime: str, times: int, sandbox_ids: list[str]
+) -> list[str]:
+    """Returns a command that runs the bare runtime `times` times; the caller removes the sandboxes in `sandbox_ids`."""
+    sandbox_id = secrets.token_hex(16)
+    directory = state / "sandboxes" / sandbox_id
+    directory.mkdir(mode=0o700, parents=True)
+    sandbox_ids.append(sandbox_id)
+    record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
+    record.save(directory)
+    config = provider._config(record)
+    config["process"]["args"] = ["/usr/bin/true"]
+    oci_launch.write_bundle(directory / "bundle", config)
+    await provider._take_disk(SPEC, directory)
+    rootfs = ImageStore(state).rootfs("base")
+    argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
+    split = argv.index("--") + 1
+    return [*argv[:split], "bash", "-c", _LOOP, str(times), *argv[split:]]
+
+
+async def run_parts(parts: Mapping[str, Part], words: list[str]) -> int:
+    """Runs the parts that `words` name, or all; returns the exit code. --quick makes all counts small."""
+    quick = "--quick" in words
+    names = [word for word in words if word != "--quick"]
+    if unknown := [name for name in names if name not in parts]:
+        print(f"there is no part {', '.join(unknown)}; there are: {', '.join(parts)}", file=sys.stderr)
+        return 2
+    print(f"\n{os.cpu_count()} cores, {os.uname().machine}, Linux {os.uname().release}")
+    table, failed = Table(), []
+    for name, part in parts.items():
+        if not names or name in names:
+            print(f"\n{name}", flush=True)
+            try:
+                await part(table, lambda full, small: small if quick else full)
+            except Exception:
+                traceback.print_exc()
+                failed.append(name)
+    print(f"\n{table.missed} targets missed" + (f"; parts that failed: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
 @dataclass
 class Bench:
     provider: OciProvider
@@ -93,7 +140,7 @@ class Bench:
         await timed(50, lambda: box.exec(TRUE))
         ours: list[float] = []
         rival: list[float] = []
-        for _ in range(10):  # in turns, so that a slow moment of the machine falls on both
+        for _ in range(10):  # in turns, so that a slow moment of the machine affects both
             ours += await timed(30, lambda: box.exec(TRUE))
             rival += timed_command(3, "docker", "--host", self.engine.url, "exec", "bench", "true")
         plain = await timed(200, lambda: box.exec(Command(shell="true", carry_state=False)))
@@ -144,29 +191,18 @@ class Bench:
             self.table.add("bubblewrap --unshare-all true, p50", f"{ms(timed_command(20, *bwrap)):.1f} ms")
 
     async def bare_runs(self, runtime: str, times: int) -> list[float]:
-        """The runtime alone, on a bundle prepared as ours are: everything mounted before the clock starts."""
-        sandbox_id = secrets.token_hex(16)
-        directory = self.state / "sandboxes" / sandbox_id
-        directory.mkdir(mode=0o700)
-        provider = self.provider
+        """Times the runtime alone, on a bundle like ours: everything is mounted before the clock starts."""
+        sandbox_ids: list[str] = []
         try:
-            record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
-            record.save(directory)
-            config = provider._config(record)
-            config["process"]["args"] = ["/usr/bin/true"]
-            oci_launch.write_bundle(directory / "bundle", config)
-            await provider._take_disk(SPEC, directory)
-            rootfs = ImageStore(self.state).rootfs("base")
-            argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
-            split = argv.index("--") + 1
-            loop = 'for i in $(seq "$0"); do a=$EPOCHREALTIME; "$@" || exit; echo "took $a $EPOCHREALTIME"; done >&2'
-            outcome = await run([*argv[:split], "bash", "-c", loop, str(times), *argv[split:]], timeout_s=60)
+            argv = await prepare_bare_loop(self.provider, self.state, runtime, times, sandbox_ids)
+            outcome = await run(argv, timeout_s=60)
             found = re.findall(r"took (\S+) (\S+)", outcome.stderr)
             if len(found) != times:
                 raise RuntimeError(f"{runtime}: {outcome.stderr}")
             return [float(end) - float(start) for start, end in found]
         finally:
-            await provider._unmake(sandbox_id)
+            for sandbox_id in sandbox_ids:
+                await self.provider._unmake(sandbox_id)
 
     # -- bytes
 
@@ -200,7 +236,7 @@ class Bench:
     # -- many sandboxes
 
     async def rate(self) -> None:
-        boxes = await self.some(50, SPEC)
+        boxes = await self.create_many(50, SPEC)
         stop = time.perf_counter() + 5
         done = 0
 
@@ -213,7 +249,7 @@ class Bench:
         start = time.perf_counter()
         await asyncio.gather(*(loop(box) for box in boxes))
         rate = done / (time.perf_counter() - start)
-        await self.end(boxes)
+        await self.destroy_all(boxes)
         self.table.add("commands/s over 50 sandboxes", f"{rate:.0f}/s", ">= 1500/s", rate >= 1500)
 
     async def many(self) -> None:
@@ -222,13 +258,13 @@ class Bench:
         first = await self.provider.create(SPEC)
         await timed(50, lambda: first.exec(TRUE))
         alone = ms(await timed(200, lambda: first.exec(TRUE)))
-        boxes = await self.some(100, SPEC)
+        boxes = await self.create_many(100, SPEC)
         early, more = await self.create_rate(100)
         boxes += more
         settle()
         available = meminfo("MemAvailable")
         at = len(boxes)
-        boxes += await self.some(count - at - 100, SPEC)
+        boxes += await self.create_many(count - at - 100, SPEC)
         late, more = await self.create_rate(100)
         boxes += more
         settle()
@@ -238,7 +274,7 @@ class Bench:
         table = Path("/proc/self/mountinfo").read_text().splitlines()
         mounts = sum(str(self.state) in line or "/run/warren" in line for line in table)
         start = time.perf_counter()
-        await self.end([first, *boxes])
+        await self.destroy_all([first, *boxes])
         took = time.perf_counter() - start
         self.table.add(f"{len(boxes)} idle: PSS of our processes, each", f"{pss:.3f} MiB", "<= 0.1", pss <= 0.1)
         self.table.add("fall of MemAvailable, each", f"{fall:.2f} MiB", "<= 2", fall <= 2)
@@ -252,10 +288,10 @@ class Bench:
 
     async def create_rate(self, count: int) -> tuple[float, list[AgentSandbox]]:
         start = time.perf_counter()
-        boxes = await self.some(count, SPEC)
+        boxes = await self.create_many(count, SPEC)
         return count / (time.perf_counter() - start), boxes
 
-    async def some(self, count: int, spec: SandboxSpec) -> list[AgentSandbox]:
+    async def create_many(self, count: int, spec: SandboxSpec) -> list[AgentSandbox]:
         slots = asyncio.Semaphore(4)
 
         async def one() -> AgentSandbox:
@@ -264,12 +300,12 @@ class Bench:
 
         return list(await asyncio.gather(*(one() for _ in range(count))))
 
-    async def end(self, boxes: list[AgentSandbox]) -> None:
+    async def destroy_all(self, boxes: list[AgentSandbox]) -> None:
         await asyncio.gather(*(self.provider.destroy(box.id) for box in boxes))
 
 
 def settle() -> None:
-    """What can be given back is given back first: caches are not what a sandbox costs."""
+    """Drops caches first: they are not part of what a sandbox costs."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3\n")
     time.sleep(1)

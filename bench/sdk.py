@@ -1,10 +1,10 @@
-"""What the SDK costs: over a bare http.client request, in local mode, and when it is imported.
+"""Measures what the SDK costs: compared with a bare http.client request, in local mode, and when it is imported.
 
     sudo .venv/bin/python bench/sdk.py              some seconds
     sudo .venv/bin/python bench/sdk.py --quick      small counts, to see whether it works
 
 All clients run the same command (true, as an argument list) in one sandbox of one server, in turns, so that a slow
-moment of the machine falls on all of them. The overhead is the median of the differences within a turn. Each row ends
+moment of the machine affects all of them. The overhead is the median of the differences within a turn. Each row ends
 with its target and whether this run met it; a missed target is not an error.
 """
 
@@ -58,8 +58,8 @@ async def over_http(table: Table, url: str, turns: int) -> None:
         blocking = SandboxClient.attach(native.session_id, url)
         bare = bare_request(url, native.session_id)
         kinds: dict[str, Callable[[], Awaitable[object]]] = {
-            "bare": waited(bare),
-            "blocking": waited(lambda: blocking.execute(TRUE)),
+            "bare": as_coroutine(bare),
+            "blocking": as_coroutine(lambda: blocking.execute(TRUE)),
             "asyncio": lambda: native.execute(TRUE),
         }
         taken = await in_turns(kinds, turns)
@@ -71,7 +71,7 @@ async def over_http(table: Table, url: str, turns: int) -> None:
         table.add(f"{client} over the bare request, median", in_ms(over), "<= 0.5 ms", over <= 0.0005)
 
 
-def waited(call: Callable[[], object]) -> Callable[[], Awaitable[object]]:
+def as_coroutine(call: Callable[[], object]) -> Callable[[], Awaitable[object]]:
     async def wait() -> object:
         return call()
 
@@ -82,11 +82,11 @@ def bare_request(url: str, session_id: str) -> Callable[[], object]:
     connection = http.client.HTTPConnection(url.removeprefix("http://"))
     body = json.dumps({"command": TRUE, "timeout_s": 120.0})
 
-    def ask() -> object:
+    def send() -> object:
         connection.request("POST", f"/api/sessions/{session_id}/exec", body, {"Content-Type": "application/json"})
         return json.loads(connection.getresponse().read())
 
-    return ask
+    return send
 
 
 async def in_turns(kinds: dict[str, Callable[[], Awaitable[object]]], turns: int) -> dict[str, list[float]]:
@@ -105,7 +105,7 @@ async def in_process(table: Table, turns: int) -> None:
     async with AsyncSandboxClient(mode="local") as native:
         with SandboxClient(mode="local", session_id=native.session_id) as blocking:
             kinds: dict[str, Callable[[], Awaitable[object]]] = {
-                "blocking": waited(lambda: blocking.execute(TRUE)),
+                "blocking": as_coroutine(lambda: blocking.execute(TRUE)),
                 "asyncio": lambda: native.execute(TRUE),
             }
             taken = await in_turns(kinds, turns)
@@ -126,21 +126,21 @@ def local_state() -> Iterator[None]:
 
 
 def imports(table: Table, times: int) -> None:
-    nothing = started("pass", times)
+    nothing = run_process("pass", times)
     for what, target in (
         ("import warren", 0.150),
         ("from warren import SandboxClient", 0.150),
         ("from warren import AsyncSandboxClient", None),
     ):
-        took = started(what, times) - nothing
+        took = run_process(what, times) - nothing
         shown = f"<= {target * 1000:.0f} ms" if target else ""
         table.add(
             f"{what}, beyond an empty program", f"{took * 1000:.0f} ms", shown, took <= target if target else None
         )
 
 
-def started(code: str, times: int) -> float:
-    """The median time of a fresh process that runs it."""
+def run_process(code: str, times: int) -> float:
+    """Returns the median time of a fresh process that runs `code`."""
     taken = []
     for _ in range(times):
         start = time.perf_counter()

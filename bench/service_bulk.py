@@ -1,4 +1,4 @@
-"""Parts of bench/service.py about amounts: large files, a thousand creates, a thousand idle sessions."""
+"""Parts of bench/service.py about volume: large files, a thousand creates, a thousand idle sessions."""
 
 import asyncio
 import os
@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from sandboxes import Table, meminfo, settle
+from sandboxes import Count, Table, meminfo, settle
 from service_bare import bare_rate
 from service_client import Client, RequestFailed, cleanup, create, exec_message
 from service_server import Server, mean, percentile, serving
-from service_speed import Count, in_ms, timed
+from service_speed import in_ms, time_requests
 
 MIB = 1024 * 1024
-_AT_ONCE = 50
+_PARALLEL = 50
 
 
 # -- files
@@ -29,9 +29,9 @@ async def files_part(table: Table, count: Count) -> None:
         file.flush()
         async with server.clients(1) as [client]:
             for cpus, counts in ((2.0, True), (0.5, False)):
-                made = await client.ask("POST", "/api/sessions", {"limits": {"cpus": cpus}})
+                made = await client.call("POST", "/api/sessions", {"limits": {"cpus": cpus}})
                 name, data = str(made["session_id"]), Path(file.name)
-                figures = [await asyncio.to_thread(both_ways, server, name, data) for _ in range(5)]
+                figures = [await asyncio.to_thread(measure_transfer, server, name, data) for _ in range(5)]
                 await cleanup(client, made["session_id"])
                 show_files(table, size_mb, cpus, figures, counts)
 
@@ -42,8 +42,8 @@ class Transfer(NamedTuple):
     growth_mb: float
 
 
-def both_ways(server: Server, session_id: str, data: Path) -> Transfer:
-    """MiB/s up and down, and by how much the server's memory grew at the most. The client is curl."""
+def measure_transfer(server: Server, session_id: str, data: Path) -> Transfer:
+    """Returns MiB/s up and down, and the largest growth of the server's memory. The client is curl."""
     url = f"http://127.0.0.1:{server.port}/api/sessions/{session_id}/files/content?path=big"
     before, size_mb = server.memory_mb(), data.stat().st_size / MIB
     server.forget_peak()
@@ -52,12 +52,12 @@ def both_ways(server: Server, session_id: str, data: Path) -> Transfer:
     growth = server.memory_mb("VmHWM") - before
     same = subprocess.run(["bash", "-c", 'curl -sS "$0" | cmp - "$1"', url, str(data)], capture_output=True, text=True)
     if same.returncode:
-        raise RequestFailed(f"what came back is not what was sent: {same.stdout}{same.stderr}")
+        raise RequestFailed(f"the download differs from the upload: {same.stdout}{same.stderr}")
     return Transfer(size_mb / up, size_mb / down, growth)
 
 
 def _curl(url: str, *flags: str) -> float:
-    """Seconds it took."""
+    """Returns the seconds it took."""
     argv = ["curl", "-sS", "--fail", "--output", "/dev/null", "--write-out", "%{time_total}", *flags, url]
     return float(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
 
@@ -76,34 +76,36 @@ def show_files(table: Table, size_mb: int, cpus: float, figures: list[Transfer],
 
 async def many_part(table: Table, count: Count) -> None:
     total = count(1000, 100)
-    runtime, before = await bare_rate(_AT_ONCE, total // _AT_ONCE)
+    runtime, before = await bare_rate(_PARALLEL, total // _PARALLEL)
     with serving("--pool-size", "20") as server:
-        async with server.clients(_AT_ONCE) as clients:
-            await server.filled(clients[0], 20)
+        async with server.clients(_PARALLEL) as clients:
+            await server.wait_for_pool(clients[0], 20)
             both = await cycles(clients, total)
-            await server.filled(clients[0], 20)
+            await server.wait_for_pool(clients[0], 20)
             alone, made = await creates(clients, total)
             ended = await cleanups(clients, made)
-        left = await nothing_left(server)
-    _, after = await bare_rate(_AT_ONCE, total // _AT_ONCE)
-    bare = (before + after) / 2  # on both sides of what it is compared with: the machine may have slow moments
-    table.add(f"bare {runtime} run, {_AT_ONCE} loops at once (before {before:.0f}, after {after:.0f})", f"{bare:.0f}/s")
-    show_rate(table, f"{total} times create and cleanup, {_AT_ONCE} at once, pool of 20", both, bare)
-    show_rate(table, f"{total} creates, {_AT_ONCE} at once, pool of 20", alone, bare)
+        left = await count_leftovers(server)
+    _, after = await bare_rate(_PARALLEL, total // _PARALLEL)
+    bare = (before + after) / 2  # measured before and after: the machine may have slow moments
+    table.add(
+        f"bare {runtime} run, {_PARALLEL} loops at once (before {before:.0f}, after {after:.0f})", f"{bare:.0f}/s"
+    )
+    show_rate(table, f"{total} times create and cleanup, {_PARALLEL} at once, pool of 20", both, bare)
+    show_rate(table, f"{total} creates, {_PARALLEL} at once, pool of 20", alone, bare)
     table.add("    cleanups", f"{ended.rate:.0f}/s", "all good", not ended.failed)
     table.add("    sandboxes left beside the pool", str(left), "0", left == 0)
-    await ahead(table, total)
+    await prefilled_pool(table, total)
 
 
-async def ahead(table: Table, total: int) -> None:
+async def prefilled_pool(table: Table, total: int) -> None:
     with serving("--pool-size", str(total), "--pool-max", str(total)) as server:
-        async with server.clients(_AT_ONCE) as clients:
+        async with server.clients(_PARALLEL) as clients:
             start = time.perf_counter()
-            await server.filled(clients[0], total)
+            await server.wait_for_pool(clients[0], total)
             table.add(f"making {total} ahead", f"{total / (time.perf_counter() - start):.0f}/s")
             outcome, made = await creates(clients, total)
             rate, took = outcome.rate, mean(outcome.taken)
-            what = f"{total} creates, {_AT_ONCE} at once, all made ahead"
+            what = f"{total} creates, {_PARALLEL} at once, all made ahead"
             table.add(what, f"{rate:.0f}/s", ">= 500/s", rate >= 500)
             table.add("    mean", in_ms(took), "<= 100 ms", took <= 0.1)
             table.add("    p50 / p99", f"{_ms(outcome.taken, 50)} / {_ms(outcome.taken, 99)} ms")
@@ -127,18 +129,18 @@ async def creates(clients: list[Client], total: int) -> tuple[Outcome, list[str]
     async def one(client: Client) -> None:
         made.append(await create(client))
 
-    return await repeated(clients, total, one), made
+    return await repeat(clients, total, one), made
 
 
 async def cycles(clients: list[Client], total: int) -> Outcome:
     async def one(client: Client) -> None:
         await cleanup(client, await create(client))
 
-    return await repeated(clients, total, one)
+    return await repeat(clients, total, one)
 
 
-async def repeated(clients: list[Client], total: int, work: Callable[[Client], Awaitable[None]]) -> Outcome:
-    """`total` times, shared by the clients; each does one at a time."""
+async def repeat(clients: list[Client], total: int, work: Callable[[Client], Awaitable[None]]) -> Outcome:
+    """Runs `work` `total` times, shared by the clients; each runs one at a time."""
     left, taken, failed = iter(range(total)), list[float](), list[str]()
 
     async def loop(client: Client) -> None:
@@ -166,8 +168,8 @@ def show_rate(table: Table, what: str, outcome: Outcome, bare: float) -> None:
 def show_success(table: Table, outcome: Outcome) -> None:
     share = len(outcome.taken) / (len(outcome.taken) + len(outcome.failed))
     table.add("    success", f"{share:.1%}", "100 %", not outcome.failed)
-    for said in sorted(set(outcome.failed))[:3]:
-        print(f"      failed: {said[:150]}")
+    for message in sorted(set(outcome.failed))[:3]:
+        print(f"      failed: {message[:150]}")
 
 
 def _ms(values: list[float], percent: float) -> str:
@@ -180,7 +182,7 @@ async def cleanups(clients: list[Client], made: list[str]) -> Outcome:
     async def one(client: Client) -> None:
         await cleanup(client, next(names))
 
-    return await repeated(clients, len(made), one)
+    return await repeat(clients, len(made), one)
 
 
 async def show_cleanups(table: Table, clients: list[Client], made: list[str]) -> None:
@@ -188,11 +190,11 @@ async def show_cleanups(table: Table, clients: list[Client], made: list[str]) ->
     table.add("    cleanups", f"{outcome.rate:.0f}/s", "all good", not outcome.failed)
 
 
-async def nothing_left(server: Server) -> int:
-    """Sandboxes on disk that are neither in the pool nor on their way into it."""
+async def count_leftovers(server: Server) -> int:
+    """Counts sandboxes on disk that neither are in the pool nor on their way into or out of it."""
     async with server.clients(1) as [client]:
         for _ in range(100):
-            worker = (await client.ask("GET", "/api/stats"))["workers"]["local"]
+            worker = (await client.call("GET", "/api/stats"))["workers"]["local"]
             pool = worker["pools"]["base"]
             left = server.sandboxes() - int(pool["ready"] + pool["creating"] + worker["destroying"])
             if left == 0:
@@ -207,20 +209,20 @@ async def nothing_left(server: Server) -> int:
 async def idle_part(table: Table, count: Count) -> None:
     total = count(1000, 50)
     with serving("--pool-size", "20") as server:
-        async with server.clients(_AT_ONCE) as clients:
+        async with server.clients(_PARALLEL) as clients:
             first = clients[0]
-            await server.filled(first, 20)
+            await server.wait_for_pool(first, 20)
             message = exec_message(await create(first), ["true"])
-            await timed(first, message, 50)
-            await server.filled(first, 20)
-            alone = percentile(await timed(first, message, count(300, 50)), 50)
+            await time_requests(first, message, 50)
+            await server.wait_for_pool(first, 20)
+            alone = percentile(await time_requests(first, message, count(300, 50)), 50)
             settle()
             free, memory = meminfo("MemAvailable"), server.memory_mb()
             outcome, made = await creates(clients, total)
-            await server.filled(first, 20)
+            await server.wait_for_pool(first, 20)
             settle()
             fall, growth = free - meminfo("MemAvailable"), server.memory_mb() - memory
-            among = percentile(await timed(first, message, count(300, 50)), 50)
+            among = percentile(await time_requests(first, message, count(300, 50)), 50)
             table.add(f"{total} idle sessions: fall of MemAvailable, each", f"{fall / total:.2f} MiB")
             table.add("    of it the server's own memory, each", f"{growth / total * 1024:.0f} KiB")
             table.add("    the server's memory, before / with them", f"{memory:.0f} / {memory + growth:.0f} MiB")

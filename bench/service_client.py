@@ -1,8 +1,8 @@
-"""The client of bench/service.py: HTTP/1.1 over kept-alive connections, as little work per request as there can be.
+"""The client of bench/service.py: HTTP/1.1 over kept-alive connections, with as little work per request as possible.
 
 It shares the machine's cores with the server it measures, so it is an asyncio protocol on a raw socket: one write
-for a request, one scan for the end of the answer. It reads answers with a Content-Length only, which is what the
-server gives for JSON.
+for a request, one scan for the end of the response. It reads only responses with a Content-Length, which the server
+sends for JSON.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import json
 from typing import Any, NamedTuple, cast
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     status: int
     body: bytes
 
@@ -30,39 +30,39 @@ class Client(asyncio.Protocol):
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
-        self._wanted = -1  # length of head and body, once the head is there
-        self._answer: asyncio.Future[Answer] | None = None
+        self._length = -1  # of head and body, once the head has come
+        self._response: asyncio.Future[Response] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one without saying so
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is one without declaring it
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        if self._wanted < 0 and (end := self._received.find(b"\r\n\r\n")) >= 0:
-            self._wanted = end + 4 + _content_length(bytes(self._received[:end]))
-        if 0 <= self._wanted <= len(self._received):
-            self._hand_over()
+        if self._length < 0 and (end := self._received.find(b"\r\n\r\n")) >= 0:
+            self._length = end + 4 + _content_length(bytes(self._received[:end]))
+        if 0 <= self._length <= len(self._received):
+            self._finish_response()
 
-    def _hand_over(self) -> None:
+    def _finish_response(self) -> None:
         body = self._received.index(b"\r\n\r\n") + 4
-        answer = Answer(int(self._received[9:12]), bytes(self._received[body : self._wanted]))
-        del self._received[: self._wanted]
-        self._wanted = -1
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(answer)
+        response = Response(int(self._received[9:12]), bytes(self._received[body : self._length]))
+        del self._received[: self._length]
+        self._length = -1
+        if self._response is not None and not self._response.done():
+            self._response.set_result(response)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(RequestFailed(f"the connection was lost: {exc}"))
+        if self._response is not None and not self._response.done():
+            self._response.set_exception(RequestFailed(f"the connection was lost: {exc}"))
 
-    async def send(self, message: bytes) -> Answer:
+    async def send(self, message: bytes) -> Response:
         if self._transport is None or self._transport.is_closing():
             raise RequestFailed("the connection is closed")
-        self._answer = asyncio.get_running_loop().create_future()
+        self._response = asyncio.get_running_loop().create_future()
         self._transport.write(message)
-        return await self._answer
+        return await self._response
 
-    async def ask(self, method: str, path: str, body: object = None) -> Any:
+    async def call(self, method: str, path: str, body: object = None) -> Any:
         return (await self.send(message(method, path, body))).json()
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ async def create(client: Client) -> str:
 
 
 async def cleanup(client: Client, session_id: str) -> None:
-    await client.ask("POST", "/cleanup", {"session_id": session_id})
+    await client.call("POST", "/cleanup", {"session_id": session_id})
 
 
 def exec_message(session_id: str, command: str | list[str]) -> bytes:

@@ -1,8 +1,8 @@
-"""What else runs a command in a container, for bench/service.py: docker exec, llm-sandbox, swe-rex.
+"""Other ways to run a command in a container, for bench/service.py: docker exec, llm-sandbox, swe-rex.
 
-The two packages come from the package index into a virtual environment of their own, build/bench-rivals; each
-runs there as a process that does so many commands per line it reads and prints how long each took. The engine
-has a network namespace of its own, and so have they: it is how swe-rex reaches its server in the container.
+The two packages are installed from the package index into a virtual environment of their own, build/bench-rivals; each
+runs there as a process that reads a number per line, runs that many commands and prints how long each took. They run
+in the network namespace of the Docker engine, where swe-rex reaches its server in the container.
 """
 
 import contextlib
@@ -66,7 +66,7 @@ asyncio.run(main())
 
 @dataclass
 class Rival:
-    """`batch` gives the seconds that so many commands took; `problem` says why there are none.
+    """`batch` returns the seconds that each command took; `problem` says why it cannot.
 
     `bare`: it runs the program itself, without a shell.
     """
@@ -81,29 +81,29 @@ class Rival:
         if self.problem:
             return []
         if self.process is None:
-            return [_timed(self.argv) for _ in range(times)]
+            return [_time_command(self.argv) for _ in range(times)]
         try:
             assert self.process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # what it said before it ended tells more
+            with contextlib.suppress(BrokenPipeError):  # its last output explains more
                 self.process.stdin.write(f"{times}\n")
                 self.process.stdin.flush()
-            return self._taken()
+            return self._read_times()
         except ValueError as exc:
             self.problem = str(exc)
             return []
 
-    def _taken(self) -> list[float]:
+    def _read_times(self) -> list[float]:
         assert self.process is not None
         assert self.process.stdout is not None
-        said = ""
+        last_line = ""
         for line in self.process.stdout:
             if line.startswith("TOOK "):
                 return list(json.loads(line.removeprefix("TOOK ")))
-            said = line.strip() or said
-        raise ValueError(said or "it ended without a word")
+            last_line = line.strip() or last_line
+        raise ValueError(last_line or "it ended without output")
 
 
-def _timed(argv: tuple[str, ...]) -> float:
+def _time_command(argv: tuple[str, ...]) -> float:
     start = time.perf_counter()
     subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True)
     return time.perf_counter() - start
@@ -111,7 +111,7 @@ def _timed(argv: tuple[str, ...]) -> float:
 
 @contextlib.contextmanager
 def rivals() -> Iterator[list[Rival]]:
-    """Those that could be started are ready; the others say why not."""
+    """Starts the rivals; those that cannot be started have a `problem`."""
     engine = DockerEngine()
     found = [Rival("docker exec true", bare=True), Rival("llm-sandbox, `true`", bare=True), Rival("swe-rex, `true`")]
     try:
@@ -164,7 +164,7 @@ def _start_packages(engine: DockerEngine, llm_sandbox: Rival, swe_rex: Rival) ->
 
 
 def _install() -> str:
-    """Puts both packages into their environment, once; says why it cannot."""
+    """Installs both packages into their environment, once; returns the problem, if there is one."""
     if (VENV / ".installed").exists():
         return ""
     commands = (

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import os
 import re
 import shutil
 import signal
@@ -26,7 +27,7 @@ _FILL_S = 300.0
 
 
 class Server:
-    """Its process id, memory and pool."""
+    """A running server: its memory, sandboxes and pool."""
 
     def __init__(self, process: ServerProcess) -> None:
         self._process = process
@@ -39,17 +40,22 @@ class Server:
         assert found is not None
         return int(found[1]) / 1024
 
+    def cpu_s(self) -> float:
+        """CPU time of the server's process, all its threads, in user and system mode."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def forget_peak(self) -> None:
-        """From here on VmHWM is the most memory it has had."""
+        """Resets the peak of the server's memory (VmHWM)."""
         Path(f"/proc/{self._process.pid}/clear_refs").write_text("5\n")
 
     def sandboxes(self) -> int:
         return sum(1 for entry in (self.state / "sandboxes").iterdir() if not entry.name.startswith("."))
 
     async def pool(self, client: Client) -> int:
-        return int((await client.ask("GET", "/health"))["pool_size"])
+        return int((await client.call("GET", "/health"))["pool_size"])
 
-    async def filled(self, client: Client, size: int) -> int:
+    async def wait_for_pool(self, client: Client, size: int) -> int:
         deadline = time.monotonic() + _FILL_S
         while (ready := await self.pool(client)) < size:
             if time.monotonic() > deadline:
@@ -69,13 +75,13 @@ class Server:
 
 @contextlib.contextmanager
 def serving(*flags: str, **environ: str) -> Iterator[Server]:
-    """A server for a while; what it made is gone at the end."""
+    """Runs a server; everything it made is gone at the end."""
     state = Path(tempfile.mkdtemp(prefix="warren-bench-", dir="/var/tmp"))
     (state / "images").symlink_to(IMAGES)
     quiet = ("--on-stop", "destroy", "--stop-grace", "1s", "--log-level", "warning")
-    # Connections that wait while a pool is filled shall still be there afterwards.
-    patient = {"WARREN_KEEP_ALIVE_S": "1h", "WARREN_HEADER_TIMEOUT_S": "1h"}
-    process = ServerProcess(state, *quiet, *flags, **patient, **environ)
+    # Connections must survive while a pool is filled.
+    timeouts = {"WARREN_KEEP_ALIVE_S": "1h", "WARREN_HEADER_TIMEOUT_S": "1h"}
+    process = ServerProcess(state, *quiet, *flags, **timeouts, **environ)
     try:
         process.start()
         yield Server(process)
@@ -86,12 +92,12 @@ def serving(*flags: str, **environ: str) -> Iterator[Server]:
 
 
 def _report(process: ServerProcess) -> None:
-    """What the server had to say while it was measured."""
-    said = [line for line in process.log.splitlines() if " warning " in line or " error " in line]
-    for line in said[:5]:
+    """Prints warnings and errors that the server logged while it was measured."""
+    lines = [line for line in process.log.splitlines() if " warning " in line or " error " in line]
+    for line in lines[:5]:
         print(f"  (server) {line[:160]}")
-    if len(said) > 5:
-        print(f"  (server) and {len(said) - 5} lines more")
+    if len(lines) > 5:
+        print(f"  (server) and {len(lines) - 5} lines more")
 
 
 def _stop(process: ServerProcess) -> None:
@@ -105,7 +111,7 @@ def _stop(process: ServerProcess) -> None:
 
 
 def percentile(values: list[float], percent: float) -> float:
-    """By nearest rank; of nothing it is not a number."""
+    """By nearest rank; NaN for no values."""
     ranked = sorted(values)
     return ranked[max(0, math.ceil(len(ranked) * percent / 100) - 1)] if ranked else math.nan
 

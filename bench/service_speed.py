@@ -2,18 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
-from sandboxes import Table
+from sandboxes import Count, Table
 from service_client import Client, RequestFailed, cleanup, create, exec_message
 from service_rivals import Rival, rivals
 from service_server import Server, percentile, serving
 
-_THINK_S = 0.15  # between two creates: as a pool of five refills, in quiet moments
+_THINK_S = 0.15  # between two creates: time for a pool of five to refill
 _STAGGER_S = 0.2
 _HELLO = "echo hello"
-
-Count = Callable[[int, int], int]
 
 
 def in_ms(seconds: float) -> str:
@@ -26,7 +24,7 @@ def in_ms(seconds: float) -> str:
 async def create_part(table: Table, count: Count) -> None:
     with serving() as server:
         async with server.clients(1) as [client]:
-            await server.filled(client, 5)
+            await server.wait_for_pool(client, 5)
             taken: list[float] = []
             ended: list[float] = []
             for _ in range(count(200, 20)):
@@ -37,7 +35,7 @@ async def create_part(table: Table, count: Count) -> None:
                 await cleanup(client, session_id)
                 ended.append(time.perf_counter() - start)
                 await asyncio.sleep(_THINK_S)
-            pools = (await client.ask("GET", "/api/stats"))["workers"]["local"]["pools"]["base"]
+            pools = (await client.call("GET", "/api/stats"))["workers"]["local"]["pools"]["base"]
     p50 = percentile(taken, 50)
     table.add("create from the pool over HTTP, p50", in_ms(p50), "<= 5 ms", p50 <= 0.005)
     table.add("create from the pool over HTTP, p95", in_ms(percentile(taken, 95)))
@@ -53,13 +51,13 @@ async def exec_part(table: Table, count: Count) -> None:
         async with server.clients(1) as [client]:
             session_id = await create(client)
             argv, shell = exec_message(session_id, ["true"]), exec_message(session_id, "true")
-            await timed(client, argv, 50)
+            await time_requests(client, argv, 50)
             ours: list[float] = []
             lines: list[float] = []
             theirs: dict[str, list[float]] = {rival.name: [] for rival in others}
-            for _ in range(count(10, 2)):  # in turns, so that a slow moment of the machine falls on all
-                ours += await timed(client, argv, 30)
-                lines += await timed(client, shell, 30)
+            for _ in range(count(10, 2)):  # in turns, so that a slow moment of the machine affects all
+                ours += await time_requests(client, argv, 30)
+                lines += await time_requests(client, shell, 30)
                 for rival in others:
                     theirs[rival.name] += rival.batch(5)
     p50 = percentile(ours, 50)
@@ -71,14 +69,14 @@ async def exec_part(table: Table, count: Count) -> None:
         show_rival(table, rival, theirs[rival.name], p50 if rival.bare else percentile(lines, 50))
 
 
-async def timed(client: Client, message: bytes, times: int) -> list[float]:
+async def time_requests(client: Client, message: bytes, times: int) -> list[float]:
     found = []
     for _ in range(times):
         start = time.perf_counter()
-        answer = await client.send(message)
+        response = await client.send(message)
         found.append(time.perf_counter() - start)
-        if answer.status != 200:
-            raise RequestFailed(answer.body.decode(errors="replace"))
+        if response.status != 200:
+            raise RequestFailed(response.body.decode(errors="replace"))
     return found
 
 
@@ -99,23 +97,23 @@ def show_rival(table: Table, rival: Rival, times: list[float], ours: float) -> N
 async def first_part(table: Table, count: Count) -> None:
     with serving() as server:
         async with server.clients(count(100, 30)) as clients:
-            await server.filled(clients[0], 5)
+            await server.wait_for_pool(clients[0], 5)
             await show_first(table, "one after another (pool 5)", await in_sequence(clients[0], count(100, 10)), 0.020)
-            await server.filled(clients[0], 5)
+            await server.wait_for_pool(clients[0], 5)
             await show_first(table, "one every 200 ms (pool 5)", await staggered(clients), None)
             for _ in range(3):  # each raises the pool's target, up to its maximum
-                ready = await settled(server, clients[0])
+                ready = await wait_until_stable(server, clients[0])
                 times = await burst(clients)
                 await show_first(table, f"{len(clients)} at once (pool max 20, {ready} ready)", times, 0.351)
     size = str(count(100, 30))
     with serving("--pool-size", size, "--pool-max", size) as server:
         async with server.clients(int(size)) as clients:
-            ready = await server.filled(clients[0], int(size))
+            ready = await server.wait_for_pool(clients[0], int(size))
             await show_first(table, f"{size} at once (pool {size}, {ready} ready)", await burst(clients), 0.351)
 
 
-async def settled(server: Server, client: Client) -> int:
-    """How many are ready when the pool grows no more."""
+async def wait_until_stable(server: Server, client: Client) -> int:
+    """Waits until the pool grows no more; returns how many are ready."""
     ready = -1
     while (now := await server.pool(client)) > ready:
         ready = now
@@ -138,26 +136,28 @@ async def staggered(clients: list[Client]) -> list[float | None]:
         await asyncio.sleep(delay_s)
         return await first_output(client)
 
-    return await all_cleaned_up(clients, [after(i * _STAGGER_S, client) for i, client in enumerate(clients)])
+    return await gather_and_clean_up(clients, [after(i * _STAGGER_S, client) for i, client in enumerate(clients)])
 
 
 async def burst(clients: list[Client]) -> list[float | None]:
-    return await all_cleaned_up(clients, [first_output(client) for client in clients])
+    return await gather_and_clean_up(clients, [first_output(client) for client in clients])
 
 
-async def all_cleaned_up(clients: list[Client], work: list[Awaitable[tuple[float | None, str]]]) -> list[float | None]:
+async def gather_and_clean_up(
+    clients: list[Client], work: list[Awaitable[tuple[float | None, str]]]
+) -> list[float | None]:
     found = await asyncio.gather(*work)
     await asyncio.gather(*(cleanup(client, made) for client, (_, made) in zip(clients, found, strict=True) if made))
     return [seconds for seconds, _ in found]
 
 
 async def first_output(client: Client) -> tuple[float | None, str]:
-    """Seconds from asking for a session to its first command's output; None if either failed."""
+    """Returns the seconds from requesting a session to its first command's output; None if either failed."""
     start, session_id = time.perf_counter(), ""
     try:
         session_id = await create(client)
-        said = (await client.send(exec_message(session_id, _HELLO))).json()["output"]
-        return (time.perf_counter() - start if said == "hello\n" else None), session_id
+        output = (await client.send(exec_message(session_id, _HELLO))).json()["output"]
+        return (time.perf_counter() - start if output == "hello\n" else None), session_id
     except RequestFailed:
         return None, session_id
 
@@ -178,11 +178,11 @@ async def rate_part(table: Table, count: Count) -> None:
     sessions, seconds = 50, count(8, 2)
     with serving("--pool-size", "20") as server:
         async with server.clients(sessions) as clients:
-            await server.filled(clients[0], 20)
+            await server.wait_for_pool(clients[0], 20)
             made = await asyncio.gather(*(create(client) for client in clients))
             messages = [exec_message(session_id, ["true"]) for session_id in made]
             start = time.perf_counter()
-            loops = [execs_until(start + seconds, *pair) for pair in zip(clients, messages, strict=True)]
+            loops = [exec_until(start + seconds, *pair) for pair in zip(clients, messages, strict=True)]
             taken = [one for many in await asyncio.gather(*loops) for one in many]
             rate = len(taken) / (time.perf_counter() - start)
             await asyncio.gather(*(cleanup(*pair) for pair in zip(clients, made, strict=True)))
@@ -190,8 +190,8 @@ async def rate_part(table: Table, count: Count) -> None:
     table.add("    p50 / p95 of each", f"{percentile(taken, 50) * 1000:.0f} / {percentile(taken, 95) * 1000:.0f} ms")
 
 
-async def execs_until(deadline: float, client: Client, message: bytes) -> list[float]:
+async def exec_until(deadline: float, client: Client, message: bytes) -> list[float]:
     taken = []
     while time.perf_counter() < deadline:
-        taken += await timed(client, message, 1)
+        taken += await time_requests(client, message, 1)
     return taken

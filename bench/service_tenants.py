@@ -1,4 +1,4 @@
-"""Parts of bench/service.py about tenants: what the door costs, and what one tenant's flood does to another."""
+"""Parts of bench/service.py about tenants: the cost of admission, and how one tenant's flood affects another."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
-from sandboxes import Table
+from sandboxes import Count, Table
 from service_client import CREATE, Client, RequestFailed, exec_message, message
 from service_server import Server, percentile, serving
 
@@ -16,11 +16,9 @@ QUOTA = {"requests_per_minute": 10_000_000, "exec_seconds_per_day": 10_000_000, 
 POLICY = {"mode": "enforce", "deny": ["curl", "wget", "ssh"]}
 FLOOD = 40
 
-Count = Callable[[int, int], int]
 
-
-def with_key(sent: bytes, key: str) -> bytes:
-    return sent.replace(b"Host: localhost\r\n", f"Host: localhost\r\nX-API-Key: {key}\r\n".encode(), 1)
+def with_key(request: bytes, key: str) -> bytes:
+    return request.replace(b"Host: localhost\r\n", f"Host: localhost\r\nX-API-Key: {key}\r\n".encode(), 1)
 
 
 @dataclass
@@ -28,29 +26,29 @@ class Tenant:
     client: Client
     key: str
 
-    async def ask(self, sent: bytes) -> dict[str, object]:
-        found: dict[str, object] = (await self.client.send(with_key(sent, self.key))).json()
+    async def send(self, request: bytes) -> dict[str, object]:
+        found: dict[str, object] = (await self.client.send(with_key(request, self.key))).json()
         return found
 
     async def create(self) -> str:
-        return str((await self.ask(CREATE))["session_id"])
+        return str((await self.send(CREATE))["session_id"])
 
     async def delete(self, session_id: str) -> None:
-        await self.ask(message("DELETE", f"/api/sessions/{session_id}"))
+        await self.send(message("DELETE", f"/api/sessions/{session_id}"))
 
 
 async def new_tenant(client: Client, name: str, policy: object = None, quota: object = None) -> Tenant:
     admin = Tenant(client, ADMIN)
-    await admin.ask(message("PUT", f"/api/admin/tenants/{name}", {"quota": quota or {}, "policy": policy or {}}))
-    made = await admin.ask(message("POST", "/api/admin/keys", {"name": "bench", "tenant": name}))
+    await admin.send(message("PUT", f"/api/admin/tenants/{name}", {"quota": quota or {}, "policy": policy or {}}))
+    made = await admin.send(message("POST", "/api/admin/keys", {"name": "bench", "tenant": name}))
     return Tenant(client, str(made["key"]))
 
 
-# -- what the door costs
+# -- the cost of keys, audit, quotas and policies
 
 
-async def door_part(table: Table, count: Count) -> None:
-    """The same command over two servers, in turns: one that asks for nothing, one with everything on."""
+async def admission_part(table: Table, count: Count) -> None:
+    """Runs the same command on two servers, in turns: one without admission, one with everything on."""
     with serving("--no-auth", "--no-audit") as bare, serving(WARREN_API_KEY=ADMIN) as full:
         async with bare.clients(1) as [plain], full.clients(1) as [guarded]:
             tenants = {
@@ -59,7 +57,7 @@ async def door_part(table: Table, count: Count) -> None:
                 "key, audit and quotas": await new_tenant(guarded, "bounded", quota=QUOTA),
                 "key, audit, quotas and a command policy": await new_tenant(guarded, "ruled", POLICY, QUOTA),
             }
-            took = await _in_turns(tenants, count(40, 3))
+            took = await _time_in_turns(tenants, count(40, 3))
     base = percentile(took["no key, no audit"], 50)
     table.add("exec of true, no key, no audit, p50", f"{base * 1000:.2f} ms")
     for name, times in itertools.islice(took.items(), 1, None):
@@ -67,14 +65,14 @@ async def door_part(table: Table, count: Count) -> None:
         table.add(f"  {name}: more than that, p50", f"{more * 1000:+.2f} ms", "<= 0.5 ms", more <= 0.0005)
 
 
-async def _in_turns(tenants: dict[str, Tenant], rounds: int) -> dict[str, list[float]]:
+async def _time_in_turns(tenants: dict[str, Tenant], rounds: int) -> dict[str, list[float]]:
     lines = {name: exec_message(await tenant.create(), ["true"]) for name, tenant in tenants.items()}
     took: dict[str, list[float]] = {name: [] for name in tenants}
     for number in range(rounds + 2):
         for name, tenant in tenants.items():
             for _ in range(15):
                 start = time.perf_counter()
-                await tenant.ask(lines[name])
+                await tenant.send(lines[name])
                 if number >= 2:
                     took[name].append(time.perf_counter() - start)
     return took
@@ -86,15 +84,15 @@ async def _in_turns(tenants: dict[str, Tenant], rounds: int) -> dict[str, list[f
 async def tenants_part(table: Table, count: Count) -> None:
     with serving(WARREN_API_KEY=ADMIN) as server:
         async with server.clients(1) as [client]:
-            await server.filled(client, 5)
+            await server.wait_for_pool(client, 5)
             calm = await new_tenant(client, "calm")
             loud = await new_tenant(client, "loud")
             times = count(100, 10)
-            alone = await _lived(calm, times)
+            alone = await _time_sessions(calm, times)
             async with flooding(server, loud.key, _commands) as commands:
-                beside_commands = await _lived(calm, times)
+                beside_commands = await _time_sessions(calm, times)
             async with flooding(server, loud.key, _sessions) as sessions:
-                beside_sessions = await _lived(calm, times)
+                beside_sessions = await _time_sessions(calm, times)
     table.add(f"a flood of commands, {FLOOD} connections", f"{commands.rate:.0f}/s")
     table.add(f"a flood of sessions, {FLOOD} connections, created and deleted", f"{sessions.rate:.0f}/s")
     for what, quiet, busy in (
@@ -110,8 +108,8 @@ async def tenants_part(table: Table, count: Count) -> None:
             table.add(f"{what}, p{percent}: x{after / before:.1f}", figure, *goal)
 
 
-async def _lived(tenant: Tenant, times: int) -> tuple[list[float], list[float]]:
-    """How long creating took, and each of five commands."""
+async def _time_sessions(tenant: Tenant, times: int) -> tuple[list[float], list[float]]:
+    """Returns how long each create took, and each of five commands."""
     created, ran = [], []
     for _ in range(times):
         start = time.perf_counter()
@@ -120,7 +118,7 @@ async def _lived(tenant: Tenant, times: int) -> tuple[list[float], list[float]]:
         line = exec_message(session_id, ["true"])
         for _ in range(5):
             start = time.perf_counter()
-            await tenant.ask(line)
+            await tenant.send(line)
             ran.append(time.perf_counter() - start)
         await tenant.delete(session_id)
         await asyncio.sleep(0.1)
@@ -128,7 +126,7 @@ async def _lived(tenant: Tenant, times: int) -> tuple[list[float], list[float]]:
 
 
 class Flood:
-    """How much a flood gets done."""
+    """Counts what a flood gets done."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -168,7 +166,7 @@ async def flooding(
 
 async def _commands(tenant: Tenant) -> Callable[[], Awaitable[object]]:
     line = exec_message(await tenant.create(), ["true"])
-    return lambda: tenant.ask(line)
+    return lambda: tenant.send(line)
 
 
 async def _sessions(tenant: Tenant) -> Callable[[], Awaitable[object]]:

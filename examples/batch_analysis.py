@@ -1,4 +1,4 @@
-"""Data analysis in batch: one agent and one sandbox for each file, all at the same time.
+"""Batch data analysis: one agent and one sandbox for each file, all at the same time.
 
 warren serve &
 python examples/batch_analysis.py

@@ -1,4 +1,4 @@
-"""A coding agent: it gets a project with a failing test, repairs it, and the tests are run once more without it.
+"""A coding agent: it repairs a project with a failing test; afterwards the program runs the tests once more.
 
 warren serve &
 python examples/coding_agent.py

@@ -1,4 +1,4 @@
-"""A deep agent whose files and commands live in a sandbox of its conversation.
+"""A deep agent that works in the sandbox of its conversation.
 
 warren serve &
 python examples/deep_agent.py

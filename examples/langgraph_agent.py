@@ -1,4 +1,4 @@
-"""A LangGraph agent with a sandbox for its conversation: two turns, and the second finds what the first left.
+"""A LangGraph agent with a sandbox for its conversation: the second turn finds the files of the first.
 
 warren serve &
 python examples/langgraph_agent.py

@@ -1,4 +1,4 @@
-"""Which model an example uses.
+"""Chooses the model of the examples.
 
 MODEL=anthropic:claude-sonnet-4-5 with ANTHROPIC_API_KEY, MODEL=google_genai:gemini-2.5-pro with GOOGLE_API_KEY, or any
 other name that LangChain's init_chat_model knows, once its package is installed (openai:… needs langchain-openai and
@@ -23,7 +23,7 @@ class ScriptedModel(GenericFakeChatModel):
 
 
 def choose_model(*script: Turn) -> BaseChatModel:
-    """In a script a text is an answer, and a list of (tool, arguments) is calls made at once."""
+    """In a script a text is an answer of the model, and a list of (tool, arguments) are parallel tool calls."""
     if name := os.environ.get("MODEL"):
         return init_chat_model(name)
     return ScriptedModel(messages=iter([_message(turn, number) for number, turn in enumerate(script)]))

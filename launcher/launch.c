@@ -1,38 +1,38 @@
 /*
- * warren-launch: what root must do on the host before an OCI runtime can start a sandbox.
+ * warren-launch: prepares on the host, as root, what an OCI runtime needs to start a sandbox.
  *
  * Theory of operation
  *
- * The worker starts one warren-launch per sandbox. It lives for some milliseconds, as root, and
- * ends by becoming the OCI runtime (execve, same pid), which starts the sandbox and exits. It
+ * The worker starts one warren-launch per sandbox. It runs for some milliseconds, as root, and
+ * then becomes the OCI runtime (execve, same pid), which starts the sandbox and exits. It
  * makes what the runtime cannot make, or makes wrongly:
  *
  *   a mount namespace   of its own, everything private. All mounts below live in it; the runtime
- *                       copies them into the sandbox. The host's mount table stays as it was, and
- *                       the mounts vanish with the sandbox, also after kill -9 of all of us. The
+ *                       copies them into the sandbox. The host's mount table does not change, and
+ *                       the mounts vanish with the sandbox, even if all processes are killed. The
  *                       bundle appears at a fixed path that the sandbox's root may walk to.
  *   a user namespace    created by a child that has become the sandbox's own uid, so that the
  *                       kernel's per-user limits (inotify, namespaces, …) are counted per sandbox
  *                       and not against the host's root. It is bound to BUNDLE/userns.
  *   the disk            an ext4 image on a loop device that detaches itself, its file unlinked as
  *                       soon as it is attached; or a tmpfs. Mounted at BUNDLE/disk. It is fresh:
- *                       no name on it was chosen by a sandbox, so nothing here can be a link.
+ *                       no sandbox has chosen a name on it, so no path on it can be a link.
  *   the root            two trees of the host laid over each other, the agent's above the image's,
  *                       read-only, with ids mapped so that the image's root is the sandbox's root.
  *                       Mounted at BUNDLE/rootfs. Their paths are given relative to the bundle, so
  *                       that no path of the host shows in the sandbox's mount table.
  *   /dev                device nodes of its own, on a small tmpfs at BUNDLE/dev: a runtime would bind the
  *                       host's, whose times and file locks the sandboxes would then share.
- *   rlimits             only ever lowered: root may lack CAP_SYS_RESOURCE, and raising would fail.
+ *   rlimits             only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail.
  *
- * Runtimes give the sandbox's root what they find as stdin, stdout and stderr (fchown). Were that
- * the host's /dev/null, a sandbox would own it: so stdin becomes a pipe without a writer, stdout
- * the same as stderr, and stderr has to be a pipe of the worker's.
+ * Runtimes make the sandbox's root the owner of stdin, stdout and stderr (fchown). If one of them
+ * were the host's /dev/null, a sandbox would own it: so stdin becomes a pipe without a writer,
+ * stdout the same as stderr, and stderr must be a pipe of the worker.
  *
- * Descriptor 3, the socket on which the agent will listen, is passed through untouched. If the
- * worker dies, the kernel kills this process (PDEATHSIG survives the execve). Whatever fails is
- * one line on stderr and exit code 125; nothing has to be undone, since all of it hangs on this
- * process.
+ * Descriptor 3, the socket on which the agent will listen, is passed on unchanged. If the
+ * worker dies, the kernel kills this process (PDEATHSIG survives the execve). A failure writes
+ * one line to stderr and exits with 125; nothing has to be undone, because everything made here
+ * ends with this process.
  *
  * usage: warren-launch sandbox OPTION… -- RUNTIME ARGUMENT…
  *          --bundle DIR        holds config.json, the file userns, and the directories rootfs, disk, dev, image,
@@ -79,11 +79,11 @@
 #define MANY 32
 #define PATH_ROOM 4096
 #define LOOP_TRIES 500
-#define LAUNCH_NICE 5 /* making sandboxes comes after the work of those that are there */
-/* The disk is gone after a crash anyway: no flush may wait for, or burden, the disk of the host. */
+#define LAUNCH_NICE 5 /* sandboxes that run have priority over those that are being made */
+/* The disk does not survive a crash anyway, so no flush has to wait for the disk of the host. */
 #define DISK_OPTIONS "noinit_itable,barrier=0"
 
-/* From the kernel's headers, which a libc's include directory need not have. */
+/* From the kernel's headers, which the include directory of a libc may lack. */
 #define LOOP_MAJOR 7
 #define LOOP_CTL_GET_FREE 0x4C82
 #define LOOP_CONFIGURE 0x4C0A
@@ -284,7 +284,7 @@ static int user_namespace(uint64_t base)
     close(ready[1]);
     close(go[0]);
     if (read(ready[0], &byte, 1) != 1)
-        exit(FAILED); /* the child has said why */
+        exit(FAILED); /* the child has written why */
     write_map(pid, "uid_map", base);
     write_map(pid, "gid_map", base);
     fd = open(path(name, "/proc/%d/ns/user", pid), O_RDONLY | O_CLOEXEC);
@@ -323,7 +323,7 @@ static int open_loop(int index)
     return fd;
 }
 
-/* Others may take the free device we were told of: then ask again. */
+/* Another process may take the free device first: then ask again. */
 static int attach(int image, const char *name, int *index)
 {
     struct loop_settings settings = {.fd = image, .info.flags = LO_FLAGS_AUTOCLEAR};
@@ -420,7 +420,7 @@ static void make_entries(const char *dev)
 {
     static const char *const links[][2] = {{"fd", "/proc/self/fd"}, {"stdin", "/proc/self/fd/0"},
         {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"}, {"ptmx", "pts/ptmx"}};
-    /* A runtime may take the mode of the place for the mode of what it mounts there. */
+    /* A runtime may use the mode of the mount point for what it mounts there. */
     static const struct { const char *name; mode_t mode; } folders[] = {{"pts", 0755}, {"shm", 01777}};
     char file[PATH_ROOM];
     size_t i;
@@ -453,7 +453,7 @@ static void make_devices(const struct options *o)
 
 /* ---- trees of the host, read-only ---- */
 
-/* Not every file system can map ids. Without, the files belong to nobody but can still be read. */
+/* Not every file system can map ids. Without mapping, the files belong to nobody but can be read. */
 static void set_attributes(int tree, int userns, const char *source)
 {
     struct mount_attributes wanted = {
@@ -481,7 +481,7 @@ static void mount_tree(const char *source, const char *target, int userns)
     close(tree);
 }
 
-/* An overlay has inodes of its own: what one sandbox locks or watches, another does not feel. */
+/* An overlay has inodes of its own: locks and watches of one sandbox do not affect another. */
 static void lay_over(const char *where, const char *layers, const char *what)
 {
     if (mount("root", where, "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, layers))

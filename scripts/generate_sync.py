@@ -1,8 +1,8 @@
-"""Makes the blocking client from the one for asyncio: `python scripts/generate_sync.py [--check]`.
+"""Generates the blocking client from the async one: `python scripts/generate_sync.py [--check]`.
 
-Every file of sdk/aio but the transport and the platform becomes one of sdk/blocking, and the clients' contract suite
-becomes that of the blocking client: `async` and `await` go, names lose their `Async`. With --check nothing is
-written, and the exit code says whether it is all up to date.
+Every file of sdk/aio but the transport and the platform becomes a file of sdk/blocking, and the contract suite of the
+async client becomes that of the blocking one: `async` and `await` are removed, and names lose their `Async`. With
+--check nothing is written, and the exit code is 1 if a file is not up to date.
 """
 
 import re
@@ -13,10 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SDK = ROOT / "src" / "warren" / "sdk"
 CONTRACTS = ROOT / "tests" / "contract"
-BY_HAND = {"__init__.py", "transport.py", "platform.py"}
-_RULES = "C416,F401,I,SIM117,UP028"
+HANDWRITTEN = {"__init__.py", "transport.py", "platform.py"}
+FIXED_RULES = "C416,F401,I,SIM117,UP028"
 NOTE = "# Made from {source} by scripts/generate_sync.py: edit that one.\n"
-WORDS = [
+REPLACEMENTS = [
     (r"\basync (def|with|for)\b", r"\1"),
     (r"\bawait ", ""),
     (r"__aenter__", "__enter__"),
@@ -42,8 +42,8 @@ WORDS = [
 def main() -> int:
     check = sys.argv[1:] == ["--check"]
     stale = []
-    for source, target in pairs():
-        text = formatted(made(source), target)
+    for source, target in find_pairs():
+        text = format_code(translate(source), target)
         if not target.exists() or target.read_text() != text:
             stale.append(target.name)
             if not check:
@@ -53,26 +53,26 @@ def main() -> int:
     return int(check and bool(stale))
 
 
-def pairs() -> list[tuple[Path, Path]]:
-    written = [path for path in sorted((SDK / "aio").glob("*.py")) if path.name not in BY_HAND]
+def find_pairs() -> list[tuple[Path, Path]]:
+    sources = [path for path in sorted((SDK / "aio").glob("*.py")) if path.name not in HANDWRITTEN]
     suites = sorted(CONTRACTS.glob("sdk_async*_contract.py"))
-    return [(path, SDK / "blocking" / path.name) for path in written] + [
+    return [(path, SDK / "blocking" / path.name) for path in sources] + [
         (path, CONTRACTS / path.name.replace("sdk_async", "sdk_blocking")) for path in suites
     ]
 
 
-def made(source: Path) -> str:
+def translate(source: Path) -> str:
     text = source.read_text()
-    for pattern, replacement in WORDS:
+    for pattern, replacement in REPLACEMENTS:
         text = re.sub(pattern, replacement, text)
     docstring_end = text.index('"""', 3) + 4
     note = NOTE.format(source=source.relative_to(ROOT))
     return text[:docstring_end] + "\n" + note + text[docstring_end:]
 
 
-def formatted(text: str, target: Path) -> str:
+def format_code(text: str, target: Path) -> str:
     ruff = Path(sys.executable).parent / "ruff"
-    for arguments in (["check", "--quiet", "--fix", "--unsafe-fixes", "--select", _RULES], ["format", "--quiet"]):
+    for arguments in (["check", "--quiet", "--fix", "--unsafe-fixes", "--select", FIXED_RULES], ["format", "--quiet"]):
         argv = [str(ruff), *arguments, "--stdin-filename", str(target), "-"]
         text = subprocess.run(argv, input=text, capture_output=True, text=True, check=False).stdout
     return text

@@ -2,19 +2,19 @@
 
 import shutil
 import signal
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import selection
+import this_run
 from docker_engine import DockerEngine
-from leftovers import ours
+from leftovers import SandboxIds, wait_for_leftovers
+from xdist.scheduler import LoadScopeScheduling
 
 from warren.worker.images.store import BUILDABLE, ImageStore
 
 _CACHE = Path(__file__).parents[1] / "build" / "test-state"
-_PATIENCE_S = 10.0  # the kernel takes its time with cgroups and namespaces
 
 
 @pytest.fixture(scope="session")
@@ -33,9 +33,8 @@ def image_cache() -> Path:
 
 @pytest.fixture(scope="session")
 def state_dir(image_cache: Path) -> Iterator[Path]:
-    """A state directory for this run, with the kept images. Its path is short: sockets live below it."""
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (path / "images").symlink_to(image_cache / "images")
+    """A state directory for this run, with the kept images."""
+    path = this_run.new_state_dir(image_cache)
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -55,24 +54,53 @@ def docker_engine() -> Iterator[DockerEngine]:
         engine.close()
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    # Only one process of a run owns it: tests/run.py, or this one if it was started without.
+    if this_run.join():
+        config.pluginmanager.register(_Owner())
+    if config.option.basetemp is None:
+        config.option.basetemp = this_run.basetemp()
+
+
+class _Owner:
+    """Looks at the end for what the run has left behind."""
+
+    def __init__(self) -> None:
+        self._sandbox_ids = SandboxIds(this_run.directory())
+        self._sandbox_ids.start()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        left = wait_for_leftovers(this_run.name(), self._sandbox_ids.stop(), kept=[this_run.basetemp()])
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        for line in left:
+            reporter.write_line(f"LEFT BEHIND {line}", red=True)
+        if left:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        this_run.end()
+
+
+def pytest_sessionstart() -> None:
     # Whoever starts the tests in the background has it ignored, and what the tests start would ignore it too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    session.stash[_BEFORE] = ours()
 
 
-_BEFORE = pytest.StashKey[set[str]]()
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests before pytest chooses by mark; the groups that take longest come first."""
+    for item, mark in selection.marks(items):
+        item.add_marker(mark)
+    items.sort(key=lambda item: selection.start_order(item.nodeid))
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    deadline = time.monotonic() + _PATIENCE_S
-    while (left := ours() - session.stash[_BEFORE]) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    if left:
-        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-        if reporter is not None:
-            reporter.write_line("")
-            for line in sorted(left):
-                reporter.write_line(f"LEFT BEHIND: {line}", red=True)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
+    return _GroupScheduling(config, log)
+
+
+class _GroupScheduling(LoadScopeScheduling):
+    """Gives whole groups to the processes, so that what a group's tests share is made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return selection.group(nodeid)

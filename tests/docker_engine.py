@@ -22,7 +22,7 @@ class DockerEngine:
     """`url` is what DOCKER_HOST takes. `kill` and `start` may be used to see what outlives the engine."""
 
     def __init__(self) -> None:
-        self.root = Path(tempfile.mkdtemp(prefix="warren-docker-"))
+        self.root = Path(tempfile.mkdtemp(prefix="docker-"))
         self.url = f"unix://{self.root}/docker.sock"
         self._process: subprocess.Popen[bytes] | None = None
 

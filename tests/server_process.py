@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -13,8 +14,11 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import this_run
+
 _START_S = 60.0
 _STOP_S = 60.0
+_FIRST_PORT = 10_000
 
 
 class ServerProcess:
@@ -102,7 +106,7 @@ class ServerProcess:
 
 def clean_environ() -> dict[str, str]:
     """The environment without settings of the machine the tests run on."""
-    kept = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR")
+    kept = ("PATH", "HOME", "LANG", "PYTHONPATH", "TMPDIR", this_run.VARIABLE)
     source = str(Path(__file__).parents[1] / "src")
     environ = {name: os.environ[name] for name in kept if name in os.environ}
     path = os.pathsep.join(filter(None, (source, environ.get("PYTHONPATH"))))
@@ -110,17 +114,26 @@ def clean_environ() -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """Not one of those that the kernel gives to clients: one of them could take it before the server does."""
+    first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = _FIRST_PORT + secrets.randbelow(first_of_clients - _FIRST_PORT)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager
 def running_server(
-    state_dir: Path, *flags: str, provider: str = "oci", tls: ssl.SSLContext | None = None, **environ: str
+    state_dir: Path,
+    *flags: str,
+    provider: str = "oci",
+    argv: Sequence[str] = (),
+    tls: ssl.SSLContext | None = None,
+    **environ: str,
 ) -> Iterator[ServerProcess]:
     """A server for a while; at the end it is stopped and its sessions are destroyed."""
-    server = ServerProcess(state_dir, "--on-stop", "destroy", *flags, provider=provider, tls=tls, **environ)
+    server = ServerProcess(state_dir, "--on-stop", "destroy", *flags, provider=provider, argv=argv, tls=tls, **environ)
     try:
         server.start()
         yield server

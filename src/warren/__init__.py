@@ -3,7 +3,7 @@
     with SandboxClient(thread_id="conv-42") as sandbox:
         print(sandbox.execute("python3 -c 'print(6 * 7)'").output)
 
-Importing this costs nothing; what a name stands for is loaded when it is first used.
+Importing this package loads nothing else; each name is loaded when it is first used.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_PLACES = {
+_MODULES = {
     "warren.model.errors": ("WarrenError",),
     "warren.sdk.aio.batch": ("AsyncBatchSandboxClient",),
     "warren.sdk.aio.client": ("AsyncSandboxClient",),
@@ -38,7 +38,7 @@ _PLACES = {
         "SessionInfo",
     ),
 }
-_WHERE = {name: module for module, names in _PLACES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AsyncBatchSandboxClient",
@@ -60,8 +60,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     raise AttributeError(f"module 'warren' has no attribute {name!r}")
 
 

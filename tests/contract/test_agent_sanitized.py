@@ -16,7 +16,7 @@ from contract.sandbox_contract import SandboxContract
 from contract.test_agent import BIN, NamespaceHooks
 
 from warren.model.spec import SandboxSpec
-from warren.worker.agent.wire import HEADER, Ask, Flag, Tag, fields, frame
+from warren.worker.agent.wire import HEADER, Flag, Request, Tag, fields, frame
 
 
 class Sanitized(NamespaceHooks):
@@ -41,7 +41,7 @@ def test_parsers_and_log_stand_noise(seed: int) -> None:
     assert (outcome.returncode, outcome.stdout) == (0, "6000 rounds, no fault\n"), outcome.stderr
 
 
-HELLO = frame(Ask.HELLO, 0, fields([(Tag.VERSION, 1)]))
+HELLO = frame(Request.HELLO, 0, fields([(Tag.VERSION, 1)]))
 
 
 def some_frame(dice: random.Random) -> bytes:
@@ -56,7 +56,7 @@ def some_frame(dice: random.Random) -> bytes:
     payload = bytearray(fields(some))
     for _ in range(dice.randrange(3) if payload else 0):
         payload[dice.randrange(len(payload))] = dice.randrange(256)
-    whole = bytearray(frame(dice.choice(list(Ask)), dice.randrange(6), bytes(payload)))
+    whole = bytearray(frame(dice.choice(list(Request)), dice.randrange(6), bytes(payload)))
     if dice.random() < 0.02:
         whole[dice.randrange(HEADER.size)] = dice.randrange(256)
     return bytes(whole)

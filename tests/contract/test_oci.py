@@ -101,7 +101,7 @@ class Steps:
     def remains(self) -> list[str]:
         """Whatever is left of the sandboxes seen. A cgroup can only be gone when its processes are."""
         state = str(self.state_dir)
-        claims = [path for path in Path("/run/warren/uids").glob("[0-9]*") if os.readlink(path).startswith(state)]
+        claims = [path for path in Path("/run/warren/uids").glob("[0-9]*") if _owner(path).startswith(state)]
         loops = [path for path in Path("/sys/block").glob("loop*/loop/backing_file") if state in _text(path)]
         programs = [path for path in Path("/proc").glob("[0-9]*/cmdline") if f"{state}/sandboxes" in _text(path)]
         folders = [path for path in self.state_dir.glob("*/*") if path.parent.name in ("sandboxes", "runtime")]
@@ -114,6 +114,14 @@ class Steps:
 def _cgroups(name: str) -> list[Path]:
     root = Path("/sys/fs/cgroup")
     return [path for path in (root / "warren" / name, *root.glob(f"*/warren/{name}")) if path.exists()]
+
+
+def _owner(claim: Path) -> str:
+    """Empty if there is no such claim any more: other processes of this machine have claims too."""
+    try:
+        return os.readlink(claim)
+    except FileNotFoundError:
+        return ""
 
 
 def _text(path: Path) -> str:
@@ -207,16 +215,24 @@ async def test_a_runtime_killed_in_the_middle_of_create_is_one_clear_error(
     def kill_soon() -> None:
         asyncio.get_running_loop().call_later(after_s, kill_children)
 
+    killed: list[int] = []
+
     def kill_children() -> None:
         for pid in _text(Path(f"/proc/self/task/{os.getpid()}/children")).split():
             if oci_bundle.BUNDLE in _text(Path(f"/proc/{pid}/cmdline")):  # this process may have other children
                 os.kill(int(pid), signal.SIGKILL)
+                killed.append(int(pid))
 
     await open_provider(runtime=runtime).runtime_report()
     steps = Steps(state_dir, "launch", kill_soon)
     provider = open_provider(steps, runtime)
-    with pytest.raises(ProviderUnavailable, match=f"{runtime}, starting a sandbox"):
-        await provider.create(SPEC)
+    error = ""
+    try:
+        await provider.destroy((await provider.create(SPEC)).id)
+    except ProviderUnavailable as exc:
+        error = str(exc)
+    # On a busy machine the runtime may have done its work before this process was given the time to kill it.
+    assert (f"{runtime}, starting a sandbox" in error) == bool(killed)
     assert await provider.list_ids() == []
     await provider.close()
     assert steps.remains() == []

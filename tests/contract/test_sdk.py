@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from contract.sdk_async_files_contract import AsyncFilesContract, AsyncTerminalC
 from contract.sdk_blocking_contract import BatchContract, CommandContract, SessionContract
 from contract.sdk_blocking_files_contract import FilesContract, TerminalContract
 from server_process import running_server
+from this_run import new_state_dir
 
 from warren import AsyncBatchSandboxClient, AsyncSandboxClient, BatchSandboxClient, SandboxClient
 from warren.local import Local
@@ -29,8 +29,7 @@ def provider(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module", params=["remote", "local"])
 def options(request: pytest.FixtureRequest, provider: str, image_cache: Path) -> Iterator[Options]:
     """How a client finds the place that is tested."""
-    state = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (state / "images").symlink_to(image_cache / "images")
+    state = new_state_dir(image_cache)
     if request.param == "remote":
         with running_server(state, "--pool-size", "2", provider=provider) as server:
             yield {"server_url": server.url}

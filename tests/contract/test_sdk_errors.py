@@ -3,13 +3,13 @@
 import asyncio
 import re
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from server_process import ServerProcess, free_port, running_server
+from this_run import new_state_dir
 
 from warren import AsyncSandboxClient, SandboxClient
 from warren.model.errors import (
@@ -36,7 +36,7 @@ KEY = "the-right-key-0123456789"
 
 @pytest.fixture(scope="module")
 def state() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    path = new_state_dir()
     yield path
     shutil.rmtree(path)
 
@@ -148,7 +148,7 @@ async def test_a_body_that_is_too_large(ask: Request, server: ServerProcess) -> 
 
 
 async def test_a_server_that_dies_during_a_command(ask: Request, state: Path) -> None:
-    own = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    own = new_state_dir()
     server = ServerProcess(own, provider="fake")
     server.start()
     try:

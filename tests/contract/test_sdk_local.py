@@ -6,12 +6,12 @@ Each test runs programs of their own: what is tested is what a process leaves be
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from server_process import clean_environ
+from this_run import new_state_dir
 
 Start = Callable[..., "subprocess.Popen[str]"]
 Run = Callable[..., str]
@@ -19,8 +19,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def state(image_cache: Path) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (path / "images").symlink_to(image_cache / "images")
+    path = new_state_dir(image_cache)
     yield path
     left = list((path / "sandboxes").glob("*"))
     shutil.rmtree(path)

@@ -1,12 +1,12 @@
 """State directories and clients for the suites. The modules that run them say which server (`url`) and `hosts`."""
 
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from e2e.api_client import Api, SessionApi
+from this_run import new_state_dir
 
 NewState = Callable[[], Path]
 
@@ -17,8 +17,7 @@ def new_state(image_cache: Path) -> Iterator[NewState]:
     made: list[Path] = []
 
     def make() -> Path:
-        made.append(Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp")))
-        (made[-1] / "images").symlink_to(image_cache / "images")
+        made.append(new_state_dir(image_cache))
         return made[-1]
 
     yield make

@@ -139,8 +139,8 @@ class FileSuite:
             ("GET", "/files/archive", {"path": "none"}, 404, "file_not_found"),
             ("GET", "/files/watch", {"path": "none"}, 404, "file_not_found"),
             ("GET", "/files/search", {"path": "none", "glob": "*"}, 404, "file_not_found"),
-            ("GET", "/files/search", {}, 400, "invalid_request"),
-            ("GET", "/files/search", {"pattern": "("}, 400, "invalid_request"),
+            ("GET", "/files/search", {}, 422, "invalid_request"),
+            ("GET", "/files/search", {"pattern": "("}, 422, "invalid_request"),
             ("GET", "/files/search", {"pattern": "x", "max_matches": "0"}, 422, "invalid_request"),
             ("GET", "/files/content", {"path": "dir"}, 400, "is_directory"),
             ("PUT", "/files/content", {"path": "dir"}, 400, "is_directory"),
@@ -215,9 +215,9 @@ class FileSuite:
         assert seen[3].data["truncated_by"] == "max_matches"
 
     async def test_an_answer_that_is_no_stream_has_a_bound(self, session: SessionApi) -> None:
-        await session.write("long", (b"x" * 900 + b"\n") * 6000)
+        await session.write("long", (b"x" * 100 + b"\n") * 30_000)
         found = await session.get("/files/search", pattern="x", max_matches=100_000)
-        assert 1000 < len(found["matches"]) < 6000
+        assert 1000 < len(found["matches"]) < 30_000
         assert found["summary"]["truncated_by"] == "answer_bytes"
 
     async def test_a_change_after_watching_began_is_never_missed(self, session: SessionApi) -> None:

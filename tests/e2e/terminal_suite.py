@@ -3,8 +3,9 @@
 import asyncio
 
 import pytest
-from e2e.api_client import SessionApi
-from e2e.expiry_suite import IDLE_S, stays
+from e2e.api_client import Api, SessionApi
+from e2e.expiry_suite import IDLE, outlives
+from e2e.server_time import ServerTime
 
 from warren.model.spec import USER
 
@@ -119,8 +120,14 @@ class TerminalSuite:
             await socket.end()
             assert socket.binary.split() == [str(number).encode() for number in range(1, 300_001)]
 
-    async def test_input_keeps_the_session_alive(self, session: SessionApi) -> None:
-        await session.call("PATCH", "", {"idle_timeout_s": IDLE_S})
+    async def test_input_keeps_the_session_alive(self, api: Api, session: SessionApi, time: ServerTime) -> None:
+        await session.call("PATCH", "", {"idle_timeout_s": IDLE * time.unit_s})
         async with session.socket("/terminal") as socket:
+
+            async def write() -> None:
+                socket.binary = b""
+                await socket.raw.send_bytes(b"x")
+                await socket.said(b"x")  # the terminal has echoed it, so the server has seen it
+
             await socket.expect("started")
-            await stays(session, lambda: socket.raw.send_bytes(b" "))
+            await outlives(session, api, time, write)

@@ -15,6 +15,7 @@ from e2e.loss_suite import LossSuite
 from e2e.once_suite import OnceSuite
 from e2e.process_suite import LinuxProcessSuite, ProcessSuite
 from e2e.server_suite import ServerSuite
+from e2e.server_time import RealTime, ServerTime
 from e2e.session_suite import LinuxSessionSuite, SessionSuite
 from e2e.stream_suite import LinuxStreamSuite, SocketSuite, StreamSuite
 from e2e.terminal_suite import TerminalSuite
@@ -35,6 +36,12 @@ def url(cluster: Cluster, request: pytest.FixtureRequest) -> str:
     """One suite asks the one coordinator, the next one the other."""
     suites = [name for name in globals() if name.startswith("Test")]
     return cluster.urls[suites.index(request.cls.__name__) % 2]
+
+
+@pytest.fixture(scope="module")
+def time() -> ServerTime:
+    """The clocks of several processes cannot be turned at the same moment, so here it is waited for."""
+    return RealTime()
 
 
 @pytest.fixture(scope="module")

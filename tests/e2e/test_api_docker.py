@@ -9,14 +9,16 @@ from e2e.conftest import NewState
 from e2e.flat_suite import FlatSuite
 from e2e.hosts import Hosts
 from e2e.loss_suite import LossSuite
+from e2e.server_time import ServerTime, TurnedTime
 from e2e.stream_suite import LinuxStreamSuite
 from e2e.terminal_suite import TerminalSuite
-from server_process import ServerProcess, running_server
+from server_process import ServerProcess
+from turnable_server import running_turnable
 
 
 @pytest.fixture(scope="module")
 def server(new_state: NewState, docker_engine: DockerEngine) -> Iterator[ServerProcess]:
-    with running_server(
+    with running_turnable(
         new_state(),
         *("--pool-size", "3", "--cpus", "2"),
         provider="docker",
@@ -29,6 +31,11 @@ def server(new_state: NewState, docker_engine: DockerEngine) -> Iterator[ServerP
 @pytest.fixture(scope="module")
 def url(server: ServerProcess) -> str:
     return server.url
+
+
+@pytest.fixture(scope="module")
+def time(server: ServerProcess) -> ServerTime:
+    return TurnedTime(server.state_dir)
 
 
 @pytest.fixture(scope="module")

@@ -14,21 +14,28 @@ from e2e.loss_suite import LossSuite
 from e2e.once_suite import OnceSuite
 from e2e.process_suite import LinuxProcessSuite, ProcessSuite
 from e2e.server_suite import ServerSuite
+from e2e.server_time import ServerTime, TurnedTime
 from e2e.session_suite import LinuxSessionSuite, SessionSuite
 from e2e.stream_suite import LinuxStreamSuite, SocketSuite, StreamSuite
 from e2e.terminal_suite import TerminalSuite
-from server_process import ServerProcess, running_server
+from server_process import ServerProcess
+from turnable_server import running_turnable
 
 
 @pytest.fixture(scope="module")
 def server(new_state: NewState) -> Iterator[ServerProcess]:
-    with running_server(new_state(), "--pool-size", "3", "--cpus", "2", WARREN_STREAM_KEEPALIVE_S="0.3") as server:
+    with running_turnable(new_state(), "--pool-size", "3", "--cpus", "2", WARREN_STREAM_KEEPALIVE_S="0.3") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def url(server: ServerProcess) -> str:
     return server.url
+
+
+@pytest.fixture(scope="module")
+def time(server: ServerProcess) -> ServerTime:
+    return TurnedTime(server.state_dir)
 
 
 @pytest.fixture(scope="module")

@@ -23,10 +23,10 @@ from schemathesis.hooks import HookContext
 
 _SHORT = {"WARREN_COMMAND_TIMEOUT_S": "2", "WARREN_MAX_COMMAND_TIMEOUT_S": "5"}  # seconds: it may hit on `sleep 1000`
 _SEED = 20240229
-_MAX_S = 90
+_EXAMPLES = 10
 _NOBODY = "http://127.0.0.1:9/nobody"  # a port that nothing listens on
 _DESTROYING = ("kill_process", "forget_process", "send_signal")
-_OF_A_FILE = ("flat_download_file", "move_file")
+_OF_A_FILE = ("flat_download_file", "move_file", "read_file")
 _CREATING = ("create_session", "flat_create_session")
 _CHECKS = (
     "not_a_server_error",
@@ -153,7 +153,7 @@ def _name(case: Any) -> str:
     return str(case.operation.definition.raw["operationId"])
 
 
-def configured() -> SchemathesisConfig:
+def configured(phase: str) -> SchemathesisConfig:
     checks: dict[str, Any] = {"enabled": False, **{name: {"enabled": True} for name in _CHECKS}}
     # 503: a layer of isolation was required that the fake does not have.
     checks["not_a_server_error"]["expected-statuses"] = ["2xx", "3xx", "4xx", "503"]
@@ -161,12 +161,11 @@ def configured() -> SchemathesisConfig:
     return SchemathesisConfig.from_dict(
         {
             "seed": _SEED,
-            "max-time": _MAX_S,
             "max-stream-events": 1,
             "request-timeout": 20,
             "checks": checks,
-            "generation": {"max-examples": 10, "database": "none", "no-shrink": True},
-            "phases": {"stateful": {"enabled": False}},
+            "generation": {"max-examples": _EXAMPLES, "database": "none", "no-shrink": True},
+            "phases": {name: {"enabled": name == phase} for name in ("examples", "coverage", "fuzzing", "stateful")},
             "operations": [
                 # Their bodies are bytes of any kind, also none, and forms, where every value is a text.
                 {"include-operation-id": name, "checks": {"negative_data_rejection": {"enabled": False}}}
@@ -210,19 +209,30 @@ def run(schema: Any) -> tuple[list[str], set[str]]:
     return found, succeeded
 
 
-@pytest.mark.timeout(400)
-def test_the_server_does_what_its_document_says(place: Place, document: dict[str, Any]) -> None:
-    schema = schemathesis.openapi.from_url(f"{place.server.url}/openapi.json", config=configured())
+def check_phase(place: Place, phase: str) -> set[str]:
+    """Gives the operations that have succeeded at least once."""
+    schema = schemathesis.openapi.from_url(f"{place.server.url}/openapi.json", config=configured(phase))
     with hooked(Things(place)):
         found, succeeded = run(schema)
     assert not found, "\n\n".join(found[:20])
+    assert "internal error" not in place.server.log
+    return succeeded
+
+
+@pytest.mark.timeout(400)
+def test_no_random_value_is_a_surprise(place: Place) -> None:
+    check_phase(place, "fuzzing")
+
+
+@pytest.mark.timeout(400)
+def test_the_server_does_what_its_document_says(place: Place, document: dict[str, Any]) -> None:
+    succeeded = check_phase(place, "coverage")
     names = {name for name, _ in operations(document)}
     # No random bytes are a tar, and a server that runs by itself has no workers.
     impossible = {"PUT /api/sessions/{session_id}/files/archive"}
     if place.redis is None:
         impossible |= {name for name in names if " /api/cluster" in name}
     assert names - succeeded == impossible
-    assert "internal error" not in place.server.log
 
 
 def _failures(event: events.ScenarioFinished) -> Iterator[str]:

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from server_process import ServerProcess, running_server
+from this_run import new_state_dir
 
 from warren.worker.providers.record import Record
 
@@ -38,8 +38,7 @@ def fresh_state(image_cache: Path) -> Iterator[Path]:
 
 
 def _new_state(image_cache: Path) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (path / "images").symlink_to(image_cache / "images")
+    path = new_state_dir(image_cache)
     yield path
     shutil.rmtree(path, ignore_errors=True)
 

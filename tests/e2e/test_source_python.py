@@ -9,12 +9,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from server_process import ServerProcess, running_server
+from this_run import new_state_dir
 
 _SIMPLE = """\
 from sandbox_client import SandboxClient
@@ -108,8 +108,7 @@ print(workflow.compile().invoke({state!r}))
 
 @pytest.fixture(scope="module")
 def server(image_cache: Path) -> Iterator[ServerProcess]:
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (path / "images").symlink_to(image_cache / "images")
+    path = new_state_dir(image_cache)
     with running_server(path, "--pool-size", "2") as server:
         yield server
     left = list((path / "sandboxes").glob("*"))

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import signal
-import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from faults.faulty_server import ARGV, FAULT, arm
 from faults.host_view import make_old
 from faults.invariants import Ledger, check, differences, occupied
 from server_process import ServerProcess
+from this_run import new_state_dir
 
 import warren
 from warren.worker.images.store import ImageStore
@@ -75,8 +75,7 @@ class World:
 
 
 def new_state(image_cache: Path) -> Path:
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (path / "images").symlink_to(image_cache / "images")
+    path = new_state_dir(image_cache)
     return path
 
 

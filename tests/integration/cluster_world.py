@@ -12,6 +12,7 @@ from typing import Any
 from cluster_processes import SECRET
 from redis_server import RedisServer
 from server_process import ServerProcess
+from this_run import new_state_dir
 
 ADMIN = "the-operator-of-the-cluster-has-this-key"
 PATIENCE_S = 60.0
@@ -49,7 +50,7 @@ def nodes_on(redis: RedisServer, images: Path | None = None) -> Iterator[Nodes]:
     made: list[Path] = []
 
     def make_state() -> Path:
-        made.append(Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp")))
+        made.append(new_state_dir())
         if images is not None:
             (made[-1] / "images").symlink_to(images)
         return made[-1]

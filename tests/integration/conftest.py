@@ -2,13 +2,13 @@
 
 import contextlib
 import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from integration.remote_cli import RemoteCli
 from server_process import ServerProcess, running_server
+from this_run import new_state_dir
 
 import warren
 from warren.worker.images.store import ImageStore
@@ -25,10 +25,9 @@ async def provider(state_dir: Path, image_store: ImageStore) -> AsyncIterator[Oc
 
 
 @contextlib.contextmanager
-def new_state_dir(image_cache: Path) -> Iterator[Path]:
+def checked_state_dir(image_cache: Path) -> Iterator[Path]:
     """With the kept images; at its end no sandbox may be left in it."""
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (path / "images").symlink_to(image_cache / "images")
+    path = new_state_dir(image_cache)
     yield path
     left = list((path / "sandboxes").glob("*"))
     shutil.rmtree(path, ignore_errors=True)
@@ -37,14 +36,14 @@ def new_state_dir(image_cache: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def fresh_state_dir(image_cache: Path) -> Iterator[Path]:
-    with new_state_dir(image_cache) as path:
+    with checked_state_dir(image_cache) as path:
         yield path
 
 
 @pytest.fixture(scope="module")
 def server(image_cache: Path) -> Iterator[ServerProcess]:
     """A real server for the tests of a module."""
-    with new_state_dir(image_cache) as path, running_server(path, "--pool-size", "2") as server:
+    with checked_state_dir(image_cache) as path, running_server(path, "--pool-size", "2") as server:
         yield server
 
 

@@ -4,11 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from this_run import new_state_dir
 
 import warren
 
@@ -18,7 +18,7 @@ BIN = Path(warren.__file__).parent / "bin"
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """One that every user can walk to."""
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    path = new_state_dir()
     path.chmod(0o777)
     yield path
     shutil.rmtree(path)

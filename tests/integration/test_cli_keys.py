@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from integration.remote_cli import RemoteCli
 from server_process import ServerProcess, running_server
+from this_run import new_state_dir
 
 _PATIENCE_S = 20.0
 
@@ -25,7 +25,7 @@ def guarded_server(state: Path) -> AbstractContextManager[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def state() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    path = new_state_dir()
     yield path
     shutil.rmtree(path)
 

@@ -2,18 +2,17 @@
 
 import csv
 import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from integration.remote_cli import RemoteCli
 from server_process import ServerProcess, running_server
+from this_run import new_state_dir
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[ServerProcess]:
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    path = new_state_dir()
     with running_server(path, provider="fake", WARREN_AUTH="true", WARREN_MIN_FREE_MEMORY_MB="1") as server:
         yield server
     shutil.rmtree(path)

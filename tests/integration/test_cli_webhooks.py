@@ -4,20 +4,19 @@ import contextlib
 import http.server
 import json
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from integration.remote_cli import RemoteCli
 from server_process import free_port, running_server
+from this_run import new_state_dir
 
 
 @pytest.fixture(scope="module")
 def cli() -> Iterator[RemoteCli]:
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    path = new_state_dir()
     networks, reserve_mb = "127.0.0.0/8", "1"
     with running_server(
         path, provider="fake", WARREN_WEBHOOK_NETWORKS=networks, WARREN_MIN_FREE_MEMORY_MB=reserve_mb

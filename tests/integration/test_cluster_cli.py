@@ -19,6 +19,7 @@ import pytest
 from integration.cluster_world import ADMIN, Nodes, new_nodes, wait_until
 from integration.remote_cli import RemoteCli
 from server_process import clean_environ, free_port, running_server
+from this_run import new_state_dir
 
 _UP_S = 120.0
 FAILED = 125
@@ -139,11 +140,13 @@ class Up:
 
     def wait_until_up(self) -> None:
         assert self._process.stdout is not None
+        output = ""
         for line in self._process.stdout:
+            output += line
             if line.startswith("The cluster is up: "):
                 assert self.url in line
                 return
-        raise AssertionError(f"it ended with {self._process.wait()}")
+        raise AssertionError(f"it ended with {self._process.wait()}: {output}")
 
     def send(self, number: int) -> None:
         os.kill(self._process.pid, number)
@@ -172,7 +175,7 @@ class Up:
 @pytest.fixture
 def directory() -> Iterator[Path]:
     """Short: a socket lives in it. Whatever a failed test has left there ends with it."""
-    path = Path(tempfile.mkdtemp(prefix="warren-up-", dir="/tmp"))
+    path = new_state_dir()
     yield path
     left = [pid for pid in _about(path) if pid != os.getpid()]
     for pid in left:

@@ -16,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import pytest
 from server_process import ServerProcess, clean_environ, free_port, running_server
+from this_run import new_state_dir
 
 import warren.http.app
 from warren.http import problems
@@ -81,8 +81,7 @@ ALONE = [(page, text) for page in PAGES for kind, text in fenced(page) if kind =
 
 
 def new_state(image_cache: Path) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (path / "images").symlink_to(image_cache / "images")
+    path = new_state_dir(image_cache)
     yield path
     shutil.rmtree(path, ignore_errors=True)
 
@@ -170,10 +169,9 @@ def cluster_up(flags: Sequence[str], state: Path) -> Iterator[int]:
 def two_free_ports() -> int:
     """A free port that is followed by another."""
     while True:
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-            with socket.create_server(("127.0.0.1", port + 1)):
-                return port
+        port = free_port()
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
 
 
 # -- files of options

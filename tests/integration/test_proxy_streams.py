@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import socket
 from collections.abc import AsyncIterator
 from typing import cast
 
@@ -184,6 +185,28 @@ class TestWhoeverLeaves:
         await reader.readuntil(b"\r\n\r\n")
         writer.transport.abort()
         await wait_for(source.ended)
+
+    async def test_an_app_that_never_waits_is_stopped_at_the_first_write_that_fails(self, world: World) -> None:
+        """The event loop learns of the failure only when the app lets it run."""
+        client, sent = socket.socket(), 0
+        ended = asyncio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            nonlocal sent
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            client.close()
+            try:
+                for _ in range(1000):
+                    await send({"type": "http.response.body", "body": b"x", "more_body": True})
+                    sent += 1
+            finally:
+                ended.set()
+
+        client.connect(("127.0.0.1", await world.serve(app)))
+        client.sendall(GET)
+        await wait_for(ended)
+        assert sent < 10
 
     @pytest.mark.parametrize("body", [b"", b"x" * 10, b"x" * 200_000])
     async def test_a_client_that_leaves_before_the_answer_is_noticed_by_the_worker(

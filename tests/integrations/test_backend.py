@@ -125,7 +125,7 @@ def test_grep_takes_paths_counts_and_leaves_git_alone(backend: WarrenSandbox) ->
 
 def test_where_there_is_no_grep_the_files_are_read(backend: WarrenSandbox, client: SandboxClient) -> None:
     from warren.integrations.deepagents_search import _grep_by_reading
-    from warren.integrations.steps import run
+    from warren.integrations.plans import run
 
     backend.execute("mkdir -p /tmp/n/deep && cd /tmp/n && echo 'a needle' > deep/a.py && echo needle > b.txt")
     found = run(client, _grep_by_reading("needle", "/tmp/n", "*.py", None, ()))

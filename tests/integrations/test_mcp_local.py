@@ -4,20 +4,19 @@ import asyncio
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
 from integrations.mcp_world import Tools, connected, stdio
 from server_process import clean_environ
+from this_run import new_state_dir
 
 _END = "from warren import SandboxClient; print(SandboxClient.delete_thread('mine', mode='local'))"
 
 
 @pytest.mark.anyio
 async def test_local_sandboxes_outlive_the_process_that_made_them(image_cache: Path) -> None:
-    state_dir = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (state_dir / "images").symlink_to(image_cache / "images")
+    state_dir = new_state_dir(image_cache)
     environ = {"WARREN_STATE_DIR": str(state_dir), "WARREN_POOL_SIZE": "0"}
     place = stdio("", "--local", "--thread", "mine", **environ)
     try:

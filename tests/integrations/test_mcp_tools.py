@@ -5,7 +5,6 @@ import base64
 import secrets
 import shutil
 import struct
-import tempfile
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,14 +15,14 @@ from integrations.mcp_world import TRANSPORTS, HttpServer, Tools, connected, htt
 from mcp import Client, StdioServerParameters
 from mcp.types import ImageContent
 from server_process import ServerProcess, running_server
+from this_run import new_state_dir
 
 Place = StdioServerParameters | HttpServer
 
 
 @pytest.fixture(scope="module")
 def server(image_cache: Path) -> Iterator[ServerProcess]:
-    state_dir = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (state_dir / "images").symlink_to(image_cache / "images")
+    state_dir = new_state_dir(image_cache)
     try:
         with running_server(state_dir, "--pool-size", "3") as server:
             yield server

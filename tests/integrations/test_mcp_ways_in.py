@@ -6,21 +6,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx2
 import pytest
 from integrations.mcp_world import HttpServer, Tools, connected, http_server, stdio
 from server_process import ServerProcess, clean_environ, free_port, running_server
+from this_run import new_state_dir
 
 _KEY = "a-long-random-text"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    state_dir = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    state_dir = new_state_dir()
     try:
         with running_server(state_dir, "--pool-size", "2", provider="fake") as server:
             yield server
@@ -142,7 +141,7 @@ async def test_without_a_warren_server_every_tool_says_so() -> None:
 
 @pytest.mark.anyio
 async def test_a_warren_server_that_comes_back_is_used_again(server: ServerProcess) -> None:
-    state_dir = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    state_dir = new_state_dir()
     late = ServerProcess(state_dir, "--on-stop", "destroy", provider="fake")
     try:
         async with connected("stdio", stdio(late.url)) as client:
@@ -160,7 +159,7 @@ async def test_a_warren_server_that_comes_back_is_used_again(server: ServerProce
 
 @pytest.mark.anyio
 async def test_a_wrong_key_for_the_warren_server_is_told() -> None:
-    state_dir = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
+    state_dir = new_state_dir()
     try:
         with running_server(state_dir, provider="fake", WARREN_API_KEY="right") as server:
             async with connected("stdio", stdio(server.url, WARREN_API_KEY="wrong")) as client:

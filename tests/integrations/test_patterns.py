@@ -2,7 +2,7 @@
 
 import pytest
 
-from warren.integrations.deepagents_files import PAGE_BYTES, _fitting, replaced
+from warren.integrations.deepagents_files import PAGE_BYTES, _fit_page, replace_text
 from warren.integrations.globs import Pattern, PatternRefused
 
 
@@ -65,13 +65,13 @@ def test_a_pattern_that_leads_out_or_explodes_is_refused(pattern: str, code: str
 def test_a_replacement_keeps_the_line_ends_of_the_file(
     data: bytes, old: str, new: str, everywhere: bool, expected: tuple[bytes, int, str]
 ) -> None:
-    assert replaced(data, old, new, everywhere) == expected
+    assert replace_text(data, old, new, everywhere) == expected
 
 
 def test_a_page_has_a_limit_in_bytes_and_says_so() -> None:
-    text, lines = _fitting(["é" * 1000] * 1000)
+    text, lines = _fit_page(["é" * 1000] * 1000)
     assert len(text.encode()) <= PAGE_BYTES
     assert "truncated due to size limits" in text
     assert 0 < lines < 1000
-    assert _fitting(["x" * PAGE_BYTES])[1] == 1
-    assert _fitting(["a", "b"]) == ("a\nb", 2)
+    assert _fit_page(["x" * PAGE_BYTES])[1] == 1
+    assert _fit_page(["a", "b"]) == ("a\nb", 2)

@@ -3,12 +3,12 @@
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from server_process import clean_environ
+from this_run import new_state_dir
 
 _PROGRAM = """
 import asyncio, sys
@@ -51,8 +51,7 @@ asyncio.run(backend.adelete_thread("two"))
 
 @pytest.fixture
 def state(image_cache: Path) -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="warren-test-", dir="/tmp"))
-    (path / "images").symlink_to(image_cache / "images")
+    path = new_state_dir(image_cache)
     yield path
     shutil.rmtree(path)
 

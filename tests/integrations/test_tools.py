@@ -24,7 +24,7 @@ from warren.model.errors import InvalidRequest
 def clients(url: str) -> Iterator[ThreadClients]:
     clients = ThreadClients(url)
     yield clients
-    clients.links.close()
+    clients.connections.close()
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ async def test_the_middleware_brings_tools_prompt_and_a_sandbox_that_is_warm(url
     assert isinstance(system, SystemMessage)
     assert system.text.startswith("Be kind.")
     assert "## Your sandbox" in system.text
-    await middleware.clients.links.aclose()
+    await middleware.clients.connections.aclose()
 
 
 def test_the_middleware_works_in_blocking_agents_too(url: str, thread_id: str) -> None:
@@ -182,7 +182,7 @@ def test_the_middleware_works_in_blocking_agents_too(url: str, thread_id: str) -
     agent: Any = create_agent(scripted(bash("echo hi"), "done"), middleware=[middleware])
     state = agent.invoke({"messages": [("user", "hello")]}, {"configurable": {"thread_id": thread_id}})
     assert tool_texts(state) == ["hi\n[exit code 0]"]
-    middleware.clients.links.close()
+    middleware.clients.connections.close()
 
 
 def test_the_middleware_without_a_server_does_not_end_the_run() -> None:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from warren.worker.agent.link import AgentLink
-from warren.worker.agent.wire import HEADER, VERSION, Ask, Fields, Say, Tag, fields
+from warren.worker.agent.wire import HEADER, VERSION, Fields, Request, Response, Tag, fields
 
 
 def said(kind: int, channel: int, payload: bytes = b"") -> bytes:
@@ -16,16 +16,16 @@ def said(kind: int, channel: int, payload: bytes = b"") -> bytes:
 
 
 def output(channel: int, stream: int, offset: int, data: bytes) -> bytes:
-    return said(Say.OUTPUT, channel, struct.pack("<BQ", stream, offset) + data)
+    return said(Response.OUTPUT, channel, struct.pack("<BQ", stream, offset) + data)
 
 
 def exit_frame(channel: int, code: int = 0, total: int = 0, **more: int) -> bytes:
     items = [(Tag.EXIT_CODE, code), (Tag.REASON, 0), (Tag.BYTES, total)]
-    return said(Say.EXIT, channel, fields(items + [(Tag[name.upper()], value) for name, value in more.items()]))
+    return said(Response.EXIT, channel, fields(items + [(Tag[name.upper()], value) for name, value in more.items()]))
 
 
 def hello(version: int = VERSION) -> bytes:
-    return said(Say.HELLO, 0, fields([(Tag.VERSION, version)]))
+    return said(Response.HELLO, 0, fields([(Tag.VERSION, version)]))
 
 
 class ScriptedAgent:
@@ -37,9 +37,9 @@ class ScriptedAgent:
         length, channel, kind = HEADER.unpack(await self.reader.readexactly(HEADER.size))
         return kind, channel, await self.reader.readexactly(length)
 
-    async def asked(self, kind: Ask) -> tuple[int, Fields]:
+    async def asked(self, kind: Request) -> tuple[int, Fields]:
         heard, channel, payload = await self.heard()
-        assert heard == kind, f"expected {kind.name}, got {Ask(heard).name}"
+        assert heard == kind, f"expected {kind.name}, got {Request(heard).name}"
         return channel, Fields(payload)
 
     async def says(self, *frames: bytes) -> None:

@@ -12,18 +12,17 @@ from unit.scripted_agent import exit_frame, hello, linked, output, said
 
 from warren.model.errors import Conflict, FileNotFound, InvalidRequest, ProtocolError, SandboxLost
 from warren.model.operations import Search, SearchMatch, SearchSummary
-from warren.worker.agent.channel import Output, Reply
-from warren.worker.agent.files import Files
-from warren.worker.agent.link import AgentLink
+from warren.worker.agent.files import AgentFiles
+from warren.worker.agent.link import AgentLink, Output, Reply
 from warren.worker.agent.wire import (
     MAX_FRAME_IN,
     MAX_FRAME_OUT,
     OUTPUT_WINDOW,
     STDIN_WINDOW,
-    Ask,
     Code,
     FileOp,
-    Say,
+    Request,
+    Response,
     Tag,
     credit,
     fields,
@@ -141,17 +140,17 @@ async def test_an_agent_that_hangs_up_instead_of_greeting_is_lost(tmp_path: Path
 
 async def test_replies_reach_the_channel_they_are_for() -> None:
     async with linked() as (link, agent):
-        one, two = await link.open(Ask.PING), await link.open(Ask.PING)
-        await agent.says(said(Say.DONE, two.number, fields([(Tag.PID, 2)])), said(Say.DONE, one.number))
+        one, two = await link.open(Request.PING), await link.open(Request.PING)
+        await agent.says(said(Response.DONE, two.number, fields([(Tag.PID, 2)])), said(Response.DONE, one.number))
         assert (await two.last()).fields.number(Tag.PID) == 2
         assert not (await one.last()).fields
 
 
 async def test_an_error_is_raised_as_its_class_with_a_safe_message() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.FILE)
+        channel = await link.open(Request.FILE)
         payload = fields([(Tag.CODE, Code.NOT_FOUND), (Tag.MESSAGE, "no \x1b[31mfile\n" + "x" * 9000)])
-        await agent.says(said(Say.ERROR, channel.number, payload))
+        await agent.says(said(Response.ERROR, channel.number, payload))
         with pytest.raises(FileNotFound) as caught:
             await channel.take()
         assert caught.value.message.startswith(r"no \x1b[31mfile\n")
@@ -160,7 +159,7 @@ async def test_an_error_is_raised_as_its_class_with_a_safe_message() -> None:
 
 async def test_the_last_word_can_be_taken_again() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.START)
+        channel = await link.open(Request.START)
         await agent.says(exit_frame(channel.number, 3))
         for _ in range(2):
             assert (await channel.last()).fields.number(Tag.EXIT_CODE) == 3
@@ -168,35 +167,35 @@ async def test_the_last_word_can_be_taken_again() -> None:
 
 async def test_frames_for_a_closed_channel_are_ignored() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.ATTACH)
+        channel = await link.open(Request.ATTACH)
         channel.close()
         await agent.says(output(channel.number, 1, 0, b"late"), exit_frame(channel.number))
-        other = await link.open(Ask.PING)
-        await agent.says(said(Say.DONE, other.number))
+        other = await link.open(Request.PING)
+        await agent.says(said(Response.DONE, other.number))
         await other.last()
-        assert [await agent.heard() for _ in range(2)][1][0] == Ask.CLOSE
+        assert [await agent.heard() for _ in range(2)][1][0] == Request.CLOSE
 
 
 async def test_a_posted_request_wants_no_answer() -> None:
     async with linked() as (link, agent):
-        link.post(Ask.CONTROL, b"")
+        link.post(Request.CONTROL, b"")
         kind, number, _ = await agent.heard()
-        await agent.says(said(Say.DONE, number))
-        other = await link.open(Ask.PING)
-        await agent.says(said(Say.DONE, other.number))
+        await agent.says(said(Response.DONE, number))
+        other = await link.open(Request.PING)
+        await agent.says(said(Response.DONE, other.number))
         await other.last()
-        assert kind == Ask.CONTROL
+        assert kind == Request.CONTROL
 
 
 async def test_a_request_too_long_for_a_frame_is_refused() -> None:
     async with linked() as (link, _):
         with pytest.raises(InvalidRequest, match="at most"):
-            await link.open(Ask.START, bytes(MAX_FRAME_OUT + 1))
+            await link.open(Request.START, bytes(MAX_FRAME_OUT + 1))
 
 
 async def test_many_small_outputs_keep_their_order_and_streams() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.ATTACH)
+        channel = await link.open(Request.ATTACH)
         frames = [output(channel.number, 1 + at % 2, at, bytes([at % 256])) for at in range(20_000)]
         await agent.says(*frames, output(channel.number, 1, 20_000, b"x" * 5000), exit_frame(channel.number))
         seen = []
@@ -210,9 +209,9 @@ async def test_many_small_outputs_keep_their_order_and_streams() -> None:
 
 async def test_a_large_frame_in_many_pieces_is_one_frame() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.FILE)
+        channel = await link.open(Request.FILE)
         data = os.urandom(MAX_FRAME_IN)
-        raw = said(Say.DATA, channel.number, data) + said(Say.DONE, channel.number)
+        raw = said(Response.DATA, channel.number, data) + said(Response.DONE, channel.number)
         await agent.says_in_pieces(raw[at : at + 50_001] for at in range(0, len(raw), 50_001))
         assert await channel.take() == data
         assert isinstance(await channel.take(), Reply)
@@ -223,42 +222,42 @@ async def test_a_large_frame_in_many_pieces_is_one_frame() -> None:
 
 async def test_credit_is_granted_back_as_data_is_taken() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.FILE)
+        channel = await link.open(Request.FILE)
         await agent.heard()
         block = bytes(OUTPUT_WINDOW // 4)
-        await agent.says(*[said(Say.DATA, channel.number, block)] * 4)
+        await agent.says(*[said(Response.DATA, channel.number, block)] * 4)
         for _ in range(2):
             await channel.take()
         kind, number, payload = await agent.heard()
-        assert (kind, number, credit(memoryview(payload))) == (Ask.CREDIT, channel.number, OUTPUT_WINDOW // 2)
-        await agent.says(*[said(Say.DATA, channel.number, block)] * 2, said(Say.DONE, channel.number))
+        assert (kind, number, credit(memoryview(payload))) == (Request.CREDIT, channel.number, OUTPUT_WINDOW // 2)
+        await agent.says(*[said(Response.DATA, channel.number, block)] * 2, said(Response.DONE, channel.number))
         assert sum([len(await channel.take()) for _ in range(4)]) == OUTPUT_WINDOW
 
 
 async def test_sending_waits_for_credit() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.FILE)
+        channel = await link.open(Request.FILE)
         await agent.heard()
         sending = asyncio.ensure_future(channel.send(bytes(STDIN_WINDOW + 1000)))
         size = 0
         while size < STDIN_WINDOW:
             kind, _, payload = await agent.heard()
-            assert kind == Ask.DATA
+            assert kind == Request.DATA
             size += len(payload)
         assert size == STDIN_WINDOW
         assert not sending.done()
-        await agent.says(said(Say.CREDIT, channel.number, (600).to_bytes(4, "little")))
+        await agent.says(said(Response.CREDIT, channel.number, (600).to_bytes(4, "little")))
         assert len((await agent.heard())[2]) == 600
-        await agent.says(said(Say.CREDIT, channel.number, (600).to_bytes(4, "little")))
+        await agent.says(said(Response.CREDIT, channel.number, (600).to_bytes(4, "little")))
         assert len((await agent.heard())[2]) == 400
         assert await sending
 
 
 async def test_a_sender_hears_that_nobody_wants_more() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.START)
+        channel = await link.open(Request.START)
         sending = asyncio.ensure_future(channel.send(bytes(STDIN_WINDOW * 2)))
-        while (await agent.heard())[0] != Ask.DATA:
+        while (await agent.heard())[0] != Request.DATA:
             pass
         await agent.says(exit_frame(channel.number))
         assert await sending is False
@@ -266,8 +265,8 @@ async def test_a_sender_hears_that_nobody_wants_more() -> None:
 
 async def test_an_agent_that_does_not_read_holds_the_sender_back() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.FILE)
-        await agent.says(said(Say.CREDIT, channel.number, (1 << 30).to_bytes(4, "little")))
+        channel = await link.open(Request.FILE)
+        await agent.says(said(Response.CREDIT, channel.number, (1 << 30).to_bytes(4, "little")))
         sending = asyncio.ensure_future(channel.send(bytes(64 * 1024 * 1024)))
         await asyncio.wait([sending], timeout=0.1)
         assert not sending.done()
@@ -282,37 +281,37 @@ async def test_an_agent_that_does_not_read_holds_the_sender_back() -> None:
 def bad_frames() -> dict[str, bytes]:
     return {
         "an unknown type": said(0x7F, 1),
-        "a worker's own type": said(Ask.START, 1),
-        "a frame too long": said(Say.DATA, 1)[:0] + (MAX_FRAME_IN + 1).to_bytes(4, "little") + b"\1\0\0\0\x46\0\0\0",
-        "a channel never opened": said(Say.DONE, 77),
+        "a worker's own type": said(Request.START, 1),
+        "a frame too long": (MAX_FRAME_IN + 1).to_bytes(4, "little") + b"\1\0\0\0\x46\0\0\0",
+        "a channel never opened": said(Response.DONE, 77),
         "output for a file": output(1, 1, 0, b"x"),
         "an exit for a file": exit_frame(1),
-        "a greeting on a channel": said(Say.HELLO, 1),
-        "a second life": said(Say.DONE, 0),
-        "broken fields": said(Say.DONE, 1, b"\1\xff\xff\xff\xff"),
-        "an error without a known code": said(Say.ERROR, 1, fields([(Tag.CODE, 99)])),
-        "an error whose code is no number": said(Say.ERROR, 1, fields([(Tag.CODE, b"abc")])),
-        "credit of three bytes": said(Say.CREDIT, 1, b"abc"),
-        "endless credit": said(Say.CREDIT, 1, b"\xff\xff\xff\xff") * 2,
+        "a greeting on a channel": said(Response.HELLO, 1),
+        "a second life": said(Response.DONE, 0),
+        "broken fields": said(Response.DONE, 1, b"\1\xff\xff\xff\xff"),
+        "an error without a known code": said(Response.ERROR, 1, fields([(Tag.CODE, 99)])),
+        "an error whose code is no number": said(Response.ERROR, 1, fields([(Tag.CODE, b"abc")])),
+        "credit of three bytes": said(Response.CREDIT, 1, b"abc"),
+        "endless credit": said(Response.CREDIT, 1, b"\xff\xff\xff\xff") * 2,
     }
 
 
 @pytest.mark.parametrize("what", bad_frames())
 async def test_breaking_the_rules_cuts_the_link(what: str) -> None:
     async with linked() as (link, agent):
-        channel, other = await link.open(Ask.FILE), await link.open(Ask.PING)
+        channel, other = await link.open(Request.FILE), await link.open(Request.PING)
         await agent.says(bad_frames()[what])
         for waiting in (channel, other):
             with pytest.raises(ProtocolError, match="the link to the agent was cut"):
                 await waiting.last()
         with pytest.raises(ProtocolError):
-            await link.open(Ask.PING)
+            await link.open(Request.PING)
         assert repr(link).startswith("<AgentLink broken: ")
 
 
 async def test_output_beyond_the_window_cuts_the_link() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.ATTACH)
+        channel = await link.open(Request.ATTACH)
         half = OUTPUT_WINDOW // 2
         await agent.says(*[output(channel.number, 1, at * half, bytes(half)) for at in range(2)])
         await agent.says(output(channel.number, 1, OUTPUT_WINDOW, b"x"))
@@ -328,16 +327,16 @@ async def test_output_beyond_the_window_cuts_the_link() -> None:
     [
         [output(1, 9, 0, b"x")],
         [output(1, 1, 2**63, b"x")],
-        [said(Say.OUTPUT, 1, b"short")],
-        [said(Say.STARTED, 1), said(Say.STARTED, 1)],
-        [said(Say.DONE, 1)],
-        [said(Say.DATA, 1, b"x")],
+        [said(Response.OUTPUT, 1, b"short")],
+        [said(Response.STARTED, 1), said(Response.STARTED, 1)],
+        [said(Response.DONE, 1)],
+        [said(Response.DATA, 1, b"x")],
     ],
     ids=["stream 9", "an offset beyond all", "cut short", "started twice", "done", "data"],
 )
 async def test_a_command_that_speaks_nonsense_cuts_the_link(frames: list[bytes]) -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.START)
+        channel = await link.open(Request.START)
         await agent.says(*frames)
         with pytest.raises(ProtocolError):
             await channel.last()
@@ -345,7 +344,7 @@ async def test_a_command_that_speaks_nonsense_cuts_the_link(frames: list[bytes])
 
 async def test_a_sandbox_that_discards_output_is_still_held_to_the_window() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.ATTACH, discard_output=True)
+        channel = await link.open(Request.ATTACH, discard_output=True)
         await agent.says(*[output(channel.number, 1, 0, bytes(OUTPUT_WINDOW // 2))] * 3)
         with pytest.raises(ProtocolError):
             await channel.last()
@@ -358,7 +357,7 @@ async def test_an_agent_of_an_older_release_is_not_asked_to_search(tmp_path: Pat
     async with Listener(tmp_path):
         link = await AgentLink.dial(tmp_path, timeout_s=5)
         with pytest.raises(Conflict, match="older than this server and cannot search") as caught:
-            await anext(Files(link).search(Search(glob="*")))
+            await anext(AgentFiles(link).search(Search(glob="*")))
         assert caught.value.remedy == "create a new session"
         await link.close()
 
@@ -366,15 +365,17 @@ async def test_an_agent_of_an_older_release_is_not_asked_to_search(tmp_path: Pat
 async def test_a_search_tells_the_agent_what_it_is_for() -> None:
     async with linked() as (link, agent):
         link.last_file_op = FileOp.SEARCH
-        searching = Files(link).search(Search(path="src", glob="*.{c,h}", pattern="x", max_matches=7, timeout_s=1.5))
+        searching = AgentFiles(link).search(
+            Search(path="src", glob="*.{c,h}", pattern="x", max_matches=7, timeout_s=1.5)
+        )
         first = asyncio.ensure_future(anext(searching))
-        channel, asked = await agent.asked(Ask.FILE)
+        channel, asked = await agent.asked(Request.FILE)
         assert asked.number(Tag.OP) == FileOp.SEARCH
         assert (asked.text(Tag.PATH), asked.text(Tag.GLOB), asked.text(Tag.PATTERN)) == ("/workspace/src", "*.h", "x")
         assert (asked.number(Tag.COUNT), asked.number(Tag.TIMEOUT_MS)) == (7, 1500)
         await agent.says(
-            said(Say.DATA, channel, record([(Tag.PATH, "/workspace/src/a.c"), (Tag.LINE, 3)])),
-            said(Say.DONE, channel, fields([(Tag.COUNT, 1), (Tag.SEARCHED, 2)])),
+            said(Response.DATA, channel, record([(Tag.PATH, "/workspace/src/a.c"), (Tag.LINE, 3)])),
+            said(Response.DONE, channel, fields([(Tag.COUNT, 1), (Tag.SEARCHED, 2)])),
         )
         assert await first == SearchMatch("/workspace/src/a.c", line=3)
         assert await anext(searching) == SearchSummary(1, files_searched=2)
@@ -383,20 +384,20 @@ async def test_a_search_tells_the_agent_what_it_is_for() -> None:
 @pytest.mark.parametrize(
     "frames",
     [
-        [said(Say.DATA, 1, record([(Tag.KIND, 9)]))],
-        [said(Say.DATA, 1, record([(Tag.LINE, b"abc")]))],
-        [said(Say.DATA, 1, record([(Tag.PATH, "x")])[:-1]), said(Say.DONE, 1)],
-        [said(Say.DATA, 1, record([(Tag.PATH, "x")]) * 3)],
-        [said(Say.DONE, 1, fields([(Tag.TRUNCATED, 3)]))],
-        [said(Say.DONE, 1, fields([(Tag.COUNT, b"")]))],
+        [said(Response.DATA, 1, record([(Tag.KIND, 9)]))],
+        [said(Response.DATA, 1, record([(Tag.LINE, b"abc")]))],
+        [said(Response.DATA, 1, record([(Tag.PATH, "x")])[:-1]), said(Response.DONE, 1)],
+        [said(Response.DATA, 1, record([(Tag.PATH, "x")]) * 3)],
+        [said(Response.DONE, 1, fields([(Tag.TRUNCATED, 3)]))],
+        [said(Response.DONE, 1, fields([(Tag.COUNT, b"")]))],
     ],
     ids=["kind", "line", "cut short", "too many", "reason", "count"],
 )
 async def test_a_search_that_answers_nonsense_cuts_the_link(frames: list[bytes]) -> None:
     async with linked() as (link, agent):
         link.last_file_op = FileOp.SEARCH
-        searching = asyncio.ensure_future(_all(Files(link).search(Search(glob="*", max_matches=2))))
-        await agent.asked(Ask.FILE)
+        searching = asyncio.ensure_future(_all(AgentFiles(link).search(Search(glob="*", max_matches=2))))
+        await agent.asked(Request.FILE)
         await agent.says(*frames)
         with pytest.raises(ProtocolError):
             await searching
@@ -413,8 +414,8 @@ async def _all(items: AsyncIterator[SearchMatch | SearchSummary]) -> list[Search
 async def test_a_lost_connection_reaches_everybody_at_once_with_the_reason() -> None:
     async with linked() as (link, agent):
         link.why_lost = lambda: "its agent was killed"
-        waiting = [asyncio.ensure_future((await link.open(Ask.PING)).last()) for _ in range(3)]
-        sending = asyncio.ensure_future((await link.open(Ask.FILE)).send(bytes(STDIN_WINDOW * 2)))
+        waiting = [asyncio.ensure_future((await link.open(Request.PING)).last()) for _ in range(3)]
+        sending = asyncio.ensure_future((await link.open(Request.FILE)).send(bytes(STDIN_WINDOW * 2)))
         await asyncio.sleep(0)
         agent.hang_up()
         for task in waiting:
@@ -423,13 +424,13 @@ async def test_a_lost_connection_reaches_everybody_at_once_with_the_reason() -> 
         await asyncio.wait([sending])
         assert sending.exception() is not None or sending.result() is False
         with pytest.raises(SandboxLost, match="its agent was killed"):
-            await link.open(Ask.PING)
-        link.post(Ask.CONTROL, b"")
+            await link.open(Request.PING)
+        link.post(Request.CONTROL, b"")
 
 
 async def test_what_came_before_the_loss_can_still_be_taken() -> None:
     async with linked() as (link, agent):
-        running, ended = await link.open(Ask.ATTACH), await link.open(Ask.START)
+        running, ended = await link.open(Request.ATTACH), await link.open(Request.START)
         await agent.says(output(running.number, 1, 0, b"before"), exit_frame(ended.number, 7))
         agent.hang_up()
         await link.lost.wait()
@@ -449,7 +450,7 @@ async def test_a_reason_that_cannot_be_found_does_not_hide_the_loss() -> None:
         agent.hang_up()
         await link.lost.wait()
         with pytest.raises(SandboxLost, match="no such file"):
-            await link.open(Ask.PING)
+            await link.open(Request.PING)
 
 
 async def test_closing_twice_is_harmless_and_later_calls_say_so() -> None:
@@ -457,15 +458,15 @@ async def test_closing_twice_is_harmless_and_later_calls_say_so() -> None:
         await link.close()
         await link.close()
         with pytest.raises(SandboxLost, match="was closed"):
-            await link.open(Ask.PING)
+            await link.open(Request.PING)
 
 
 async def test_a_cancelled_wait_leaves_the_link_in_order() -> None:
     async with linked() as (link, agent):
-        channel = await link.open(Ask.PING)
+        channel = await link.open(Request.PING)
         task = asyncio.ensure_future(channel.last())
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
-        await agent.says(said(Say.DONE, channel.number))
+        await agent.says(said(Response.DONE, channel.number))
         assert isinstance(await channel.last(), Reply)

@@ -37,7 +37,7 @@ AUTH = ClusterAuth("a-secret-of-the-cluster")
         Caller(ANY_TENANT, "key_1", ALL_SCOPES),
         Caller("ünï-çødé 🐇", "key\n\r\0", ALL_SCOPES),
     ],
-    ids=repr,
+    ids=lambda caller: ascii(caller.tenant),
 )
 def test_a_caller_comes_over_as_he_is(caller: Caller) -> None:
     text = encode_caller(caller)

@@ -4,9 +4,8 @@ import pytest
 
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, Reason, TerminalSize
-from warren.worker.agent.channel import Output, printable
-from warren.worker.agent.command_result import exec_result, lost_result, start_payload, texts
-from warren.worker.agent.oom_watch import OomLedger
+from warren.worker.agent.command_result import OomTracker, exec_result, join_output, lost_result, start_payload
+from warren.worker.agent.link import Output, printable
 from warren.worker.agent.wire import EndReason, Fields, Flag, Tag, fields
 
 OUT, ERR, TERMINAL = 1, 2, 3
@@ -39,7 +38,7 @@ def end(**values: int) -> Fields:
     ],
 )  # fmt: skip
 def test_texts(outputs: list[Output], total: int, expected: tuple[str, str, str]) -> None:
-    assert texts(outputs, total) == expected
+    assert join_output(outputs, total) == expected
 
 
 def test_a_result_says_everything() -> None:
@@ -100,14 +99,14 @@ def test_a_command_becomes_the_fields_of_a_start() -> None:
 )
 def test_who_ran_out_of_memory(rose: bool, others: bool, code: int, signal: int | None, blamed: bool) -> None:
     kills = [0]
-    ledger = OomLedger(lambda: kills[0])
-    ledger.begin("it")
+    tracker = OomTracker(lambda: kills[0])
+    tracker.begin("it")
     if others:
-        ledger.begin("other")
+        tracker.begin("other")
     kills[0] += rose
-    assert ledger.ended("it", code, signal) is blamed
+    assert tracker.end("it", code, signal) is blamed
     kills[0] += 1
-    assert ledger.ended("it", code, signal) is blamed
+    assert tracker.end("it", code, signal) is blamed
 
 
 def test_untrusted_text_is_made_printable() -> None:

@@ -119,6 +119,14 @@ async def test_a_server_that_stays_away_is_given_up(call: Call) -> None:
         assert server.connections == 4
 
 
+async def test_without_retries_the_http_library_does_not_repeat_a_request_either(call: Call) -> None:
+    """aiohttp repeats what it takes for idempotent; the transport turns that off by a private attribute."""
+    with scripted(hangs_up) as server:
+        with pytest.raises(ServerUnreachable, match="broke during GET /thing"):
+            await call(server.url, GET, options=TransportOptions(retries=0))
+        assert server.connections == 1
+
+
 async def test_a_full_server_is_not_asked_again(call: Call) -> None:
     problem = b'{"code": "no_capacity", "detail": "full"}'
     with scripted(always(problem, "503 Service Unavailable", "Retry-After: 1")) as server:

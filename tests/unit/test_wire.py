@@ -13,11 +13,11 @@ from warren.model.errors import ProtocolError, SandboxLost, WarrenError
 from warren.worker.agent.link import AgentLink
 from warren.worker.agent.wire import (
     MAX_RECORD,
-    Ask,
     Code,
     Fields,
     Records,
-    Say,
+    Request,
+    Response,
     Tag,
     credit,
     credit_frame,
@@ -34,7 +34,7 @@ VALUES = st.one_of(st.integers(0, 2**64 - 1), st.text(), st.binary(max_size=300)
 
 
 def test_a_frame_is_twelve_bytes_and_its_payload() -> None:
-    assert frame(Ask.START, 7, b"abc") == b"\x03\0\0\0\x07\0\0\0\x02\0\0\0abc"
+    assert frame(Request.START, 7, b"abc") == b"\x03\0\0\0\x07\0\0\0\x02\0\0\0abc"
 
 
 def test_credit_survives_the_wire() -> None:
@@ -117,10 +117,10 @@ def test_a_record_that_is_too_long_is_refused_by_its_length_alone() -> None:
 
 
 FRAMES = st.one_of(
-    st.builds(said, st.sampled_from(list(Say)), st.integers(0, 4), st.binary(max_size=64)),
+    st.builds(said, st.sampled_from(list(Response)), st.integers(0, 4), st.binary(max_size=64)),
     st.builds(output, st.integers(0, 3), st.integers(0, 4), st.integers(0, 2**64 - 1), st.binary(max_size=3000)),
     st.builds(
-        lambda channel, code: said(Say.ERROR, channel, fields([(Tag.CODE, code), (Tag.MESSAGE, "no")])),
+        lambda channel, code: said(Response.ERROR, channel, fields([(Tag.CODE, code), (Tag.MESSAGE, "no")])),
         st.integers(1, 3), st.sampled_from([*Code, 0, 99]),
     ),
     st.binary(max_size=40),
@@ -128,7 +128,7 @@ FRAMES = st.one_of(
 )  # fmt: skip
 
 
-async def consume(link: AgentLink, kind: Ask) -> None:
+async def consume(link: AgentLink, kind: Request) -> None:
     channel = await link.open(kind)
     try:
         await channel.last()
@@ -149,7 +149,7 @@ async def feed(stream: bytes, cuts: list[int]) -> None:
     raised: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
     async with linked() as (link, agent):
-        tasks = [asyncio.ensure_future(consume(link, kind)) for kind in (Ask.START, Ask.ATTACH, Ask.FILE)]
+        tasks = [asyncio.ensure_future(consume(link, kind)) for kind in (Request.START, Request.ATTACH, Request.FILE)]
         await asyncio.sleep(0)
         pieces, at, turn = [], 0, 0
         while at < len(stream):
@@ -163,5 +163,5 @@ async def feed(stream: bytes, cuts: list[int]) -> None:
             await asyncio.gather(*tasks)
             await link.lost.wait()
         with pytest.raises((SandboxLost, ProtocolError)):
-            await link.open(Ask.PING)
+            await link.open(Request.PING)
     assert raised == []

@@ -19,7 +19,6 @@ import click
 from warren.config.settings import Settings, environment_with, read_settings
 from warren.model.errors import Unavailable
 
-_WORKER_PORT: Final = 5000
 _START_S: Final = 60.0
 _STOP_S: Final = 45.0
 _REDIS_TIMEOUT_S: Final = 30.0
@@ -76,13 +75,12 @@ class _Cluster:
 
     def _start_workers(self, count: int, environ: Mapping[str, str]) -> None:
         """Workers start before coordinators, which would take the rows of an earlier start for live workers."""
-        ports = {}
-        for number in range(1, count + 1):
-            state = self._root / f"worker-{number}"
+        ports = {f"worker-{number}": port for number, port in enumerate(_free_ports(count), 1)}
+        for name, port in ports.items():
+            state = self._root / name
             self._share_images(state)
-            ports[state.name] = _free_port(_WORKER_PORT + number - 1)
-            own = {"WORKER_ID": state.name, "PORT": str(ports[state.name]), "WARREN_STATE_DIR": str(state)}
-            self._start(state.name, "worker", {**environ, **own})
+            own = {"WORKER_ID": name, "PORT": str(port), "WARREN_STATE_DIR": str(state)}
+            self._start(name, "worker", {**environ, **own})
         for name, port in ports.items():
             if self._settings.cluster_ca is None:  # with certificates, workers answer coordinators only
                 self._wait_until_ready(name, f"http://127.0.0.1:{port}/ready")
@@ -207,11 +205,10 @@ def _last_error(log: str) -> str:
     return lines[-1].removeprefix("warren: ") if lines else "it did not say why"
 
 
-def _free_port(preferred: int) -> int:
-    """Returns the preferred port, or any other: workers publish their address themselves."""
-    for port in (preferred, 0):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
-    raise Unavailable("there is no free port on this machine")
+def _free_ports(count: int) -> list[int]:
+    """Any free ports of loopback: a fixed one could be taken by another cluster that starts at the same time."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

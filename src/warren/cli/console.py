@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 import click
 
 from warren.cli.main import EXIT_WARREN_FAILED, report
-from warren.cli.output import print_json
+from warren.cli.output import STREAM_FDS, print_json
 from warren.model.errors import WarrenError
 from warren.model.operations import Chunk, ExecResult, Reason, Stream, TerminalSize
 from warren.sdk.results import ExecuteResult
@@ -34,7 +34,6 @@ Values = dict[str, Any]
 Sink = Callable[[str, bytes], Awaitable[None]]
 
 EXIT_TIMEOUT: Final = 124
-STREAM_FDS: Final = {"stdout": 1, "stderr": 2, "terminal": 1}
 _PIECE_BYTES: Final = 4096  # PIPE_BUF on Linux: a pipe that polls as writable takes this much without blocking
 _READ_BYTES: Final = 256 * 1024
 
@@ -85,12 +84,6 @@ async def _wait_until_ready(fd: int, event: int) -> None:
         await ready
     finally:
         remove(fd)
-
-
-def write_blocking(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
 
 
 # -- commands

@@ -15,9 +15,8 @@ from typing import Final, NamedTuple
 import click
 
 from warren import FileEntry, SandboxClient
-from warren.cli.console import write_blocking
 from warren.cli.options import server_options, thread_option
-from warren.cli.output import ProgressLine, format_mib, print_json
+from warren.cli.output import ProgressLine, format_mib, print_json, write_bytes
 from warren.cli.remote import Server
 from warren.model.errors import FileNotFound, IsDirectory
 from warren.sdk.protocol import CHUNK_BYTES
@@ -166,7 +165,7 @@ class _Copy:
 
     def _write_stdout(self, parts: Iterable[bytes]) -> str:
         for part in parts:
-            write_blocking(1, part)
+            write_bytes(1, part)
         return "-"
 
     def _check_recursive(self, path: str) -> None:

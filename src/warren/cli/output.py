@@ -1,15 +1,17 @@
-"""What commands print: tables, durations and sizes for people, JSON for programs, progress on stderr."""
+"""What commands print: tables, durations and sizes for people, JSON for programs, bytes, progress on stderr."""
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import click
 
-_MIB = 1024 * 1024
+STREAM_FDS: Final = {"stdout": 1, "stderr": 2, "terminal": 1}
+_MIB: Final = 1024 * 1024
 
 
 def print_json(values: Any) -> None:
@@ -50,6 +52,12 @@ def format_mib(count: float) -> str:
 def seconds_since(timestamp: str) -> float:
     """Negative for a time in the future."""
     return (datetime.now(UTC) - datetime.fromisoformat(timestamp)).total_seconds()
+
+
+def write_bytes(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
 
 
 class ProgressLine:

@@ -9,7 +9,15 @@ import click
 
 from warren.cli.main import report
 from warren.cli.options import Duration, drop_empty, parse_pairs, server_options, thread_option
-from warren.cli.output import format_age, format_seconds, print_json, print_table, seconds_since
+from warren.cli.output import (
+    STREAM_FDS,
+    format_age,
+    format_seconds,
+    print_json,
+    print_table,
+    seconds_since,
+    write_bytes,
+)
 from warren.cli.remote import Server, complete_session, report_fresh_sandbox, short_id, split_session
 from warren.sdk.protocol import CREATE_S
 
@@ -180,11 +188,9 @@ def _read_output(server: Server, session_id: str, process_id: str, offset: int, 
 
 def _print_chunk(chunk: Values, offset: int) -> int:
     """Returns the offset after the chunk. Reports bytes that the sandbox did not keep."""
-    from warren.cli.console import STREAM_FDS, write_blocking
-
     if chunk["offset"] > offset:
         report(f"{chunk['offset'] - offset} bytes were not kept")
-    write_blocking(STREAM_FDS[chunk["stream"]], base64.b64decode(chunk["data"]))
+    write_bytes(STREAM_FDS[chunk["stream"]], base64.b64decode(chunk["data"]))
     return int(chunk["next_offset"])
 
 

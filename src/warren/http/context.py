@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Security
 from fastapi.security import SecurityScopes
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
 
 from warren.http.problems import StrictRoute
 from warren.interfaces.cluster import ClusterControl
@@ -17,8 +19,6 @@ from warren.model.errors import Forbidden, Unavailable
 from warren.sessions.operations.call import OperationContext
 from warren.tenancy.identity import Identity
 from warren.tenancy.tenancy import Tenancy
-
-JSON: Final = "application/json"
 
 
 def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
@@ -64,9 +64,27 @@ SessionUser = Annotated[str, Security(tenant_of, scopes=[Scope.SESSIONS])]
 Admin = Annotated[str, Security(tenant_of, scopes=[Scope.ADMIN])]
 
 
+class JsonAnswer(Response):
+    """JSON. Bytes that were no text are in it as lone surrogates, which only escapes can carry.
+
+    It sends what Starlette's own class would, with less work: this is how nearly every request is answered.
+    """
+
+    def __init__(self, values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        self.status_code = status
+        self.background = None
+        self.body = json.dumps(values).encode()
+        self.raw_headers = [(b"content-length", b"%d" % len(self.body)), (b"content-type", b"application/json")]
+        for name, value in (headers or {}).items():
+            self.raw_headers.append((name.lower().encode("latin-1"), value.encode("latin-1")))
+
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body})
+
+
 def answer(values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """JSON. Bytes that were no text are in it as lone surrogates, which only escapes can carry."""
-    return Response(json.dumps(values), status, headers, JSON)
+    return JsonAnswer(values, status, headers)
 
 
 async def pool_size(context: Context) -> int:

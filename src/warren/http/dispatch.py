@@ -8,7 +8,7 @@ which has a route for each operation too (routes/operations.py), for the OpenAPI
 import asyncio
 import re
 import urllib.parse
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -45,7 +45,7 @@ class Dispatcher:
         self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = FINDER.find(scope["method"], scope["path"]) if scope["type"] == "http" else None
+        found = _find(scope) if scope["type"] == "http" else None
         if found is None:
             await self._app(scope, receive, send)
             return
@@ -57,29 +57,40 @@ class Dispatcher:
 
 def takes_stream(scope: Scope) -> bool:
     """Whether the body of a request may be of any length, because it is read as it comes."""
-    found = FINDER.find(scope["method"], scope["path"])
+    found = _find(scope)
     return found is not None and found[0].takes_stream
+
+
+def _find(scope: Scope) -> tuple[Operation, dict[str, str]] | None:
+    """Looked up once for each request, and kept in its scope."""
+    found: tuple[Operation, dict[str, str]] | None = scope.get("operation")
+    if found is None:
+        found = scope["operation"] = FINDER.find(scope["method"], scope["path"])
+    return found
 
 
 async def respond(handler: Handler, context: Context, request: Request) -> Response:
     operation, caller = handler.operation, request.scope["caller"]
     check_scope(caller, operation.scope)
-    call = Call(context, caller.tenant, **request.path_params, base_url=str(request.base_url))
+    call = Call(context, caller.tenant, **request.scope["path_params"], reached_at=lambda: str(request.base_url))
+    headers = dict(request.scope["headers"])
     errors: list[dict[str, Any]] = []
     arguments: list[Any] = []
     if handler.query is not None:
         arguments.append(_validated(handler.query, _query_values(request.scope), "query", errors))
     if handler.headers:
-        errors.extend(_read_headers(handler, call, request))
+        errors.extend(_read_headers(handler, call, headers))
+    content_type = headers.get(b"content-type", b"").decode("latin-1")
     if handler.body is not None:
-        arguments.append(await _read_body(handler.body, operation, request, errors))
+        data = await _read_all(request.receive)
+        arguments.append(_body(handler.body, operation, data, content_type, errors))
     elif operation.takes_stream:
-        call.content_type = request.headers.get("content-type", "")
+        call.content_type = content_type
         call.fields = dict(request.query_params)
         arguments.append(_data(request))
     if errors:
         return invalid_arguments(errors)
-    if operation.answers is Answers.EVENTS or _wants_events(operation, request, arguments):
+    if operation.answers is Answers.EVENTS or _wants_events(operation, headers, arguments):
         return await stream_events(perform_stream(handler, call, *arguments))
     if operation.answers is Answers.BYTES:
         return await _bytes_answer(perform_stream(handler, call, *arguments), handler, call)
@@ -121,16 +132,15 @@ def _as_text(value: str) -> str:
     return value if value.isascii() else value.encode(errors="surrogateescape").decode(errors="replace")
 
 
-def _read_headers(handler: Handler, call: Call, request: Request) -> Iterable[dict[str, Any]]:
-    headers = request.headers
+def _read_headers(handler: Handler, call: Call, headers: Mapping[bytes, bytes]) -> Iterable[dict[str, Any]]:
     if "idempotency_key" in handler.headers:
-        call.key = headers.get("idempotency-key", "")
+        call.key = headers.get(b"idempotency-key", b"").decode("latin-1")
         if len(call.key) > MAX_KEY:
             yield {"type": "string_too_long", "loc": ("header", "Idempotency-Key"), "ctx": {"max_length": MAX_KEY}}
     if "last_event_id" in handler.headers:
-        call.last_event_id = headers.get("last-event-id", "")
-    if "range" in handler.headers and (text := headers.get("range", "")):
-        call.byte_range = read_range(text)
+        call.last_event_id = headers.get(b"last-event-id", b"").decode("latin-1")
+    if "range" in handler.headers and (text := headers.get(b"range", b"")):
+        call.byte_range = read_range(text.decode("latin-1"))
 
 
 def read_range(text: str) -> ByteRange:
@@ -145,12 +155,25 @@ def read_range(text: str) -> ByteRange:
     return part
 
 
-async def _read_body(
-    model: type[BaseModel], operation: Operation, request: Request, errors: list[dict[str, Any]]
+async def _read_all(receive: Receive) -> bytes:
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body"):
+        return bytes(message.get("body", b""))
+    parts = []
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        if not message.get("more_body"):
+            return b"".join(parts)
+        message = await receive()
+
+
+def _body(
+    model: type[BaseModel], operation: Operation, data: bytes, content_type: str, errors: list[dict[str, Any]]
 ) -> BaseModel | None:
     """JSON under any content type but a form's."""
-    data = await request.body()
-    if request.headers.get("content-type", "").startswith("multipart/"):
+    if content_type.startswith("multipart/"):
         errors.append({"type": "model_type", "loc": ("body",)})
         return None
     values = read_json(data) if data else None
@@ -171,10 +194,10 @@ async def _data(request: Request) -> AsyncIterator[bytes]:
         raise InvalidRequest("the client went away in the middle of the body") from None
 
 
-def _wants_events(operation: Operation, request: Request, arguments: list[Any]) -> bool:
+def _wants_events(operation: Operation, headers: Mapping[bytes, bytes], arguments: list[Any]) -> bool:
     if operation.answers is not Answers.VALUE_OR_EVENTS:
         return False
-    return EVENT_STREAM in request.headers.get("accept", "") or getattr(arguments[-1], "stream", False)
+    return EVENT_STREAM.encode() in headers.get(b"accept", b"") or getattr(arguments[-1], "stream", False)
 
 
 # -- answers

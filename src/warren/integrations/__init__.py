@@ -1,1 +1,1 @@
-"""Warren for agent frameworks: each of these is thin, and an extra of its own."""
+"""Warren for agent frameworks: thin layers over the client, each installed as an extra."""

@@ -1,4 +1,4 @@
-"""deepagents' file operations through the file API: nothing runs in the sandbox, so any image will do.
+"""deepagents' file operations through the file API: no program runs in the sandbox, so any image works.
 
 Results, limits and error texts are those of deepagents' own BaseSandbox.
 """
@@ -21,16 +21,16 @@ from deepagents.backends.protocol import (
 )
 from deepagents.backends.utils import _get_file_type
 
-from warren.integrations.deepagents_dialect import BEFORE_0_7, made, read_code, search_code, transfer_code
-from warren.integrations.steps import Plan, call
+from warren.integrations.deepagents_versions import BEFORE_0_7, build_result, read_code, search_code, transfer_code
+from warren.integrations.plans import Plan, call
 from warren.model.errors import WarrenError
 from warren.sdk.results import ExecuteResult, FileEntry
 
 PAGE_BYTES: Final = 500 * 1024
 BINARY_BYTES: Final = 500 * 1024
-COUNTED_BYTES: Final = 1024 * 1024  # the lines of a longer file are not counted, unless its end was read
-WHOLE_BYTES: Final = 16 * 1024 * 1024  # a longer file is cut in the sandbox, not here
-_PROBE: Final = 8192
+COUNTED_BYTES: Final = 1024 * 1024  # lines of a longer file are counted only if its end was read
+WHOLE_BYTES: Final = 16 * 1024 * 1024  # a longer file is cut in the sandbox
+_PROBED_BYTES: Final = 8192
 _VIDEOS: Final = (".webm", ".mkv", ".avi", ".mpeg", ".mpg", ".3gp", ".flv", ".wmv", ".m4v")
 _EMPTY: Final = "System reminder: File exists but has empty contents"
 _CUT: Final = (
@@ -73,27 +73,27 @@ def _is_binary_name(path: str) -> bool:
 def _page(path: str, data: bytes, offset: int, limit: int) -> ReadResult:
     if not data:
         return ReadResult(file_data=FileData(content=_EMPTY, encoding="utf-8"))
-    if _is_binary_name(path) or not _is_text(data[:_PROBE]):
+    if _is_binary_name(path) or not _is_text(data[:_PROBED_BYTES]):
         if len(data) > BINARY_BYTES:
             return ReadResult(error=f"File '{path}': Binary file exceeds maximum preview size of {BINARY_BYTES} bytes")
         return ReadResult(file_data=FileData(content=base64.b64encode(data).decode(), encoding="base64"))
     if limit == 0:
-        return made(ReadResult, file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
-    # As text files are read everywhere: every kind of line end becomes a newline.
+        return build_result(ReadResult, file_data=FileData(content="", encoding="utf-8"), no_lines_requested=True)
+    # As in Python's text files, every kind of line end becomes a newline.
     lines = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace").read().split("\n")
     if lines[-1] == "":
         lines.pop()
     total = len(lines)
     if offset >= total:
         return ReadResult(error=f"File '{path}': Line offset {offset} exceeds file length ({total} lines)")
-    text, returned = _fitting(lines[offset : offset + limit])
+    text, returned = _fit_page(lines[offset : offset + limit])
     end = offset + returned
     counted = end >= total or len(data) <= COUNTED_BYTES
     return _text_result(text, offset, end, total if counted else None, end if end < total else None)
 
 
 def _text_result(text: str, offset: int, end: int, total: int | None, next_offset: int | None) -> ReadResult:
-    return made(
+    return build_result(
         ReadResult,
         file_data=FileData(content=text, encoding="utf-8"),
         total_lines=total,
@@ -111,8 +111,8 @@ def _is_text(beginning: bytes) -> bool:
     return True
 
 
-def _fitting(lines: Sequence[str]) -> tuple[str, int]:
-    """As many lines as a page may have bytes. The last may be cut; then it counts only if it is the only one."""
+def _fit_page(lines: Sequence[str]) -> tuple[str, int]:
+    """Returns as many lines as fit on a page, and their number. A cut line counts only if it is the only one."""
     room = PAGE_BYTES - len(_CUT.encode())
     kept: list[str] = []
     for line in lines:
@@ -126,18 +126,17 @@ def _fitting(lines: Sequence[str]) -> tuple[str, int]:
 
 
 def _read_long(path: str, offset: int, limit: int) -> Plan[ReadResult]:
-    """A page of a file that is too long to be fetched, and whose lines are not counted."""
-    place = shlex.quote(path)
-    line = f"tail -n +{offset + 1} -- {place} | head -n {limit} | head -c {2 * PAGE_BYTES}"
+    """Returns a page of a file that is too long to be fetched; its lines are not counted."""
+    line = f"tail -n +{offset + 1} -- {shlex.quote(path)} | head -n {limit} | head -c {2 * PAGE_BYTES}"
     result: ExecuteResult = yield from call("execute", line, 60.0, carry_state=False)
-    if "\ufffd" in result.stdout[:_PROBE]:
+    if "\ufffd" in result.stdout[:_PROBED_BYTES]:
         return ReadResult(error=f"File '{path}': Binary file exceeds maximum preview size of {BINARY_BYTES} bytes")
     lines = result.stdout.split("\n")
     if lines[-1] == "":
         lines.pop()
     if not lines:
         return ReadResult(error=f"File '{path}': Line offset {offset} exceeds file length")
-    text, returned = _fitting(lines)
+    text, returned = _fit_page(lines)
     end = offset + returned
     return _text_result(text, offset, end, None, end if returned == limit or returned < len(lines) else None)
 
@@ -161,7 +160,7 @@ def edit(path: str, old: str, new: str, replace_all: bool) -> Plan[EditResult]:
     try:
         entry: FileEntry = yield from call("stat", path)
         data: bytes = yield from call("read_file", path)
-        changed, count, error = replaced(data, old, new, replace_all)
+        changed, count, error = replace_text(data, old, new, replace_all)
         if error:
             return EditResult(error=_edit_error(error, path, old))
         # A script stays executable; a link's own mode says nothing about its target.
@@ -172,22 +171,22 @@ def edit(path: str, old: str, new: str, replace_all: bool) -> Plan[EditResult]:
     return EditResult(path=path, occurrences=count)
 
 
-def replaced(data: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int, str]:
-    """The new content, how often `old` was there, and what is wrong.
+def replace_text(data: bytes, old: str, new: str, replace_all: bool) -> tuple[bytes, int, str]:
+    """Returns the new content, the number of occurrences, and an error code.
 
     `read` shows every line end as a newline, so `old` is tried as it is, then with the line ends of Windows, then
-    without; `new` gets the same treatment, and the file keeps its style.
+    with those of Unix; `new` is changed in the same way, and the file keeps its style.
     """
     try:
         text = data.decode()
     except UnicodeDecodeError:
         return b"", 0, "not_a_text_file"
-    for change in (str, _windows, _unix):
-        count = text.count(change(old))
+    for convert in (str, _windows, _unix):
+        count = text.count(convert(old))
         if count > 1 and not replace_all:
             return b"", count, "multiple_occurrences"
         if count:
-            return text.replace(change(old), change(new)).encode(), count, ""
+            return text.replace(convert(old), convert(new)).encode(), count, ""
     return b"", 0, "string_not_found"
 
 
@@ -213,7 +212,7 @@ def _edit_error(code: str, path: str, old: str) -> str:
 
 
 def delete(path: str) -> Plan[str | None]:
-    """What went wrong, if something did."""
+    """Returns the error, if there is one."""
     try:
         yield from call("remove", path, recursive=True)
     except WarrenError as exc:
@@ -226,7 +225,7 @@ def delete(path: str) -> Plan[str | None]:
 
 
 def upload(files: Sequence[tuple[str, bytes]]) -> Plan[list[FileUploadResponse]]:
-    answers = []
+    responses = []
     for path, content in files:
         error: str | None = None if path.startswith("/") else "invalid_path"
         if error is None:
@@ -234,12 +233,12 @@ def upload(files: Sequence[tuple[str, bytes]]) -> Plan[list[FileUploadResponse]]
                 yield from call("write_file", path, content)
             except WarrenError as exc:
                 error = transfer_code(exc)
-        answers.append(FileUploadResponse(path=path, error=error))
-    return answers
+        responses.append(FileUploadResponse(path=path, error=error))
+    return responses
 
 
 def download(paths: Sequence[str]) -> Plan[list[FileDownloadResponse]]:
-    answers = []
+    responses = []
     for path in paths:
         content, error = None, None if path.startswith("/") else "invalid_path"
         if error is None:
@@ -247,5 +246,5 @@ def download(paths: Sequence[str]) -> Plan[list[FileDownloadResponse]]:
                 content = yield from call("read_file", path)
             except WarrenError as exc:
                 error = transfer_code(exc)
-        answers.append(FileDownloadResponse(path=path, content=content, error=error))
-    return answers
+        responses.append(FileDownloadResponse(path=path, content=content, error=error))
+    return responses

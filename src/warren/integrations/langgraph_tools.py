@@ -1,8 +1,7 @@
 """Tools for LangGraph and LangChain agents: a shell that remembers, background commands, files.
 
-`sandbox_tools` makes them. Each works in the sandbox of the thread it is called in, which the runtime says; each can be
-called by blocking and by async graphs. What goes wrong in the sandbox is an answer the model can read; only a run
-without a thread id raises.
+`sandbox_tools` makes them. Each tool works in the sandbox of the thread that calls it, in blocking and in async graphs.
+Errors of the sandbox are answers that the model can read; only a run without a thread id raises.
 """
 
 import secrets
@@ -13,9 +12,8 @@ from typing import Annotated, Any, Final
 from langchain.tools import ToolRuntime
 from langchain_core.tools import BaseTool, StructuredTool
 
-from warren.integrations.answers import run_command, said, shortened
-from warren.integrations.steps import Plan, call, call_on
-from warren.integrations.threads import ThreadClients, thread_of
+from warren.integrations.plans import Plan, call, call_on, describe_error, run_command, shorten
+from warren.integrations.threads import ThreadClients, thread_id_from
 from warren.model.errors import WarrenError
 from warren.sdk.results import ExecuteResult, FileEntry, ProcessInfo
 
@@ -35,19 +33,19 @@ def sandbox_tools(
 ) -> list[BaseTool]:
     """The tools bash, bash_background, background_output, background_stop, read_file, write_file and list_files.
 
-    `options` are those of SandboxClient (environment, limits, api_key, mode …). `timeout` is for commands that bring
-    none. `max_chars` is how much of an output the model sees. Nothing is asked of the server before a tool is used.
+    `options` are those of SandboxClient (environment, limits, api_key, mode …). `timeout` is for commands without one.
+    `max_chars` is how much of an output the model sees. No request is sent before a tool is used.
     """
     threads = clients or ThreadClients(server_url, **options)
-    made = partial(_tool, threads)
+    build = partial(_build_tool, threads)
     return [
-        made(partial(_bash, timeout, max_chars), _sign_bash, _BASH),
-        made(_start, _sign_start, _START),
-        made(partial(_output, max_chars), _sign_output, _OUTPUT),
-        made(_stop, _sign_stop, _STOP),
-        made(partial(_read, max_chars), _sign_read, _READ),
-        made(_write, _sign_write, _WRITE),
-        made(_list, _sign_list, _LIST),
+        build(partial(_bash, timeout, max_chars), _sign_bash, _BASH),
+        build(_start, _sign_start, _START),
+        build(partial(_output, max_chars), _sign_output, _OUTPUT),
+        build(_stop, _sign_stop, _STOP),
+        build(partial(_read, max_chars), _sign_read, _READ),
+        build(_write, _sign_write, _WRITE),
+        build(_list, _sign_list, _LIST),
     ]
 
 
@@ -70,27 +68,27 @@ _Id = Annotated[str, "what bash_background gave"]
 _Path = Annotated[str, "absolute, or relative to /workspace"]
 
 
-def _tool(
+def _build_tool(
     threads: ThreadClients, plan: Callable[..., Plan[str]], signature: Callable[..., str], words: tuple[str, str]
 ) -> BaseTool:
-    """`signature` is what the model sees of the arguments; it is never called."""
+    """`signature` shows the model the arguments; it is never called."""
     name, description = words
 
     def run(runtime: ToolRuntime, **arguments: Any) -> str:
-        return threads.pair(_thread(runtime)).run(plan(**arguments))
+        return threads.pair(_thread_id(runtime)).run(plan(**arguments))
 
     async def arun(runtime: ToolRuntime, **arguments: Any) -> str:
-        return await threads.pair(_thread(runtime)).arun(plan(**arguments))
+        return await threads.pair(_thread_id(runtime)).arun(plan(**arguments))
 
     schema = StructuredTool.from_function(signature, name=name, description=description).args_schema
     return StructuredTool.from_function(run, arun, name=name, description=description, args_schema=schema)
 
 
-def _thread(runtime: ToolRuntime) -> str:
-    return thread_of(runtime.config.get("configurable"))
+def _thread_id(runtime: ToolRuntime) -> str:
+    return thread_id_from(runtime.config.get("configurable"))
 
 
-# -- what the model sees of the arguments
+# -- the arguments, as the model sees them
 
 
 def _sign_bash(command: _Line, timeout: Annotated[int | None, "seconds"] = None, *, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
@@ -116,20 +114,20 @@ def _sign_write(path: _Path, content: str, runtime: ToolRuntime) -> str: ...  # 
 def _sign_list(path: _Path = "/workspace", *, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
 
 
-# -- what they do
+# -- the plans of the tools
 
 
 def _bash(default_s: float, max_chars: int, command: str, timeout: float | None = None) -> Plan[str]:
     limit_s = default_s if timeout is None else timeout
-    answer = yield from run_command(command, limit_s, max_chars=max_chars)
-    return f"{answer.text.rstrip()}\n[exit code {answer.exit_code}]".lstrip("\n")
+    report = yield from run_command(command, limit_s, max_chars=max_chars)
+    return f"{report.text.rstrip()}\n[exit code {report.exit_code}]".lstrip("\n")
 
 
 def _start(command: str) -> Plan[str]:
     try:
         process = yield from call("spawn", command, name=f"bg-{secrets.token_hex(3)}")
     except WarrenError as exc:
-        return said(exc)
+        return describe_error(exc)
     return f"started in the background as {process.id}"
 
 
@@ -137,16 +135,16 @@ def _output(max_chars: int, process_id: str, wait_s: float = 0) -> Plan[str]:
     try:
         process = yield from call("process", process_id)
         if wait_s > 0:
-            yield from _waited(process, min(wait_s, LONGEST_WAIT_S))
+            yield from _wait(process, min(wait_s, LONGEST_WAIT_S))
         text: str = yield from call_on(process, "output")
         info: ProcessInfo = yield from call_on(process, "info")
     except WarrenError as exc:
-        return said(exc)
+        return describe_error(exc)
     state = "still running" if info.running else f"exit code {info.exit_code}"
-    return f"{shortened(text, max_chars)[0].rstrip()}\n[{state}]".lstrip("\n")
+    return f"{shorten(text, max_chars)[0].rstrip()}\n[{state}]".lstrip("\n")
 
 
-def _waited(process: Any, wait_s: float) -> Plan[None]:
+def _wait(process: Any, wait_s: float) -> Plan[None]:
     try:
         yield from call_on(process, "wait", wait_s)
     except TimeoutError:
@@ -158,7 +156,7 @@ def _stop(process_id: str) -> Plan[str]:
         process = yield from call("process", process_id)
         result: ExecuteResult = yield from call_on(process, "kill")
     except WarrenError as exc:
-        return said(exc)
+        return describe_error(exc)
     return f"{process_id} has ended, exit code {result.exit_code}"
 
 
@@ -166,17 +164,17 @@ def _read(max_chars: int, path: str) -> Plan[str]:
     try:
         data: bytes = yield from call("read_file", path)
     except WarrenError as exc:
-        return said(exc)
+        return describe_error(exc)
     if b"\0" in data[:8192]:
         return f"[{path} is not a text file: {len(data)} bytes]"
-    return shortened(data.decode(errors="replace"), max_chars)[0] or f"[{path} is empty]"
+    return shorten(data.decode(errors="replace"), max_chars)[0] or f"[{path} is empty]"
 
 
 def _write(path: str, content: str) -> Plan[str]:
     try:
         entry: FileEntry = yield from call("write_file", path, content)
     except WarrenError as exc:
-        return said(exc)
+        return describe_error(exc)
     return f"wrote {entry.size} bytes to {entry.path}"
 
 
@@ -184,7 +182,7 @@ def _list(path: str = "/workspace") -> Plan[str]:
     try:
         found: list[FileEntry] = yield from call("list_files", path)
     except WarrenError as exc:
-        return said(exc)
+        return describe_error(exc)
     lines = [f"{each.name}/" if each.is_dir else f"{each.name} ({each.size} bytes)" for each in found[:_MOST_ENTRIES]]
     rest = [f"[and {len(found) - _MOST_ENTRIES} more]"] if len(found) > _MOST_ENTRIES else []
     return "\n".join([*lines, *rest]) or f"[{path} is empty]"

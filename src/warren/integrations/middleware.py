@@ -1,7 +1,7 @@
-"""`SandboxMiddleware`: the tools, the words for the system prompt, and a sandbox that is ready when it is needed.
+"""`SandboxMiddleware`: the tools, a text for the system prompt, and a sandbox that is ready when it is needed.
 
-When a run begins, the thread's sandbox is asked for at once, while the model still thinks about its first call. When a
-run ends nothing is destroyed: the sandbox belongs to the thread, and the server's time-outs end it.
+It requests the thread's sandbox when a run begins, while the model still thinks about its first call. It destroys
+nothing when a run ends: the sandbox belongs to the thread, and the server's time-outs end it.
 """
 
 import asyncio
@@ -15,16 +15,16 @@ from langchain_core.messages import SystemMessage
 from langgraph.runtime import Runtime
 
 from warren.integrations.langgraph_tools import COMMAND_TIMEOUT_S, MAX_CHARS, sandbox_tools
+from warren.integrations.plans import call
 from warren.integrations.prompt import sandbox_prompt
-from warren.integrations.steps import call
-from warren.integrations.threads import Pair, ThreadClients
+from warren.integrations.threads import ClientPair, ThreadClients
 from warren.model.errors import WarrenError
 
 
 class SandboxMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
-    """For `create_agent(model, middleware=[SandboxMiddleware(...)])`. Takes what `sandbox_tools` takes.
+    """For `create_agent(model, middleware=[SandboxMiddleware(...)])`. Takes the options of `sandbox_tools`.
 
-    `prompt` replaces the words for the system prompt; an empty text leaves the prompt alone.
+    `prompt` replaces the text for the system prompt; an empty text leaves the prompt alone.
     """
 
     def __init__(
@@ -47,26 +47,26 @@ class SandboxMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
     def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
         pair = self.clients.pair()
         if self._warm_up:
-            threading.Thread(target=_warm, args=(pair,), name="warren warm-up", daemon=True).start()
+            threading.Thread(target=_warm_up, args=(pair,), name="warren warm-up", daemon=True).start()
 
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> None:
         pair = self.clients.pair()
         if self._warm_up:
-            task = asyncio.create_task(_awarm(pair))
-            self._tasks.add(task)  # a task that nobody holds may vanish
+            task = asyncio.create_task(_awarm_up(pair))
+            self._tasks.add(task)  # the event loop itself keeps only a weak reference
             task.add_done_callback(self._tasks.discard)
 
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        return handler(self._told(request))
+        return handler(self._add_prompt(request))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelResponse[Any]:
-        return await handler(self._told(request))
+        return await handler(self._add_prompt(request))
 
-    def _told(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
+    def _add_prompt(self, request: ModelRequest[Any]) -> ModelRequest[Any]:
         if not self._prompt:
             return request
         before = request.system_message.content_blocks if request.system_message is not None else []
@@ -75,14 +75,14 @@ class SandboxMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         return request.override(system_message=message)
 
 
-# A sandbox that cannot be had is not told here: the first tool that needs it says so, to the model.
+# Errors are ignored here: the first tool that needs the sandbox reports them to the model.
 
 
-def _warm(pair: Pair) -> None:
+def _warm_up(pair: ClientPair) -> None:
     with contextlib.suppress(WarrenError):
         pair.run(call("create_session"))
 
 
-async def _awarm(pair: Pair) -> None:
+async def _awarm_up(pair: ClientPair) -> None:
     with contextlib.suppress(WarrenError):
         await pair.arun(call("create_session"))

@@ -1,4 +1,4 @@
-"""What a model is told about its sandbox: goes well into the system prompt, behind the agent's own instructions."""
+"""A text about the sandbox for the system prompt, to put behind the agent's own instructions."""
 
 from typing import Final
 
@@ -22,10 +22,10 @@ You have a Linux computer of your own, made for this conversation. Nothing you d
 
 
 def sandbox_prompt(*, network: bool | None = None, notes: str = "") -> str:
-    """The text, with what is particular here: whether there is a network (None: not said), and notes of your own."""
-    said = {
+    """The text, with a line about the network (None: no line) and notes of your own."""
+    network_line = {
         True: "- The network can be reached.\n",
         False: "- There is no network: packages cannot be installed from the internet.\n",
         None: "",
     }[network]
-    return SANDBOX_PROMPT + said + (f"\n{notes.strip()}\n" if notes.strip() else "")
+    return SANDBOX_PROMPT + network_line + (f"\n{notes.strip()}\n" if notes.strip() else "")

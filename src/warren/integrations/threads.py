@@ -1,7 +1,7 @@
-"""Clients for the conversations of LangGraph: one sandbox for each thread, whoever asks first.
+"""Clients for the threads (conversations) of LangGraph: every thread has one sandbox.
 
-`Pair` is a session's two clients, one that blocks and one for asyncio. `ThreadClients` keeps a pair for each thread;
-all pairs share their connections. Nothing is asked of a server before the first use.
+`ClientPair` holds the two clients of a session, a blocking and an async one. `ThreadClients` keeps a pair for each
+thread; all pairs share their connections. No request is sent before the first use.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from langgraph.config import get_config
 
-from warren.integrations.steps import Plan, arun, call, run
+from warren.integrations.plans import Plan, arun, call, run
 from warren.model.errors import InvalidRequest
 from warren.sdk.aio.backend import AsyncBackend
 from warren.sdk.aio.client import AsyncSandboxClient
@@ -24,19 +24,19 @@ from warren.sdk.blocking.platform import open_backend
 
 T = TypeVar("T")
 
-_THREADS_KEPT: Final = 4096
+_MOST_THREADS: Final = 4096
 
 
 def current_thread() -> str:
-    """The thread id of the LangGraph run that this is called in, also from its tools and subagents."""
+    """The thread id of the running LangGraph graph, also in its tools and subagents."""
     try:
         configurable = get_config().get("configurable", {})
     except RuntimeError:
         configurable = {}
-    return thread_of(configurable)
+    return thread_id_from(configurable)
 
 
-def thread_of(configurable: Any) -> str:
+def thread_id_from(configurable: Any) -> str:
     thread_id = (configurable or {}).get("thread_id")
     if thread_id in (None, ""):
         raise InvalidRequest(
@@ -46,11 +46,11 @@ def thread_of(configurable: Any) -> str:
     return str(thread_id)
 
 
-class ThreadLinks:
-    """The connections to one server (or this machine), made with the first use, for threads and event loops alike."""
+class Connections:
+    """The connections to one server (or this machine), opened with the first use, for threads and event loops alike."""
 
     def __init__(self, mode: str, server_url: str, api_key: str) -> None:
-        self._place = (mode, server_url, api_key)
+        self._target = (mode, server_url, api_key)
         self._blocking: Backend | None = None
         self._aio: AsyncBackend | None = None
         self._lock = threading.Lock()
@@ -59,26 +59,26 @@ class ThreadLinks:
     def blocking(self) -> Backend:
         with self._lock:
             if self._blocking is None:
-                self._blocking = open_backend(*self._place)
+                self._blocking = open_backend(*self._target)
                 weakref.finalize(self, self._blocking.close)
             return self._blocking
 
     async def aio(self) -> AsyncBackend:
         with self._lock:
             if self._aio is None:
-                self._aio = open_async_backend(*self._place)
+                self._aio = open_async_backend(*self._target)
             backend = self._aio
-        await self._close_with_the_loop(backend)
+        await self._close_with_loop(backend)
         return backend
 
-    async def _close_with_the_loop(self, backend: AsyncBackend) -> None:
-        # A loop ends its generators before it ends itself, so nobody has to remember to close.
+    async def _close_with_loop(self, backend: AsyncBackend) -> None:
+        # An event loop closes its generators before it ends, so nobody has to close the connections.
         loop = asyncio.get_running_loop()
         with self._lock:
-            if loop in self._closers or self._place[0] == "local":
+            if loop in self._closers or self._target[0] == "local":
                 return
             self._closers = {known: each for known, each in self._closers.items() if not known.is_closed()}
-            closer = self._closers[loop] = _closing(backend)
+            closer = self._closers[loop] = _close_at_end(backend)
         await anext(closer)
 
     def close(self) -> None:
@@ -96,20 +96,20 @@ class ThreadLinks:
             await backend.close()
 
 
-async def _closing(backend: AsyncBackend) -> AsyncGenerator[None, None]:
+async def _close_at_end(backend: AsyncBackend) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
         await backend.close()
 
 
-class Pair:
-    """The two clients of one session: one may be given, the others are made like it and join its session."""
+class ClientPair:
+    """The clients of one session: one may be given; the others are made like it and join its session."""
 
     def __init__(
-        self, links: ThreadLinks, options: dict[str, Any], given: SandboxClient | AsyncSandboxClient | None = None
+        self, connections: Connections, options: dict[str, Any], given: SandboxClient | AsyncSandboxClient | None = None
     ) -> None:
-        self._links, self._options, self._given = links, options, given
+        self.connections, self._options, self._given = connections, options, given
         self._last_session = ""
         self._blocking = given if isinstance(given, SandboxClient) else None
         # A client's lock belongs to an event loop, so each loop has a client of its own.
@@ -117,59 +117,55 @@ class Pair:
         self._lock = threading.Lock()
 
     @classmethod
-    def of(cls, client: SandboxClient | AsyncSandboxClient) -> "Pair":
-        place = (client.options[name] for name in ("mode", "server_url", "api_key"))
-        return cls(ThreadLinks(*place), client.options, client)
-
-    @property
-    def links(self) -> ThreadLinks:
-        return self._links
+    def of(cls, client: SandboxClient | AsyncSandboxClient) -> "ClientPair":
+        target = (client.options[name] for name in ("mode", "server_url", "api_key"))
+        return cls(Connections(*target), client.options, client)
 
     @property
     def session_id(self) -> str:
-        """Empty as long as there is none."""
+        """Empty while there is no session."""
         return self._given.session_id if self._given is not None else self._last_session
 
     def run(self, plan: Plan[T]) -> T:
         with self._lock:
             if self._blocking is None:
-                self._blocking = SandboxClient(**self._options, backend=self._links.blocking())
+                self._blocking = SandboxClient(**self._options, backend=self.connections.blocking())
             client = self._blocking
-            self._join(client)
+            self._join_session(client)
         try:
             return run(client, plan)
         finally:
-            self._note(client)
+            self._note_session(client)
 
     async def arun(self, plan: Plan[T]) -> T:
-        client = self._given if isinstance(self._given, AsyncSandboxClient) else await self._of_this_loop()
-        self._join(client)
+        client = self._given if isinstance(self._given, AsyncSandboxClient) else await self._client_of_loop()
+        self._join_session(client)
         try:
             return await arun(client, plan)
         finally:
-            self._note(client)
+            self._note_session(client)
 
-    async def _of_this_loop(self) -> AsyncSandboxClient:
-        backend, loop = await self._links.aio(), asyncio.get_running_loop()
+    async def _client_of_loop(self) -> AsyncSandboxClient:
+        backend, loop = await self.connections.aio(), asyncio.get_running_loop()
         with self._lock:
             if loop not in self._aio:
                 self._aio = {known: each for known, each in self._aio.items() if not known.is_closed()}
                 self._aio[loop] = AsyncSandboxClient(**self._options, backend=backend)
             return self._aio[loop]
 
-    def _join(self, client: SandboxClient | AsyncSandboxClient) -> None:
-        # A thread's session is found by the thread, and the server says then whether it is a new one.
+    def _join_session(self, client: SandboxClient | AsyncSandboxClient) -> None:
+        # A client of a thread asks the server for the thread's session, and learns whether it is a new one.
         if not client.session_id and not client.thread_id:
             client.session_id = self.session_id
 
-    def _note(self, client: SandboxClient | AsyncSandboxClient) -> None:
+    def _note_session(self, client: SandboxClient | AsyncSandboxClient) -> None:
         self._last_session = client.session_id
         if self._given is not None and not self._given.thread_id:
             self._given.session_id = client.session_id
 
 
 class ThreadClients:
-    """A pair for each thread. Which thread: `thread_id`, or the one of the running graph."""
+    """Keeps a pair of clients for each thread."""
 
     def __init__(self, server_url: str = "", **options: Any) -> None:
         for name in ("thread_id", "session_id", "backend"):
@@ -177,29 +173,30 @@ class ThreadClients:
                 raise InvalidRequest(f"{name} cannot be given here: every thread has a sandbox of its own")
         self._options: dict[str, Any] = {"replace_lost": True, **options}
         mode, api_key = options.get("mode", "remote"), options.get("api_key", "")
-        self.links = ThreadLinks(mode, server_url, api_key)
-        self._make: Callable[[str], Pair] = lambda thread_id: Pair(
-            self.links, {**self._options, "server_url": server_url, "thread_id": thread_id}
+        self.connections = Connections(mode, server_url, api_key)
+        self._make: Callable[[str], ClientPair] = lambda thread_id: ClientPair(
+            self.connections, {**self._options, "server_url": server_url, "thread_id": thread_id}
         )
-        self._pairs: OrderedDict[str, Pair] = OrderedDict()
+        self._pairs: OrderedDict[str, ClientPair] = OrderedDict()
         self._lock = threading.Lock()
-        SandboxClient(server_url, **self._options, backend=_NO_BACKEND)  # a wrong option is found here, not in a run
+        SandboxClient(server_url, **self._options, backend=_NO_BACKEND)  # raises for a wrong option now, not in a run
 
     def __repr__(self) -> str:
         return f"<ThreadClients {len(self._pairs)} threads>"
 
-    def pair(self, thread_id: str = "") -> Pair:
+    def pair(self, thread_id: str = "") -> ClientPair:
+        """The pair of a thread, by default of the running graph's."""
         thread_id = thread_id or current_thread()
         with self._lock:
             if thread_id not in self._pairs:
                 self._pairs[thread_id] = self._make(thread_id)
             self._pairs.move_to_end(thread_id)
-            while len(self._pairs) > _THREADS_KEPT:
-                self._pairs.popitem(last=False)  # the sandbox stays, and is found again by its thread
+            while len(self._pairs) > _MOST_THREADS:
+                self._pairs.popitem(last=False)  # the sandbox stays, and its thread finds it again
             return self._pairs[thread_id]
 
     def delete(self, thread_id: str) -> None:
-        """Ends a thread's sandbox; nothing happens if it has none."""
+        """Ends a thread's sandbox, if it has one."""
         self.pair(thread_id).run(call("cleanup"))
 
     async def adelete(self, thread_id: str) -> None:

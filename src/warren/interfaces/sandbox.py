@@ -21,14 +21,13 @@ from warren.model.spec import Isolation
 class Process(Protocol):
     """A command or terminal that runs, or ran, in a sandbox.
 
-    It lives in the sandbox, not here: losing this object, or the whole program that holds it,
-    leaves the command running, and `Sandbox.process` finds it again by `id`.
+    It lives in the sandbox. If this object or the program that holds it goes away, the command runs on, and
+    `Sandbox.process` finds it again by `id`.
 
-    `output` yields what was written from `offset` on and ends when the command has ended and all
-    of its output was given; reading slowly slows the command down. `wait` gives the result; its
-    texts hold what the sandbox kept. `ended` gives the result without its texts, and does not count as
-    reading. `kill` ends the whole tree of processes and `wait` says how many that were. `write` and
-    `close_stdin` after the end of the command are ignored.
+    `output` yields the output from `offset` on and ends when the command has ended and all of its output was
+    yielded; reading slowly slows the command down. `wait` gives the result with the output that the sandbox kept.
+    `ended` gives the result without output, and does not count as reading. `kill` ends the whole tree of processes,
+    and the result says how many there were. `write` and `close_stdin` do nothing after the end of the command.
     """
 
     @property
@@ -46,30 +45,28 @@ class Process(Protocol):
 class Sandbox(Protocol):
     """One isolated computer.
 
-    Commands: `exec` runs one to its end. A non-zero exit, a signal, a time-out or running out of
-    memory are results, not errors; an unknown user or directory raises. When the sandbox dies,
-    `exec` and `wait` give a result with reason `sandbox_lost`, everything else raises SandboxLost,
-    at once. Cancelling `exec` ends the command and its children before the cancellation goes on. With a
-    `process_id` of the caller's, `exec` raises Conflict if there is such a process, and leaves it known,
-    with its end and what was kept of its output, until it is forgotten.
-    `start` leaves it running on its own; `start` with the id of a process that exists raises
-    Conflict and starts nothing; with `follow` the command waits for its first reader rather than lose
-    what it says before. Commands do not wait for each other.
+    Commands: `exec` runs a command to its end. A non-zero exit, a signal, a time-out or running out of memory is a
+    result, not an error; an unknown user or directory raises. When the sandbox dies, `exec` and `wait` give a result
+    with the reason `sandbox_lost`, and everything else raises SandboxLost at once. Cancelling `exec` ends the command
+    and its children before the cancellation continues. If the caller gives a `process_id`, `exec` raises Conflict if
+    that process exists, and the sandbox keeps the result and the output until the caller forgets the process.
+    `start` returns while the command runs; if a process with that id exists, it raises Conflict and starts nothing.
+    With `follow` the command waits for its first reader, so that no output is lost. Commands do not wait for each
+    other.
 
-    Files: done inside the sandbox with the rights of `user` (the sandbox user unless told
-    otherwise), streamed, any size. Relative paths start in the workspace. Writing is atomic: a
-    reader sees the old file or the new one, and a write that fails or is cancelled leaves the old.
-    Errors: FileNotFound, PermissionDenied, IsDirectory, NotADirectory, FileExists, InvalidPath,
-    NoSpace.
+    Files: operations run inside the sandbox with the rights of `user` (by default the sandbox user) and stream files
+    of any size. Relative paths start in the workspace. Writing is atomic: a reader sees the old file or the new one,
+    and a write that fails or is cancelled leaves the old one. Errors: FileNotFound, PermissionDenied, IsDirectory,
+    NotADirectory, FileExists, InvalidPath, NoSpace.
 
-    `search` yields matches as they are found, ordered by directory and name, and exactly one SearchSummary as the
-    last item. Reaching a limit is not an error: the summary tells. An expression that is not valid raises
-    InvalidRequest, one that needs too much memory LimitReached, both before any match; a `path` that is not there
-    raises FileNotFound. Leaving the iteration ends the search. A sandbox that was made by an older release may not
-    be able to search: that raises Conflict.
+    `search` yields matches as they are found, ordered by directory and name, and one SearchSummary as the last item.
+    Reaching a limit is not an error; the summary says so. An invalid expression raises InvalidRequest, one that needs
+    too much memory or time to compile LimitReached, both before any match. A `path` that does not exist raises
+    FileNotFound. Leaving the iteration ends the search. A sandbox that an older release made may not be able to
+    search; then `search` raises Conflict.
 
-    `when_lost` calls back once, with the reason, when the sandbox has died or cannot be reached any more (at
-    once if it already is); not after `close`. `close` lets go of the sandbox without ending it.
+    `when_lost` calls back once, with the reason, when the sandbox has died or cannot be reached any more (at once if
+    that has happened already), but not after `close`. `close` disconnects from the sandbox and leaves it running.
     """
 
     @property

@@ -40,10 +40,10 @@ class TerminalSize:
 class Command:
     """A command line for the shell (`shell`) or a program with its arguments (`argv`).
 
-    A shell command starts where the last one of this sandbox ended: `carry_state` brings the
-    directory and the exported variables along and hands them on. Variables of `env` win over what was
-    exported, those of `base_env` do not. `terminal` gives the command
-    a terminal of that size. `keep_bytes` bounds how much output is kept: its head and its tail.
+    With `carry_state` a shell command starts with the directory and the exported variables that the last one of this
+    sandbox left, and leaves its own to the next one. Variables of `env` override exported ones, those of `base_env`
+    do not. `terminal` gives the command a terminal of that size. `keep_bytes` limits the output that is kept, half
+    from its beginning and half from its end.
     """
 
     argv: tuple[str, ...] = ()
@@ -87,12 +87,12 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended, and its output.
+    """How a command ended and what it wrote.
 
-    `output` is stdout and stderr in the order they were written. When more came than is kept
-    (`truncated`), head and tail are there with a line between them that says how much is missing.
-    `killed` counts the processes that a time-out or a cancel had to end; `survivors` those that
-    would not die. `background` counts the processes the command left running on purpose.
+    `output` is stdout and stderr in the order they were written. If the command wrote more than is kept
+    (`truncated`), a line between the beginning and the end says how much is missing. `killed` counts the processes
+    that a time-out or a cancellation had to end; `survivors` counts those that could not be killed. `background`
+    counts the processes that the command left running on purpose.
     """
 
     exit_code: int
@@ -119,7 +119,7 @@ class Stream(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of output. A gap between offsets means that the output in between was not kept."""
+    """A piece of output. Where `offset` jumps, the output in between was not kept."""
 
     stream: Stream
     offset: int
@@ -166,7 +166,7 @@ class FileInfo:
 
 
 class Change(StrEnum):
-    """WATCHING comes first, and once: from then on no change is missed unless an OVERFLOW says so."""
+    """WATCHING comes first, and once. From then on every change is reported, or an OVERFLOW if some were lost."""
 
     WATCHING = "watching"
     CREATED = "created"
@@ -195,12 +195,12 @@ class Search:
     any number of directories. Without a slash it is matched with the name, in any directory (`*.py`); with one, with
     the whole path from `path` on (`src/**/*.py`, `/*.md`).
 
-    `pattern` is a POSIX extended regular expression, matched with one line at a time, without its line end:
-    `[[:digit:]]+`, not `\\d+`. `ignore_case` goes for both.
+    `pattern` is a POSIX extended regular expression (`[[:digit:]]+`, not `\\d+`). It is matched with one line at a
+    time, without its line end. `ignore_case` applies to `glob` and `pattern`.
 
-    Links are not followed. Names that begin with a dot are passed over unless `hidden`, and so is what the kernel
-    makes up (/proc, /sys). Contents of binary files (those with a NUL byte), of files larger than `max_file_bytes`
-    and of devices, pipes and sockets are not searched; of a line longer than 1 MiB only the beginning is.
+    A search does not follow links, skips names that begin with a dot unless `hidden`, and does not enter /proc and
+    /sys from above. It does not search the contents of binary files (those with a NUL byte), of files larger than
+    `max_file_bytes`, and of devices, pipes and sockets; of a line longer than 1 MiB it searches only the beginning.
     """
 
     path: str = "/workspace"
@@ -297,7 +297,7 @@ class SearchSummary:
 
 
 def check_path(path: str) -> str:
-    """Gives the path as the sandbox uses it: relative paths start in the workspace."""
+    """The path as it is used in the sandbox: a relative path starts in the workspace."""
     if not path:
         raise InvalidPath("the path is empty")
     if "\0" in path:
@@ -308,7 +308,7 @@ def check_path(path: str) -> str:
 
 
 def check_user(user: str) -> str:
-    """Checks the form of a user name; only the sandbox knows whether it has such a user."""
+    """Checks only whether this can be a name; the sandbox decides whether it has such a user."""
     if "\0" in user or len(user.encode(errors="surrogateescape")) > 255:
         raise UnknownUser(f"{user[:80]!r} cannot be the name of a user")
     return user

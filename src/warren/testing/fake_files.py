@@ -1,7 +1,7 @@
-"""The fake sandbox's file system: a tree of nodes in memory, with owners and modes.
+"""The file system of the fake sandbox: a tree of nodes in memory, with owners and modes.
 
-Only what the contract needs: no hard links, no times but the modification time, and rights are
-those of the owner or of everybody. It never touches the host.
+It has only what the contract needs: no hard links, no times but the modification time, and only the rights of the
+owner and of everybody. It never touches the host.
 """
 
 import time
@@ -41,22 +41,22 @@ class Node:
 
 
 class FakeFiles:
-    """Paths in, nodes and typed errors out. `watchers` hear of every change."""
+    """Maps paths to nodes and raises typed errors. Calls every one of `watchers` with each change."""
 
     def __init__(self, disk_mb: int) -> None:
-        self._root = _directory(0, 0o755)
+        self._root = _new_directory(0, 0o755)
         self._limit = disk_mb * MIB
         self._used = 0
         self.watchers: list[Callable[[FileEvent], None]] = []
         for path, mode in {"/etc": 0o755, "/root": 0o700, "/usr/bin": 0o755}.items():
-            self._make(path, 0, mode)
+            self._make_directory(path, 0, mode)
         for path, mode in WRITABLE.items():
-            self._make(path, USER_UID, mode)
+            self._make_directory(path, USER_UID, mode)
 
-    def _make(self, path: str, uid: int, mode: int) -> None:
+    def _make_directory(self, path: str, uid: int, mode: int) -> None:
         node = self._root
         for name in _parts(path):
-            node = node.children.setdefault(name, _directory(0, 0o755))
+            node = node.children.setdefault(name, _new_directory(0, 0o755))
         node.uid, node.mode = uid, mode
 
     def find(self, path: str, uid: int, *, follow: bool = True) -> Node:
@@ -65,7 +65,7 @@ class FakeFiles:
         if node is None:
             raise FileNotFound(f"{path!r} does not exist")
         if node.kind is FileKind.SYMLINK and follow:
-            return self.find(_target(path, node.target), uid)
+            return self.find(_link_target(path, node.target), uid)
         return node
 
     def parent(self, path: str, uid: int, links: int = 0) -> tuple[Node, str]:
@@ -78,7 +78,7 @@ class FakeFiles:
             if node.kind is FileKind.SYMLINK:
                 if links == _MAX_LINKS:
                     raise InvalidPath(f"{path!r} has too many links in it")
-                return self.parent("/".join((_target(walked, node.target), *parts[at + 1 :])), uid, links + 1)
+                return self.parent("/".join((_link_target(walked, node.target), *parts[at + 1 :])), uid, links + 1)
         if node.kind is not FileKind.DIRECTORY:
             raise NotADirectory(f"{path!r} goes through a file")
         if parts and len(parts[-1].encode(errors="surrogateescape")) > 255:
@@ -88,7 +88,7 @@ class FakeFiles:
         return node, parts[-1] if parts else ""
 
     def stat(self, path: str, uid: int) -> FileInfo:
-        return _info(path, self.find(path, uid, follow=False))
+        return _file_info(path, self.find(path, uid, follow=False))
 
     def read(self, path: str, uid: int) -> bytes:
         node = self.find(path, uid)
@@ -107,13 +107,13 @@ class FakeFiles:
         if not name or (old is not None and old.kind is FileKind.DIRECTORY):
             raise IsDirectory(f"{path!r} is a directory")
         if old is not None and old.kind is FileKind.SYMLINK:
-            return self.write(_target(path, old.target), data, mode, uid)
+            return self.write(_link_target(path, old.target), data, mode, uid)
         if not parent.allows(uid, 2):
             raise PermissionDenied(f"{path!r} is not yours to write")
-        self._take(len(data) - (len(old.data) if old else 0))
+        self._reserve(len(data) - (len(old.data) if old else 0))
         kept = mode if mode is not None else old.mode if old else 0o644
         parent.children[name] = Node(FileKind.FILE, uid, kept, data)
-        self._tell(Change.MODIFIED if old else Change.CREATED, path, False)
+        self._notify(Change.MODIFIED if old else Change.CREATED, path, False)
         return self.stat(path, uid)
 
     def make_parents(self, path: str, uid: int) -> None:
@@ -127,7 +127,7 @@ class FakeFiles:
 
     def mkdir(self, path: str, mode: int, uid: int) -> None:
         self.make_parents(path, uid)
-        self._add(path, _directory(uid, mode), uid)
+        self._add(path, _new_directory(uid, mode), uid)
 
     def link(self, path: str, target: str, uid: int) -> None:
         self._add(path, Node(FileKind.SYMLINK, uid, 0o777, target=target), uid)
@@ -139,7 +139,7 @@ class FakeFiles:
         if not parent.allows(uid, 2):
             raise PermissionDenied(f"{path!r} is not yours to write")
         parent.children[name] = node
-        self._tell(Change.CREATED, path, node.kind is FileKind.DIRECTORY)
+        self._notify(Change.CREATED, path, node.kind is FileKind.DIRECTORY)
 
     def remove(self, path: str, recursive: bool, uid: int) -> None:
         parent, name = self.parent(path, uid)
@@ -150,7 +150,7 @@ class FakeFiles:
             raise IsDirectory(f"{path!r} is a directory", remedy="remove it recursively")
         del parent.children[name]
         self._used -= sum(len(found.data) for _, found in _walk(path, node, 1 << 30)) + len(node.data)
-        self._tell(Change.REMOVED, path, node.kind is FileKind.DIRECTORY)
+        self._notify(Change.REMOVED, path, node.kind is FileKind.DIRECTORY)
 
     def rename(self, source: str, target: str, uid: int) -> None:
         node = self.find(source, uid, follow=False)
@@ -171,8 +171,8 @@ class FakeFiles:
                 raise InvalidRequest(f"{source!r} cannot be moved into itself")
         del parent.children[name]
         into.children[new] = node
-        self._tell(Change.MOVED_FROM, source, node.kind is FileKind.DIRECTORY)
-        self._tell(Change.MOVED_TO, target, node.kind is FileKind.DIRECTORY)
+        self._notify(Change.MOVED_FROM, source, node.kind is FileKind.DIRECTORY)
+        self._notify(Change.MOVED_TO, target, node.kind is FileKind.DIRECTORY)
 
     def walk(self, path: str, depth: int, uid: int) -> list[tuple[FileInfo, Node]]:
         node = self.find(path, uid)
@@ -180,14 +180,14 @@ class FakeFiles:
             raise NotADirectory(f"{path!r} is not a directory")
         if not node.allows(uid, 4):
             raise PermissionDenied(f"{path!r} is not yours to read")
-        return [(_info(at, found), found) for at, found in _walk(path.rstrip("/"), node, depth)]
+        return [(_file_info(at, found), found) for at, found in _walk(path.rstrip("/"), node, depth)]
 
-    def _take(self, size: int) -> None:
+    def _reserve(self, size: int) -> None:
         if self._used + size > self._limit:
             raise NoSpace(f"the disk of {self._limit // MIB} MiB is full")
         self._used += size
 
-    def _tell(self, change: Change, path: str, directory: bool) -> None:
+    def _notify(self, change: Change, path: str, directory: bool) -> None:
         for tell in list(self.watchers):
             tell(FileEvent(change, "/" + "/".join(_parts(path)), directory))
 
@@ -198,12 +198,12 @@ def uid_of(user: str) -> int:
     return UIDS[user]
 
 
-def at_home(path: str) -> str:
-    """A path as the file system takes it: whole, without `.` and `..`."""
+def normalize_path(path: str) -> str:
+    """The absolute path without `.` and `..`; keeps a slash at the end."""
     return "/" + "/".join(_parts(check_path(path))) + ("/" if path.endswith("/") and path.strip("/") else "")
 
 
-def _directory(uid: int, mode: int) -> Node:
+def _new_directory(uid: int, mode: int) -> Node:
     return Node(FileKind.DIRECTORY, uid, mode)
 
 
@@ -217,7 +217,7 @@ def _parts(path: str) -> list[str]:
     return parts
 
 
-def _target(path: str, target: str) -> str:
+def _link_target(path: str, target: str) -> str:
     return target if target.startswith("/") else f"{path.rsplit('/', 1)[0]}/{target}"
 
 
@@ -238,6 +238,6 @@ def _walk(path: str, node: Node, depth: int) -> Iterator[tuple[str, Node]]:
             yield from _walk(f"{path}/{name}", child, depth - 1)
 
 
-def _info(path: str, node: Node) -> FileInfo:
+def _file_info(path: str, node: Node) -> FileInfo:
     size = len(node.data) if node.kind is FileKind.FILE else len(node.target)
     return FileInfo(path.rstrip("/") or "/", node.kind, size, node.mode, node.uid, node.uid, node.modified, node.target)

@@ -1,6 +1,6 @@
-"""A command of the fake sandbox: a task that runs the small shell, and the output it kept.
+"""A command of the fake sandbox: a task that runs the small shell, and the output that it kept.
 
-Beside it run the tasks of its background commands. Ending it cancels them all and counts them.
+Background commands run in tasks of their own. Ending the command cancels and counts them all.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ from dataclasses import replace
 from warren.model.errors import InvalidRequest, SandboxLost, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream, TerminalSize
 from warren.testing.fake_shell import Exit, Shell, Signalled
-from warren.worker.agent.channel import Output
-from warren.worker.agent.command_result import lost_result, texts
+from warren.worker.agent.command_result import join_output, lost_result
+from warren.worker.agent.link import Output
 
 _LAG_BYTES = 256 * 1024
 _HARMLESS = {17, 18, 23, 28}
 
 
 class Log:
-    """The head and the tail of what was written."""
+    """Keeps the beginning and the end of the output."""
 
     def __init__(self, keep: int) -> None:
         self._head_room = keep // 2
@@ -66,7 +66,7 @@ class FakeProcess:
         self._main: asyncio.Task[None] | None = None
         self._stdin = asyncio.Queue[bytes]()
         self._stdin_closed = False
-        self._changed = asyncio.Event()
+        self._notified = asyncio.Event()
         self._readers: dict[object, int] = {}
         self._started = time.monotonic()
         self._result: ExecResult | None = None
@@ -81,14 +81,14 @@ class FakeProcess:
     def running(self) -> bool:
         return self._result is None
 
-    # The sandbox's side.
+    # For the sandbox.
 
     def begin(self, shell: Shell, at_end: Callable[[], None]) -> None:
         self.user = shell.user
         self._main = asyncio.get_running_loop().create_task(self._run(shell, at_end))
-        self._main.add_done_callback(self._stopped)
+        self._main.add_done_callback(self._main_ended)
 
-    def _stopped(self, main: asyncio.Task[None]) -> None:
+    def _main_ended(self, main: asyncio.Task[None]) -> None:
         if main.cancelled():  # perhaps before its first step
             reason, signal = self._ending or (Reason.SIGNAL, 9)
             self._finish(128 + (signal or 9), signal, reason)
@@ -108,7 +108,7 @@ class FakeProcess:
             code = exc.code
         except Signalled as exc:
             code, signal, reason = 128 + exc.number, exc.number, Reason.SIGNAL
-        except Exception as exc:  # beyond the small shell; whoever waits for the command must still hear of its end
+        except Exception as exc:  # the small shell cannot do this; the command must still end
             code = 2
             await self.emit(2, f"the fake cannot run this: {exc!r}\n".encode(errors="replace"))
         finally:
@@ -117,17 +117,17 @@ class FakeProcess:
         self._finish(code, signal, reason)
 
     def _finish(self, code: int, signal: int | None, reason: Reason) -> None:
-        stdout, stderr, both = texts(self.log.kept(), self.log.total)
+        stdout, stderr, both = join_output(self.log.kept(), self.log.total)
         self._result = ExecResult(
             exit_code=code, stdout=stdout, stderr=stderr, output=both, reason=reason, signal=signal,
             duration_ms=(time.monotonic() - self._started) * 1000, cpu_ms=0.0, bytes_total=self.log.total,
             truncated=sum(len(output.data) for output in self.log.kept()) < self.log.total, killed=self._killed,
             background=len(self.children), process_id=self._id,
         )  # fmt: skip
-        self.change()
+        self.notify()
 
     def end(self, reason: Reason) -> None:
-        """Ends it with everything it started."""
+        """Ends the command and everything it started."""
         signal = 9 if 15 in self.ignored else 15
         for child in list(self.children.values()):
             child.cancel()
@@ -137,9 +137,9 @@ class FakeProcess:
             self._ending = self._ending or (reason, signal)
             self._main.cancel()
 
-    def change(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def notify(self) -> None:
+        self._notified.set()
+        self._notified = asyncio.Event()
 
     def spawn(self, work: Awaitable[object]) -> None:
         child = asyncio.ensure_future(work)
@@ -152,9 +152,9 @@ class FakeProcess:
 
     async def emit(self, stream: int, data: bytes) -> None:
         while any(self.log.total - at > _LAG_BYTES for at in self._readers.values()):
-            await self._changed.wait()
+            await self._notified.wait()
         self.log.add(3 if self._command.terminal else stream, data)
-        self.change()
+        self.notify()
 
     async def take_input(self) -> bytes:
         if self._stdin_closed and self._stdin.empty():
@@ -171,10 +171,10 @@ class FakeProcess:
             reason=ended.reason if ended else None, background=len(self.children),
         )  # fmt: skip
 
-    # The caller's side.
+    # For the caller.
 
     def hold(self) -> None:
-        """Waits for a first reader as if it were there already."""
+        """Behaves as if the first reader were there already, so that no output is dropped before it comes."""
         self.log = Log(max(self._command.keep_bytes, 4 * _LAG_BYTES))
         self._readers[self] = 0
 
@@ -186,47 +186,47 @@ class FakeProcess:
         self._readers.pop(self, None)
         try:
             while True:
-                changed, ended = self._changed, not self.running
+                changed, ended = self._notified, not self.running
                 for output in self.log.kept(at):
                     at = self._readers[me] = output.offset + len(output.data)
-                    self.change()
+                    self.notify()
                     yield Chunk(streams[output.stream], output.offset, output.data)
-                self._check()
+                self._check_not_lost()
                 if ended:
                     return
-                if changed is self._changed:
+                if changed is self._notified:
                     await changed.wait()
         finally:
             del self._readers[me]
-            self.change()
+            self.notify()
 
     async def wait(self) -> ExecResult:
         self._readers.pop(self, None)
-        self.change()
-        return await self._over()
+        self.notify()
+        return await self._wait_for_end()
 
     async def ended(self) -> ExecResult:
-        return replace(await self._over(), stdout="", stderr="", output="")
+        return replace(await self._wait_for_end(), stdout="", stderr="", output="")
 
-    async def _over(self) -> ExecResult:
+    async def _wait_for_end(self) -> ExecResult:
         while (lost := self._lost()) is None:
             if self._result is not None:
                 return self._result
-            await self._changed.wait()
+            await self._notified.wait()
         return lost_result(lost.message, self._id)
 
     async def write(self, data: bytes) -> None:
-        self._check()
+        self._check_not_lost()
         if data and self.running and not self._stdin_closed:
             self._stdin.put_nowait(data)
 
     async def close_stdin(self) -> None:
-        self._check()
+        self._check_not_lost()
         self._stdin_closed = True
         self._stdin.put_nowait(b"")
 
     async def signal(self, number: int) -> None:
-        self._check()
+        self._check_not_lost()
         if not 0 < number <= 64:
             raise InvalidRequest(f"there is no signal {number}")
         if self.running and number not in _HARMLESS | self.ignored and self._main is not None:
@@ -234,14 +234,14 @@ class FakeProcess:
             self._main.cancel()
 
     async def kill(self, grace_s: float = 2.0) -> None:
-        self._check()
+        self._check_not_lost()
         self.end(Reason.CANCELLED)
 
     async def resize(self, size: TerminalSize) -> None:
-        self._check()
+        self._check_not_lost()
         if self._command.terminal is None:
             raise InvalidRequest(f"process {self._id} has no terminal")
 
-    def _check(self) -> None:
+    def _check_not_lost(self) -> None:
         if isinstance(lost := self._lost(), SandboxLost):
             raise lost

@@ -1,8 +1,7 @@
-"""A provider without any isolation to get wrong: its sandboxes are objects in memory.
+"""A provider whose sandboxes are objects in memory. It isolates nothing and never touches the host.
 
-It never touches the host. Tests script it: it knows `images`, `fail_next` creates fail, each create takes
-`delay_s`, `lose` lets a sandbox die. What it made outlives it in `machines`, which a second provider may be
-given, as after a restart.
+Tests control it: it knows `images`, the next `fail_next` creates fail, each create takes `delay_s`, and `lose` kills
+a sandbox. Its sandboxes stay in `machines`; a second provider that gets these machines behaves as after a restart.
 """
 
 import asyncio

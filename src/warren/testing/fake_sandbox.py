@@ -1,4 +1,4 @@
-"""A sandbox that is nothing but objects in memory: for tests of everything that uses sandboxes."""
+"""A sandbox in memory, for tests of everything that uses sandboxes."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ from warren.model.operations import (
     SearchSummary,
 )
 from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
-from warren.testing.fake_files import FakeFiles, at_home, uid_of
+from warren.testing.fake_files import FakeFiles, normalize_path, uid_of
 from warren.testing.fake_process import FakeProcess
 from warren.testing.fake_search import FakeSearch
 from warren.testing.fake_shell import Shell
@@ -44,7 +44,7 @@ CHUNK = 64 * 1024
 
 
 class FakeMachine:
-    """What of a sandbox outlives the objects that talk to it."""
+    """The state of a sandbox, which outlives the objects that use it."""
 
     def __init__(self, sandbox_id: str, spec: SandboxSpec, isolation: Isolation) -> None:
         self.id, self.spec, self.isolation = sandbox_id, spec, isolation
@@ -63,7 +63,7 @@ class FakeMachine:
             self.lost.set()
             for process in self.processes.values():
                 process.end(Reason.SANDBOX_LOST)
-                process.change()
+                process.notify()
             calls, self.when_lost = self.when_lost, []
             for _, call in calls:
                 call(why)
@@ -76,7 +76,7 @@ class FakeSandbox:
     def __init__(self, machine: FakeMachine) -> None:
         self._machine = machine
         self._files = machine.files
-        self._let_go = False
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"<FakeSandbox {self.id} {'lost' if self._machine.lost.is_set() else 'open'}>"
@@ -89,7 +89,7 @@ class FakeSandbox:
     def isolation(self) -> Isolation:
         return self._machine.isolation
 
-    def _alive(self) -> FakeMachine:
+    def _check_alive(self) -> FakeMachine:
         if (loss := self._machine.loss()) is not None:
             raise loss
         return self._machine
@@ -101,7 +101,7 @@ class FakeSandbox:
     ) -> ExecResult:
         if (loss := self._machine.loss()) is not None:
             return lost_result(loss.message, "")
-        process = self._begin(command, check_id(process_id) if process_id else new_id())
+        process = self._start(command, check_id(process_id) if process_id else new_id())
         feeder = asyncio.ensure_future(_feed(process, stdin))
         waiting = asyncio.ensure_future(process.wait())
         try:
@@ -124,19 +124,19 @@ class FakeSandbox:
                 self._machine.processes.pop(process.id, None)
 
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
-        self._alive()
-        process = self._begin(command, check_id(process_id) if process_id else new_id())
+        self._check_alive()
+        process = self._start(command, check_id(process_id) if process_id else new_id())
         if follow:
             process.hold()
         return process
 
-    def _begin(self, command: Command, process_id: str) -> FakeProcess:
+    def _start(self, command: Command, process_id: str) -> FakeProcess:
         machine = self._machine
         if process_id in machine.processes:
             raise Conflict(f"a process with the id {process_id} exists")
         uid = uid_of(command.user)
         carry = bool(command.shell) and command.carry_state and command.terminal is None
-        cwd = at_home(command.cwd) if command.cwd else machine.cwd if carry else WORKSPACE
+        cwd = normalize_path(command.cwd) if command.cwd else machine.cwd if carry else WORKSPACE
         self._check_cwd(command, cwd, uid)
         base = {
             "HOME": HOME,
@@ -151,7 +151,7 @@ class FakeSandbox:
         shell = Shell(self._files, process, uid, command.user or USER, cwd, {**base, **command.env})
         shell.exported = {*base, *command.env}
 
-        def carry_on() -> None:
+        def carry_state() -> None:
             if carry:
                 if not command.cwd:
                     machine.cwd = shell.cwd
@@ -163,7 +163,7 @@ class FakeSandbox:
                 machine.exports = kept
 
         machine.processes[process_id] = process
-        process.begin(shell, carry_on)
+        process.begin(shell, carry_state)
         return process
 
     def _check_cwd(self, command: Command, cwd: str, uid: int) -> None:
@@ -176,13 +176,13 @@ class FakeSandbox:
         raise InvalidPath(f"the working directory {cwd!r} cannot be entered")
 
     async def process(self, process_id: str) -> Process:
-        found = self._alive().processes.get(check_id(process_id))
+        found = self._check_alive().processes.get(check_id(process_id))
         if found is None:
             raise ProcessNotFound(f"there is no process {process_id}")
         return found
 
     async def processes(self) -> Sequence[ProcessInfo]:
-        return [process.info() for process in self._alive().processes.values()]
+        return [process.info() for process in self._check_alive().processes.values()]
 
     async def forget(self, process_id: str) -> None:
         found = await self.process(process_id)
@@ -196,53 +196,53 @@ class FakeSandbox:
     async def read(
         self, path: str, *, offset: int = 0, length: int | None = None, user: str = ""
     ) -> AsyncGenerator[bytes, None]:
-        self._alive()
+        self._check_alive()
         if offset < 0 or (length is not None and length < 0):
             raise InvalidRequest(f"cannot read {length} bytes from offset {offset}")
-        data = self._files.read(at_home(path), uid_of(user))[offset:][:length]
+        data = self._files.read(normalize_path(path), uid_of(user))[offset:][:length]
         for at in range(0, len(data), CHUNK):
-            self._alive()
+            self._check_alive()
             yield data[at : at + CHUNK]
 
     async def write(
         self, path: str, data: bytes | AsyncIterable[bytes], *, mode: int | None = None, user: str = ""
     ) -> FileInfo:
-        self._alive()
-        uid, whole = uid_of(user), at_home(path)
+        self._check_alive()
+        uid, whole = uid_of(user), normalize_path(path)
         if mode is not None:
             check_mode(mode)
         with contextlib.suppress(FileNotFound):
             if path.endswith("/") or self._files.find(whole, uid).kind is FileKind.DIRECTORY:
                 raise IsDirectory(f"{path!r} is a directory")
         content = data if isinstance(data, bytes) else b"".join([part async for part in data])
-        self._alive()
+        self._check_alive()
         return self._files.write(whole, content, mode, uid)
 
     async def list(self, path: str, *, depth: int = 1, user: str = "") -> Sequence[FileInfo]:
-        self._alive()
+        self._check_alive()
         if depth < 1:
             raise InvalidRequest(f"a depth of {depth} cannot be")
-        return [info for info, _ in self._files.walk(at_home(path), depth, uid_of(user))]
+        return [info for info, _ in self._files.walk(normalize_path(path), depth, uid_of(user))]
 
     async def stat(self, path: str, *, user: str = "") -> FileInfo:
-        self._alive()
-        return self._files.stat(at_home(path), uid_of(user))
+        self._check_alive()
+        return self._files.stat(normalize_path(path), uid_of(user))
 
     async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "") -> None:
-        self._alive()
-        self._files.mkdir(at_home(path), check_mode(mode), uid_of(user))
+        self._check_alive()
+        self._files.mkdir(normalize_path(path), check_mode(mode), uid_of(user))
 
     async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
-        self._alive()
-        self._files.remove(at_home(path), recursive, uid_of(user))
+        self._check_alive()
+        self._files.remove(normalize_path(path), recursive, uid_of(user))
 
     async def rename(self, source: str, target: str, *, user: str = "") -> None:
-        self._alive()
-        self._files.rename(at_home(source), at_home(target), uid_of(user))
+        self._check_alive()
+        self._files.rename(normalize_path(source), normalize_path(target), uid_of(user))
 
     async def pack(self, path: str, *, user: str = "") -> AsyncGenerator[bytes, None]:
-        self._alive()
-        base = at_home(path).rstrip("/")
+        self._check_alive()
+        base = normalize_path(path).rstrip("/")
         for info, node in self._files.walk(base, 1000, uid_of(user)):
             size = len(node.data)
             member = Member(
@@ -259,17 +259,17 @@ class FakeSandbox:
         yield trailer()
 
     async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int:
-        self._alive()
-        base, uid, count = at_home(path).rstrip("/"), uid_of(user), 0
+        self._check_alive()
+        base, uid, count = normalize_path(path).rstrip("/"), uid_of(user), 0
         reader = TarReader(tar)
         self._files.make_parents(f"{base}/x", uid)
         async for member in reader.members():
             data = b"".join([bytes(part) async for part in reader.content(member)])
-            self._place(f"{base}/{member.path}", member, data, uid)
+            self._unpack_member(f"{base}/{member.path}", member, data, uid)
             count += 1
         return count
 
-    def _place(self, path: str, member: Member, data: bytes, uid: int) -> None:
+    def _unpack_member(self, path: str, member: Member, data: bytes, uid: int) -> None:
         self._files.make_parents(path, uid)
         if member.kind is FileKind.FILE:
             self._files.write(path, data, member.mode, uid)
@@ -282,8 +282,8 @@ class FakeSandbox:
                 self._files.mkdir(path, member.mode, uid)
 
     async def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncGenerator[FileEvent, None]:
-        self._alive()
-        base = at_home(path).rstrip("/")
+        self._check_alive()
+        base = normalize_path(path).rstrip("/")
         self._files.find(base, uid_of(user))
         events = asyncio.Queue[FileEvent]()
 
@@ -296,31 +296,31 @@ class FakeSandbox:
         try:
             yield FileEvent(Change.WATCHING, base, True)
             while True:
-                yield await self._unless_lost(events.get())
+                yield await self._wait_unless_lost(events.get())
         finally:
             self._files.watchers.remove(tell)
 
     async def search(self, query: Search) -> AsyncGenerator[SearchMatch | SearchSummary, None]:
-        self._alive()
+        self._check_alive()
         for found in FakeSearch(self._files, query).run():
-            self._alive()
+            self._check_alive()
             yield found
 
-    async def _unless_lost(self, get: Coroutine[None, None, FileEvent]) -> FileEvent:
+    async def _wait_unless_lost(self, get: Coroutine[None, None, FileEvent]) -> FileEvent:
         event, loss = asyncio.ensure_future(get), asyncio.ensure_future(self._machine.lost.wait())
         try:
             await asyncio.wait((event, loss), return_when=asyncio.FIRST_COMPLETED)
-            self._alive()
+            self._check_alive()
             return await event
         finally:
             event.cancel()
             loss.cancel()
 
     async def ping(self) -> None:
-        self._alive()
+        self._check_alive()
 
     def when_lost(self, call: Callable[[str], None]) -> None:
-        if self._let_go:
+        if self._closed:
             return
         if self._machine.lost.is_set():
             call(self._machine.why)
@@ -328,7 +328,7 @@ class FakeSandbox:
             self._machine.when_lost.append((self, call))
 
     async def close(self) -> None:
-        self._let_go = True
+        self._closed = True
         self._machine.when_lost = [(who, call) for who, call in self._machine.when_lost if who is not self]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from warren.model.errors import InvalidRequest, PermissionDenied
 from warren.model.operations import FileKind, Search, SearchLimit, SearchMatch, SearchSummary
-from warren.testing.fake_files import FakeFiles, Node, at_home, uid_of
+from warren.testing.fake_files import FakeFiles, Node, normalize_path, uid_of
 
 _LINE_BYTES = 1024 * 1024
 _TEXT_BYTES = 500
@@ -29,7 +29,7 @@ class FakeSearch:
     def __init__(self, files: FakeFiles, query: Search) -> None:
         self._files, self._query = files, query
         self._uid = uid_of(query.user)
-        self._root = at_home(query.path).rstrip("/")
+        self._root = normalize_path(query.path).rstrip("/")
         case = re.IGNORECASE if query.ignore_case else 0
         self._globs = [(re.compile(_translate(glob), case), "/" in glob) for glob in query.globs()]
         self._pattern = _compile(query.pattern, case) if query.pattern else None

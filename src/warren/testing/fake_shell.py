@@ -1,7 +1,7 @@
-"""A shell so small that it fits the contract's vocabulary, and nothing else. It runs no program of the host.
+"""A small shell with just what the contract tests use. It runs no program of the host.
 
-Words with quotes and $NAME; `;` `&` `&&` `||`; `> file`, `>> file`, `>&2`, `< file`; and the commands in
-`BUILTINS`. A background command (`&`) is a task of its own, counted and ended with its process.
+It knows words with quotes and $NAME; `;` `&` `&&` `||`; `> file`, `>> file`, `>&2`, `< file`; and the commands in
+`BUILTINS`. A background command (`&`) is a task of its own, which is counted and ended with its process.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from warren.model.errors import FileNotFound, IsDirectory, WarrenError
 from warren.model.operations import FileKind
-from warren.testing.fake_files import FakeFiles, at_home
+from warren.testing.fake_files import FakeFiles, normalize_path
 
 _TOKEN = re.compile(
     r"""\s*(?:(?P<op>&&|\|\||>&2|>>|[;&><\n])|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[^\s;&|<>'"\\])+))""", re.S
@@ -34,7 +34,7 @@ class Signalled(Exception):
 
 
 class Terminal(Protocol):
-    """What a process of the fake gives its shell: somewhere to write, something to read, signals."""
+    """What a process of the fake gives its shell: output, input and signals."""
 
     pid: int
     ignored: set[int]
@@ -59,7 +59,7 @@ class Shell:
     source: str = ""
 
     async def run(self, text: str) -> int:
-        """Runs a script to its end; its exit status."""
+        """Runs a script to its end and returns its exit status."""
         try:
             for connector, words, background in _commands(text):
                 if (connector == "&&" and self.status) or (connector == "||" and not self.status):
@@ -130,7 +130,7 @@ class Shell:
         return {"$": str(self.process.pid), "?": str(self.status)}.get(name) or self.env.get(name, "")
 
     def _path(self, name: str) -> str:
-        return at_home(name if name.startswith("/") else f"{self.cwd}/{name}")
+        return normalize_path(name if name.startswith("/") else f"{self.cwd}/{name}")
 
     def _to_file(self, path: str, *, append: bool) -> Callable[[bytes], Awaitable[None]]:
         if path != "/dev/null" and not append:

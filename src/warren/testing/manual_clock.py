@@ -43,7 +43,7 @@ class ManualClock:
         await woken
 
     async def advance(self, seconds: float) -> None:
-        """Moves on, waking sleepers one by one and letting each do what it does next."""
+        """Moves the time forward, wakes sleepers one by one and lets each one run until it waits again."""
         end = self._now + seconds
         while self._sleepers and self._sleepers[0][0] <= end:
             at, _, woken = heapq.heappop(self._sleepers)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import this_run
+
 _NETNS = Path("/run/netns")
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -36,7 +38,7 @@ class Place:
 
 class Network:
     def __init__(self) -> None:
-        self._name = f"warren-{secrets.token_hex(4)}"
+        self._name = f"{this_run.name()}-{secrets.token_hex(4)}"
         self._places: list[Place] = []
         self._made: list[str] = []
         self._router = self._namespace("router")

@@ -110,7 +110,7 @@ async def create_session(call: Call, body: SessionBody | None) -> Values:
         "status": "created" if opened.created or opened.replayed else "existing",
         "user": USER,
         "workspace": WORKSPACE,
-        "worker": call.base_url.rstrip("/"),
+        "worker": call.reached_at().rstrip("/"),
         "thread_id": session.thread_id or None,
         "notice": _notice(session) if opened.created else None,
     }

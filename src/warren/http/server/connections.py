@@ -240,7 +240,8 @@ class WatchedHttp(HttpToolsProtocol):
         async def send(message: Message) -> None:
             gentle.in_head = message["type"] == "http.response.start"
             await cycle.send(cast(Any, message))
-            if cycle.disconnected:
+            # After a write that failed, `disconnected` is set only when the app lets the event loop run.
+            if cycle.disconnected or (self.transport.is_closing() and not cycle.response_complete):
                 raise ClientDisconnected
 
         try:

@@ -1,6 +1,6 @@
 """What every request passes before the app sees it, and every answer before it leaves.
 
-`Edge` is one ASGI middleware rather than five, because each layer costs every request time. It wraps the whole
+`HttpGuard` is one ASGI middleware rather than five, because each layer costs every request time. It wraps the whole
 app, from outside. For a request it finds out who asks (a proxy may stand in between), checks the Host (a web page
 that had its own name resolve to this machine must not reach the server), the Origin (a web page from elsewhere must
 not use the browser's reach), and the size of the body; it gives the request an id; and it sees to it that an
@@ -12,8 +12,10 @@ HEAD is GET whose answer ends before its body. There is no CORS: no page from el
 The time-outs and the limits on connections are not here: the server keeps them, see `serving`.
 """
 
+import logging
 import re
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -28,8 +30,11 @@ from uvicorn.protocols.utils import ClientDisconnected
 from warren.http.problems import internal_problem, is_disconnect, let_go, problem, was_logged
 from warren.http.server.origins import HostRule, OriginRule, read_authority
 from warren.http.server.proxies import TrustedProxies
+from warren.logs import get_log
 from warren.model.addresses import is_loopback
 from warren.model.errors import HostNotAllowed, InvalidRequest, NotFound, OriginNotAllowed, TooLarge, WarrenError
+
+_log = get_log(__name__)
 
 MAX_BODY = 4 * 1024 * 1024
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -118,17 +123,18 @@ class HttpGuard:
         answer = _Answer(send, _choose_id(headers.get(b"x-request-id")), self._only_tls(scope, headers))
         if self._proxies:
             self._proxies.apply(scope)
+        is_head = scope["method"] == "HEAD"
+        inner = {**scope, "method": "GET"} if is_head else scope
         try:
             self._check(scope, headers)
             body = self._body(scope, headers, receive)
-            if scope["method"] == "HEAD":
-                await self._app({**scope, "method": "GET"}, body, answer.send_head)
-            else:
-                await self._app(scope, body, answer.send)
+            await self._app(inner, body, answer.send_head if is_head else answer.send)
         except WarrenError as exc:
             await answer.fail(scope, receive, exc, problem(exc))
         except Exception as exc:
             await answer.fail(scope, receive, exc, None)
+        finally:
+            _log_request(scope["method"], inner, answer)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -155,6 +161,8 @@ class HttpGuard:
         except Exception as exc:
             if not is_disconnect(exc):
                 await _break_off(scope, receive, answer.send, internal_problem(exc))
+        finally:
+            _log_request("WEBSOCKET", scope, answer)
 
     def _only_tls(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
         """Whether a browser is told to come by TLS from now on: if the TLS is ours, and so is the name."""
@@ -218,6 +226,8 @@ class HttpGuard:
 
 
 _STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
+_SWITCHED = 101
+_CALLER_LEFT = 499  # no status was sent: the caller went away first
 
 
 def _choose_id(given: bytes | None) -> bytes:
@@ -225,24 +235,44 @@ def _choose_id(given: bytes | None) -> bytes:
     return chosen
 
 
+def _log_request(method: str, scope: Scope, answer: "_Answer") -> None:
+    """The route stands for the path, which may hold names that are nobody's business."""
+    if not _log.writes(logging.INFO):
+        return
+    operation, caller = scope.get("operation"), scope.get("caller")
+    _log.info(
+        "request",
+        method=method,
+        route=operation[0].path if operation else getattr(scope.get("route"), "path", "unknown"),
+        status=answer.status or _CALLER_LEFT,
+        ms=round((time.perf_counter() - answer.began) * 1000, 2),
+        tenant=caller.tenant if caller is not None and caller.scopes else None,
+    )
+
+
 class _Answer:
     """Sends the app's answer with our headers on it, and remembers how far it came."""
 
-    __slots__ = ("_only_tls", "_request_id", "_send", "started")
+    __slots__ = ("_only_tls", "_request_id", "_send", "began", "status")
 
     def __init__(self, send: Send, chosen_id: bytes, only_tls: bool) -> None:
         self._send = send
         self._request_id = chosen_id
         self._only_tls = only_tls
-        self.started = False
+        self.began = time.perf_counter()
+        self.status = 0
         request_id.set(chosen_id.decode())
+
+    @property
+    def started(self) -> bool:
+        return self.status != 0
 
     async def send(self, message: Message) -> None:
         if message["type"] in _STARTS:
-            self.started = True
+            self.status = message["status"]
             message["headers"] = self._dressed(message.get("headers", ()))
         elif message["type"] == "websocket.accept":
-            self.started = True
+            self.status = _SWITCHED
         await self._send(message)
 
     async def send_head(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""The tools that run commands. Their docstrings are what the model reads."""
+"""The tools that run commands. The model reads their docstrings."""
 
 import secrets
 from typing import Annotated, Any, Final
@@ -6,8 +6,7 @@ from typing import Annotated, Any, Final
 from mcp.types import CallToolResult
 from pydantic import Field
 
-from warren.integrations.mcp.answers import MAX_CHARACTERS, shortened, told
-from warren.integrations.mcp.calls import Call, SandboxName, answer
+from warren.integrations.mcp.calls import MAX_CHARACTERS, Call, SandboxName, run_tool, shorten, text_result
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
 from warren.model.errors import SandboxLost, WarrenError
 from warren.sdk.results import ExecuteResult, ProcessInfo
@@ -42,11 +41,11 @@ class CommandTools:
             result = await box.client.execute(command, timeout)
             if result.reason == "sandbox_lost":
                 raise SandboxLost("the sandbox died during the command")
-            output = shortened(result.output, await _keep(box, result))
-            ending = _ending(result, timeout)
-            return told(output, ending or ("" if output else "(no output)"), failed=result.reason == "timeout")
+            output = shorten(result.output, await _save_output(box, result))
+            ending = _describe_end(result, timeout)
+            return text_result(output, ending or ("" if output else "(no output)"), failed=result.reason == "timeout")
 
-        return await answer(self._sandboxes, call, sandbox, work)
+        return await run_tool(self._sandboxes, call, sandbox, work)
 
     async def bash_background(
         self,
@@ -63,12 +62,12 @@ class CommandTools:
 
         async def work(box: Sandbox) -> CallToolResult:
             process = await box.client.spawn(command, name=name)
-            return told(
+            return text_result(
                 f"Started in the background as {process.id}. background_output shows what it writes, "
                 "background_stop ends it."
             )
 
-        return await answer(self._sandboxes, call, sandbox, work)
+        return await run_tool(self._sandboxes, call, sandbox, work)
 
     async def background_output(
         self,
@@ -88,12 +87,12 @@ class CommandTools:
         async def work(box: Sandbox) -> CallToolResult:
             process = await box.client.process(process_id)
             start = offset if offset >= 0 else max(0, (await process.info()).bytes_total + offset)
-            how: dict[str, Any] = {"offset": start, "limit": MAX_CHARACTERS, "wait_s": wait}
-            found = await box.backend.call("read_output", box.session_id, process_id=process_id, work_s=wait, **how)
+            page: dict[str, Any] = {"offset": start, "limit": MAX_CHARACTERS, "wait_s": wait}
+            found = await box.backend.call("read_output", box.session_id, process_id=process_id, work_s=wait, **page)
             text = "".join(chunk["data"] for chunk in found["chunks"])
-            return told(text, _state(await process.info(), found["next_offset"]))
+            return text_result(text, _describe_state(await process.info(), found["next_offset"]))
 
-        return await answer(self._sandboxes, call, sandbox, work)
+        return await run_tool(self._sandboxes, call, sandbox, work)
 
     async def background_stop(self, call: Call, process_id: _ProcessId, sandbox: SandboxName = "") -> CallToolResult:
         """End a background command and everything it started. Its output can still be read afterwards."""
@@ -101,15 +100,15 @@ class CommandTools:
         async def work(box: Sandbox) -> CallToolResult:
             process = await box.client.process(process_id)
             if not (info := await process.info()).running and not info.background:
-                return told(f"{process_id} had ended before, with exit code {info.exit_code}.")
+                return text_result(f"{process_id} had ended before, with exit code {info.exit_code}.")
             result = await process.kill()
-            return told(f"{process_id} was stopped; its exit code is {result.exit_code}.")
+            return text_result(f"{process_id} was stopped; its exit code is {result.exit_code}.")
 
-        return await answer(self._sandboxes, call, sandbox, work)
+        return await run_tool(self._sandboxes, call, sandbox, work)
 
 
-async def _keep(box: Sandbox, result: ExecuteResult) -> str:
-    """Puts the whole output of a command into a file of the sandbox, if it is too long to be shown; says where."""
+async def _save_output(box: Sandbox, result: ExecuteResult) -> str:
+    """Writes an output that is too long to be shown into a file of the sandbox; returns a hint where it is."""
     if len(result.output) <= MAX_CHARACTERS:
         return ""
     path = f"/tmp/warren-output/{secrets.token_hex(4)}.txt"
@@ -124,7 +123,7 @@ async def _keep(box: Sandbox, result: ExecuteResult) -> str:
     return f"all of the output is in {path}: use grep, head, tail or read_file on it"
 
 
-def _ending(result: ExecuteResult, timeout: float) -> str:
+def _describe_end(result: ExecuteResult, timeout: float) -> str:
     if result.reason == "timeout":
         return (
             f"[ended after {timeout:g} s, its time-out; the output above is what came until then. Give a longer "
@@ -138,7 +137,7 @@ def _ending(result: ExecuteResult, timeout: float) -> str:
     return f"[{'; '.join(notes)}]" if notes else ""
 
 
-def _state(info: ProcessInfo, next_offset: int) -> str:
+def _describe_state(info: ProcessInfo, next_offset: int) -> str:
     state = "still running" if info.running else f"ended, exit code {info.exit_code}"
     left = info.bytes_total - next_offset
     more = f"{left} bytes more are there" if left > 0 else "nothing more so far" if info.running else "that is all"

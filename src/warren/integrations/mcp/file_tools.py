@@ -1,4 +1,4 @@
-"""The tools that work with files. Their docstrings are what the model reads."""
+"""The tools that work with files. The model reads their docstrings."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,16 +7,22 @@ from typing import Annotated, Final
 from mcp.types import CallToolResult
 from pydantic import Field
 
-from warren.integrations.mcp.answers import MAX_CHARACTERS, shown, told
-from warren.integrations.mcp.calls import Call, SandboxName, answer
-from warren.integrations.mcp.reading import MAX_IMAGE_BYTES, Window, image_type, is_text
+from warren.integrations.mcp.calls import (
+    MAX_CHARACTERS,
+    Call,
+    SandboxName,
+    image_result,
+    run_tool,
+    text_result,
+)
+from warren.integrations.mcp.file_preview import MAX_IMAGE_BYTES, Window, image_type, is_text
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
 from warren.model.errors import FileProblem, InvalidRequest, IsDirectory, TooLarge
 from warren.sdk.results import FileEntry, SearchSummary
 
 _MAX_ENTRIES: Final = 1000
 _MAX_EDITED_BYTES: Final = 10 * 1024 * 1024
-_SNIFFED: Final = 4096
+_PROBED_BYTES: Final = 4096
 
 _Path = Annotated[str, Field(description="Relative paths start in /workspace.", min_length=1)]
 
@@ -44,12 +50,14 @@ class FileTools:
             async with box.backend.download("read_file", box.session_id, path=path) as (size, parts):
                 head = await anext(aiter(parts), b"")
                 if mime_type := image_type(head):
-                    return await _image(path, size, mime_type, head, parts)
-                if not is_text(head[:_SNIFFED]):
-                    return told(f"{path} is a binary file of {size} bytes; use bash to look into it (file, xxd …).")
-                return await _text(head, parts, Window(start_line, lines, MAX_CHARACTERS))
+                    return await _show_image(path, size, mime_type, head, parts)
+                if not is_text(head[:_PROBED_BYTES]):
+                    return text_result(
+                        f"{path} is a binary file of {size} bytes; use bash to look into it (file, xxd …)."
+                    )
+                return await _show_text(head, parts, Window(start_line, lines, MAX_CHARACTERS))
 
-        return await answer(self._sandboxes, call, sandbox, work)
+        return await run_tool(self._sandboxes, call, sandbox, work)
 
     async def write_file(
         self,
@@ -63,9 +71,9 @@ class FileTools:
         async def work(box: Sandbox) -> CallToolResult:
             async with self._sandboxes.editing(box.thread_id):
                 entry = await box.client.write_file(path, content)
-            return told(f"Wrote {entry.size} bytes to {entry.path}.")
+            return text_result(f"Wrote {entry.size} bytes to {entry.path}.")
 
-        return await answer(self._sandboxes, call, sandbox, work)
+        return await run_tool(self._sandboxes, call, sandbox, work)
 
     async def edit_file(
         self,
@@ -83,12 +91,12 @@ class FileTools:
 
         async def work(box: Sandbox) -> CallToolResult:
             async with self._sandboxes.editing(box.thread_id):
-                text = await _editable(box, path)
-                changed, places = replaced(text, old, new, replace_all)
+                text = await _read_editable(box, path)
+                changed, places = replace_text(text, old, new, replace_all)
                 await box.client.write_file(path, changed)
-            return told(f"Replaced {places} {'place' if places == 1 else 'places'} in {path}.")
+            return text_result(f"Replaced {places} {'place' if places == 1 else 'places'} in {path}.")
 
-        return await answer(self._sandboxes, call, sandbox, work)
+        return await run_tool(self._sandboxes, call, sandbox, work)
 
     async def list_files(
         self,
@@ -102,12 +110,12 @@ class FileTools:
         async def work(box: Sandbox) -> CallToolResult:
             entries = await box.client.list_files(path, depth=depth)
             if not entries:
-                return told(f"{path} is empty.")
+                return text_result(f"{path} is empty.")
             rest = len(entries) - _MAX_ENTRIES
             note = f"[{rest} entries more; list a directory below, or use find in bash]" if rest > 0 else ""
-            return told("\n".join(_line(entry) for entry in entries[:_MAX_ENTRIES]), note)
+            return text_result("\n".join(_describe_entry(entry) for entry in entries[:_MAX_ENTRIES]), note)
 
-        return await answer(self._sandboxes, call, sandbox, work)
+        return await run_tool(self._sandboxes, call, sandbox, work)
 
     async def search_files(
         self,
@@ -141,13 +149,13 @@ class FileTools:
             ]
             limit = summaries[0].truncated_by if summaries else None
             note = f"[there may be more: the search ended early because of {limit}]" if limit else ""
-            return told("\n".join(lines) or "Nothing was found.", note)
+            return text_result("\n".join(lines) or "Nothing was found.", note)
 
-        return await answer(self._sandboxes, call, sandbox, work)
+        return await run_tool(self._sandboxes, call, sandbox, work)
 
 
-def replaced(text: str, old: str, new: str, replace_all: bool) -> tuple[str, int]:
-    """The changed text and how many places that were."""
+def replace_text(text: str, old: str, new: str, replace_all: bool) -> tuple[str, int]:
+    """Returns the changed text and the number of places."""
     if not old:
         raise InvalidRequest("old is empty", remedy="give the text to replace; use write_file for new files")
     if old == new:
@@ -169,7 +177,7 @@ def _check_kind(entry: FileEntry) -> None:
         raise FileProblem(f"{entry.path} is a device, pipe or socket, not a file")
 
 
-async def _editable(box: Sandbox, path: str) -> str:
+async def _read_editable(box: Sandbox, path: str) -> str:
     _check_kind(await box.client.stat(path))
     async with box.backend.download("read_file", box.session_id, path=path) as (size, parts):
         if size > _MAX_EDITED_BYTES:
@@ -181,26 +189,28 @@ async def _editable(box: Sandbox, path: str) -> str:
         raise InvalidRequest(f"{path} is not a UTF-8 text", remedy="use bash to change it") from None
 
 
-async def _image(path: str, size: int, mime_type: str, head: bytes, parts: AsyncIterator[bytes]) -> CallToolResult:
+async def _show_image(path: str, size: int, mime_type: str, head: bytes, parts: AsyncIterator[bytes]) -> CallToolResult:
     if size > MAX_IMAGE_BYTES:
-        return told(f"{path} is an image ({mime_type}) of {size} bytes, too large to show; make it smaller with bash.")
+        return text_result(
+            f"{path} is an image ({mime_type}) of {size} bytes, too large to show; make it smaller with bash."
+        )
     data = bytearray(head)
     async for part in parts:
         data += part
         if len(data) > MAX_IMAGE_BYTES:
-            return told(f"{path} is an image that is being written; try again later.")
-    return shown(bytes(data), mime_type, f"{path}: {mime_type}, {len(data)} bytes")
+            return text_result(f"{path} is an image that is being written; try again later.")
+    return image_result(bytes(data), mime_type, f"{path}: {mime_type}, {len(data)} bytes")
 
 
-async def _text(head: bytes, parts: AsyncIterator[bytes], window: Window) -> CallToolResult:
-    wanted = window.feed(head)
-    while wanted and (part := await anext(parts, b"")):
-        wanted = window.feed(part)
+async def _show_text(head: bytes, parts: AsyncIterator[bytes], window: Window) -> CallToolResult:
+    wants_more = window.feed(head)
+    while wants_more and (part := await anext(parts, b"")):
+        wants_more = window.feed(part)
         await asyncio.sleep(0)
-    return told(window.text, window.summary())
+    return text_result(window.text, window.summary())
 
 
-def _line(entry: FileEntry) -> str:
+def _describe_entry(entry: FileEntry) -> str:
     kind = {"directory": "dir ", "file": "file", "symlink": "link"}.get(entry.kind, entry.kind)
     target = f" -> {entry.target}" if entry.target else ""
     return f"{kind} {entry.size:>10} {entry.path}{'/' if entry.is_dir else ''}{target}"

@@ -1,11 +1,10 @@
-"""The tools about the sandbox itself. Their docstrings are what the model reads."""
+"""The tools about the sandbox itself. The model reads their docstrings."""
 
 from typing import Final
 
 from mcp.types import CallToolResult
 
-from warren.integrations.mcp.answers import told
-from warren.integrations.mcp.calls import Call, SandboxName, answer, reset
+from warren.integrations.mcp.calls import Call, SandboxName, reset_sandbox, run_tool, text_result
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
 from warren.sdk.results import ProcessInfo, SessionInfo
 
@@ -22,16 +21,16 @@ class SandboxTools:
         async def work(box: Sandbox) -> CallToolResult:
             info = await box.client.info()
             processes = [each for each in await box.client.processes() if each.running]
-            return told("\n".join([*_about(info), *_commands(processes)]))
+            return text_result("\n".join([*_describe_session(info), *_describe_processes(processes)]))
 
-        return await answer(self._sandboxes, call, sandbox, work)
+        return await run_tool(self._sandboxes, call, sandbox, work)
 
     async def reset_sandbox(self, call: Call, sandbox: SandboxName = "") -> CallToolResult:
         """Throw the sandbox away, with all its files and background commands, and start a fresh one."""
-        return await reset(self._sandboxes, call, sandbox)
+        return await reset_sandbox(self._sandboxes, call, sandbox)
 
 
-def _about(info: SessionInfo) -> list[str]:
+def _describe_session(info: SessionInfo) -> list[str]:
     layers = (info.isolation or {}).get("in_force", {})
     facts = {
         "sandbox": info.thread_id,
@@ -46,7 +45,7 @@ def _about(info: SessionInfo) -> list[str]:
     return [f"{name}: {value}" for name, value in facts.items() if value]
 
 
-def _commands(processes: list[ProcessInfo]) -> list[str]:
+def _describe_processes(processes: list[ProcessInfo]) -> list[str]:
     if not processes:
         return ["background commands: none"]
     shown = [f"  {each.process_id}: {each.command[:120]}" for each in processes[:_MAX_PROCESSES]]

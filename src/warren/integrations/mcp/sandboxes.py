@@ -1,7 +1,7 @@
-"""Which sandbox a call means, and what becomes of a call whose sandbox is gone.
+"""Finds the sandbox that a call means, and replaces one that is gone.
 
 A sandbox belongs to a thread id, never to an MCP connection: clients open a new connection whenever they like, some
-for every call. Each call asks the server for the thread's session, so there is nothing here that could be out of date.
+for every call. Each call asks the server for the thread's session, so nothing here can be out of date.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Sandbox:
 
 
 class Sandboxes:
-    """The sandboxes of one server. `thread` is the one meant when a call names none."""
+    """The sandboxes of one server. `thread` is the default for calls that name none."""
 
     def __init__(self, backend: AsyncBackend, *, thread: str = DEFAULT_THREAD, environment: str = "") -> None:
         self._backend, self._thread, self._environment = backend, thread, environment
@@ -42,53 +42,54 @@ class Sandboxes:
     def __repr__(self) -> str:
         return f"<Sandboxes of {self._backend!r}, by default thread {self._thread}>"
 
-    def thread_of(self, named: str, headers: Mapping[str, str] | None) -> str:
+    def thread_of(self, name: str, headers: Mapping[str, str] | None) -> str:
         """The argument, else the header, else the default. Where the header is set, an argument may not differ.
 
-        Who sets the header decides for the model which sandbox it works in; the model cannot talk itself out of it.
+        Who sets the header decides which sandbox the model works in, and the model cannot change that.
         """
         header = (headers or {}).get(THREAD_HEADER, "")
-        if named and header and named != header:
+        if name and header and name != header:
             raise InvalidRequest(
-                f"this connection belongs to the sandbox {header!r}, it cannot use {named!r}",
+                f"this connection belongs to the sandbox {header!r}, it cannot use {name!r}",
                 remedy="leave the argument sandbox out",
             )
-        return named or header or self._thread
+        return name or header or self._thread
 
     async def open(self, thread_id: str) -> Sandbox:
-        """The thread's sandbox, made if there is none; a lost one is replaced, and the notice says so."""
+        """Returns the thread's sandbox; makes one if there is none, replaces a lost one, and the notice says so."""
         check_thread_id(thread_id)
         found = await find_session_of_thread(self._backend, thread_id)
         if found is None or found["state"] != "running":
-            wanted = {"thread_id": thread_id, "environment": self._environment, "replace_lost": True}
-            given: dict[str, Any] = {name: value for name, value in wanted.items() if value}
-            found = await self._backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, **given)
+            options: dict[str, Any] = {"thread_id": thread_id, "replace_lost": True}
+            if self._environment:
+                options["environment"] = self._environment
+            found = await self._backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, **options)
         session_id = found["session_id"]
         client = AsyncSandboxClient(session_id=session_id, backend=self._backend)
-        return Sandbox(thread_id, session_id, client, self._backend, _notice(found))
+        return Sandbox(thread_id, session_id, client, self._backend, _fresh_sandbox_notice(found))
 
     async def reset(self, thread_id: str) -> Sandbox:
-        """A fresh sandbox, whether or not there was one."""
+        """Ends the thread's sandbox, if there is one, and makes a fresh one."""
         found = await find_session_of_thread(self._backend, thread_id)
         if found is not None:
             await self._backend.call("delete_session", found["session_id"])
         return await self.open(thread_id)
 
     def editing(self, thread_id: str) -> asyncio.Lock:
-        """Held while a file is read, changed and written, so that of two changes at once none is lost."""
+        """The lock to hold while a file is read, changed and written, so that no parallel change is lost."""
         lock = self._editing.get(thread_id)
         if lock is None:
             lock = self._editing[thread_id] = asyncio.Lock()
         return lock
 
     async def close(self) -> None:
-        """Lets go of the server; the sandboxes stay for the next connection."""
+        """Closes the connection to the server; the sandboxes stay."""
         await self._backend.close()
 
 
-def _notice(made: Mapping[str, Any]) -> str:
-    previous = made.get("previous")
-    if not made.get("created") or previous is None:
+def _fresh_sandbox_notice(session: Mapping[str, Any]) -> str:
+    previous = session.get("previous")
+    if not session.get("created") or previous is None:
         return ""
     return (
         f"Notice: this is a fresh sandbox. The earlier one ended ({previous['reason']}); its files, variables and "

@@ -1,7 +1,7 @@
 """The MCP server: the tools with their hints, and the ways to reach it.
 
-Over stdio the client starts it and is the only one who talks to it. Over HTTP it serves the streamable transport at
-/mcp and the older SSE transport at /sse. No connection has any state here, so any of them may break and come back.
+Over stdio the client starts the server and is its only client. Over HTTP it serves the streamable transport at /mcp and
+the older SSE transport at /sse. Connections have no state here, so any of them may break and come back.
 """
 
 import hmac
@@ -58,7 +58,7 @@ def build_server(sandboxes: Sandboxes, version: str) -> MCPServer[Any]:
 
 
 def build_http_app(server: MCPServer[Any], host: str, allowed_hosts: Sequence[str] = (), key: str = "") -> ASGIApp:
-    """`allowed_hosts`: names this server goes by besides the usual; a request to any other name is refused."""
+    """`allowed_hosts`: further names of this server; a request to any other name is refused."""
     security = transport_security(host, allowed_hosts)
     app = server.streamable_http_app(stateless_http=True, transport_security=security)
     app.router.routes.extend(server.sse_app(transport_security=security).routes)
@@ -66,7 +66,7 @@ def build_http_app(server: MCPServer[Any], host: str, allowed_hosts: Sequence[st
 
 
 def transport_security(host: str, allowed_hosts: Sequence[str] = ()) -> TransportSecuritySettings:
-    """Against web pages that make a browser talk to this server under a name of theirs (DNS rebinding)."""
+    """Protects against web pages that make a browser talk to this server under their own name (DNS rebinding)."""
     bracketed = f"[{host}]" if ":" in host and not host.startswith("[") else host
     names = list(dict.fromkeys([*_LOOPBACK, bracketed, *allowed_hosts]))
     hosts = [each for name in names for each in (name, f"{name}:*")]
@@ -75,13 +75,13 @@ def transport_security(host: str, allowed_hosts: Sequence[str] = ()) -> Transpor
 
 
 class KeyGuard:
-    """Lets in who brings `Authorization: Bearer <key>`; everybody else gets 401, whatever they ask for."""
+    """Lets requests with `Authorization: Bearer <key>` in, and answers 401 to all others."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
-        self._app, self._wanted = app, f"Bearer {key}".encode()
+        self._app, self._expected = app, f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._known(scope):
+        if scope["type"] == "lifespan" or self._has_key(scope):
             await self._app(scope, receive, send)
         else:
             refusal = PlainTextResponse(
@@ -89,6 +89,6 @@ class KeyGuard:
             )
             await refusal(scope, receive, send)
 
-    def _known(self, scope: Scope) -> bool:
+    def _has_key(self, scope: Scope) -> bool:
         given = [value for name, value in scope.get("headers", []) if name == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self._wanted)
+        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)

@@ -151,7 +151,8 @@ class AsyncTerminal:
         elif message["type"] == "error":
             raise error_from_event(message)
 
-    async def wait_until_open(self) -> None:
+    async def begin(self) -> None:
+        """Waits until the terminal is open."""
         while not self.process_id:
             message = await self._socket.receive(_LONGEST_WAIT_S)
             if not isinstance(message, str):
@@ -170,7 +171,7 @@ def _tail(seen: bytes) -> str:
 async def open_terminal(backend: AsyncBackend, session_id: str, **how: Any) -> AsyncIterator[AsyncTerminal]:
     async with backend.socket("terminal_socket", session_id, **how) as socket:
         terminal = AsyncTerminal(socket)
-        await terminal.wait_until_open()
+        await terminal.begin()
         yield terminal
 
 

@@ -152,7 +152,8 @@ class Terminal:
         elif message["type"] == "error":
             raise error_from_event(message)
 
-    def wait_until_open(self) -> None:
+    def begin(self) -> None:
+        """Waits until the terminal is open."""
         while not self.process_id:
             message = self._socket.receive(_LONGEST_WAIT_S)
             if not isinstance(message, str):
@@ -171,7 +172,7 @@ def _tail(seen: bytes) -> str:
 def open_terminal(backend: Backend, session_id: str, **how: Any) -> Iterator[Terminal]:
     with backend.socket("terminal_socket", session_id, **how) as socket:
         terminal = Terminal(socket)
-        terminal.wait_until_open()
+        terminal.begin()
         yield terminal
 
 

@@ -7,7 +7,8 @@ the body, the data of an upload; each only if the operation has one.
 
 import contextlib
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -60,15 +61,15 @@ class ByteRange(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """`key` is the Idempotency-Key; `base_url` is where the caller reached the server; `fields` come with a form, but
-    in its query."""
+    """`key` is the Idempotency-Key; `reached_at` gives the URL at which the caller reached the server; `fields` come
+    with a form, but in its query."""
 
     context: OperationContext
     tenant: str
     session_id: str = ""
     process_id: str = ""
     key: str = ""
-    base_url: str = "/"
+    reached_at: Callable[[], str] = lambda: "/"
     byte_range: ByteRange | None = None
     last_event_id: str = ""
     content_type: str = ""
@@ -89,10 +90,24 @@ class Call:
         assert self._in_use is not None, "the operation's row has no `in_sandbox`"
         return self._in_use[1]
 
-    @contextlib.asynccontextmanager
-    async def using(self, *, counts: bool = True) -> AsyncIterator["Call"]:
-        async with self.sessions.using(self.tenant, self.session_id, counts=counts) as self._in_use:
-            yield self
+    def using(self, *, counts: bool = True) -> "_Using":
+        return _Using(self, self.sessions.using(self.tenant, self.session_id, counts=counts))
+
+
+class _Using:
+    """Gives a call its session's sandbox for the time of a `with` block."""
+
+    __slots__ = ("_call", "_in_use")
+
+    def __init__(self, call: Call, in_use: AbstractAsyncContextManager[tuple[Session, Sandbox]]) -> None:
+        self._call, self._in_use = call, in_use
+
+    async def __aenter__(self) -> Call:
+        self._call._in_use = await self._in_use.__aenter__()
+        return self._call
+
+    async def __aexit__(self, *failed: Any) -> bool | None:
+        return await self._in_use.__aexit__(*failed)
 
 
 class Reply(NamedTuple):

@@ -79,7 +79,7 @@ async def change_session(call: Call, body: PatchBody) -> Values:
 
 
 def show(call: Call, session: Session) -> Values:
-    return session_view(session, call.sessions.clock, call.base_url)
+    return session_view(session, call.sessions.clock, call.reached_at())
 
 
 def check_place(context: OperationContext, provider: str, labels: Mapping[str, str]) -> None:

@@ -1,14 +1,14 @@
-"""From what the agent says of a command to what its caller gets: pure functions."""
+"""Turns what the agent reports about a command into the result that its caller gets."""
 
 import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, ExecResult, ProcessInfo, Reason, check_path
-from warren.worker.agent.channel import Output, printable
+from warren.worker.agent.link import Output, printable
 from warren.worker.agent.wire import EndReason, Fields, Flag, StreamNumber, Tag, fields
 
-REASONS = {
+_REASONS = {
     EndReason.EXITED: Reason.EXITED,
     EndReason.SIGNAL: Reason.SIGNAL,
     EndReason.TIMEOUT: Reason.TIMEOUT,
@@ -17,7 +17,7 @@ REASONS = {
 
 
 def start_payload(command: Command, process_id: str, env: Mapping[str, str], flags: Flag) -> bytes:
-    """START's fields. `env` is the sandbox's own; the command's base wins over it, and its own wins over all."""
+    """The fields of START. `env` is the sandbox's; the command's `base_env` overrides it, its `env` overrides both."""
     if command.terminal is not None:
         flags |= Flag.TERMINAL
     if command.shell and command.carry_state:
@@ -44,11 +44,11 @@ def gap_line(missing: int) -> str:
     return f"\n[... {missing:,} bytes not kept ...]\n"
 
 
-def texts(outputs: Sequence[Output], total: int) -> tuple[str, str, str]:
-    """stdout, stderr and both in order, with a line where something is missing.
+def join_output(outputs: Sequence[Output], total: int) -> tuple[str, str, str]:
+    """Returns stdout, stderr and both in order, with a line where output is missing.
 
-    A character cut between two writes is put together again, also when the other stream spoke in
-    between. How much of a gap belongs to which stream nobody knows: both name the whole gap.
+    A character that was split between two writes is joined again, even if the other stream wrote in between. Nobody
+    knows how much of a gap belongs to which stream, so both streams show the whole gap.
     """
     if not outputs:
         return ("", "", gap_line(total)) if total else ("", "", "")
@@ -56,49 +56,49 @@ def texts(outputs: Sequence[Output], total: int) -> tuple[str, str, str]:
     if len(streams) == 1 and sum(len(output.data) for output in outputs) == total:
         text = b"".join(output.data for output in outputs).decode("utf-8", "replace")
         return ("", text, text) if streams == {StreamNumber.STDERR} else (text, "", text)
-    return _mixed(outputs, total, streams)
+    return _join_streams(outputs, total, streams)
 
 
-def _mixed(outputs: Iterable[Output], total: int, streams: set[int]) -> tuple[str, str, str]:
+def _join_streams(outputs: Iterable[Output], total: int, streams: set[int]) -> tuple[str, str, str]:
     decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in streams}
     single: dict[int, list[str]] = {stream: [] for stream in streams}
     both: list[str] = []
     at = 0
 
-    def say(stream: int, text: str) -> None:
+    def add(stream: int, text: str) -> None:
         single[stream].append(text)
         both.append(text)
 
-    def gap(missing: int) -> None:
+    def add_gap(missing: int) -> None:
         for stream, decoder in decoders.items():
-            say(stream, decoder.decode(b"", final=True))
+            add(stream, decoder.decode(b"", final=True))
             decoder.reset()
             single[stream].append(gap_line(missing))
         both.append(gap_line(missing))
 
     for output in outputs:
         if output.offset > at:
-            gap(output.offset - at)
-        say(output.stream, decoders[output.stream].decode(output.data))
+            add_gap(output.offset - at)
+        add(output.stream, decoders[output.stream].decode(output.data))
         at = output.offset + len(output.data)
     if total > at:
-        gap(total - at)
+        add_gap(total - at)
     for stream, decoder in decoders.items():
-        say(stream, decoder.decode(b"", final=True))
+        add(stream, decoder.decode(b"", final=True))
     first = "".join("".join(parts) for stream, parts in single.items() if stream != StreamNumber.STDERR)
     return first, "".join(single.get(StreamNumber.STDERR, [])), "".join(both)
 
 
 def exec_result(end: Fields, outputs: Sequence[Output], process_id: str, *, oom: bool = False) -> ExecResult:
-    """The result of a command that has ended; ProtocolError if what the agent says of it cannot be."""
+    """The result of a command that has ended. Raises ProtocolError if the agent's report contradicts itself."""
     total = end.number(Tag.BYTES)
     kept = sum(len(output.data) for output in outputs)
     if total < kept or (outputs and outputs[-1].offset + len(outputs[-1].data) > total):
         raise ProtocolError("a command with more output than it wrote")
-    signal, reason = end.number(Tag.SIGNAL), reason_of(end)
-    stdout, stderr, both = texts(outputs, total)
+    signal, reason = end.number(Tag.SIGNAL), parse_reason(end)
+    stdout, stderr, both = join_output(outputs, total)
     return ExecResult(
-        exit_code=exit_code_of(end),
+        exit_code=parse_exit_code(end),
         stdout=stdout,
         stderr=stderr,
         output=both,
@@ -122,18 +122,18 @@ def lost_result(why: str, process_id: str) -> ExecResult:
     )  # fmt: skip
 
 
-def exit_code_of(end: Fields) -> int:
+def parse_exit_code(end: Fields) -> int:
     code = end.number(Tag.EXIT_CODE)
     if code > 255:
         raise ProtocolError(f"an exit code of {code}")
     return code
 
 
-def reason_of(end: Fields) -> Reason:
+def parse_reason(end: Fields) -> Reason:
     number = end.number(Tag.REASON)
-    if number not in REASONS:
+    if number not in _REASONS:
         raise ProtocolError(f"a command that ended for the unknown reason {number}")
-    return REASONS[EndReason(number)]
+    return _REASONS[EndReason(number)]
 
 
 def process_info(found: Fields) -> ProcessInfo:
@@ -148,7 +148,50 @@ def process_info(found: Fields) -> ProcessInfo:
         bytes_total=found.number(Tag.BYTES),
         truncated=bool(found.number(Tag.TRUNCATED)),
         started_s_ago=found.number(Tag.AGE_MS) / 1000,
-        exit_code=None if running else exit_code_of(found),
-        reason=None if running else reason_of(found),
+        exit_code=None if running else parse_exit_code(found),
+        reason=None if running else parse_reason(found),
         background=found.number(Tag.BACKGROUND),
     )
+
+
+class _RunningCommand:
+    __slots__ = ("alone", "oom_kills_before")
+
+    def __init__(self, oom_kills_before: int) -> None:
+        self.oom_kills_before = oom_kills_before
+        self.alone = True
+
+
+class OomTracker:
+    """Decides whether running out of memory ended a command.
+
+    The kernel counts, per sandbox, the processes that it killed for want of memory. A command that died of signal 9
+    (or that exits with 137) while that count rose ran out of memory. A command that failed in another way, because
+    only a child of it was killed, did so as well, unless another command ran at the same time: then nobody can tell
+    whose child that was.
+    """
+
+    def __init__(self, oom_kills: Callable[[], int]) -> None:
+        self._oom_kills = oom_kills
+        self._running: dict[str, _RunningCommand] = {}
+        self._results: dict[str, bool] = {}
+
+    def begin(self, process_id: str) -> None:
+        command = _RunningCommand(self._oom_kills())
+        if self._running:
+            command.alone = False
+            for other in self._running.values():
+                other.alone = False
+        self._running[process_id] = command
+
+    def end(self, process_id: str, exit_code: int, signal: int | None) -> bool:
+        """Whether the command ran out of memory. Calling it again gives the same answer."""
+        command = self._running.pop(process_id, None)
+        if command is not None:
+            killed = exit_code != 0 and self._oom_kills() > command.oom_kills_before
+            self._results[process_id] = killed and (signal == 9 or exit_code == 137 or command.alone)
+        return self._results.get(process_id, False)
+
+    def forget(self, process_id: str) -> None:
+        self._running.pop(process_id, None)
+        self._results.pop(process_id, None)

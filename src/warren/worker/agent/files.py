@@ -1,4 +1,7 @@
-"""Files in a sandbox, through its agent. The host never opens a path of a sandbox: the agent does, as the user."""
+"""File operations in a sandbox, done by its agent with the user's rights.
+
+The host never opens a path of a sandbox.
+"""
 
 import asyncio
 import contextlib
@@ -29,18 +32,17 @@ from warren.model.operations import (
     check_path,
     check_user,
 )
-from warren.worker.agent.channel import Channel, Reply
-from warren.worker.agent.link import AgentLink
+from warren.worker.agent.link import AgentLink, Channel, Reply
 from warren.worker.agent.process import send_all
 from warren.worker.agent.tar_stream import BLOCK, Member, TarReader, header, padding, trailer
 from warren.worker.agent.wire import (
-    Ask,
     ChangeKind,
     Fields,
     FileOp,
     Flag,
     Kind,
     Records,
+    Request,
     SearchEnd,
     Tag,
     fields,
@@ -63,62 +65,72 @@ _SEARCH_ENDS = {
 }
 
 
-class Files:
+class AgentFiles:
+    """The file operations of interfaces/sandbox.py.
+
+    `watch` begins to watch when it is first iterated. From its WATCHING event on it reports every change, however
+    late the caller takes it, or an OVERFLOW if some were lost.
+    """
+
     def __init__(self, link: AgentLink) -> None:
         self._link = link
 
-    async def read(self, path: str, offset: int, length: int | None, user: str) -> AsyncIterator[bytes]:
+    async def read(
+        self, path: str, *, offset: int = 0, length: int | None = None, user: str = ""
+    ) -> AsyncIterator[bytes]:
         if offset < 0 or (length is not None and length < 0):
             raise InvalidRequest(f"cannot read {length} bytes from offset {offset}")
         items = [(Tag.OFFSET, offset)] if offset else []
         if length is not None:
             items.append((Tag.LENGTH, length))
         left = length
-        async with self._asked(FileOp.READ, path, user, *items) as channel:
+        async with self._operation(FileOp.READ, path, user, *items) as channel:
             while isinstance(data := await channel.take(), bytes):
                 if left is not None:
                     left -= len(data)
                     if left < 0:
-                        raise channel.violated("more of a file than was asked for")
+                        raise channel.violation("more of a file than was asked for")
                 yield data
 
-    async def write(self, path: str, data: bytes | AsyncIterable[bytes], mode: int | None, user: str) -> FileInfo:
+    async def write(
+        self, path: str, data: bytes | AsyncIterable[bytes], *, mode: int | None = None, user: str = ""
+    ) -> FileInfo:
         items = [] if mode is None else [(Tag.MODE, check_mode(mode))]
-        async with self._asked(FileOp.WRITE, path, user, *items) as channel:
+        async with self._operation(FileOp.WRITE, path, user, *items) as channel:
             if isinstance(data, bytes | bytearray):
                 await send_all(channel, bytes(data))
                 end = await channel.last()
             else:
-                end = await _last_while(channel, send_all(channel, data))
+                end = await _send_and_wait(channel, send_all(channel, data))
             return _file_info(channel, end.fields, check_path(path))
 
-    async def list(self, path: str, depth: int, user: str) -> Sequence[FileInfo]:
+    async def list(self, path: str, *, depth: int = 1, user: str = "") -> Sequence[FileInfo]:
         if not 1 <= depth <= 1000:
             raise InvalidRequest(f"a depth of {depth} cannot be: 1 to 1000")
         found: list[FileInfo] = []
         base = check_path(path)
-        async with self._asked(FileOp.LIST, path, user, (Tag.DEPTH, depth)) as channel:
+        async with self._operation(FileOp.LIST, path, user, (Tag.DEPTH, depth)) as channel:
             async for entry in _records(channel):
                 found.append(_file_info(channel, entry, base))
                 if len(found) > MAX_ENTRIES:
                     raise LimitReached(f"{path!r} has more than {MAX_ENTRIES:,} entries", remedy="list less deep")
         return found
 
-    async def stat(self, path: str, user: str) -> FileInfo:
-        async with self._asked(FileOp.STAT, path, user) as channel:
+    async def stat(self, path: str, *, user: str = "") -> FileInfo:
+        async with self._operation(FileOp.STAT, path, user) as channel:
             return _file_info(channel, (await channel.last()).fields, check_path(path))
 
-    async def mkdir(self, path: str, mode: int, user: str) -> None:
-        await self._simple(FileOp.MKDIR, path, user, (Tag.MODE, check_mode(mode)))
+    async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "") -> None:
+        await self._run(FileOp.MKDIR, path, user, (Tag.MODE, check_mode(mode)))
 
-    async def remove(self, path: str, recursive: bool, user: str) -> None:
-        await self._simple(FileOp.REMOVE, path, user, *_recursive(recursive))
+    async def remove(self, path: str, *, recursive: bool = False, user: str = "") -> None:
+        await self._run(FileOp.REMOVE, path, user, *_recursive_flag(recursive))
 
-    async def rename(self, source: str, target: str, user: str) -> None:
-        await self._simple(FileOp.RENAME, source, user, (Tag.PATH2, check_path(target)))
+    async def rename(self, source: str, target: str, *, user: str = "") -> None:
+        await self._run(FileOp.RENAME, source, user, (Tag.PATH2, check_path(target)))
 
-    async def pack(self, path: str, user: str) -> AsyncIterator[bytes]:
-        async with self._asked(FileOp.PACK, path, user) as channel:
+    async def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]:
+        async with self._operation(FileOp.PACK, path, user) as channel:
             records = Records()
             left = pad = 0
             while isinstance(data := await channel.take(), bytes):
@@ -139,19 +151,18 @@ class Files:
                     yield header(member)
                     left = pad = member.size
             if left or len(records):
-                raise channel.violated("a packed directory that ends in the middle")
+                raise channel.violation("a packed directory that ends in the middle")
             yield trailer()
 
-    async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], user: str) -> int:
+    async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int:
         reader = TarReader(tar)
-        async with self._asked(FileOp.UNPACK, path, user) as channel:
-            counted = _Counted()
-            await _last_while(channel, _send_members(channel, reader, counted))
-            return counted.members
+        async with self._operation(FileOp.UNPACK, path, user) as channel:
+            end = await _send_and_wait(channel, _send_members(channel, reader))
+            return end.fields.number(Tag.COUNT)
 
-    async def watch(self, path: str, recursive: bool, user: str) -> AsyncIterator[FileEvent]:
+    async def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
         base = check_path(path)
-        async with self._asked(FileOp.WATCH, path, user, *_recursive(recursive)) as channel:
+        async with self._operation(FileOp.WATCH, path, user, *_recursive_flag(recursive)) as channel:
             async for event in _records(channel):
                 yield _file_event(channel, event, base) if event else FileEvent(Change.WATCHING, base, True)
 
@@ -162,61 +173,56 @@ class Files:
                 remedy="create a new session",
             )
         base, matches = check_path(query.path), 0
-        async with self._asked(FileOp.SEARCH, query.path, query.user, *_search_items(query)) as channel:
+        async with self._operation(FileOp.SEARCH, query.path, query.user, *_search_items(query)) as channel:
             async for found in _records(channel):
                 matches += 1
                 if matches > query.max_matches:
-                    raise channel.violated("more matches than were asked for")
+                    raise channel.violation("more matches than were asked for")
                 yield _search_match(channel, found, base)
             yield _search_summary(channel, (await channel.last()).fields)
 
-    async def _simple(self, op: FileOp, path: str, user: str, *items: tuple[Tag, int | str]) -> None:
-        async with self._asked(op, path, user, *items) as channel:
+    async def _run(self, op: FileOp, path: str, user: str, *items: tuple[Tag, int | str]) -> None:
+        async with self._operation(op, path, user, *items) as channel:
             await channel.last()
 
     @contextlib.asynccontextmanager
-    async def _asked(
+    async def _operation(
         self, op: FileOp, path: str, user: str, *items: tuple[Tag, int | str]
     ) -> AsyncGenerator[Channel, None]:
-        """The channel of a file operation; left before its end, the operation is undone."""
-        asked: list[tuple[Tag, int | str]] = [(Tag.OP, int(op)), (Tag.PATH, check_path(path)), *items]
+        """The channel of a file operation. Leaving before its end undoes the operation."""
+        payload: list[tuple[Tag, int | str]] = [(Tag.OP, int(op)), (Tag.PATH, check_path(path)), *items]
         if user:
-            asked.append((Tag.USER, check_user(user)))
-        channel = await self._link.open(Ask.FILE, fields(asked))
+            payload.append((Tag.USER, check_user(user)))
+        channel = await self._link.open(Request.FILE, fields(payload))
         try:
             yield channel
         except (FileProblem, FileNotFound, FileExists, InvalidPath) as exc:
             names = [path, *(str(value) for tag, value in items if tag is Tag.PATH2)]
-            raise _named(exc, " to ".join(repr(name) for name in names)) from exc
+            raise _with_path(exc, " to ".join(repr(name) for name in names)) from exc
         finally:
             channel.close()
 
 
-def _named(exc: WarrenError, name: str) -> WarrenError:
-    """The agent says what was wrong, in the words of the system; the caller also wants to know with what."""
+def _with_path(exc: WarrenError, name: str) -> WarrenError:
+    """Adds the path to what the agent reports, which is only the text of the system error."""
     return type(exc)(f"{name}: {exc.message[:1].lower()}{exc.message[1:]}", remedy=exc.remedy)
 
 
-class _Counted:
-    members = 0
-
-
-async def _send_members(channel: Channel, reader: TarReader, counted: _Counted) -> None:
+async def _send_members(channel: Channel, reader: TarReader) -> None:
     async for member in reader.members():
         if not await channel.send(_member_record(member)):
             return
-        counted.members += 1
         async for part in reader.content(member):
             if not await channel.send(part):
                 return
     channel.send_eof()
 
 
-async def _last_while(channel: Channel, sending: Coroutine[None, None, None]) -> Reply:
-    """The last word on a channel, while something is being sent on it.
+async def _send_and_wait(channel: Channel, sending: Coroutine[None, None, None]) -> Reply:
+    """Waits for the end of a channel while data is being sent on it.
 
-    Neither waits for the other: a source that hangs does not hide that the sandbox is lost, and
-    what the source raises ends the operation at once.
+    Neither waits for the other: a source that hangs does not hide that the sandbox is lost, and an error of the
+    source ends the operation at once.
     """
     sender = asyncio.ensure_future(sending)
     ending = asyncio.ensure_future(channel.last())
@@ -239,23 +245,23 @@ async def _records(channel: Channel) -> AsyncIterator[Fields]:
         while (found := _next_record(channel, records)) is not None:
             yield found
     if len(records):
-        raise channel.violated("a list that ends in the middle of a record")
+        raise channel.violation("a list that ends in the middle of a record")
 
 
 def _next_record(channel: Channel, records: Records) -> Fields | None:
     try:
         return records.next()
     except ProtocolError as exc:
-        raise channel.violated(exc.message) from None
+        raise channel.violation(exc.message) from None
 
 
 def _next_member(channel: Channel, records: Records) -> Member | None:
-    """The next member of a packed directory; what tar cannot carry and the directory itself are passed over."""
+    """The next member of a packed directory; skips the directory itself and what tar cannot carry."""
     while (found := _next_record(channel, records)) is not None:
         info = _file_info(channel, found, "")
         parts = [part for part in info.path.split("/") if part not in ("", ".")]
         if info.path.startswith("/") or ".." in parts or info.size >= 1 << 60:
-            raise channel.violated("a packed directory with a member that lies outside")
+            raise channel.violation("a packed directory with a member that lies outside")
         if parts and info.kind is not FileKind.OTHER:
             size = info.size if info.kind is FileKind.FILE else 0
             return Member(
@@ -283,7 +289,7 @@ def _file_info(channel: Channel, found: Fields, base: str) -> FileInfo:
         if kind is None:
             raise ProtocolError("a file of an unknown kind")
         return FileInfo(
-            path=_joined(base, found.text(Tag.PATH)),
+            path=_whole_path(base, found.text(Tag.PATH)),
             kind=kind,
             size=found.number(Tag.SIZE),
             mode=found.number(Tag.MODE) & 0o7777,
@@ -293,7 +299,7 @@ def _file_info(channel: Channel, found: Fields, base: str) -> FileInfo:
             target=found.text(Tag.TARGET),
         )
     except ProtocolError as exc:
-        raise channel.violated(exc.message) from None
+        raise channel.violation(exc.message) from None
 
 
 def _file_event(channel: Channel, found: Fields, base: str) -> FileEvent:
@@ -302,9 +308,9 @@ def _file_event(channel: Channel, found: Fields, base: str) -> FileEvent:
         if change is None:
             raise ProtocolError("a change of an unknown kind")
         directory = found.number(Tag.KIND) == Kind.DIRECTORY
-        return FileEvent(change, _joined(base, found.text(Tag.PATH)), directory)
+        return FileEvent(change, _whole_path(base, found.text(Tag.PATH)), directory)
     except ProtocolError as exc:
-        raise channel.violated(exc.message) from None
+        raise channel.violation(exc.message) from None
 
 
 def _search_items(query: Search) -> list[tuple[Tag, int | str]]:
@@ -327,7 +333,7 @@ def _search_match(channel: Channel, found: Fields, base: str) -> SearchMatch:
         if kind is None:
             raise ProtocolError("a match of an unknown kind")
         return SearchMatch(
-            path=_joined(base, found.text(Tag.PATH)),
+            path=_whole_path(base, found.text(Tag.PATH)),
             kind=kind,
             line=found.number(Tag.LINE),
             column=found.number(Tag.COLUMN),
@@ -335,7 +341,7 @@ def _search_match(channel: Channel, found: Fields, base: str) -> SearchMatch:
             text_truncated=bool(found.number(Tag.TRUNCATED)),
         )
     except ProtocolError as exc:
-        raise channel.violated(exc.message) from None
+        raise channel.violation(exc.message) from None
 
 
 def _search_summary(channel: Channel, found: Fields) -> SearchSummary:
@@ -353,17 +359,17 @@ def _search_summary(channel: Channel, found: Fields) -> SearchSummary:
             truncated_by=_SEARCH_ENDS[found.number(Tag.TRUNCATED)],
         )
     except ProtocolError as exc:
-        raise channel.violated(exc.message) from None
+        raise channel.violation(exc.message) from None
 
 
-def _joined(base: str, path: str) -> str:
-    """The agent names what it finds by whole paths or from the directory asked for on."""
+def _whole_path(base: str, path: str) -> str:
+    """The whole path. The agent sends whole paths, or paths relative to the requested directory."""
     if not base or path.startswith("/"):
         return path
     return f"{base.rstrip('/')}/{path}" if path else base
 
 
-def _recursive(recursive: bool) -> list[tuple[Tag, int | str]]:
+def _recursive_flag(recursive: bool) -> list[tuple[Tag, int | str]]:
     return [(Tag.FLAGS, int(Flag.RECURSIVE))] if recursive else []
 
 

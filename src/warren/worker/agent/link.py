@@ -1,17 +1,21 @@
-"""One connection to the agent of one sandbox.
+"""One connection to the agent of one sandbox, and the requests that share it.
 
-`AgentLink` is the protocol object the event loop calls: it cuts what arrives into frames, checks
-them and puts them into the inboxes of its channels. It never waits and never raises into the loop.
-`Channel` (agent_channel.py) is the side the rest of the worker sees.
+`AgentLink` is the protocol object that the event loop calls: it splits what arrives into frames, checks them and
+puts them into the inboxes of its channels. It never waits and never raises into the loop. A `Channel` is one
+request and what comes back; the rest of the worker opens one with `AgentLink.open`.
 
-Nothing the agent says is believed. A frame of an unknown type, for a channel that never was, too
-long, beyond the window or with garbage in it ends the link with ProtocolError. Losing the
-connection ends it with SandboxLost. Either way every open channel and every later call hears of it
-at once, and what had arrived before can still be taken.
+The worker trusts nothing that the agent sends. A frame of an unknown type, for a channel that was never opened, too
+long, beyond the window or malformed ends the link with ProtocolError. Losing the connection ends it with
+SandboxLost. Either way every open channel and every later call raises that error at once; what had arrived before
+can still be taken.
 
-Receiving uses one scratch buffer per thread, so an idle link owns none: the loop fills it and hands
-it over in one go. Only a frame cut short at its end is copied into a buffer of the link's own, and
-the rest of that frame is then received straight into there.
+Receiving uses one scratch buffer per thread, so an idle link owns no buffer: the loop fills the scratch buffer and
+the link parses it at once. Only a frame that is cut off at the end of the buffer is copied into a buffer of the
+link's own, and the rest of that frame is received directly into it.
+
+The inbox of a channel holds at most one window of data: taking data grants the agent as much again, in steps of
+half a window. Many tiny outputs are packed together, so that the inbox also stays small in memory, however the
+agent spreads the bytes over frames.
 """
 
 import asyncio
@@ -19,35 +23,295 @@ import os
 import socket
 import stat
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
+from warren.model import errors
 from warren.model.errors import InvalidRequest, ProtocolError, SandboxLost, WarrenError
-from warren.worker.agent.channel import Channel
 from warren.worker.agent.wire import (
     HEADER,
     MAX_FRAME_IN,
     MAX_FRAME_OUT,
+    OUTPUT_WINDOW,
+    STDIN_WINDOW,
     VERSION,
-    Ask,
+    Code,
     Fields,
     FileOp,
-    Say,
+    Request,
+    Response,
+    StreamNumber,
     Tag,
+    credit,
+    credit_frame,
     fields,
     frame,
 )
+from warren.worker.agent.wire import output as parse_output
 
 SCRATCH_BYTES = 256 * 1024
 SOCKET_NAME = "agent.sock"
 
 _MAX_CHANNEL = (1 << 32) - 1
 _HEADER_SIZE = HEADER.size
-_KINDS = {int(kind): kind for kind in Say}
+_RESPONSE_TYPES = {int(kind): kind for kind in Response}
 _FLUSH_S = 1.0
 _REDIAL_S = (0.0005, 0.005)
 _local = threading.local()
+SEND_BYTES = 128 * 1024
+MAX_CREDIT = 1 << 32
+_SMALL = 1024
+_BLOCK = 64 * 1024
+
+_ACCEPTED: dict[Request, frozenset[int]] = {
+    Request.START: frozenset({Response.STARTED, Response.OUTPUT, Response.EXIT, Response.ERROR, Response.CREDIT}),
+    Request.ATTACH: frozenset({Response.OUTPUT, Response.EXIT, Response.DONE, Response.ERROR, Response.CREDIT}),
+    Request.FILE: frozenset({Response.DATA, Response.DONE, Response.ERROR, Response.CREDIT}),
+    Request.LIST: frozenset({Response.DATA, Response.DONE, Response.ERROR}),
+    Request.CONTROL: frozenset({Response.DONE, Response.ERROR}),
+    Request.PING: frozenset({Response.DONE, Response.ERROR}),
+}
+_STREAMS = frozenset(int(number) for number in StreamNumber)
+
+ERRORS: dict[int, type[WarrenError]] = {
+    Code.NOT_FOUND: errors.FileNotFound,
+    Code.PERMISSION_DENIED: errors.PermissionDenied,
+    Code.IS_DIRECTORY: errors.IsDirectory,
+    Code.NOT_A_DIRECTORY: errors.NotADirectory,
+    Code.EXISTS: errors.FileExists,
+    Code.INVALID_PATH: errors.InvalidPath,
+    Code.NO_SPACE: errors.NoSpace,
+    Code.UNKNOWN_USER: errors.UnknownUser,
+    Code.NO_PROCESS: errors.ProcessNotFound,
+    Code.INVALID: errors.InvalidRequest,
+    Code.LIMIT: errors.LimitReached,
+    Code.IO: errors.FileProblem,
+    Code.CONFLICT: errors.Conflict,
+    Code.NO_CWD: errors.InvalidPath,
+}
+
+
+class Output(NamedTuple):
+    stream: int
+    offset: int
+    data: bytes
+
+
+class Reply(NamedTuple):
+    """STARTED, or what ends a channel: EXIT or DONE."""
+
+    kind: int
+    fields: Fields
+
+
+class Channel:
+    """One request to the agent and what comes back. One task may take and one may send at a time."""
+
+    __slots__ = (
+        "_accepts", "_credit", "_discard", "_end", "_inbox", "_link",
+        "_owed", "_reader", "_request", "_room", "_started", "_writer", "number",
+    )  # fmt: skip
+
+    def __init__(self, link: "AgentLink", number: int, kind: Request, *, discard_output: bool = False) -> None:
+        self.number = number
+        self._link = link
+        self._request = kind
+        self._accepts = _ACCEPTED[kind]
+        self._discard = discard_output
+        self._inbox: deque[Output | bytes | bytearray | list[Output] | Reply] = deque()
+        self._room = OUTPUT_WINDOW
+        self._owed = 0
+        self._credit = STDIN_WINDOW
+        self._started = False
+        self._end: Reply | WarrenError | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._end is not None
+
+    async def take(self) -> Output | bytes | Reply:
+        """Returns what came next, or raises the agent's ERROR. After the end, every call gives the end again."""
+        while not self._inbox:
+            if self._end is not None:
+                return self._reply_or_raise(self._end)
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        item = self._inbox[0]
+        if type(item) is list:
+            first = item.pop()
+            if not item:
+                self._inbox.popleft()
+            self._grant(len(first.data))
+            return first
+        self._inbox.popleft()
+        if type(item) is Output:
+            self._grant(len(item.data))
+        elif type(item) is bytearray:
+            return self._unpack_outputs(item)
+        elif type(item) is bytes:
+            self._grant(len(item))
+        assert not isinstance(item, bytearray | list)
+        return item
+
+    async def last(self) -> Reply:
+        """Waits for the end of the channel and drops the data before it."""
+        while True:
+            item = await self.take()
+            if type(item) is Reply and item.kind != Response.STARTED:
+                return item
+
+    async def send(self, data: bytes | memoryview) -> bool:
+        """Sends DATA as fast as the agent takes it. Returns False if the channel has ended."""
+        view = memoryview(data)
+        while view:
+            while self._credit == 0 and self._end is None:
+                self._writer = asyncio.get_running_loop().create_future()
+                await self._writer
+            if self._end is not None:
+                return False
+            part = view[: min(self._credit, SEND_BYTES)]
+            self._credit -= len(part)
+            self._link.send(Request.DATA, self.number, part)
+            view = view[len(part) :]
+            await self._link.drain()
+        return self._end is None
+
+    def send_eof(self) -> None:
+        if self._end is None:
+            self._link.send(Request.EOF, self.number)
+
+    def close(self) -> None:
+        """Closes the channel; what still arrives is ignored. Closing an ended channel does nothing."""
+        if self._end is None:
+            self._link.forget(self.number)
+            self._link.send(Request.CLOSE, self.number)
+            self._finish(errors.Conflict("the channel was closed here"))
+        self._inbox.clear()
+
+    def violation(self, what: str) -> ProtocolError:
+        """Cuts off the link for what only the reader of the channel can see, and returns the error to raise."""
+        self._link.cut_off(what)
+        return ProtocolError(f"the link to the agent was cut: {what}")
+
+    # Called by the link.
+
+    def receive(self, kind: int, payload: memoryview) -> None:
+        if kind not in self._accepts:
+            raise ProtocolError(f"a frame of type {kind} in answer to {self._request.name}")
+        if kind == Response.OUTPUT:
+            self._receive_output(payload)
+        elif kind == Response.DATA:
+            self._receive_data(payload)
+        elif kind == Response.CREDIT:
+            self._credit += credit(payload)
+            if self._credit > MAX_CREDIT:
+                raise ProtocolError("more credit than anybody can use")
+        elif kind == Response.STARTED:
+            if self._started:
+                raise ProtocolError("a command was started twice")
+            self._started = True
+            self._inbox.append(Reply(kind, Fields(payload)))
+        elif kind == Response.ERROR:
+            self._finish(parse_error(Fields(payload)))
+            self._link.forget(self.number)
+        else:
+            self._finish(Reply(kind, Fields(payload)))
+            self._link.forget(self.number)
+        self._wake()
+
+    def link_lost(self) -> None:
+        self._finish(self._link.loss())
+
+    def _receive_output(self, payload: memoryview) -> None:
+        stream, offset, data = parse_output(payload)
+        size = len(data)
+        self._use_window(size)
+        if stream not in _STREAMS or offset + size > 1 << 63:
+            raise ProtocolError(f"output of stream {stream} at offset {offset}")
+        if self._discard or not size:
+            return
+        last = self._inbox[-1] if self._inbox else None
+        if size >= _SMALL or last is None:
+            self._inbox.append(Output(stream, offset, data))
+        elif type(last) is bytearray and len(last) < _BLOCK:
+            last += _pack_output(payload)
+        else:
+            self._inbox.append(_pack_output(payload))
+
+    def _receive_data(self, payload: memoryview) -> None:
+        size = len(payload)
+        self._use_window(size)
+        last = self._inbox[-1] if self._inbox else None
+        if type(last) is bytes and len(last) + size < _SMALL:
+            self._inbox[-1] = last + bytes(payload)
+        elif size:
+            self._inbox.append(bytes(payload))
+
+    def _use_window(self, size: int) -> None:
+        self._room -= size
+        if self._room < 0:
+            raise ProtocolError("more bytes than the window allows")
+
+    def _unpack_outputs(self, block: bytearray) -> Output:
+        """Returns the first of a block of packed outputs and puts the others back, last first."""
+        outputs: list[Output] = []
+        at = 0
+        while at < len(block):
+            size = int.from_bytes(block[at : at + 2], "little")
+            outputs.append(Output(*parse_output(memoryview(block)[at + 2 : at + 2 + size])))
+            at += 2 + size
+        outputs.reverse()
+        first = outputs.pop()
+        if outputs:
+            self._inbox.appendleft(outputs)
+        self._grant(len(first.data))
+        return first
+
+    def _grant(self, size: int) -> None:
+        self._owed += size
+        if self._owed >= OUTPUT_WINDOW // 2 and self._end is None:
+            self._room += self._owed
+            self._link.write_frame(credit_frame(self.number, self._owed))
+            self._owed = 0
+
+    def _finish(self, end: Reply | WarrenError) -> None:
+        self._end = end
+        self._wake()
+
+    def _reply_or_raise(self, end: Reply | WarrenError) -> Reply:
+        if isinstance(end, WarrenError):
+            raise type(end)(end.message, remedy=end.remedy)
+        return end
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+        if self._writer is not None and not self._writer.done():
+            self._writer.set_result(None)
+
+
+def _pack_output(payload: memoryview) -> bytearray:
+    block = bytearray(len(payload).to_bytes(2, "little"))
+    block += payload
+    return block
+
+
+def parse_error(reply: Fields) -> WarrenError:
+    """The exception that an ERROR stands for, with its message made safe to print."""
+    kind = ERRORS.get(reply.number(Tag.CODE))
+    if kind is None:
+        raise ProtocolError(f"an error with the unknown code {reply.number(Tag.CODE)}")
+    return kind(printable(reply.text(Tag.MESSAGE)) or kind.code)
+
+
+def printable(text: str, limit: int = 2000) -> str:
+    """Untrusted text for messages: bounded, control characters and broken bytes escaped."""
+    cut = text if len(text) <= limit else text[:limit] + "…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in cut)
 
 
 def _scratch() -> memoryview:
@@ -59,7 +323,10 @@ def _scratch() -> memoryview:
 
 
 class AgentLink(asyncio.BufferedProtocol):
-    """Made by `dial`. `why_lost`, if set, says what became of the sandbox when the connection is gone."""
+    """Made by `dial`. `why_lost` is called when the connection is lost and explains what became of the sandbox.
+
+    `last_file_op` is the last file operation that the agent knows; an agent of an older release knows fewer.
+    """
 
     def __init__(self) -> None:
         self.why_lost: Callable[[], str] = lambda: "the connection to its agent is gone"
@@ -73,30 +340,30 @@ class AgentLink(asyncio.BufferedProtocol):
         self._hello: asyncio.Future[Fields] = self._loop.create_future()
         self.last_file_op = int(FileOp.WATCH)
         self._violation = ""
-        self._gone = False
-        self._let_go = False
+        self._ended = False
+        self._closed = False
         self._when_lost: list[Callable[[str], None]] = []
         self._paused = False
         self._drained: list[asyncio.Future[None]] = []
         self.lost = asyncio.Event()
 
     def __repr__(self) -> str:
-        state = f"broken: {self._violation}" if self._violation else "lost" if self._gone else "open"
+        state = f"broken: {self._violation}" if self._violation else "lost" if self._ended else "open"
         return f"<AgentLink {state}, {len(self._channels)} channels>"
 
     @classmethod
     async def dial(cls, directory: Path, *, timeout_s: float) -> "AgentLink":
         """Connects to the agent that listens in `directory` and greets it.
 
-        An agent that does not listen yet is waited for. Raises SandboxLost when nobody answers in
-        time, ProtocolError when what answers speaks another version.
+        Waits for an agent that does not listen yet. Raises SandboxLost if no agent answers in time, and
+        ProtocolError if the agent speaks another version.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 sock = await _connect(directory)
                 link = await cls.over(sock)
                 try:
-                    link.post_raw(frame(Ask.HELLO, 0, fields([(Tag.VERSION, VERSION)])))
+                    link.write_frame(frame(Request.HELLO, 0, fields([(Tag.VERSION, VERSION)])))
                     link._check_hello(await link._hello)
                 except BaseException:
                     link.abort()
@@ -107,7 +374,7 @@ class AgentLink(asyncio.BufferedProtocol):
 
     @classmethod
     async def over(cls, sock: socket.socket) -> "AgentLink":
-        """A link over a connected socket, not greeted yet; the link owns the socket."""
+        """A link over a connected socket, before the greeting. The link owns the socket."""
         try:
             _, link = await asyncio.get_running_loop().create_connection(cls, sock=sock)
         except BaseException:
@@ -126,10 +393,10 @@ class AgentLink(asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        return not self._gone
+        return not self._ended
 
-    async def open(self, kind: Ask, payload: bytes = b"", *, discard_output: bool = False) -> Channel:
-        """Asks for something. The channel is the caller's: take from it to the end, or close it."""
+    async def open(self, kind: Request, payload: bytes = b"", *, discard_output: bool = False) -> Channel:
+        """Sends a request. The caller owns the channel and takes from it to the end, or closes it."""
         if len(payload) > MAX_FRAME_OUT:
             raise InvalidRequest(
                 f"the request is {len(payload)} bytes long, at most {MAX_FRAME_OUT} fit",
@@ -138,54 +405,54 @@ class AgentLink(asyncio.BufferedProtocol):
         if self._paused:
             await self.drain()
         self.check()
-        number = self._number()
+        number = self._new_number()
         channel = Channel(self, number, kind, discard_output=discard_output)
         self._channels[number] = channel
-        self.post_raw(frame(kind, number, payload))
+        self.write_frame(frame(kind, number, payload))
         return channel
 
-    def post(self, kind: Ask, payload: bytes) -> None:
-        """Asks for something and does not want to hear the answer; on a dead link it does nothing."""
-        self.post_raw(frame(kind, self._number(), payload))
+    def post(self, kind: Request, payload: bytes) -> None:
+        """Sends a request and ignores the response; on an ended link it does nothing."""
+        self.write_frame(frame(kind, self._new_number(), payload))
 
     def check(self) -> None:
-        if self._gone:
+        if self._ended:
             raise self.loss()
 
     def loss(self) -> WarrenError:
-        """Why nothing can be asked any more, as an exception of its own for each who asks."""
+        """Why the link has ended, as a new exception for each caller."""
         if self._violation:
             return ProtocolError(f"the link to the agent was cut: {self._violation}")
-        return SandboxLost(f"the sandbox is lost: {self._why()}")
+        return SandboxLost(f"the sandbox is lost: {self._call_why_lost()}")
 
-    def _why(self) -> str:
+    def _call_why_lost(self) -> str:
         try:
             return self.why_lost()
         except Exception as exc:
             return f"the connection to its agent is gone ({exc})"
 
     def when_lost(self, call: Callable[[str], None]) -> None:
-        """Calls once, with the reason, when the link ends (at once if it has); never after `close`."""
-        if not self._gone:
+        """Calls back once, with the reason, when the link ends (at once if it has ended); never after `close`."""
+        if not self._ended:
             self._when_lost.append(call)
-        elif not self._let_go:
-            call(self._reason())
+        elif not self._closed:
+            call(self._loss_reason())
 
-    def _reason(self) -> str:
-        return f"the link to its agent was cut: {self._violation}" if self._violation else self._why()
+    def _loss_reason(self) -> str:
+        return f"the link to its agent was cut: {self._violation}" if self._violation else self._call_why_lost()
 
     async def drain(self) -> None:
-        """Waits until the transport takes more."""
-        while self._paused and not self._gone:
+        """Waits until the transport accepts more data."""
+        while self._paused and not self._ended:
             waiter = self._loop.create_future()
             self._drained.append(waiter)
             await waiter
         self.check()
 
     async def close(self) -> None:
-        """Lets go: the sandbox and its commands go on."""
-        self._let_go = True
-        if not self._gone:
+        """Closes the connection; the sandbox and its commands continue."""
+        self._closed = True
+        if not self._ended:
             self.why_lost = lambda: "this link to it was closed"
         if self._transport is not None:
             self._transport.close()
@@ -201,23 +468,23 @@ class AgentLink(asyncio.BufferedProtocol):
             self._transport.abort()
         self._end()
 
-    def violated(self, what: str) -> None:
-        """The agent broke the rules: cut the link."""
-        if not self._gone:
+    def cut_off(self, what: str) -> None:
+        """Ends the link because the agent broke the protocol."""
+        if not self._ended:
             self._violation = what
             self.abort()
 
     def forget(self, number: int) -> None:
         self._channels.pop(number, None)
 
-    def send(self, kind: Ask, number: int, payload: bytes | memoryview = b"") -> None:
-        self.post_raw(b"".join((HEADER.pack(len(payload), number, kind), payload)))
+    def send(self, kind: Request, number: int, payload: bytes | memoryview = b"") -> None:
+        self.write_frame(b"".join((HEADER.pack(len(payload), number, kind), payload)))
 
-    def post_raw(self, data: bytes) -> None:
-        if not self._gone and self._transport is not None:
+    def write_frame(self, data: bytes) -> None:
+        if not self._ended and self._transport is not None:
             self._transport.write(data)
 
-    def _number(self) -> int:
+    def _new_number(self) -> int:
         number = self._next
         while number in self._channels:
             number = number % _MAX_CHANNEL + 1
@@ -226,27 +493,27 @@ class AgentLink(asyncio.BufferedProtocol):
         return number
 
     def _end(self) -> None:
-        if self._gone:
+        if self._ended:
             return
-        self._gone = True
+        self._ended = True
         self._part = memoryview(b"")
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             channel.link_lost()
         if not self._hello.done():
             self._hello.set_exception(self.loss())
-            self._hello.exception()  # nobody may be waiting
+            self._hello.exception()  # marks it as retrieved: perhaps no task waits for it
         self._wake_writers()
-        self._tell_loss()
+        self._report_loss()
 
-    def _tell_loss(self) -> None:
+    def _report_loss(self) -> None:
         calls, self._when_lost = self._when_lost, []
-        if calls and not self._let_go:
-            why = self._reason()
+        if calls and not self._closed:
+            why = self._loss_reason()
             for call in calls:
                 call(why)
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -276,35 +543,35 @@ class AgentLink(asyncio.BufferedProtocol):
         return self._part[self._part_filled :] if self._part else _scratch()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._gone:
+        if self._ended:
             return
         try:
             if self._part:
                 self._part_filled += nbytes
                 if self._part_filled == len(self._part):
                     part, self._part = self._part, memoryview(b"")
-                    self._cut(part)
+                    self._split_frames(part)
             else:
-                self._cut(_scratch()[:nbytes])
+                self._split_frames(_scratch()[:nbytes])
         except ProtocolError as exc:
-            self.violated(exc.message)
+            self.cut_off(exc.message)
         except Exception as exc:
-            self.violated(f"a frame could not be handled ({type(exc).__name__}: {exc})")
+            self.cut_off(f"a frame could not be handled ({type(exc).__name__}: {exc})")
 
-    def _cut(self, data: memoryview) -> None:
+    def _split_frames(self, data: memoryview) -> None:
         at, end = 0, len(data)
         while end - at >= _HEADER_SIZE:
             length, number, kind = HEADER.unpack_from(data, at)
             if length > MAX_FRAME_IN:
                 raise ProtocolError(f"a frame of {length} bytes, at most {MAX_FRAME_IN} are allowed")
-            if kind not in _KINDS:
+            if kind not in _RESPONSE_TYPES:
                 raise ProtocolError(f"a frame of unknown type {kind}")
             after = at + _HEADER_SIZE + length
             if after > end:
                 self._keep_part(data[at:], _HEADER_SIZE + length)
                 return
             self._dispatch(number, kind, data[at + _HEADER_SIZE : after])
-            if self._gone:
+            if self._ended:
                 return
             at = after
         if at < end:
@@ -320,23 +587,23 @@ class AgentLink(asyncio.BufferedProtocol):
         if channel is not None:
             channel.receive(kind, payload)
         elif number == 0:
-            self._greeted(kind, payload)
+            self._receive_hello(kind, payload)
         elif number > self._highest:
             raise ProtocolError(f"a frame for channel {number}, which was never opened")
 
-    def _greeted(self, kind: int, payload: memoryview) -> None:
-        if kind == Say.ERROR:
+    def _receive_hello(self, kind: int, payload: memoryview) -> None:
+        if kind == Response.ERROR:
             raise ProtocolError("the agent refused the greeting")
-        if kind != Say.HELLO or self._hello.done():
+        if kind != Response.HELLO or self._hello.done():
             raise ProtocolError(f"a frame of type {kind} where only a greeting may be")
         self._hello.set_result(Fields(payload))
 
 
 async def _connect(directory: Path) -> socket.socket:
-    """A connection to the agent's socket; follows no link that somebody may have put in its place.
+    """Connects to the agent's socket without following a symbolic link that may have replaced it.
 
-    The socket is reached through descriptors, so neither the length of the path nor a change of
-    it in between matters.
+    The socket is opened through descriptors, so neither the length of the path nor a change of the path in the
+    meantime matters.
     """
     pause = _REDIAL_S[0]
     while True:

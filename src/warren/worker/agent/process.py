@@ -1,8 +1,7 @@
-"""Commands in a sandbox, through its agent: run to the end, started, found again.
+"""Runs commands in a sandbox through its agent.
 
-`Commands` is what all processes of a sandbox share: the link, who runs beside whom, and one channel
-per process for its stdin. `AgentProcess` is only a handle with an id; the process lives in the
-sandbox.
+`Commands` holds what all processes of a sandbox share: the link, which commands run at the same time, and one
+channel per process for its stdin. `AgentProcess` is only a handle with an id; the process lives in the sandbox.
 """
 
 import asyncio
@@ -15,18 +14,34 @@ import anyio
 
 from warren.model.errors import InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
-from warren.worker.agent.channel import Channel, Output, Reply
-from warren.worker.agent.command_result import exec_result, exit_code_of, lost_result, process_info, start_payload
-from warren.worker.agent.link import AgentLink
-from warren.worker.agent.oom_watch import OomLedger
-from warren.worker.agent.wire import STDIN_WINDOW, Ask, ControlOp, Fields, Flag, Records, Say, StreamNumber, Tag, fields
+from warren.worker.agent.command_result import (
+    OomTracker,
+    exec_result,
+    lost_result,
+    parse_exit_code,
+    process_info,
+    start_payload,
+)
+from warren.worker.agent.link import AgentLink, Channel, Output, Reply
+from warren.worker.agent.wire import (
+    STDIN_WINDOW,
+    ControlOp,
+    Fields,
+    Flag,
+    Records,
+    Request,
+    Response,
+    StreamNumber,
+    Tag,
+    fields,
+)
 
 NO_REPLAY = 1 << 63
 MAX_PROCESSES = 100_000
 _MAX_KEEP = 1 << 30
-_LEAST_KEPT = 1 << 20  # of a command that somebody may follow the agent always keeps this much
+_LEAST_KEPT = 1 << 20  # the agent keeps at least this much output of a command that can be followed
 _SLACK_BYTES = 64 * 1024
-_LATE_S = 30.0
+_HANG_S = 30.0
 _STREAMS = {
     int(StreamNumber.STDOUT): Stream.STDOUT,
     int(StreamNumber.STDERR): Stream.STDERR,
@@ -38,10 +53,10 @@ class Commands:
     def __init__(self, link: AgentLink, env: Mapping[str, str], oom_kills: Callable[[], int]) -> None:
         self._link = link
         self._env = dict(env)
-        self._oom = OomLedger(oom_kills)
+        self._oom = OomTracker(oom_kills)
         self._keep: dict[str, int] = {}
         self._stdin: dict[str, StdinPipe] = {}
-        self._held: dict[str, Channel] = {}  # of processes that wait for their first reader
+        self._waiting_channels: dict[str, Channel] = {}  # by id: processes that wait for their first reader
 
     async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str = "") -> ExecResult:
         once = Flag(0) if process_id else Flag.ONCE
@@ -59,12 +74,12 @@ class Commands:
     ) -> ExecResult:
         has_stdin = not isinstance(stdin, bytes) or bool(stdin)
         flags = Flag.DEFER | once | (Flag.STDIN if has_stdin else Flag(0))
-        channel = await self._link.open(Ask.START, start_payload(command, process_id, self._env, flags))
+        channel = await self._link.open(Request.START, start_payload(command, process_id, self._env, flags))
         feeder: asyncio.Task[None] | None = None
         try:
             if has_stdin:
                 feeder = await self._feed(channel, stdin, process_id)
-            end, outputs = await self._collect(channel, command.keep_bytes, _deadline(command))
+            end, outputs = await self._collect(channel, command.keep_bytes, _deadline_s(command))
         except asyncio.CancelledError:
             await self._end_cancelled(channel, process_id, command.grace_s)
             raise
@@ -79,18 +94,18 @@ class Commands:
     async def _feed(
         self, channel: Channel, stdin: bytes | AsyncIterable[bytes], process_id: str
     ) -> asyncio.Task[None] | None:
-        """Small inputs fit the window and go at once; the others beside the reading of the output."""
+        """Sends an input that fits the window at once, and a larger one in a task beside the reading of the output."""
         if isinstance(stdin, bytes) and len(stdin) <= STDIN_WINDOW:
             await channel.send(stdin)
             channel.send_eof()
             return None
 
-        def give_up(task: asyncio.Task[None]) -> None:
+        def kill_on_failure(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and task.exception() is not None:
-                self._link.post(Ask.CONTROL, _control(process_id, ControlOp.KILL, (Tag.GRACE_MS, 0)))
+                self._post_kill(process_id)
 
         feeder = asyncio.create_task(send_all(channel, stdin), name=f"stdin of {process_id}")
-        feeder.add_done_callback(give_up)
+        feeder.add_done_callback(kill_on_failure)
         return feeder
 
     async def _collect(
@@ -104,32 +119,36 @@ class Commands:
         except TimeoutError:
             raise SandboxLost("the agent did not end the command after its time-out: the sandbox hangs") from None
 
+    def _post_kill(self, process_id: str, grace_s: float = 0) -> None:
+        grace = (Tag.GRACE_MS, round(grace_s * 1000))
+        self._link.post(Request.CONTROL, _control_payload(process_id, ControlOp.KILL, grace))
+
     async def _end_cancelled(self, channel: Channel, process_id: str, grace_s: float) -> None:
-        """Ends the command and waits until it is gone, but not for ever."""
+        """Kills the command and waits, for a limited time, until its processes have ended."""
         with anyio.move_on_after(grace_s + 10, shield=True), contextlib.suppress(SandboxLost, ProtocolError):
-            self._link.post(Ask.CONTROL, _control(process_id, ControlOp.KILL, (Tag.GRACE_MS, round(grace_s * 1000))))
+            self._post_kill(process_id, grace_s)
             await channel.last()
 
     def _result(self, channel: Channel, end: Fields, outputs: Sequence[Output], process_id: str) -> ExecResult:
         try:
-            code, signal = exit_code_of(end), end.number(Tag.SIGNAL)
-            return exec_result(end, outputs, process_id, oom=self._oom.ended(process_id, code, signal))
+            code, signal = parse_exit_code(end), end.number(Tag.SIGNAL)
+            return exec_result(end, outputs, process_id, oom=self._oom.end(process_id, code, signal))
         except ProtocolError as exc:
-            raise channel.violated(exc.message) from None
+            raise channel.violation(exc.message) from None
 
     async def start(self, command: Command, process_id: str, *, follow: bool = False) -> "AgentProcess":
         process_id = check_id(process_id) if process_id else new_id()
         flags = Flag.STDIN | Flag.LOSSLESS
-        channel = await self._link.open(Ask.START, start_payload(command, process_id, self._env, flags))
+        channel = await self._link.open(Request.START, start_payload(command, process_id, self._env, flags))
         try:
-            await _started(channel)
+            await _wait_for_start(channel)
         except BaseException as exc:
             channel.close()
             if isinstance(exc, asyncio.CancelledError):
-                self._link.post(Ask.CONTROL, _control(process_id, ControlOp.KILL, (Tag.GRACE_MS, 0)))
+                self._post_kill(process_id)
             raise
         if follow:
-            self._held[process_id] = channel
+            self._waiting_channels[process_id] = channel
         else:
             channel.close()
         self._oom.begin(process_id)
@@ -138,7 +157,7 @@ class Commands:
 
     async def find(self, process_id: str) -> "AgentProcess":
         channel = await self._link.open(
-            Ask.ATTACH, _attach(check_id(process_id), NO_REPLAY, Flag(0)), discard_output=True
+            Request.ATTACH, _attach_payload(check_id(process_id), NO_REPLAY, Flag(0)), discard_output=True
         )
         try:
             await channel.last()
@@ -147,7 +166,7 @@ class Commands:
         return AgentProcess(self, process_id)
 
     async def all(self) -> Sequence[ProcessInfo]:
-        channel = await self._link.open(Ask.LIST)
+        channel = await self._link.open(Request.LIST)
         records, found = Records(), list[ProcessInfo]()
         try:
             while not isinstance(item := await channel.take(), Reply):
@@ -156,13 +175,13 @@ class Commands:
                 if len(found) > MAX_PROCESSES:
                     raise ProtocolError(f"more than {MAX_PROCESSES} processes in a list")
         except ProtocolError as exc:
-            raise channel.violated(exc.message) from None
+            raise channel.violation(exc.message) from None
         finally:
             channel.close()
         return found
 
     async def control(self, process_id: str, op: ControlOp, *extra: tuple[Tag, int]) -> None:
-        channel = await self._link.open(Ask.CONTROL, _control(process_id, op, *extra))
+        channel = await self._link.open(Request.CONTROL, _control_payload(process_id, op, *extra))
         try:
             await channel.last()
         finally:
@@ -174,40 +193,42 @@ class Commands:
         self._oom.forget(process_id)
 
     async def wait(self, process_id: str) -> ExecResult:
-        """First the end, without any output; then, at leisure, what was kept of it."""
-        if (held := self._held.pop(process_id, None)) is not None:
+        """Waits for the end without reading output, and then fetches the output that the agent kept."""
+        if (held := self._waiting_channels.pop(process_id, None)) is not None:
             held.close()
         try:
-            channel, end, _ = await self._attached(process_id, NO_REPLAY)
+            channel, end, _ = await self._wait_for_end(process_id, NO_REPLAY)
             outputs: list[Output] = []
-            with contextlib.suppress(ProcessNotFound):  # forgotten in between: the end is all there is
-                channel, end, outputs = await self._attached(process_id, 0)
+            with contextlib.suppress(ProcessNotFound):  # another caller has forgotten it: its output is gone
+                channel, end, outputs = await self._wait_for_end(process_id, 0)
         except SandboxLost as exc:
             return lost_result(exc.message, process_id)
         return self._result(channel, end, outputs, process_id)
 
     async def ended(self, process_id: str) -> ExecResult:
         try:
-            channel, end, _ = await self._attached(process_id, NO_REPLAY)
+            channel, end, _ = await self._wait_for_end(process_id, NO_REPLAY)
         except SandboxLost as exc:
             return lost_result(exc.message, process_id)
         return self._result(channel, end, [], process_id)
 
-    async def _attached(self, process_id: str, offset: int) -> tuple[Channel, Fields, list[Output]]:
-        channel = await self._link.open(Ask.ATTACH, _attach(process_id, offset, Flag.FOLLOW))
+    async def _wait_for_end(self, process_id: str, offset: int) -> tuple[Channel, Fields, list[Output]]:
+        channel = await self._link.open(Request.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW))
         try:
             return channel, *await self._collect(channel, max(self._keep.get(process_id, _MAX_KEEP), _LEAST_KEPT))
         finally:
             channel.close()
 
     async def output(self, process_id: str, offset: int) -> AsyncIterator[Chunk]:
-        held = self._held.pop(process_id, None) if offset == 0 else None
-        channel = held or await self._link.open(Ask.ATTACH, _attach(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS))
+        held = self._waiting_channels.pop(process_id, None) if offset == 0 else None
+        channel = held or await self._link.open(
+            Request.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW | Flag.LOSSLESS)
+        )
         at = offset
         try:
             while isinstance(item := await channel.take(), Output):
                 if item.offset < at:
-                    raise channel.violated("output that goes backwards")
+                    raise channel.violation("output that goes backwards")
                 at = item.offset + len(item.data)
                 yield Chunk(_STREAMS[item.stream], item.offset, item.data)
         finally:
@@ -217,8 +238,8 @@ class Commands:
         pipe = self._stdin.get(process_id)
         if pipe is None or pipe.channel.ended:
             self._stdin = {key: held for key, held in self._stdin.items() if not held.channel.ended}
-            payload = _attach(process_id, NO_REPLAY, Flag.FOLLOW)
-            channel = await self._link.open(Ask.ATTACH, payload, discard_output=True)
+            payload = _attach_payload(process_id, NO_REPLAY, Flag.FOLLOW)
+            channel = await self._link.open(Request.ATTACH, payload, discard_output=True)
             pipe = self._stdin.get(process_id)
             if pipe is not None and not pipe.channel.ended:
                 channel.close()
@@ -228,7 +249,7 @@ class Commands:
 
 
 class StdinPipe:
-    """The one way into a process; several writers take turns."""
+    """The stdin of a process; several writers take turns."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -237,16 +258,16 @@ class StdinPipe:
     async def write(self, data: bytes) -> None:
         async with self._turn:
             if not await self.channel.send(data):
-                await self._unless_lost()
+                await self._raise_if_lost()
 
     async def close(self) -> None:
         async with self._turn:
             if self.channel.ended:
-                await self._unless_lost()
+                await self._raise_if_lost()
             self.channel.send_eof()
 
-    async def _unless_lost(self) -> None:
-        """The end of the command is no error here; an unknown process or a lost sandbox is."""
+    async def _raise_if_lost(self) -> None:
+        """Raises if the process is unknown or the sandbox is lost. The end of the command is not an error."""
         await self.channel.last()
 
 
@@ -304,7 +325,7 @@ def check_id(process_id: str) -> str:
 
 
 async def send_all(channel: Channel, source: bytes | AsyncIterable[bytes]) -> None:
-    """Everything the source gives, then EOF; stops early when nobody wants it any more."""
+    """Sends everything the source gives, then EOF. Stops early when the channel ends."""
     if isinstance(source, bytes):
         if await channel.send(source):
             channel.send_eof()
@@ -320,7 +341,7 @@ async def send_all(channel: Channel, source: bytes | AsyncIterable[bytes]) -> No
 
 
 async def _collect(channel: Channel, keep: int) -> tuple[Fields, list[Output]]:
-    """All the output that was kept, and the end. Holds no more than was asked to be kept."""
+    """Returns the end and all the output that the agent kept, and rejects more than it was told to keep."""
     outputs: list[Output] = []
     at = size = 0
     while True:
@@ -328,18 +349,18 @@ async def _collect(channel: Channel, keep: int) -> tuple[Fields, list[Output]]:
         if type(item) is Output:
             size += len(item.data)
             if item.offset < at or size > keep + _SLACK_BYTES:
-                raise channel.violated("output that goes backwards, or more than was to be kept")
+                raise channel.violation("output that goes backwards, or more than was to be kept")
             at = item.offset + len(item.data)
             outputs.append(item)
-        elif type(item) is Reply and item.kind == Say.EXIT:
+        elif type(item) is Reply and item.kind == Response.EXIT:
             return item.fields, outputs
-        elif type(item) is Reply and item.kind == Say.DONE:
-            raise channel.violated("a command that is done without an end")
+        elif type(item) is Reply and item.kind == Response.DONE:
+            raise channel.violation("a command that is done without an end")
 
 
-async def _started(channel: Channel) -> None:
+async def _wait_for_start(channel: Channel) -> None:
     if not isinstance(await channel.take(), Reply):
-        raise channel.violated("output of a command that has not started")
+        raise channel.violation("output of a command that has not started")
 
 
 async def _stop(task: asyncio.Task[None]) -> None:
@@ -349,13 +370,13 @@ async def _stop(task: asyncio.Task[None]) -> None:
             await asyncio.wait([task])
 
 
-def _deadline(command: Command) -> float | None:
-    return None if command.timeout_s is None else command.timeout_s + command.grace_s + _LATE_S
+def _deadline_s(command: Command) -> float | None:
+    return None if command.timeout_s is None else command.timeout_s + command.grace_s + _HANG_S
 
 
-def _attach(process_id: str, offset: int, flags: Flag) -> bytes:
+def _attach_payload(process_id: str, offset: int, flags: Flag) -> bytes:
     return fields([(Tag.ID, process_id), (Tag.OFFSET, offset), (Tag.FLAGS, int(flags))])
 
 
-def _control(process_id: str, op: ControlOp, *extra: tuple[Tag, int]) -> bytes:
+def _control_payload(process_id: str, op: ControlOp, *extra: tuple[Tag, int]) -> bytes:
     return fields([(Tag.ID, process_id), (Tag.OP, int(op)), *extra])

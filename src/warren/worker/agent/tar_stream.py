@@ -1,12 +1,12 @@
-"""Tar archives as streams: members are read and written one after the other, none is held in memory.
+"""Reads and writes tar archives as streams, one member after the other, without holding one in memory.
 
-`members` reads an archive from bytes as they come and hands out each member before its content,
-which the caller then takes with `content`. What an archive may hold is decided by `checked`, a
-function of its own: no way out of the directory it is unpacked in, no devices, no hard links.
+`members` parses an archive as its bytes arrive and yields each member before its content, which the caller then
+takes with `content`. `check_member` decides what an archive may hold: no path out of the directory it is unpacked
+in, no devices, no hard links.
 
-A link may begin with `..` as often as it stays inside, and `..` may not follow a name: then what
-the path says is also where it leads, whatever other links the archive brings. For the same reason
-no member may lie beneath a link of the archive.
+The target of a link may begin with `..` as long as it stays inside, and `..` may not follow a name: so a path leads
+where it says, whatever other links the archive brings. For the same reason no member may lie beneath a link of the
+archive.
 """
 
 import tarfile
@@ -42,14 +42,14 @@ class _Skip(Enum):
 
 
 class ByteStream:
-    """Exact amounts out of chunks of any size."""
+    """Reads exact amounts from chunks of any size."""
 
     def __init__(self, source: bytes | AsyncIterable[bytes]) -> None:
-        self._chunks = aiter(source if not isinstance(source, bytes | bytearray) else _once(bytes(source)))
+        self._chunks = aiter(source if not isinstance(source, bytes | bytearray) else _single_chunk(bytes(source)))
         self._chunk = memoryview(b"")
 
     async def some(self, limit: int) -> memoryview:
-        """Between one and `limit` bytes; none at the end."""
+        """Reads between one and `limit` bytes; none at the end of the stream."""
         while not self._chunk:
             try:
                 self._chunk = memoryview(await anext(self._chunks))
@@ -59,7 +59,7 @@ class ByteStream:
         return part
 
     async def exactly(self, size: int, what: str) -> bytes:
-        """`size` bytes, or none at all at the end; in between, the archive is cut short."""
+        """Reads `size` bytes, or none at the end of the stream. Raises if the stream ends in between."""
         parts: list[memoryview] = []
         missing = size
         while missing:
@@ -73,7 +73,7 @@ class ByteStream:
         return b"".join(parts)
 
 
-async def _once(data: bytes) -> AsyncIterator[bytes]:
+async def _single_chunk(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
@@ -88,12 +88,12 @@ class TarReader:
         self._pax_global: dict[str, str] = {}
 
     async def members(self) -> AsyncIterator[Member]:
-        while (info := await self._next()) is not None:
-            member = checked(info, self._links)
+        while (info := await self._read_member()) is not None:
+            member = check_member(info, self._links)
             if member is _Skip.ROOT:
                 continue
             assert isinstance(member, Member)
-            self._account(member)
+            self._check_totals(member)
             yield member
 
     async def content(self, member: Member) -> AsyncIterator[memoryview]:
@@ -106,7 +106,7 @@ class TarReader:
             yield part
         await self._stream.exactly(-member.size % BLOCK, repr(member.path))
 
-    def _account(self, member: Member) -> None:
+    def _check_totals(self, member: Member) -> None:
         self._count += 1
         self._total += member.size
         if self._count > MAX_MEMBERS:
@@ -114,7 +114,7 @@ class TarReader:
         if self._total > MAX_TOTAL_BYTES:
             raise InvalidRequest(f"the tar archive unpacks to more than {MAX_TOTAL_BYTES:,} bytes, at {member.path!r}")
 
-    async def _next(self) -> tarfile.TarInfo | None:
+    async def _read_member(self) -> tarfile.TarInfo | None:
         """The next member with its extensions (long names, pax records) applied."""
         pax: dict[str, str] = {}
         gnu: dict[str, str] = {}
@@ -123,26 +123,26 @@ class TarReader:
             block = await self._stream.exactly(BLOCK, "a header")
             if not block and not (pax or gnu) and self._count:
                 return None
-            info = self._header(block)
+            info = self._parse_header(block)
             if info is None:
                 return None
             if info.type in _EXTENSIONS:
                 extensions += 1
                 if extensions > 16:
                     raise InvalidRequest("the tar archive has too many extension headers in a row")
-                text = await self._extension(info)
+                text = await self._read_extension(info)
                 if info.type == tarfile.GNUTYPE_LONGNAME:
-                    gnu["path"] = _string(text)
+                    gnu["path"] = _decode_name(text)
                 elif info.type == tarfile.GNUTYPE_LONGLINK:
-                    gnu["linkpath"] = _string(text)
+                    gnu["linkpath"] = _decode_name(text)
                 else:
                     into = self._pax_global if info.type == tarfile.XGLTYPE else pax
-                    into.update(_pax_records(text))
+                    into.update(_parse_pax(text))
                 continue
-            _apply(info, {**self._pax_global, **gnu, **pax})
+            _apply_extensions(info, {**self._pax_global, **gnu, **pax})
             return info
 
-    def _header(self, block: bytes) -> tarfile.TarInfo | None:
+    def _parse_header(self, block: bytes) -> tarfile.TarInfo | None:
         if block and not block.strip(b"\0"):
             return None
         try:
@@ -158,7 +158,7 @@ class TarReader:
                 remedy = "it is compressed: send it uncompressed"
             raise InvalidRequest(f"this is not a tar archive ({exc})", remedy=remedy) from exc
 
-    async def _extension(self, info: tarfile.TarInfo) -> bytes:
+    async def _read_extension(self, info: tarfile.TarInfo) -> bytes:
         if not 0 <= info.size <= _MAX_EXTENSION_BYTES:
             raise InvalidRequest(f"the tar archive has an extension header of {info.size} bytes")
         padded = info.size + -info.size % BLOCK
@@ -191,24 +191,24 @@ _REFUSED = {
 }
 
 
-def checked(info: tarfile.TarInfo, links: set[str]) -> Member | _Skip:
-    """The member as it may be unpacked, or InvalidRequest with its name. `links` collects the links so far."""
+def check_member(info: tarfile.TarInfo, links: set[str]) -> Member | _Skip:
+    """The member as it may be unpacked. Raises InvalidRequest with its name; `links` collects the links so far."""
     kind = _KINDS.get(info.type)
     if kind is None:
         what, remedy = _REFUSED.get(info.type, (f"of type {info.type!r}", ""))
         raise InvalidRequest(f"the tar member {info.name!r} is {what}, which is not taken", remedy=remedy)
     if info.type == tarfile.AREGTYPE and info.name.endswith("/"):
         kind = FileKind.DIRECTORY
-    parts = _inside(info.name)
+    parts = _split_path(info.name)
     if not parts:
         if kind is FileKind.DIRECTORY:
             return _Skip.ROOT
         raise InvalidRequest(f"the tar member {info.name!r} has no name")
-    _not_beneath_a_link(info.name, parts, links)
+    _check_not_beneath_link(info.name, parts, links)
     path = "/".join(parts)
     links.discard(path)
     if kind is FileKind.SYMLINK:
-        _link_stays_inside(info, len(parts) - 1)
+        _check_link_target(info, len(parts) - 1)
         links.add(path)
     size = info.size if kind is FileKind.FILE else 0
     if size < 0:
@@ -223,8 +223,8 @@ def checked(info: tarfile.TarInfo, links: set[str]) -> Member | _Skip:
     )
 
 
-def _inside(name: str) -> list[str]:
-    """The components of a path that stays where it starts."""
+def _split_path(name: str) -> list[str]:
+    """The components of a path. Raises if it leads out of the directory it starts in."""
     if name.startswith("/"):
         raise InvalidRequest(f"the tar member {name!r} has an absolute path")
     parts = [part for part in name.split("/") if part not in ("", ".")]
@@ -235,14 +235,14 @@ def _inside(name: str) -> list[str]:
     return parts
 
 
-def _not_beneath_a_link(name: str, parts: list[str], links: set[str]) -> None:
+def _check_not_beneath_link(name: str, parts: list[str], links: set[str]) -> None:
     if links:
         for depth in range(1, len(parts)):
             if "/".join(parts[:depth]) in links:
                 raise InvalidRequest(f"the tar member {name!r} lies beneath a link of the same archive")
 
 
-def _link_stays_inside(info: tarfile.TarInfo, depth: int) -> None:
+def _check_link_target(info: tarfile.TarInfo, depth: int) -> None:
     target = info.linkname
     if not target or "\0" in target or len(target.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
         raise InvalidRequest(f"the tar member {info.name!r} is a link to nowhere")
@@ -252,11 +252,11 @@ def _link_stays_inside(info: tarfile.TarInfo, depth: int) -> None:
         raise InvalidRequest(f"the tar member {info.name!r} is a link that leads out of its directory, to {target!r}")
 
 
-def _string(raw: bytes) -> str:
+def _decode_name(raw: bytes) -> str:
     return raw.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
 
 
-def _pax_records(text: bytes) -> dict[str, str]:
+def _parse_pax(text: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     at = 0
     while at < len(text) and text[at] != 0:
@@ -272,7 +272,7 @@ def _pax_records(text: bytes) -> dict[str, str]:
     return found
 
 
-def _apply(info: tarfile.TarInfo, extras: dict[str, str]) -> None:
+def _apply_extensions(info: tarfile.TarInfo, extras: dict[str, str]) -> None:
     if any(key.startswith("GNU.sparse.") for key in extras):
         raise InvalidRequest(
             f"the tar member {info.name!r} is a sparse file, which is not taken",

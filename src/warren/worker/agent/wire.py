@@ -1,4 +1,4 @@
-"""The language between worker and agent, version 1. Its other half is agent/wire.h.
+"""The protocol between worker and agent, version 1. The agent's half is agent/wire.h.
 
 One stream connection carries many channels. A frame is a header of 12 bytes, little endian
 (payload length u32, channel u32, type u8, three zero bytes), and its payload. The worker opens a
@@ -6,8 +6,8 @@ channel by sending START, ATTACH, FILE, CONTROL, LIST or PING under a channel nu
 EXIT, ERROR or DONE from the agent closes it. Frames for a channel that is closed are ignored.
 
 Requests and replies are lists of fields: tag u8, length u32, value; numbers are 4 or 8 bytes.
-ARGV, ENV and BASE_ENV repeat: ENV is for this command alone, BASE_ENV what a shell starts with before
-anything was exported. START without DEFER is answered by STARTED as soon as the program runs.
+ARGV, ENV, BASE_ENV and GLOB repeat. ENV is for this command alone; BASE_ENV is what a shell starts with before
+it exports anything. The agent answers START without DEFER with STARTED as soon as the program runs.
 
   START    ID, ARGV… or SHELL, ENV…, BASE_ENV…, CWD, USER, TIMEOUT_MS, GRACE_MS, FLAGS, KEEP, ROWS, COLS
            -> STARTED(ID, PID), OUTPUT…, EXIT(…)
@@ -18,19 +18,19 @@ anything was exported. START without DEFER is answered by STARTED as soon as the
   LIST     -> DATA (records), DONE
   PING     -> DONE
 
-DATA from the worker is stdin of the command or the content of the file, EOF closes it. CLOSE lets
-go: of a command it is a mere detach, a file operation is undone. OUTPUT carries a stream number
-u8, the offset u64 of its first byte in the command's whole output, and the bytes; a jump of the
-offset is output that was not kept. DEFER holds all output back until the end, and then sends what
-was kept. LOSSLESS stops the command rather than losing output when the channel cannot take it.
+DATA from the worker is the stdin of the command or the content of the file, and EOF closes it. CLOSE
+detaches from a command and undoes a file operation. OUTPUT carries a stream number u8, the offset u64 of its
+first byte in the whole output of the command, and the bytes; where the offset jumps, output was not kept.
+DEFER holds all output back until the command ends, and then sends what was kept. LOSSLESS pauses the command
+while the channel cannot take its output, so that none is lost.
 
-Flow: either side may send at most WINDOW bytes of OUTPUT/DATA on a channel before the other side
-grants more by CREDIT (u32, bytes). Headers and OUTPUT's 9 bytes do not count.
+Flow control: either side may send at most WINDOW bytes of OUTPUT or DATA on a channel before the other side
+grants more with CREDIT (u32, bytes). Headers and the first 9 bytes of OUTPUT do not count.
 
 Records (LIST, and FILE ops LIST, PACK, UNPACK, WATCH, SEARCH) are u32 length and fields; in PACK and
 UNPACK a record of a file is followed by exactly SIZE bytes.
 
-Whatever the agent sends is untrusted: everything here either decodes or raises ProtocolError.
+Nothing that the agent sends is trusted: every function here either decodes it or raises ProtocolError.
 """
 
 import struct
@@ -53,7 +53,7 @@ _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
 
-class Ask(IntEnum):
+class Request(IntEnum):
     HELLO = 0x01
     START = 0x02
     ATTACH = 0x03
@@ -67,7 +67,7 @@ class Ask(IntEnum):
     PING = 0x0B
 
 
-class Say(IntEnum):
+class Response(IntEnum):
     HELLO = 0x41
     STARTED = 0x42
     OUTPUT = 0x43
@@ -190,7 +190,7 @@ class ControlOp(IntEnum):
 
 
 class Code(IntEnum):
-    """What ERROR says."""
+    """The error codes of ERROR."""
 
     NOT_FOUND = 1
     PERMISSION_DENIED = 2
@@ -243,7 +243,7 @@ class StreamNumber(IntEnum):
     TERMINAL = 3
 
 
-def frame(kind: Ask, channel: int, payload: bytes = b"") -> bytes:
+def frame(kind: Request, channel: int, payload: bytes = b"") -> bytes:
     return HEADER.pack(len(payload), channel, kind) + payload
 
 
@@ -262,7 +262,7 @@ def fields(items: Iterable[tuple[Tag, int | str | bytes]]) -> bytes:
 
 
 class Fields:
-    """The fields of a reply. Later ones of the same tag win; unknown tags are passed over."""
+    """The fields of a response. The last one of a tag counts; unknown tags are ignored."""
 
     __slots__ = ("_values",)
 
@@ -315,11 +315,11 @@ def credit(payload: memoryview) -> int:
 
 
 def credit_frame(channel: int, amount: int) -> bytes:
-    return frame(Ask.CREDIT, channel, _U32.pack(amount))
+    return frame(Request.CREDIT, channel, _U32.pack(amount))
 
 
 class Records:
-    """Cuts a DATA stream into records. `add` bytes, then take what is complete."""
+    """Splits a DATA stream into records: `add` bytes, then take the complete records."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -328,7 +328,7 @@ class Records:
         self._buffer += data
 
     def next(self) -> Fields | None:
-        """The next record, or None until more bytes are there."""
+        """The next record, or None if it is not complete yet."""
         if len(self._buffer) < _U32.size:
             return None
         end = _U32.size + _U32.unpack_from(self._buffer)[0]
@@ -352,7 +352,7 @@ class Records:
         return raw
 
     def __len__(self) -> int:
-        """Bytes that are in and not taken yet."""
+        """The number of bytes added and not taken yet."""
         return len(self._buffer)
 
 

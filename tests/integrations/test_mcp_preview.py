@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from warren.integrations.mcp.answers import MAX_CHARACTERS, problem, shortened
-from warren.integrations.mcp.file_tools import replaced
-from warren.integrations.mcp.reading import Window, image_type, is_text
+from warren.integrations.mcp.calls import MAX_CHARACTERS, error_result, shorten
+from warren.integrations.mcp.file_preview import Window, image_type, is_text
+from warren.integrations.mcp.file_tools import replace_text
 from warren.integrations.mcp.server import transport_security
 from warren.model.errors import InvalidRequest, NoCapacity
 
@@ -67,24 +67,24 @@ def test_texts_are_told_from_binary_files(head: bytes, text: bool) -> None:
 
 def test_a_long_text_keeps_its_beginning_and_end() -> None:
     text = "a" * 100_000 + "z"
-    short = shortened(text, "see the file")
+    short = shorten(text, "see the file")
     assert len(short) < MAX_CHARACTERS + 100
     assert short.startswith("aaa")
     assert short.endswith("az")
     assert "70001 characters left out here; see the file" in short
-    assert shortened("x" * MAX_CHARACTERS, "") == "x" * MAX_CHARACTERS
+    assert shorten("x" * MAX_CHARACTERS, "") == "x" * MAX_CHARACTERS
 
 
 def test_a_replacement_must_be_unambiguous() -> None:
-    assert replaced("a b c", "b", "x", False) == ("a x c", 1)
-    assert replaced("a a", "a", "", True) == (" ", 2)
+    assert replace_text("a b c", "b", "x", False) == ("a x c", 1)
+    assert replace_text("a a", "a", "", True) == (" ", 2)
     for old, new in (("", "x"), ("a", "a"), ("z", "x"), ("a", "x")):
         with pytest.raises(InvalidRequest):
-            replaced("a a", old, new, False)
+            replace_text("a a", old, new, False)
 
 
 def test_an_error_is_sentences() -> None:
-    found = problem(NoCapacity("nothing became free", remedy="delete a session"))
+    found = error_result(NoCapacity("nothing became free", remedy="delete a session"))
     assert found.is_error
     [block] = found.content
     assert block.model_dump()["text"].startswith("Nothing became free. Delete a session. All sandboxes are taken")

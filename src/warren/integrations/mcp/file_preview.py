@@ -1,10 +1,10 @@
-"""Looking at a file without taking more of it than a model can use: what kind it is, and a window of its lines."""
+"""A look at a file that takes no more of it than a model can use: its kind, and a window of its lines."""
 
 import codecs
 from dataclasses import dataclass, field
 from typing import Final
 
-MAX_IMAGE_BYTES: Final = 3_500_000  # what models take, before base64 makes a third more of it
+MAX_IMAGE_BYTES: Final = 3_500_000  # what models accept, before base64 adds a third
 
 _IMAGES: Final = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -15,7 +15,7 @@ _IMAGES: Final = (
 
 
 def image_type(head: bytes) -> str:
-    """By what is in the file, not by its name; empty if it is no image that models take."""
+    """Decided by the content, not by the name; empty if it is not an image that models accept."""
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
     return next((mime for magic, mime in _IMAGES if head.startswith(magic)), "")
@@ -35,7 +35,7 @@ def is_text(head: bytes) -> bool:
 class Window:
     """The lines from `start` (the first is 1) on: at most `lines` of them and `characters` in all.
 
-    `feed` takes the file piece by piece and says whether more is wanted. Afterwards `text` is the window, `last`
+    `feed` takes the file piece by piece and returns whether it needs more. Afterwards `text` is the window, `last`
     its last line, and `more` whether the file goes on; `cut` says that the last line is not whole.
     """
 
@@ -59,7 +59,7 @@ class Window:
         return "".join(self._parts)
 
     def summary(self) -> str:
-        """For the reader: nothing, if the window is the whole file."""
+        """A note for the reader; empty if the window is the whole file."""
         if not self._parts:
             return "(the file is empty)" if self._line == 1 else f"[the file ends before line {self.start}]"
         if self.cut:
@@ -71,7 +71,7 @@ class Window:
         return f"[lines {self.start} to {self.last}; the file ends here]" if self.start > 1 else ""
 
     def feed(self, data: bytes) -> bool:
-        return all(self._take(piece) for piece in _lines(self._decoder.decode(data)))
+        return all(self._take(piece) for piece in _split_lines(self._decoder.decode(data)))
 
     def _take(self, piece: str) -> bool:
         if self._line >= self.start + self.lines or self._room == 0:
@@ -89,7 +89,7 @@ class Window:
         return True
 
 
-def _lines(text: str) -> list[str]:
-    """Ends with each newline and nowhere else, unlike str.splitlines."""
+def _split_lines(text: str) -> list[str]:
+    """Splits after each newline and nowhere else, unlike str.splitlines."""
     parts = text.split("\n")
     return [part + "\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])

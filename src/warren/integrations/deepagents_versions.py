@@ -1,6 +1,6 @@
-"""What differs between deepagents 0.6 and 0.7, in one place.
+"""The differences between deepagents 0.6 and 0.7, and the error codes of deepagents.
 
-Before 0.7 writing did not replace a file, and `glob` gave paths relative to the root, directories among them.
+Before 0.7 writing did not replace a file, and `glob` returned paths relative to the root, directories among them.
 """
 
 from dataclasses import fields
@@ -23,8 +23,8 @@ T = TypeVar("T")
 BEFORE_0_7: Final = not hasattr(protocol, "DeleteResult")
 
 
-def made(kind: type[T], **values: Any) -> T:
-    """A result; what this deepagents has no field for is left out."""
+def build_result(kind: type[T], **values: Any) -> T:
+    """Builds a result; fields that this version of deepagents does not have are left out."""
     known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     return kind(**{name: value for name, value in values.items() if name in known})
 

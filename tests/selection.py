@@ -1,0 +1,126 @@
+"""Which tests `make test` leaves to `make test-all`, which run alone, and which belong on the same process.
+
+`make test` runs every behaviour once; where the same tests run in several ways it runs one of them. This is the one
+place that says which: by patterns that are searched in the names of the tests.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import pytest
+
+EXTENDED: Final = "extended"
+SERIAL: Final = "serial"
+
+_EXTENDED: Final = (
+    # The same contract with another provider, runtime, build of the agent, event loop, or kind of Redis.
+    r"contract/test_(docker|agent_sanitized|agent_uvloop)\.py",
+    r"contract/test_oci\.py::TestRunc",
+    r"contract/test_redis_store\.py::TestRedisStore(InSteps|OnACluster)",
+    r"contract/test_audit\.py::TestFileAuditOfManyFiles",
+    r"e2e/test_api_docker\.py",
+    r"integration/test_(docker|image_docker)\.py",
+    r"faults/test_docker_restart\.py",
+    # Of the cluster, `make test` runs the suites that tell whether requests find their sessions.
+    r"e2e/test_api_cluster\.py::Test(?!Once|Flat|Server)",
+    # Long ones: many faults, whole programs, all attacks.
+    r"faults/test_random_kills\.py",
+    r"faults/cluster/test_cluster_(partitions|pauses|spread|random_faults)\.py",
+    r"integration/test_ordinary_programs\.py",
+    r"integration/test_attack\.py::test_everything_is_contained",
+    r"integrations/test_vendor_suite\.py::test_86",
+    r"e2e/test_schema\.py::test_no_random_value",
+)
+"""Left to `make test-all`."""
+
+_ONE_OF: Final[Mapping[str, Sequence[str]]] = {
+    r"contract/test_sdk\.py::TestAsync": (r"\[local-fake", r"\[local-oci"),
+    r"contract/test_sdk\.py::Test(?!Async)": (r"\[remote-fake", r"\[remote-oci"),
+    r"e2e/": (r"\[alone", r""),
+    r"integrations/test_mcp_tools\.py::TestEveryTransport": (r"\[http",),
+    r"faults/test_kill_points\.py": ("first",),
+    r"faults/cluster/test_cluster_failures\.py": ("first",),
+    r"integration/test_cluster_bad_input\.py::test_settings_that_cannot_be": ("first",),
+}
+"""Of the variants of one test `make test` runs those that match the first of these patterns that matches any."""
+
+_FIRST: Final = "first"
+SUITES_OF_THE_FAKE: Final = {
+    *("CommandSuite", "ExpirySuite", "FileSuite", "FlatSuite", "OnceSuite", "ProcessSuite"),
+    *("ServerSuite", "SessionSuite", "SocketSuite", "StreamSuite"),
+}
+"""What the fake provider can do as well is left to `make test-all` on oci."""
+
+_SERIAL: Final = (
+    # They say how long something may take.
+    r"faults/test_clock_jump\.py",
+    # It measures how much of the processors eight busy processes get.
+    r"integration/test_attack\.py",
+)
+"""Run when no other test does."""
+
+_GROUPS: Final = {
+    r"/test_(docker|api_docker|image_docker|docker_restart)\.py": "docker",
+    r"(contract/test_sdk\.py).*\[(\w+-\w+)": r"\1[\2]",
+    r"(contract/test_(oci|stores|redis_store|audit)\.py::\w+)": r"\1",
+}
+"""Tests that share what is dear to make: they run in one process. All others go by file."""
+
+_LONGEST: Final = (
+    "docker",
+    "faults/",
+    "e2e/test_api_",
+    "contract/test_sdk",
+    "contract/test_oci",
+    "e2e/",
+    "integration/",
+)
+"""Groups that begin with these are started first, so that no process is left with a long one at the end."""
+
+
+def marks(tests: Sequence[pytest.Item]) -> Iterable[tuple[pytest.Item, str]]:
+    chosen = _variants(test.nodeid for test in tests)
+    for test in tests:
+        if any(re.search(pattern, test.nodeid) for pattern in _SERIAL):
+            yield test, SERIAL
+        if _is_extended(test) or test.nodeid not in chosen:
+            yield test, EXTENDED
+
+
+def _is_extended(test: pytest.Item) -> bool:
+    if "e2e/test_api_oci.py" in test.nodeid:
+        assert isinstance(test, pytest.Function)
+        return test.function.__qualname__.partition(".")[0] in SUITES_OF_THE_FAKE
+    return any(re.search(pattern, test.nodeid) for pattern in _EXTENDED)
+
+
+def _variants(names: Iterable[str]) -> set[str]:
+    """Of each test, the variants that are not left out by _ONE_OF."""
+    by_test: dict[str, list[str]] = {}
+    for name in names:
+        by_test.setdefault(name.partition("[")[0], []).append(name)
+    return {name for test, variants in by_test.items() for name in _chosen(test, variants)}
+
+
+def _chosen(test: str, variants: Sequence[str]) -> Sequence[str]:
+    for pattern, preferences in _ONE_OF.items():
+        if re.search(pattern, test):
+            for preference in preferences:
+                if preference == _FIRST:
+                    return variants[:1]
+                if found := [name for name in variants if re.search(preference, name)]:
+                    return found
+            return ()
+    return variants
+
+
+def group(name: str) -> str:
+    for pattern, template in _GROUPS.items():
+        if found := re.search(pattern, name):
+            return found.expand(template)
+    return name.partition("::")[0].removeprefix("tests/")
+
+
+def start_order(name: str) -> int:
+    return next((number for number, start in enumerate(_LONGEST) if group(name).startswith(start)), len(_LONGEST))
