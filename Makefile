@@ -47,10 +47,13 @@ check: build
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 
-test: root check images
+# The images are downloaded while the checks run.
+test: root setup
+	@$(MAKE) --no-print-directory -j2 check images
 	$(BIN)/python tests/run.py $(PYTEST)
 
-test-all: root check images test-agents
+test-all: root setup
+	@$(MAKE) --no-print-directory -j2 check images test-agents
 	$(BIN)/python tests/run.py --all $(PYTEST)
 
 root:

@@ -82,7 +82,9 @@ def run_pytest(arguments: Sequence[str]) -> Part:
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-m", "pytest", "-p", "results", f"--results={file}"]
     command += [f"--basetemp={this_run.basetemp()}", *arguments]
-    exit_code = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
+    environ = {**os.environ, "PYTHONPATH": path}
+    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest compiles hundreds of files, which should not be in vain
+    exit_code = subprocess.run(command, env=environ, check=False).returncode
     try:
         return Part(exit_code, read_results(file.read_text().splitlines()))
     finally:
@@ -162,7 +164,7 @@ def run(everything: bool, processes: int, arguments: Sequence[str]) -> Summary:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Runs the tests.")
+    parser = argparse.ArgumentParser(description="Runs the tests.", allow_abbrev=False)
     parser.add_argument("--all", action="store_true", help="the extended tests as well")
     parser.add_argument("--processes", type=int, default=_PROCESSES)
     options, arguments = parser.parse_known_args(argv)

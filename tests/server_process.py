@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -17,6 +18,7 @@ import this_run
 
 _START_S = 60.0
 _STOP_S = 60.0
+_FIRST_PORT = 10_000
 
 
 class ServerProcess:
@@ -112,9 +114,13 @@ def clean_environ() -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """Not one of those that the kernel gives to clients: one of them could take it before the server does."""
+    first_of_clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = _FIRST_PORT + secrets.randbelow(first_of_clients - _FIRST_PORT)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager

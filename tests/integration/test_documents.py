@@ -169,10 +169,9 @@ def cluster_up(flags: Sequence[str], state: Path) -> Iterator[int]:
 def two_free_ports() -> int:
     """A free port that is followed by another."""
     while True:
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-            with socket.create_server(("127.0.0.1", port + 1)):
-                return port
+        port = free_port()
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
 
 
 # -- files of options

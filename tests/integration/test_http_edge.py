@@ -184,7 +184,7 @@ async def serve() -> AsyncIterator[Callable[..., Any]]:
 
     async def start(limits: HttpLimits = SHORT, **edge: Any) -> Served:
         site = new_site()
-        edge.setdefault("is_upload", lambda scope: scope["path"] == "/upload")
+        edge.setdefault("takes_stream", lambda scope: scope["path"] == "/upload")
         server = HttpServer(HttpGuard(site.app, **edge), port=0, limits=limits)
         await server.start()
         running.append(server)
@@ -400,12 +400,14 @@ class TestSizes:
         assert (await ask(served.port, post("/upload", b"x" * 3_000_000))).json == {"taken": 3_000_000}
 
     async def test_an_endless_body_nobody_reads_does_not_keep_the_connection(self, serve: Any) -> None:
-        served = await serve(is_upload=lambda scope: True)
+        served = await serve(takes_stream=lambda scope: True)
         reader, writer = await dial(served.port)
         writer.write(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000000\r\n\r\n")
         assert (await read_answer(reader)).status == 404
         begun = time.monotonic()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(
+            ConnectionError, RuntimeError
+        ):  # uvloop says it so when the transport is closed already
             while time.monotonic() - begun < 15:
                 writer.write(b"x" * 100_000)
                 await writer.drain()

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import this_run
+from e2e import test_api_fake
 from leftovers import SandboxIds, leftovers
+from selection import SUITES_OF_THE_FAKE
 
 RUN = Path(__file__).parents[1] / "run.py"
 GOOD = "def test_good(): pass\n"
@@ -145,6 +147,14 @@ def test_a_process_that_is_left_behind_is_red(suite: Suite) -> None:
     assert code == 1
     assert len(left) == 1
     assert left[0].endswith("sleep 60")
+
+
+# -- what is selected
+
+
+def test_the_suites_that_oci_leaves_to_the_fake_are_those_that_the_fake_runs() -> None:
+    classes = [value for name, value in vars(test_api_fake).items() if name.startswith("Test")]
+    assert {base.__name__ for each in classes for base in each.__bases__} == SUITES_OF_THE_FAKE
 
 
 # -- what counts as left behind

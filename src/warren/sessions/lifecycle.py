@@ -9,12 +9,13 @@ a request: a caller that goes away neither stops them half-way nor loses track o
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from warren.clock import Clock
 from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Claim, Worker
+from warren.model.capability import Capability, choose_provider
 from warren.model.errors import (
     Misdirected,
     NoCapacity,
@@ -25,7 +26,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.events import Event, EventKind
+from warren.model.events import Event, EventData, EventKind, SessionCreatedData, SessionEndedData, SessionLostData
 from warren.model.session import CAME_TO_NOTHING, EndReason, Session, SessionState
 from warren.sessions.event_hub import Events
 from warren.sessions.request_context import patience_s
@@ -123,7 +124,7 @@ class Lifecycle:
         running = session.moved_to(
             SessionState.RUNNING,
             worker=worker.name,
-            provider=worker.provider,
+            provider=claimed.provider,
             sandbox_id=claimed.sandbox.id,
             pooled=claimed.pooled,
             started=now,
@@ -139,7 +140,8 @@ class Lifecycle:
         if not written or await self._was_taken(running):
             await self._let_go(running)
             raise await self._why_unmade(session)
-        self._tell(EventKind.SESSION_CREATED, running, environment=running.environment, pooled=running.pooled)
+        created = SessionCreatedData(running.thread_id or None, running.memory_mb, running.environment, running.pooled)
+        self._publish(EventKind.SESSION_CREATED, running, created)
         self._fault("running")
         return running
 
@@ -165,6 +167,7 @@ class Lifecycle:
             session.require,
             patience_s(self._claim_timeout_s),
             session.tenant,
+            session.provider,
         )
 
     async def _failed(self, session: Session, exc: BaseException) -> None:
@@ -176,6 +179,11 @@ class Lifecycle:
         for worker in self.workers.values():
             return worker
         raise NoCapacity("there is no worker", retry_after_s=5)
+
+    def check_provider(self, name: str, needs: Collection[Capability]) -> None:
+        """Raises InvalidRequest if no worker here has that provider, or if the provider lacks what is needed."""
+        for worker in self.workers.values():
+            choose_provider(worker.providers, name, needs)
 
     def took_over(self, session: Session) -> None:
         """A running session has its sandbox, from a claim or again after a restart."""
@@ -239,7 +247,8 @@ class Lifecycle:
         if told and session.sandbox_id:
             expired = reason in (EndReason.IDLE, EndReason.LIFETIME)
             kind = EventKind.SESSION_EXPIRED if expired else EventKind.SESSION_ENDED
-            self._tell(kind, ended, reason=str(reason), lived_s=round(self.clock.now() - session.started, 3))
+            lived_s = round(self.clock.now() - session.started, 3)
+            self._publish(kind, ended, SessionEndedData(ended.thread_id or None, ended.memory_mb, str(reason), lived_s))
         return ended
 
     async def _wrote_end(self, ended: Session) -> bool:
@@ -252,9 +261,8 @@ class Lifecycle:
             self._own(self.end(current, ended.reason, ended.detail), f"ending {ended.id}")
         return False
 
-    def _tell(self, kind: EventKind, session: Session, **data: Any) -> None:
-        about = {"thread_id": session.thread_id or None, "memory_mb": session.memory_mb, **data}
-        self._events.publish(Event(kind, session.tenant, self.clock.wall(), session.id, about))
+    def _publish(self, kind: EventKind, session: Session, data: EventData) -> None:
+        self._events.publish(Event(kind, session.tenant, self.clock.wall(), data, session.id))
 
     async def retry(self) -> None:
         """What could not be finished before is tried again."""
@@ -280,7 +288,8 @@ class Lifecycle:
         return session
 
     def tell_lost(self, lost: Session) -> None:
-        self._tell(EventKind.SESSION_LOST, lost, detail=lost.detail)
+        data = SessionLostData(lost.thread_id or None, lost.memory_mb, lost.detail)
+        self._publish(EventKind.SESSION_LOST, lost, data)
 
     async def forget_lost(self) -> None:
         """Sandboxes of sessions that were taken from this worker are destroyed; their rows are somebody else's affair.

@@ -1,10 +1,10 @@
 """What there is: pages of sessions, figures of sessions and workers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from warren.interfaces.store import Page
+from warren.interfaces.worker import WorkerStats
 from warren.model.errors import InvalidRequest
 from warren.model.session import MAX_METADATA, Session
 from warren.sessions.manager import Sessions
@@ -30,8 +30,15 @@ def read_pairs(metadata: Sequence[str]) -> dict[str, str]:
     return pairs
 
 
-async def figures(sessions: Sessions) -> Mapping[str, Any]:
-    """How many sessions are in which state, and what each worker says of itself."""
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How many sessions are in which state, and the figures of each worker."""
+
+    sessions: Mapping[str, int]
+    workers: Mapping[str, WorkerStats]
+
+
+async def figures(sessions: Sessions) -> Figures:
     counts = await sessions.store.count()
     workers = {worker.name: worker.stats() for worker in sessions.lifecycle.workers.values()}
-    return {"sessions": {str(state): count for state, count in counts.items()}, "workers": workers}
+    return Figures({str(state): count for state, count in counts.items()}, workers)

@@ -138,6 +138,8 @@ class Sessions:
         for name, value in wanted.env.items():
             check_env(name, value)
         check_env_size(wanted.env)
+        provider = wanted.provider or environment.provider
+        self.lifecycle.check_provider(provider, environment.needs)
         limits = limits_of(environment.limits, wanted.limits)
         in_force = limits or environment.limits
         lifetime_s = self._seconds("max_lifetime_s", wanted, environment)
@@ -163,6 +165,7 @@ class Sessions:
             disk_mb=in_force.disk_mb,
             memory_mb=in_force.memory_mb,
             worker=next(iter(self.lifecycle.workers), ""),
+            provider=provider,
             require=wanted.require,
             env=dict(wanted.env),
             metadata=check_metadata(dict(wanted.metadata)),

@@ -31,6 +31,7 @@ class NewSession:
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
     replace_lost: bool = False
+    provider: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,11 @@ class Opened:
 
 
 def fingerprint(request: Any) -> str:
-    """The same request has the same one, in every process."""
-    text = json.dumps(asdict(request), sort_keys=True, default=_plain)
+    """The same request has the same one, in every process; a field added later counts only where it is given."""
+    values = asdict(request)
+    if not values.get("provider"):
+        values.pop("provider", None)
+    text = json.dumps(values, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
