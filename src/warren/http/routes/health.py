@@ -6,7 +6,6 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from warren.http.context import Admin, Ctx, active_sessions, answer, new_router, pool_size
-from warren.sessions.listing import figures
 
 router = new_router()
 
@@ -71,5 +70,5 @@ async def version(context: Ctx) -> dict[str, str]:
 )
 async def stats(context: Ctx, tenant: Admin) -> dict[str, Any]:
     """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
-    found = dict(await figures(context.sessions))
+    found = await context.sessions.stats()
     return found if context.cluster is None else {**found, "workers": await context.cluster.figures()}
