@@ -80,7 +80,7 @@ class World:
     def __post_init__(self) -> None:
         self.worker = StubbornWorker(
             "local",
-            self.provider,
+            [self.provider],
             environment,
             clock=self.clock,
             guard=MachineGuard(Path("/tmp")),

@@ -90,7 +90,7 @@ async def test_a_caller_that_goes_away_leaves_no_sandbox_that_nobody_can_ask_for
 async def test_a_caller_that_goes_away_gives_up_its_place_in_the_queue() -> None:
     async with world(provider=FakeProvider(delay_s=600)) as w:
         request_context = asyncio.ensure_future(w.sessions.create(TENANT, NewSession()))
-        while not w.worker.stats()["pools"]["base"]["waiting"]:
+        while not w.worker.stats().pools["base"].waiting:
             await asyncio.sleep(0)
         (row,) = await w.sessions.list(TENANT, Page())
         looking = asyncio.ensure_future(w.lifecycle.wait_until_settled(row))
@@ -98,7 +98,7 @@ async def test_a_caller_that_goes_away_gives_up_its_place_in_the_queue() -> None
         request_context.cancel()
         await asyncio.wait([request_context])
         await w.lifecycle.wait_for_tasks()
-        assert w.worker.stats()["pools"]["base"]["waiting"] == 0
+        assert w.worker.stats().pools["base"].waiting == 0
         ended = await w.session(row)
         assert (ended.reason, ended.detail) == (EndReason.FAILED, "the caller went away")
         await w.clock.advance(1)

@@ -101,6 +101,7 @@ class CoordinatorService:
                 self._auth,
                 self._liveness,
                 environment=settings.default_environment,
+                provider_of=wiring.build_provider_of(settings),
                 tls=wiring.build_client_tls(settings),
             )
 

@@ -58,7 +58,7 @@ class Service:
         self._rebooted = False
         self._store: SessionStore | None = None
         self._tenancy: Tenancy | None = None
-        self._provider: Provider | None = None
+        self._providers: list[Provider] = []
         self._worker: LocalWorker | None = None
         self._lifecycle: Lifecycle | None = None
         self._tasks: list[asyncio.Task[Any]] = []
@@ -77,8 +77,9 @@ class Service:
             settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
             self._lock = lock_state(settings.state_dir)
         self._store = await self._opened_store()
-        self._provider = build_provider(settings, fault=partial(self._reached, "provider"))
-        self._worker = build_worker(settings, self._provider, partial(self._reached, "worker"))
+        for name in settings.providers:
+            self._providers.append(build_provider(settings, name, partial(self._reached, "provider")))
+        self._worker = build_worker(settings, self._providers, partial(self._reached, "worker"))
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
         fault = partial(self._reached, "lifecycle")
         self._lifecycle = build_lifecycle(
@@ -132,8 +133,8 @@ class Service:
             await self._tenancy.close()
         if self._worker is not None:
             await self._worker.close()
-        if self._provider is not None:
-            await self._provider.close()
+        for provider in self._providers:
+            await provider.close()
         if self._store is not None:
             await self._store.close()
         if self._lock >= 0:

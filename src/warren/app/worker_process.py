@@ -8,6 +8,7 @@ it looks at its sessions, and which serves coordinators only. Beside the tasks o
 import contextlib
 import signal
 from collections import Counter
+from dataclasses import asdict
 from typing import Any, ClassVar, Final
 
 from starlette.types import ASGIApp
@@ -103,27 +104,28 @@ class WorkerService(Service):
         assert worker is not None
         assert mirror is not None
         stats = worker.stats()
-        pools, room, reserve = stats["pools"], worker.guard.room(), worker.guard.reserve
+        room, reserve = worker.guard.room(), worker.guard.reserve
         tenants = Counter(session.tenant for session in mirror.own())
         return Report(
             settings.worker_id,
             self._address,
             self._home,
             self._version,
-            provider=worker.provider,
+            provider=next(iter(worker.providers)),
+            providers=tuple(worker.providers),
             labels=self._labels,
             capacity=max(1, min(settings.max_sandboxes, room.memory_total // _MB_PER_SANDBOX)),
-            claimed=stats["claimed"],
-            ready={name: pool["ready"] for name, pool in pools.items()},
+            claimed=stats.claimed,
+            ready={name: pool.ready for name, pool in stats.pools.items()},
             tenants=dict(tenants.most_common(_REPORTED_TENANTS)),
-            waiting=sum(pool["waiting"] for pool in pools.values()),
+            waiting=sum(pool.waiting for pool in stats.pools.values()),
             pressure=max(_pressure(room.memory_free, reserve.memory), _pressure(room.disk_free, reserve.disk)),
             leaving=getattr(self, "sessions", None) is not None and self.sessions.stopping,
         )
 
     def describe(self) -> dict[str, Any]:
         assert self._worker is not None
-        return {"id": self._settings.worker_id, "stats": self._worker.stats()}
+        return {"id": self._settings.worker_id, "stats": asdict(self._worker.stats())}
 
     def app(self) -> ASGIApp:
         context = build_context(self._settings, self.sessions, self.tenancy, CoordinatorIdentity(self._auth))

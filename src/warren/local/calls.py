@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 from warren.interfaces.sandbox import Process
@@ -106,7 +107,7 @@ class LocalCalls:
                 await socket.close()
 
     async def stats(self) -> Values:
-        return await self._context.sessions.stats()
+        return asdict(await self._context.sessions.stats())
 
     def _new_call(self, handler: Handler, session_id: str, arguments: Values, key: str = "") -> Call:
         call = Call(self._context, DEFAULT_TENANT, session_id, key=key)

@@ -8,13 +8,14 @@ makes the server lose track of them.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from warren.clock import Clock
 from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Claim, Worker
 from warren.logs import get_log
+from warren.model.capability import Capability, choose_provider
 from warren.model.errors import (
     Misdirected,
     NoCapacity,
@@ -127,7 +128,7 @@ class Lifecycle:
         running = session.moved_to(
             SessionState.RUNNING,
             worker=worker.name,
-            provider=worker.provider,
+            provider=claimed.provider,
             sandbox_id=claimed.sandbox.id,
             pooled=claimed.pooled,
             started=now,
@@ -169,6 +170,7 @@ class Lifecycle:
             session.require,
             shorter_claim_timeout(self._claim_timeout_s),
             session.tenant,
+            session.provider,
         )
 
     async def _fail(self, session: Session, exc: BaseException) -> None:
@@ -180,6 +182,11 @@ class Lifecycle:
         for worker in self.workers.values():
             return worker
         raise NoCapacity("there is no worker", retry_after_s=5)
+
+    def check_provider(self, name: str, needs: Collection[Capability]) -> None:
+        """Raises InvalidRequest if no worker here has that provider, or if the provider lacks what is needed."""
+        for worker in self.workers.values():
+            choose_provider(worker.providers, name, needs)
 
     def track(self, session: Session) -> None:
         """Remembers which session has the sandbox, after a claim or after a restart."""

@@ -9,13 +9,13 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
 
 from warren.interfaces.metering import Metering
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
+from warren.interfaces.worker import WorkerStats
 from warren.model.access import Caller
 from warren.model.environment import Environment
 from warren.model.errors import (
@@ -47,6 +47,14 @@ from warren.sessions.lifecycle import Lifecycle, unusable_error
 from warren.sessions.new_session import CreateResult, Defaults, NewSession, changed_limits, fingerprint, previous_of
 from warren.sessions.request_context import current_caller, note, session_id_or
 from warren.shielding import run_shielded
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """How many sessions are in which state, and the figures of each worker."""
+
+    sessions: Mapping[str, int]
+    workers: Mapping[str, WorkerStats]
 
 
 class Sessions:
@@ -141,6 +149,8 @@ class Sessions:
         for name, value in request.env.items():
             check_env(name, value)
         check_env_size(request.env)
+        provider = request.provider or environment.provider
+        self.lifecycle.check_provider(provider, environment.needs)
         limits = changed_limits(environment.limits, request.limits)
         in_force = limits or environment.limits
         lifetime_s = self._choose_seconds("max_lifetime_s", request, environment)
@@ -166,6 +176,7 @@ class Sessions:
             disk_mb=in_force.disk_mb,
             memory_mb=in_force.memory_mb,
             worker=next(iter(self.lifecycle.workers), ""),
+            provider=provider,
             require=request.require,
             env=dict(request.env),
             metadata=check_metadata(dict(request.metadata)),
@@ -200,11 +211,10 @@ class Sessions:
             return await self.lifecycle.worker_of(session).sandbox(session.sandbox_id)
         return None
 
-    async def stats(self) -> dict[str, Any]:
-        """The number of sessions in each state, and the figures of each worker."""
+    async def stats(self) -> SessionStats:
         counts = await self.store.count()
         workers = {worker.name: worker.stats() for worker in self.lifecycle.workers.values()}
-        return {"sessions": {str(state): count for state, count in counts.items()}, "workers": workers}
+        return SessionStats({str(state): count for state, count in counts.items()}, workers)
 
     # -- using
 

@@ -31,6 +31,7 @@ class NewSession:
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
     replace_lost: bool = False
+    provider: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,11 @@ class CreateResult:
 
 
 def fingerprint(request: Any) -> str:
-    """A hash of the request, the same in every process."""
-    text = json.dumps(asdict(request), sort_keys=True, default=_to_json)
+    """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
+    values = asdict(request)
+    if not values.get("provider"):
+        values.pop("provider", None)
+    text = json.dumps(values, sort_keys=True, default=_to_json)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 

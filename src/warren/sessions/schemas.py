@@ -61,7 +61,8 @@ class SessionBody(Body):
     )
     image: str = Field("", description="Image other than the environment's")
     provider: str = Field(
-        "", description="Must be the server's own provider, if given; `e2b` asks for any that behaves like it"
+        "",
+        description="What makes the sandbox, one of the server's providers; the environment's or the default if empty",
     )
     labels: dict[str, str] = Field(
         {}, description="What the worker must have, in a cluster: `arch`, or labels of its own", examples=[{"gpu": "1"}]
@@ -79,7 +80,7 @@ class SessionBody(Body):
     )
 
     def to_new_session(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "provider", "labels"})
+        values = self.model_dump(exclude={"limits", "require", "labels"})
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
         return NewSession(**values, limits=limits, require=frozenset(_layer(name) for name in self.require))
 

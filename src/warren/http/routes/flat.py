@@ -19,7 +19,7 @@ from warren.sessions.new_session import NewSession
 from warren.sessions.operations import files
 from warren.sessions.operations.call import Call, Handler, Values, perform, perform_stream
 from warren.sessions.operations.commands import run_to_end
-from warren.sessions.operations.sessions import check_provider_and_labels, show
+from warren.sessions.operations.sessions import check_labels, show
 from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import (
     Body,
@@ -102,7 +102,7 @@ class ListQuery(BaseModel):
 async def create_session(call: Call, body: SessionBody | None) -> Values:
     """With `thread_id`: the thread's session, made if it has none. POST /api/sessions says more about it."""
     body = body or SessionBody()
-    check_provider_and_labels(call.context, body.provider, body.labels)
+    check_labels(call.context, body.labels)
     result = await call.sessions.create(call.tenant, body.to_new_session(), call.key)
     session = result.session
     return {

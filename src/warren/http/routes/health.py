@@ -1,5 +1,6 @@
 """/health, /ready, /version, /api/stats: what machines ask a server about itself."""
 
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -71,4 +72,4 @@ async def version(context: Ctx) -> dict[str, str]:
 async def stats(context: Ctx, tenant: Admin) -> dict[str, Any]:
     """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
     found = await context.sessions.stats()
-    return found if context.cluster is None else {**found, "workers": await context.cluster.figures()}
+    return asdict(found if context.cluster is None else replace(found, workers=await context.cluster.figures()))

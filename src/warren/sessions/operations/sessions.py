@@ -32,7 +32,7 @@ async def create_session(call: Call, body: SessionBody | None) -> Reply:
     `replace_lost` asks for a fresh one; `previous` then says whose files are gone.
     """
     body = body or SessionBody()
-    check_provider_and_labels(call.context, body.provider, body.labels)
+    check_labels(call.context, body.labels)
     result = await call.sessions.create(call.tenant, body.to_new_session(), call.key)
     view = show(call, result.session)
     headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if result.replayed else {})}
@@ -95,19 +95,14 @@ def show(call: Call, session: Session) -> Values:
     return session_view(session, call.sessions.clock, call.base_url())
 
 
-def check_provider_and_labels(context: OperationContext, provider: str, labels: Mapping[str, str]) -> None:
-    """Raises InvalidRequest if this server cannot make such a session."""
+def check_labels(context: OperationContext, labels: Mapping[str, str]) -> None:
+    """Raises InvalidRequest for a label that this worker does not have."""
     for name, value in labels.items():
         if context.labels.get(name) != value:
             raise InvalidRequest(
                 f"there is no worker with the label {name}={value} here",
                 remedy="leave labels out, or start such a worker",
             )
-    if provider not in ("", "e2b", context.provider):
-        raise InvalidRequest(
-            f"this server makes its sandboxes with {context.provider}, not {provider!r}",
-            remedy=f"leave provider out, or start a server with --provider {provider}",
-        )
 
 
 HANDLERS = (
