@@ -1,4 +1,4 @@
-"""Links in the documentation lead somewhere; docs/architecture.md says the same as the code about folders and states."""
+"""Links in the documentation lead somewhere; docs/architecture.md agrees with the code about folders and states."""
 
 import re
 import tomllib
