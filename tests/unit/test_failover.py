@@ -16,7 +16,7 @@ from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Conflict, NotFound, Unavailable
 from warren.model.events import Event, EventKind
 from warren.model.session import EndReason, Session, SessionState
-from warren.sessions.event_hub import Events
+from warren.sessions.event_hub import EventHub
 from warren.sessions.lifecycle import Lifecycle
 from warren.testing.manual_clock import ManualClock
 
@@ -33,7 +33,7 @@ class World:
         self.store.roster = self.roster
         self.events: list[Event] = []
         self.fleet = Fleet(self.roster, ME, now=self.clock.now)
-        self.lifecycle = Lifecycle(self.store, {}, self.clock, others=True, events=Events(self.events.append))
+        self.lifecycle = Lifecycle(self.store, {}, self.clock, in_cluster=True, events=EventHub(self.events.append))
         self.failover = Failover(self.fleet, self.roster, self.store, self.lifecycle, retention_s=3600.0)  # type: ignore[arg-type]
         self.control = ClusterOperator(self.fleet, self.roster, self.failover, self._stats)
 
@@ -51,7 +51,7 @@ class World:
 
     async def tick(self) -> None:
         await self.failover.tick(await self.roster.watch(ME))
-        await self.lifecycle.all_done()
+        await self.lifecycle.wait_for_tasks()
 
     async def session(self, worker: str, state: SessionState, **values: Any) -> Session:
         now = {"started": self.clock.now(), "used": self.clock.now()}

@@ -31,7 +31,7 @@ def nobody_asks() -> Iterator[None]:
 
 def heard(w: World) -> list[Event]:
     events: list[Event] = []
-    w.tenancy.events.add(events.append)
+    w.tenancy.events.subscribe(events.append)
     return events
 
 
@@ -118,7 +118,7 @@ async def test_expiry_and_loss_are_told_and_in_the_record() -> None:
         await w.lifecycle.mark_lost(lost, "it died")
         await w.clock.advance(1900)
         await w.reaper.tick()
-        await w.lifecycle.all_done()
+        await w.lifecycle.wait_for_tasks()
         kinds = {(event.session_id, event.kind) for event in events}
         assert (lost.id, EventKind.SESSION_LOST) in kinds
         assert (idle.id, EventKind.SESSION_EXPIRED) in kinds

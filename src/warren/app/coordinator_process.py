@@ -71,7 +71,12 @@ class CoordinatorService:
         settings, clock = self._settings, ClusterClock(await wiring.wait_for_redis_time(self._link))
         self.tenancy = self._tenancy = await wiring.build_tenancy(settings, self._store, self._link, clock)
         lifecycle = Lifecycle(
-            self._store, {}, clock, claim_timeout_s=settings.claim_timeout_s, others=True, events=self.tenancy.events
+            self._store,
+            {},
+            clock,
+            claim_timeout_s=settings.claim_timeout_s,
+            in_cluster=True,
+            events=self.tenancy.events,
         )
         self.sessions = build_sessions(settings, lifecycle, self.tenancy)
         failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)

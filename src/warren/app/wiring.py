@@ -181,7 +181,7 @@ def build_lifecycle(
     fault: Fault = lambda _: None,
     *,
     clock: Clock,
-    others: bool = False,
+    in_cluster: bool = False,
 ) -> "Lifecycle":
     from warren.sessions.lifecycle import Lifecycle
 
@@ -190,7 +190,7 @@ def build_lifecycle(
         {worker.name: worker},
         clock,
         claim_timeout_s=settings.claim_timeout_s,
-        others=others,
+        in_cluster=in_cluster,
         events=tenancy.events,
         fault=fault,
     )

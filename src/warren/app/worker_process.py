@@ -38,7 +38,7 @@ _MB_PER_SANDBOX: Final = 64  # the least memory of a sandbox, which bounds how m
 
 
 class WorkerService(Service):
-    others: ClassVar[bool] = True
+    in_cluster: ClassVar[bool] = True
 
     def __init__(self, settings: Settings, **more: Any) -> None:
         super().__init__(settings, **more)
@@ -95,9 +95,9 @@ class WorkerService(Service):
         assert self._mirror is not None
         assert self._lifecycle is not None
         await self._mirror.reconcile()
-        await self._lifecycle.forget_lost()
+        await self._lifecycle.destroy_disowned()
         for session in await self._mirror.active():
-            await self._lifecycle.check(session)
+            await self._lifecycle.check_sandbox(session)
 
     def report(self) -> Report:
         settings, worker, mirror = self._settings, self._worker, self._mirror

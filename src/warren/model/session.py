@@ -124,8 +124,8 @@ class EndReason(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-# A create that came to nothing: its Idempotency-Key may be used again.
-CAME_TO_NOTHING: Final = frozenset({EndReason.FAILED, EndReason.UNDONE})
+# The sandbox was never handed out: the Idempotency-Key may be used again.
+FAILED_CREATIONS: Final = frozenset({EndReason.FAILED, EndReason.UNDONE})
 
 
 @dataclass(frozen=True, slots=True)

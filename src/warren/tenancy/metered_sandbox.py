@@ -27,7 +27,7 @@ from warren.model.operations import (
     Reason,
 )
 from warren.model.session import Session
-from warren.sessions.event_hub import Events
+from warren.sessions.event_hub import EventHub
 from warren.sessions.refused_process import RefusedProcess
 from warren.sessions.request_context import current_caller, note, note_command, note_end
 from warren.tenancy.fair_gate import FairGate
@@ -59,7 +59,7 @@ class Metering:
         clock: Clock,
         quotas: Quotas | None = None,
         gate: FairGate | None = None,
-        events: Events | None = None,
+        events: EventHub | None = None,
         refused: Verdict = _allowed,
         payer_of: PayerOf = _unbounded,
         slice_s: float = SLICE_S,
@@ -70,7 +70,7 @@ class Metering:
         self.refused = refused
         self._payer_of = payer_of
         self.slice_s = slice_s
-        self._events = events or Events()
+        self._events = events or EventHub()
         self._followed: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:

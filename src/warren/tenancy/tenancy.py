@@ -25,7 +25,7 @@ from warren.model.events import (
 from warren.model.policy import Policy
 from warren.model.session import Session
 from warren.model.usage import Usage
-from warren.sessions.event_hub import Events
+from warren.sessions.event_hub import EventHub
 from warren.tenancy.counters import Counters
 from warren.tenancy.keys import Keys
 from warren.tenancy.metered_sandbox import Metering
@@ -58,9 +58,9 @@ class Tenancy:
         self.usage = UsageBook(records, clock)
         self.audit = audit
         self.webhooks = webhooks
-        self.events = Events(self._count_usage, self._record_event)
+        self.events = EventHub(self._count_usage, self._record_event)
         if webhooks is not None:
-            self.events.add(webhooks.publish)
+            self.events.subscribe(webhooks.publish)
         quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self._spent_today)
         policies = Policies(environments, self._policy_of)
         self.metering = Metering(clock, quotas, events=self.events, refused=policies.refused, payer_of=self._payer_of)

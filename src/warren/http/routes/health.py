@@ -7,7 +7,6 @@ from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from warren.http.context import Admin, Ctx, active_sessions, answer, new_router, pool_size
-from warren.sessions.listing import figures
 
 router = new_router()
 
@@ -72,5 +71,5 @@ async def version(context: Ctx) -> dict[str, str]:
 )
 async def stats(context: Ctx, tenant: Admin) -> dict[str, Any]:
     """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
-    found = await figures(context.sessions)
+    found = await context.sessions.stats()
     return asdict(found if context.cluster is None else replace(found, workers=await context.cluster.figures()))
