@@ -1,10 +1,12 @@
-"""docs/architecture.md says the same as the code: folders and who imports whom, states and what holds in them."""
+"""Links in the documentation lead somewhere; docs/architecture.md agrees with the code about folders and states."""
 
 import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from warren.model.session import STATES, SessionState, StateRules
 
@@ -13,6 +15,26 @@ PAGE = (ROOT / "docs" / "architecture.md").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONTRACTS: list[dict[str, Any]] = PROJECT["tool"]["importlinter"]["contracts"]
 LAYERS = [layer.split(" | ") for layer in CONTRACTS[0]["layers"]]
+
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which GitHub links to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.M)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
 
 
 def table_under(heading: str) -> list[list[str]]:
