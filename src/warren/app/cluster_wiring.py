@@ -1,6 +1,6 @@
 """Builds the parts that coordinators and workers of a cluster have in common: settings in, objects out.
 
-`coordinator_process` and `worker_process` put them together; `cli/nodes` prepares the settings.
+`coordinator_process` and `worker_process` put them together; `cli/serve` prepares the settings.
 """
 
 import asyncio

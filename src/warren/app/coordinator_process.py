@@ -1,7 +1,7 @@
 """A coordinator process. It owns nothing: any number of them may run, and each answers every request.
 
 Two tasks run beside the requests: `fleet` refreshes the view of the workers and gives up the sessions of dead ones,
-`liveness` pings the workers that requests wait for. `cli/nodes` starts it; the theory of operation is in
+`liveness` pings the workers that requests wait for. `cli/serve` starts it; the theory of operation is in
 `warren.cluster`.
 """
 

@@ -2,7 +2,7 @@
 
 It is a `Service` whose store is Redis with copies of its own rows (`MirroredStore`), which joins the cluster before
 it looks at its sessions, and which serves coordinators only. Beside the tasks of a `Service` it runs `heartbeat`.
-`cli/nodes` starts it; the theory of operation is in `warren.cluster`.
+`cli/serve` starts it; the theory of operation is in `warren.cluster`.
 """
 
 import contextlib
