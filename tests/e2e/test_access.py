@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from warren.config.settings import read_settings
 from warren.http.admission import OPEN
-from warren.http.app import with_routes
+from warren.http.app import new_fastapi_app
 from warren.http.context import tenant_of
 from warren.model.access import Scope
 
@@ -62,7 +62,7 @@ def decision(dependant: Dependant) -> tuple[Scope | None, bool]:
 
 
 def ways() -> Iterator[Way]:
-    for route in flattened(with_routes("1").routes):
+    for route in flattened(new_fastapi_app("1").routes):
         if isinstance(route, APIRoute):
             for method in sorted(route.methods - {"HEAD"}):
                 yield Way(method, route.path, *decision(route.dependant))

@@ -101,14 +101,14 @@ async def create_key(body: KeyBody, context: Ctx, tenant: Admin) -> Response:
     scopes, quota = read_scopes(body.scopes), Quota.from_mapping(body.quota)
     key, text = await context.tenancy.keys.create(body.name, body.tenant, scopes, expires_at, quota)
     note(about=key.id, whose=key.tenant, scopes=sorted(key.scopes))
-    return answer({**_shown(key), "key": text}, 201)
+    return answer({**_show(key), "key": text}, 201)
 
 
 @router.get("/admin/keys", response_model=KeyList, summary="List the keys")
 async def list_keys(
     context: Ctx, tenant: Admin, of: Annotated[str, Query(description="Only those of this tenant")] = ""
 ) -> Response:
-    return answer({"keys": [_shown(key) for key in await context.tenancy.keys.list(of)]})
+    return answer({"keys": [_show(key) for key in await context.tenancy.keys.list(of)]})
 
 
 @router.delete("/admin/keys/{key_id}", status_code=204, summary="Revoke a key")
@@ -124,7 +124,7 @@ async def rotate_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
     """Name, tenant, scopes, expiry and quota stay; the old secret is worth nothing any more."""
     note(about=key_id)
     key, text = await context.tenancy.keys.rotate(key_id)
-    return answer({**_shown(key), "key": text})
+    return answer({**_show(key), "key": text})
 
 
 @router.get("/admin/tenants", response_model=TenantList, summary="List the tenants that something is set for")
@@ -141,9 +141,9 @@ async def get_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Response:
 async def put_tenant(name: TenantName, body: TenantBody, context: Ctx, tenant: Admin) -> Response:
     """Replaces what was set. It holds for the next request; sessions that run keep running."""
     note(about=name)
-    wanted = read_tenant(name, body.quota, body.policy)
-    note(quota=wanted.quota.as_mapping(), policy=str(wanted.policy.mode))
-    return answer(tenant_view(await context.tenancy.tenants.put(wanted)))
+    new = read_tenant(name, body.quota, body.policy)
+    note(quota=new.quota.as_mapping(), policy=str(new.policy.mode))
+    return answer(tenant_view(await context.tenancy.tenants.put(new)))
 
 
 @router.delete("/admin/tenants/{name}", status_code=204, summary="Take away what is set for a tenant")
@@ -154,7 +154,7 @@ async def delete_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Respon
     return Response(status_code=204)
 
 
-def _shown(key: ApiKey) -> dict[str, Any]:
+def _show(key: ApiKey) -> dict[str, Any]:
     view = key_view(key)
     for name in ("created_at", "expires_at", "used_at"):
         view[name] = None if view[name] is None else timestamp(view[name])

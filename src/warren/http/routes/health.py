@@ -1,4 +1,4 @@
-"""/health, /ready, /version, /api/stats: what machines ask a server about itself."""
+"""/health, /ready, /version, /api/stats: the state of the server, for load balancers and monitoring."""
 
 from dataclasses import asdict, replace
 from typing import Any

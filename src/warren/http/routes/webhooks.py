@@ -1,4 +1,4 @@
-"""/api/webhooks: whom a tenant wants told what happens to its sessions."""
+"""/api/webhooks: a tenant registers addresses that get the events of its sessions."""
 
 from typing import Annotated, Any
 
@@ -79,17 +79,17 @@ async def create_webhook(body: WebhookBody, context: Ctx, tenant: SessionUser) -
     when something is sent."""
     hook, secret = await _webhooks(context).create(tenant, body.url, body.events, body.description)
     note(about=hook.id)
-    return answer({**_shown(hook), "secret": secret}, 201)
+    return answer({**_show(hook), "secret": secret}, 201)
 
 
 @router.get("", response_model=WebhookList, summary="List the webhooks")
 async def list_webhooks(context: Ctx, tenant: SessionUser) -> Response:
-    return answer({"webhooks": [_shown(hook) for hook in await _webhooks(context).list(tenant)]})
+    return answer({"webhooks": [_show(hook) for hook in await _webhooks(context).list(tenant)]})
 
 
 @router.get("/{webhook_id}", response_model=WebhookView, summary="Show a webhook")
 async def get_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUser) -> Response:
-    return answer(_shown(await _webhooks(context).get(tenant, webhook_id)))
+    return answer(_show(await _webhooks(context).get(tenant, webhook_id)))
 
 
 @router.delete("/{webhook_id}", status_code=204, summary="Delete a webhook")
@@ -129,7 +129,7 @@ def _webhooks(context: Context) -> Webhooks:
     return webhooks
 
 
-def _shown(hook: Webhook) -> dict[str, Any]:
+def _show(hook: Webhook) -> dict[str, Any]:
     return _with_times(webhook_view(hook), "created_at")
 
 
