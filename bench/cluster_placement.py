@@ -48,7 +48,7 @@ class Cluster:
     def candidate(self, number: int) -> Candidate:
         return Candidate(
             id=str(number),
-            provider="oci",
+            providers=("oci",),
             labels={"arch": "x86_64"},
             capacity=self.capacities[number],
             claimed=self.claimed[number],

@@ -30,8 +30,7 @@ from warren.interfaces.images import RootFs  # noqa: E402
 from warren.model.operations import Command  # noqa: E402
 from warren.model.spec import Limits, SandboxSpec  # noqa: E402
 from warren.worker.agent.sandbox import AgentSandbox  # noqa: E402
-from warren.worker.host.boot import boot_id  # noqa: E402
-from warren.worker.host.spawning import run  # noqa: E402
+from warren.worker.host.processes import boot_id, run  # noqa: E402
 from warren.worker.images.store import ImageStore  # noqa: E402
 from warren.worker.providers import oci_launch  # noqa: E402
 from warren.worker.providers.oci import OciProvider  # noqa: E402

@@ -13,7 +13,7 @@ from pathlib import Path
 from sandboxes import prepare_bare_loop
 from service_server import IMAGES, ROOT
 
-from warren.worker.host.spawning import run
+from warren.worker.host.processes import run
 from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 
 from warren.interfaces.sandbox import Sandbox
+from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest, IsolationUnavailable, SandboxNotFound
 from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.worker.agent.link import AgentLink
@@ -35,6 +36,7 @@ class Box:
 
 class NamespaceProvider:
     name = "namespace"
+    capabilities = frozenset({Capability.TERMINALS})
 
     def __init__(self, agent: Path, state: Path, boxes: dict[str, Box] | None = None) -> None:
         self.agent, self.state = agent, state

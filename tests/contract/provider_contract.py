@@ -13,8 +13,16 @@ import pytest
 
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import IsolationUnavailable, NoSpace, SandboxLost, SandboxNotFound, WarrenError
-from warren.model.operations import Command, Reason
+from warren.model.capability import Capability
+from warren.model.errors import (
+    InvalidRequest,
+    IsolationUnavailable,
+    NoSpace,
+    SandboxLost,
+    SandboxNotFound,
+    WarrenError,
+)
+from warren.model.operations import Command, Reason, TerminalSize
 from warren.model.spec import USER_UID, Layer, Limits, SandboxSpec
 
 
@@ -145,6 +153,29 @@ class ProviderContract(ProviderHooks):
             assert all(evidence for evidence in box.isolation.layers.values())
             assert set(box.isolation.layers) | set(box.isolation.missing) == set(Layer)
             assert not set(box.isolation.layers) & set(box.isolation.missing)
+        finally:
+            await provider.destroy(box.id)
+
+    async def test_a_user_namespace_is_in_force_where_the_provider_declares_it(self, provider: Provider) -> None:
+        if Capability.USER_NAMESPACE in provider.capabilities:
+            box = await provider.create(replace(self.spec(), require=frozenset({Layer.USER_NAMESPACE})))
+            await provider.destroy(box.id)
+            assert Layer.USER_NAMESPACE in box.isolation
+
+    async def test_a_terminal_is_given_where_the_provider_declares_it_and_refused_elsewhere(
+        self, provider: Provider
+    ) -> None:
+        box = await provider.create(self.spec())
+        command = Command(shell="echo in a terminal", terminal=TerminalSize())
+        try:
+            if Capability.TERMINALS in provider.capabilities:
+                process = await box.start(command)
+                assert [info.terminal for info in await box.processes()] == [True]
+                with anyio.fail_after(10):
+                    assert (await process.wait()).exit_code == 0
+            else:
+                with pytest.raises(InvalidRequest, match=f"provider {provider.name} .*capability terminals"):
+                    await box.start(command)
         finally:
             await provider.destroy(box.id)
 

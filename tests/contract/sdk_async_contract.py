@@ -65,6 +65,15 @@ class AsyncSessionContract:
         async with new(labels={"arch": platform.machine()}) as client:
             assert (await client.info()).state == "running"
 
+    async def test_a_provider_of_the_server_can_be_asked_for_and_no_other(self, new: New) -> None:
+        async with new() as client:
+            provider = (await client.info()).provider or ""
+        async with new(provider=provider) as client:
+            assert (await client.info()).provider == provider
+        with pytest.raises(InvalidRequest, match="no provider 'e2b'"):
+            async with new(provider="e2b"):
+                pass
+
     async def test_labels_that_no_machine_has_are_refused_in_words(self, new: New) -> None:
         with pytest.raises(InvalidRequest, match="label gpu=no such"):
             async with new(labels={"gpu": "no such"}):

@@ -65,6 +65,14 @@ class SessionContract:
         with new(labels={"arch": platform.machine()}) as client:
             assert (client.info()).state == "running"
 
+    def test_a_provider_of_the_server_can_be_asked_for_and_no_other(self, new: New) -> None:
+        with new() as client:
+            provider = (client.info()).provider or ""
+        with new(provider=provider) as client:
+            assert (client.info()).provider == provider
+        with pytest.raises(InvalidRequest, match="no provider 'e2b'"), new(provider="e2b"):
+            pass
+
     def test_labels_that_no_machine_has_are_refused_in_words(self, new: New) -> None:
         with pytest.raises(InvalidRequest, match="label gpu=no such"), new(labels={"gpu": "no such"}):
             pass

@@ -26,14 +26,13 @@ from warren.model.operations import Command
 from warren.model.spec import USER_UID, Limits, SandboxSpec
 from warren.worker.host.uids import uid_base
 from warren.worker.images.store import ImageStore
-from warren.worker.providers.docker import DockerProvider
-from warren.worker.providers.docker_record import DockerRecord
+from warren.worker.providers.docker import DockerProvider, DockerRecord
 
 BIN = Path(warren.__file__).parent / "bin"
 
 
 def record_of(provider: Provider, sandbox: Sandbox) -> DockerRecord:
-    record = DockerRecord.load(cast(DockerProvider, provider)._directory(sandbox.id))
+    record = DockerRecord.load(cast(DockerProvider, provider).directory(sandbox.id))
     assert record is not None
     return record
 

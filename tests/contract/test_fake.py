@@ -31,6 +31,14 @@ class TestFakeProvider(FakeHooks, ProviderContract):
     pass
 
 
+class TestFakeProviderWithoutCapabilities(FakeHooks, ProviderContract):
+    @pytest.fixture
+    async def provider(self) -> AsyncIterator[Provider]:
+        provider = FakeProvider(name="bare", capabilities=frozenset())
+        yield provider
+        assert await provider.list_ids() == []
+
+
 class TestFakeSandbox(FakeHooks, SandboxContract):
     pass
 

@@ -25,7 +25,7 @@ from server_process import free_port
 
 from warren.interfaces.store import Added, KeyRecord, Page
 from warren.model.errors import KeyReused, NoSpace, Unavailable
-from warren.stores import redis_record_scripts, redis_scripts
+from warren.stores import redis_records, redis_scripts
 from warren.stores.redis_lua import Script
 from warren.stores.redis_store import RedisStore
 
@@ -161,7 +161,7 @@ class TestTriedAgainLater:
     async def test_a_record_that_was_deleted_and_put_again_is_not_deleted_again(
         self, store: RedisStore, server: RedisServer
     ) -> None:
-        delete = "EVAL", redis_record_scripts.DELETE_RECORD.text, 1, "{warren}", "", "0123456789ab", "note", "one"
+        delete = "EVAL", redis_records.DELETE.text, 1, "{warren}", "", "0123456789ab", "note", "one"
         assert server.ask(*delete)[1] == 0
         await store.records.put(a_record())
         assert server.ask(*delete)[1] == 1
@@ -176,7 +176,7 @@ class TestTriedAgainLater:
         tries = []
         for token, put in (("0" * 12, record), ("1" * 12, record.changed("mine"))):
             values = put.kind, put.id, put.value, put.version, put.group, ""
-            tries.append(("EVAL", redis_record_scripts.PUT_RECORD.text, 1, "{warren}", "", token, *values))
+            tries.append(("EVAL", redis_records.PUT.text, 1, "{warren}", "", token, *values))
             assert server.ask(*tries[-1])[1] == 1
         for version in range(2, 8):
             assert [server.ask(*one)[1] for one in tries] == [1, 1]
@@ -323,7 +323,7 @@ class TestManyAtOnce:
 
 def _load_scripts(server: RedisServer) -> None:
     """Else it is only the complaint about an unknown script that gets lost or comes late."""
-    for script in (*vars(redis_scripts).values(), *vars(redis_record_scripts).values()):
+    for script in (*vars(redis_scripts).values(), *vars(redis_records).values()):
         if isinstance(script, Script):
             assert server.ask("SCRIPT", "LOAD", script.text) == script.sha.encode()
 

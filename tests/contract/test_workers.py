@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
@@ -12,12 +12,23 @@ import anyio
 import pytest
 from contract.test_fake import FakeHooks
 from contract.test_oci import OciHooks
-from contract.worker_contract import CLAIM, NONE, OWN, SOME, Startable, WorkerContract, at_rest, until
+from contract.worker_contract import (
+    CLAIM,
+    NONE,
+    OWN,
+    SOME,
+    SeveralProvidersContract,
+    Startable,
+    WorkerContract,
+    at_rest,
+    until,
+)
 
 from warren.clock import SystemClock
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
+from warren.model.capability import Capability
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import (
     ImageNotFound,
@@ -46,10 +57,9 @@ def environments(spec: SandboxSpec) -> Callable[[str], Environment]:
 
 
 def local_worker(
-    provider: Provider,
+    *providers: Provider,
     pool: PoolSize,
     name: str = "one",
-    *,
     find: Callable[[str], Environment] | None = None,
     clock: SystemClock | ManualClock | None = None,
     guard: MachineGuard | None = None,
@@ -57,7 +67,7 @@ def local_worker(
 ) -> LocalWorker:
     return LocalWorker(
         name,
-        provider,
+        providers,
         find or environments(SandboxSpec()),
         clock=clock or SystemClock(),
         guard=guard or MachineGuard(Path("/tmp"), 0, 0),
@@ -69,7 +79,7 @@ def local_worker(
 
 class TestLocalWorkerOverTheFake(FakeHooks, WorkerContract):
     def opened(self, provider: Provider, pool: PoolSize, name: str = "one") -> Startable:
-        return local_worker(provider, pool, name)
+        return local_worker(provider, pool=pool, name=name)
 
     def slow(self, provider: Provider) -> None:
         cast(FakeProvider, provider).delay_s = 0.05
@@ -79,7 +89,49 @@ class TestLocalWorkerOverOci(OciHooks, WorkerContract):
     runtime = "crun"
 
     def opened(self, provider: Provider, pool: PoolSize, name: str = "one") -> Startable:
-        return local_worker(provider, pool, name, find=environments(self.spec()))
+        return local_worker(provider, pool=pool, name=name, find=environments(self.spec()))
+
+
+def provided_environments(spec: SandboxSpec, second: str) -> Callable[[str], Environment]:
+    kinds = {
+        "base": Environment("base", spec.image, limits=spec.limits),
+        "second": Environment("second", spec.image, limits=spec.limits, provider=second),
+        "nowhere": Environment("nowhere", spec.image, provider="e2b"),
+        "demanding": Environment("demanding", spec.image, needs=frozenset({Capability.SNAPSHOTS})),
+    }
+    return kinds.__getitem__
+
+
+class TestLocalWorkerOverTwoFakes(SeveralProvidersContract):
+    @pytest.fixture
+    async def providers(self) -> AsyncIterator[tuple[Provider, Provider]]:
+        pair = FakeProvider(name="one"), FakeProvider(name="two")
+        yield pair
+        assert [list(provider.machines) for provider in pair] == [[], []]
+
+    async def reopened_providers(self, providers: Sequence[Provider]) -> Sequence[Provider]:
+        fakes = cast(Sequence[FakeProvider], providers)
+        return [FakeProvider(fake.machines, name=fake.name) for fake in fakes]
+
+    def opened(self, providers: Sequence[Provider], pool: PoolSize) -> Startable:
+        return local_worker(*providers, pool=pool, find=provided_environments(SandboxSpec(), "two"))
+
+
+class TestLocalWorkerOverTheFakeAndOci(OciHooks, SeveralProvidersContract):
+    runtime = "crun"
+
+    @pytest.fixture
+    async def providers(self, provider: Provider) -> AsyncIterator[tuple[Provider, Provider]]:
+        fake = FakeProvider()
+        yield fake, provider
+        assert list(fake.machines) == []
+
+    async def reopened_providers(self, providers: Sequence[Provider]) -> Sequence[Provider]:
+        fake, oci = providers
+        return [FakeProvider(cast(FakeProvider, fake).machines), await self.reopened(oci)]
+
+    def opened(self, providers: Sequence[Provider], pool: PoolSize) -> Startable:
+        return local_worker(*providers, pool=pool, find=provided_environments(self.spec(), "oci"))
 
 
 # What only the fake can show.
@@ -141,7 +193,7 @@ async def started(worker: LocalWorker) -> AsyncIterator[LocalWorker]:
 async def test_many_who_ask_for_a_sandbox_connect_once() -> None:
     fake = Troubled()
     box = await fake.create(SandboxSpec(labels=LABELS))
-    worker = local_worker(fake, NONE)
+    worker = local_worker(fake, pool=NONE)
     fake.no_adopt = 1
     assert await worker.recover([box.id]) == {}
     async with started(worker):
@@ -154,7 +206,7 @@ async def test_many_who_ask_for_a_sandbox_connect_once() -> None:
 async def test_one_that_turns_out_to_be_lost_when_it_is_wanted_is_reported() -> None:
     fake = Troubled()
     box = await fake.create(SandboxSpec(labels=LABELS))
-    worker = local_worker(fake, NONE)
+    worker = local_worker(fake, pool=NONE)
     fake.no_adopt = 1
     assert await worker.recover([box.id]) == {}
     fake.lose(box.id, "a mishap")
@@ -168,12 +220,12 @@ async def test_one_that_turns_out_to_be_lost_when_it_is_wanted_is_reported() -> 
 
 async def test_a_destruction_that_fails_is_tried_again() -> None:
     fake, clock = Troubled(), ManualClock()
-    async with started(local_worker(fake, NONE, clock=clock)) as worker:
+    async with started(local_worker(fake, pool=NONE, clock=clock)) as worker:
         box = (await worker.claim(CLAIM)).sandbox
         fake.no_destroy = 1
         with pytest.raises(ProviderUnavailable):
             await worker.destroy(box.id)
-        assert worker.stats()["destroying"] == 1
+        assert worker.stats().destroying == 1
         await clock.advance(6)
         await until(lambda: not fake.machines)
         await at_rest(worker)
@@ -181,7 +233,7 @@ async def test_a_destruction_that_fails_is_tried_again() -> None:
 
 async def test_a_destruction_that_failed_is_tried_a_last_time_when_the_worker_is_closed() -> None:
     fake = Troubled()
-    async with started(local_worker(fake, NONE)) as worker:
+    async with started(local_worker(fake, pool=NONE)) as worker:
         box = (await worker.claim(CLAIM)).sandbox
         fake.no_destroy = 1
         with pytest.raises(ProviderUnavailable):
@@ -193,10 +245,10 @@ async def test_orphans_are_destroyed_a_few_at_a_time_and_do_not_count() -> None:
     fake = Troubled()
     for _ in range(60):
         await fake.create(SandboxSpec(labels=LABELS))
-    worker = local_worker(fake, NONE)
+    worker = local_worker(fake, pool=NONE)
     assert await worker.recover([]) == {}
-    assert worker.stats()["sandboxes"] == 0
-    assert worker.stats()["destroying"] == 60
+    assert worker.stats().sandboxes == 0
+    assert worker.stats().destroying == 60
     await worker.close()
     assert fake.machines == {}
     assert fake.most_destructions <= 8
@@ -205,21 +257,21 @@ async def test_orphans_are_destroyed_a_few_at_a_time_and_do_not_count() -> None:
 async def test_what_is_half_made_while_the_worker_recovers_is_no_orphan() -> None:
     fake = Troubled()
     fake.late_s = 0.05
-    async with started(local_worker(fake, SOME)) as worker:
+    async with started(local_worker(fake, pool=SOME)) as worker:
         await until(lambda: bool(fake.machines))
         half_made = set(fake.machines)
         assert await worker.recover([]) == {}
-        await until(lambda: worker.stats()["pools"]["base"]["ready"] == 3)
+        await until(lambda: worker.stats().pools["base"].ready == 3)
         await at_rest(worker)
         assert half_made <= set(fake.machines)
 
 
 async def test_a_pool_of_another_environment_begins_with_its_first_claim() -> None:
     fake = FakeProvider()
-    async with started(local_worker(fake, SOME)) as worker:
-        assert set(worker.stats()["pools"]) == {"base"}
+    async with started(local_worker(fake, pool=SOME)) as worker:
+        assert set(worker.stats().pools) == {"base"}
         await worker.claim(Claim("other"))
-        await until(lambda: worker.stats()["pools"]["other"]["ready"] >= 3)
+        await until(lambda: worker.stats().pools["other"].ready >= 3)
 
 
 async def test_a_changed_environment_gets_a_new_pool_and_no_old_sandbox() -> None:
@@ -228,8 +280,8 @@ async def test_a_changed_environment_gets_a_new_pool_and_no_old_sandbox() -> Non
     def find(name: str) -> Environment:
         return Environment(name, "base", limits=Limits(memory_mb=memory[0]))
 
-    async with started(local_worker(fake, SOME, find=find)) as worker:
-        await until(lambda: worker.stats()["pools"]["base"]["ready"] == 3)
+    async with started(local_worker(fake, pool=SOME, find=find)) as worker:
+        await until(lambda: worker.stats().pools["base"].ready == 3)
         fake.delay_s = 0.01
         memory[0] = 128
         box = (await worker.claim(CLAIM)).sandbox
@@ -244,7 +296,7 @@ async def test_who_waits_while_its_environment_is_changed_gets_one_of_the_new_ki
     def find(name: str) -> Environment:
         return Environment(name, "base", limits=Limits(memory_mb=memory[0]))
 
-    async with started(local_worker(fake, NONE, find=find)) as worker:
+    async with started(local_worker(fake, pool=NONE, find=find)) as worker:
         waiting = asyncio.ensure_future(worker.claim(CLAIM))
         await asyncio.sleep(0)
         memory[0] = 128
@@ -255,7 +307,7 @@ async def test_who_waits_while_its_environment_is_changed_gets_one_of_the_new_ki
 async def test_a_full_machine_makes_nothing() -> None:
     fake, there = FakeProvider(), [Room(1000, 900, 1000, 900)]
     guard = MachineGuard(Path("/"), 100, 100, room=lambda _: there[0], now=iter(range(1, 10**6)).__next__)
-    async with started(local_worker(fake, NONE, guard=guard)) as worker:
+    async with started(local_worker(fake, pool=NONE, guard=guard)) as worker:
         await worker.claim(CLAIM)
         there[0] = Room(1000, 50, 1000, 900)
         with pytest.raises(MachineFull, match="42 MiB of memory"):
@@ -267,10 +319,10 @@ async def test_a_full_machine_makes_nothing() -> None:
 
 async def test_a_place_that_becomes_free_is_given_to_who_waits() -> None:
     fake, guard = FakeProvider(), MachineGuard(Path("/tmp"), 0, 0, max_sandboxes=2)
-    async with started(local_worker(fake, NONE, guard=guard)) as worker:
+    async with started(local_worker(fake, pool=NONE, guard=guard)) as worker:
         one, _ = await worker.claim(CLAIM), await worker.claim(CLAIM)
         waiting = asyncio.ensure_future(worker.claim(CLAIM))
-        await until(lambda: worker.stats()["pools"]["base"]["failures"] > 0)
+        await until(lambda: worker.stats().pools["base"].failures > 0)
         await worker.destroy(one.sandbox.id)
         await waiting
         assert len(fake.machines) == 2
@@ -279,7 +331,7 @@ async def test_a_place_that_becomes_free_is_given_to_who_waits() -> None:
 async def test_creations_share_one_limit_whoever_they_are_for() -> None:
     fake = Troubled()
     fake.delay_s = 0.002
-    async with started(local_worker(fake, SOME)) as worker:
+    async with started(local_worker(fake, pool=SOME)) as worker:
         kinds = (CLAIM, OWN, Claim("other"))
         await asyncio.gather(*(worker.claim(kinds[number % 3]) for number in range(60)))
         assert fake.most <= max(2, worker._parallel)
@@ -288,7 +340,7 @@ async def test_creations_share_one_limit_whoever_they_are_for() -> None:
 async def test_a_hopeless_environment_is_told_at_once() -> None:
     fake = Troubled()
     fake.hopeless = True
-    async with started(local_worker(fake, SOME)) as worker:
+    async with started(local_worker(fake, pool=SOME)) as worker:
         with anyio.fail_after(2):
             for claim in (CLAIM, OWN):
                 with pytest.raises(ImageNotFound):
@@ -313,12 +365,12 @@ async def test_a_claim_cut_short_leaves_nothing(claim: Claim, step: str, cancel:
                 raise Cut
             task.cancel()
 
-    async with started(local_worker(fake, NONE, fault=fault)) as worker:
+    async with started(local_worker(fake, pool=NONE, fault=fault)) as worker:
         task = asyncio.ensure_future(worker.claim(claim))
         [outcome] = await asyncio.gather(task, return_exceptions=True)
         assert isinstance(outcome, asyncio.CancelledError if cancel else Cut)
         assert fake.machines == {}
-        assert worker.stats()["sandboxes"] == 0
+        assert worker.stats().sandboxes == 0
 
 
 @pytest.mark.parametrize("step", STEPS[2:])
@@ -329,13 +381,13 @@ async def test_a_destroy_cut_short_is_finished_later(step: str) -> None:
         if now == step and cuts:
             raise cuts.pop()
 
-    async with started(local_worker(fake, NONE, fault=fault)) as worker:
+    async with started(local_worker(fake, pool=NONE, fault=fault)) as worker:
         box = (await worker.claim(CLAIM)).sandbox
         with pytest.raises(Cut):
             await worker.destroy(box.id)
         await worker.destroy(box.id)
         assert fake.machines == {}
-        assert worker.stats()["destroying"] == 0
+        assert worker.stats().destroying == 0
 
 
 # Everything at once.
@@ -390,7 +442,7 @@ class Storm:
 @pytest.mark.parametrize("seed", range(6))
 async def test_in_a_storm_nobody_shares_a_sandbox_and_nothing_is_left(seed: int) -> None:
     fake = Troubled()
-    async with started(local_worker(fake, SOME)) as worker:
+    async with started(local_worker(fake, pool=SOME)) as worker:
         storm = Storm(worker, fake, seed)
         for _ in range(400):
             await storm.step()
@@ -399,7 +451,7 @@ async def test_in_a_storm_nobody_shares_a_sandbox_and_nothing_is_left(seed: int)
         await worker.drain()
         lost = {sandbox_id for sandbox_id, machine in fake.machines.items() if machine.lost.is_set()}
         assert set(fake.machines) - lost <= set(storm.held)
-        assert worker.stats()["claimed"] == len(set(fake.machines) - lost)
+        assert worker.stats().claimed == len(set(fake.machines) - lost)
         assert lost <= set(worker._lost)
         await asyncio.gather(*(worker.destroy(sandbox_id) for sandbox_id in list(fake.machines)))
         assert fake.machines == {}

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import anyio
 import pytest
@@ -19,6 +19,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed, Loss, Worker
 from warren.model.environment import PoolSize
 from warren.model.errors import (
+    InvalidRequest,
     IsolationUnavailable,
     NoCapacity,
     SandboxLost,
@@ -47,8 +48,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def ready(worker: Worker) -> int:
-    pools: dict[str, Any] = worker.stats()["pools"]
-    return sum(pool["ready"] for pool in pools.values())
+    return sum(pool.ready for pool in worker.stats().pools.values())
 
 
 async def at_rest(worker: Worker) -> None:
@@ -56,9 +56,9 @@ async def at_rest(worker: Worker) -> None:
 
     def rests() -> bool:
         stats = worker.stats()
-        busy = sum(pool["creating"] + pool["waiting"] for pool in stats["pools"].values())
-        busy += sum(pool["ready"] > pool["target"] for pool in stats["pools"].values())
-        return not busy and not stats["destroying"] and stats["sandboxes"] == ready(worker) + stats["claimed"]
+        busy = sum(pool.creating + pool.waiting for pool in stats.pools.values())
+        busy += sum(pool.ready > pool.target for pool in stats.pools.values())
+        return not busy and not stats.destroying and stats.sandboxes == ready(worker) + stats.claimed
 
     await until(rests)
 
@@ -117,7 +117,7 @@ class WorkerContract(ProviderHooks):
             assert len({box.id for box in boxes}) == 50
             await asyncio.gather(*(box.ping() for box in boxes))
             await at_rest(worker)
-            assert worker.stats()["claimed"] == 50
+            assert worker.stats().claimed == 50
 
     async def test_claims_are_served_first_come_first_served(self, provider: Provider) -> None:
         async with self.working(provider, NONE) as worker:
@@ -192,7 +192,7 @@ class WorkerContract(ProviderHooks):
                 else:
                     assert isinstance(outcome, asyncio.CancelledError)
             await at_rest(worker)
-            assert worker.stats()["claimed"] == len(kept)
+            assert worker.stats().claimed == len(kept)
             there = await provider.list_ids(LABELS)
             assert kept <= set(there)
             assert len(there) == len(kept) + ready(worker)
@@ -360,8 +360,119 @@ class WorkerContract(ProviderHooks):
             await self.have(worker, 2)
             await at_rest(worker)
             stats = worker.stats()
-            assert (worker.name, worker.provider) == ("one", provider.name)
-            assert (stats["claimed"], stats["destroying"]) == (2, 0)
-            assert stats["pools"]["base"]["hits"] == 2
-            assert stats["sandboxes"] == 2 + stats["pools"]["base"]["ready"]
-            assert stats["guard"]["memory_free_mb"] > 0
+            assert (worker.name, worker.providers) == ("one", {provider.name: provider.capabilities})
+            assert (stats.claimed, stats.destroying) == (2, 0)
+            assert stats.pools["base"].hits == 2
+            assert stats.sandboxes == 2 + stats.pools["base"].ready
+            assert stats.guard.memory_free_mb > 0
+
+
+@pytest.mark.anyio
+class SeveralProvidersContract:
+    """A worker over two providers, of which the first is the default."""
+
+    @pytest.fixture
+    async def providers(self) -> AsyncIterator[tuple[Provider, Provider]]:
+        raise NotImplementedError
+        yield
+
+    async def reopened_providers(self, providers: Sequence[Provider]) -> Sequence[Provider]:
+        """The same providers as a new process would have them, over the same state."""
+        raise NotImplementedError
+
+    def opened(self, providers: Sequence[Provider], pool: PoolSize) -> Startable:
+        """A worker that is not started. Its environments are `base`, `second` (which names the second provider),
+        `nowhere` (which names a provider that is not there) and `demanding` (which needs snapshots)."""
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def working(self, providers: Sequence[Provider], pool: PoolSize = NONE) -> AsyncIterator[Startable]:
+        worker = self.opened(providers, pool)
+        await worker.start()
+        try:
+            with anyio.fail_after(60):
+                yield worker
+        finally:
+            await worker.close()
+            for provider in providers:
+                for sandbox_id in await provider.list_ids(LABELS):
+                    await provider.destroy(sandbox_id)
+
+    async def test_the_claim_or_else_the_environment_or_else_the_worker_says_who_makes_the_sandbox(
+        self, providers: tuple[Provider, Provider]
+    ) -> None:
+        first, second = providers
+        cases = [
+            (CLAIM, first),
+            (OWN, first),
+            (Claim("second"), second),
+            (replace(CLAIM, provider=second.name), second),
+            (replace(OWN, provider=second.name), second),
+            (Claim("second", provider=first.name), first),
+        ]
+        async with self.working(providers) as worker:
+            assert list(worker.providers) == [first.name, second.name]
+            for claim, maker in cases:
+                claimed = await worker.claim(claim)
+                assert (claimed.provider, claimed.sandbox.isolation.provider) == (maker.name, maker.name)
+                assert claimed.sandbox.id in await maker.list_ids(LABELS)
+                assert (await claimed.sandbox.exec(Command(shell="echo up"))).stdout == "up\n"
+                await worker.destroy(claimed.sandbox.id)
+                assert claimed.sandbox.id not in await maker.list_ids()
+
+    @pytest.mark.parametrize("claim", [Claim("nowhere"), replace(CLAIM, provider="e2b"), replace(OWN, provider="e2b")])
+    async def test_a_provider_that_is_not_there_is_refused_with_those_that_are(
+        self, providers: tuple[Provider, Provider], claim: Claim
+    ) -> None:
+        async with self.working(providers) as worker:
+            with pytest.raises(InvalidRequest, match="no provider 'e2b'") as caught:
+                await worker.claim(claim)
+            assert caught.value.remedy.endswith(f": {providers[0].name}, {providers[1].name}")
+
+    async def test_a_capability_that_is_missing_is_refused(self, providers: tuple[Provider, Provider]) -> None:
+        async with self.working(providers) as worker:
+            for provider in providers:
+                refusal = f"the provider {provider.name} does not have the capability snapshots"
+                with pytest.raises(InvalidRequest, match=refusal):
+                    await worker.claim(Claim("demanding", provider=provider.name))
+
+    async def test_each_provider_has_pools_of_its_own(self, providers: tuple[Provider, Provider]) -> None:
+        first, second = providers
+        async with self.working(providers, SOME) as worker:
+            await until(lambda: ready(worker) == 3)
+            assert len(await first.list_ids(LABELS)) == 3
+            assert await second.list_ids(LABELS) == []
+            assert not (await worker.claim(replace(CLAIM, provider=second.name))).pooled
+            await worker.claim(Claim("second"))
+            assert set(worker.stats().pools) == {"base", f"base@{second.name}", "second"}
+            await until(lambda: all(pool.ready >= 3 for pool in worker.stats().pools.values()))
+            assert (await worker.claim(replace(CLAIM, provider=second.name))).pooled
+            assert (await worker.claim(Claim("second"))).pooled
+            await at_rest(worker)
+            assert len(await first.list_ids(LABELS)) == worker.stats().pools["base"].ready == 3
+
+    async def test_after_a_restart_the_sandboxes_of_all_providers_are_taken_over(
+        self, providers: tuple[Provider, Provider]
+    ) -> None:
+        old = self.opened(providers, NONE)
+        await old.start()
+        claims = [replace(CLAIM, provider=provider.name) for provider in providers for _ in range(2)]
+        boxes = [(await old.claim(claim)).sandbox.id for claim in claims]
+        known, orphans = [boxes[0], boxes[2]], [boxes[1], boxes[3]]
+        await old.close()
+        again = await self.reopened_providers(providers)
+        worker = self.opened(again, NONE)
+        try:
+            assert set(await worker.recover([*known, "0" * 32])) == {"0" * 32}
+            await worker.start()
+            for sandbox_id, provider in zip(known, again, strict=True):
+                assert (await worker.sandbox(sandbox_id)).isolation.provider == provider.name
+            await at_rest(worker)
+            for provider in again:
+                assert not set(orphans) & set(await provider.list_ids())
+            await asyncio.gather(*map(worker.destroy, known))
+            assert [await provider.list_ids() for provider in again] == [[], []]
+        finally:
+            await worker.close()
+            for provider in again:
+                await provider.close()

@@ -162,7 +162,7 @@ class E2bSuite:
     """It needs a real Python inside."""
 
     async def test_code_runs_and_gives_its_value_and_its_files(self, api: Api) -> None:
-        async with api.session(provider="e2b", environment="Python3") as session:
+        async with api.session(environment="Python3") as session:
             code = "print('out')\nopen('made.txt', 'w').write('x')\n6 * 7"
             found = await api.post("/api/e2b/execute", {"session_id": session.id, "code": code})
             assert (found["stdout"], found["stderr"], found["exit_code"]) == ("out\n", "", 0)

@@ -5,7 +5,8 @@ import os
 import signal
 from pathlib import Path
 
-from warren.worker.providers.record import NAME, start_time
+from warren.worker.host.processes import start_time
+from warren.worker.providers.record import NAME
 
 
 class Hosts:

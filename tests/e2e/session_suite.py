@@ -229,10 +229,18 @@ class SessionSuite:
         unknown = f"/api/sessions/ses_{secrets.token_hex(16)}"
         await api.refused(method, f"{unknown}{place}", body, status=404, code="session_not_found")
 
-    async def test_another_provider_than_the_servers_is_refused(self, api: Api) -> None:
-        await api.refused("POST", "/api/sessions", {"provider": "vmware"}, status=422, code="invalid_request")
-        async with api.session(provider="e2b") as session:
-            assert session.found["provider"] != "e2b"
+    @pytest.mark.parametrize("provider", ["vmware", "e2b"])
+    @pytest.mark.parametrize("place", ["/api/sessions", "/create_session"])
+    async def test_a_provider_that_the_server_does_not_have_is_refused_with_those_it_has(
+        self, api: Api, place: str, provider: str
+    ) -> None:
+        async with api.session() as session:
+            there = session.found["provider"]
+        refusal = await api.refused("POST", place, {"provider": provider}, status=422, code="invalid_request")
+        assert provider in refusal["detail"]
+        assert there in refusal["detail"] + refusal.get("remedy", "")
+        async with api.session(provider=there) as session:
+            assert session.found["provider"] == there
 
 
 @pytest.mark.anyio

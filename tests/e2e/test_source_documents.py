@@ -196,6 +196,7 @@ def test_the_examples_commands_say_what_the_document_says(
 _API_CREATE = """\
 curl -X POST http://localhost:8000/api/sessions \\
   -d '{"environment": "Python3", "provider": "e2b"}'"""
+_API_CREATE_HERE = _API_CREATE.replace("e2b", "oci")
 _API_EXECUTE = """\
 curl -X POST http://localhost:8000/api/e2b/execute \\
   -d '{"session_id": "abc-123", "code": "print(42)"}'"""
@@ -203,7 +204,11 @@ _API_DESTROY = "curl -X DELETE http://localhost:8000/api/sessions/abc-123?sandbo
 
 
 def test_the_rest_api_works_as_written(run: Run) -> None:
-    made = run(_API_CREATE)
+    refused = run(f"{_API_CREATE} || true")
+    assert (refused["status"], refused["code"]) == (422, "invalid_request")
+    assert refused["detail"].startswith("this server has no provider 'e2b'")
+    assert "oci" in refused["remedy"]
+    made = run(_API_CREATE_HERE)
     assert made["session_id"]
     assert made["sandbox_id"]
     assert made["provider"] == "oci"

@@ -97,7 +97,7 @@ class World:
             else:
                 await self._http(address, scope, receive, send, added)
 
-        return await self.serve(HttpGuard(_with_lifespan(app), is_upload=lambda scope: True))
+        return await self.serve(HttpGuard(_with_lifespan(app), takes_stream=lambda scope: True))
 
     async def start_scripted_worker(self, talk: Talk) -> str:
         """The address of a worker that says what the test wants, byte by byte."""

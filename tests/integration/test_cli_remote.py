@@ -150,7 +150,8 @@ def test_files_are_searched(cli: RemoteCli, session: str) -> None:
     assert cli.say("search", session, "-e", "t[w]o", "-g", "*.py") == "/workspace/s/a.py:1:two\n"
     assert cli.say("search", session, "-g", "s/*") == "/workspace/s/a.py\n/workspace/s/b.txt\n"
     found = json.loads(cli.run("search", session, "--json", "-e", "two", "-g", "*.txt").stdout)
-    assert (found["path"], found["line"]) == ("/workspace/s/b.txt", 1)
+    assert [(one["path"], one["line"]) for one in found["matches"]] == [("/workspace/s/b.txt", 1)]
+    assert found["summary"]["files_searched"] == 1
     cut = cli.run("search", session, "-e", "two", "-m", "1")
     assert (cut.returncode, b"max_matches ended the search" in cut.stderr) == (0, True)
     assert cli.run("search", session, "-e", "nowhere").returncode == 1

@@ -24,11 +24,14 @@ MANY = 8
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
-    with new_nodes() as nodes:
-        nodes.worker("plain")
-        nodes.worker("special", "--labels", "gpu=1,zone=a")
-        nodes.coordinator()
+def nodes(image_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    registry = tmp_path_factory.mktemp("registry")
+    (registry / "environments").mkdir()
+    (registry / "environments" / "real.yaml").write_text("name: real\nimage: host\nprovider: oci\n")
+    with new_nodes(image_cache / "images") as nodes:
+        nodes.worker("plain", "--registry-dir", str(registry))
+        nodes.worker("special", "--labels", "gpu=1,zone=a", "--registry-dir", str(registry), provider="fake,oci")
+        nodes.coordinator(WARREN_REGISTRY_DIR=str(registry))
         for process in nodes.all:
             process.start(wait=False)
         for process in nodes.all:
@@ -126,13 +129,22 @@ async def test_a_session_goes_where_its_labels_are(nodes: Nodes, api: Api) -> No
             assert set(where(nodes, made)) == {"special"}
 
 
+@pytest.mark.parametrize("wanted", [{"provider": "oci", "environment": "host"}, {"environment": "real"}])
+async def test_a_session_goes_where_its_provider_is(nodes: Nodes, api: Api, wanted: dict[str, str]) -> None:
+    workers = await shown(api)
+    assert (workers["plain"]["provider"], workers["special"]["provider"]) == ("fake", "fake,oci")
+    async with sessions(api, 2, **wanted) as made:
+        assert set(where(nodes, made)) == {"special"}
+        assert {session.found["provider"] for session in made} == {"oci"}
+
+
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
         ({"labels": {"gpu": "2"}}, "no worker has the label gpu=2"),
         ({"labels": {"moon": "full"}}, "no worker has the label moon=full"),
         ({"labels": {"gpu": "1", "zone": "b"}}, "zone=b"),
-        ({"provider": "docker"}, "no worker has the provider docker"),
+        ({"provider": "docker"}, "no worker has the provider docker, there are: fake, oci"),
     ],
 )
 async def test_what_no_worker_has_is_told_in_words(api: Api, wanted: dict[str, Any], words: str) -> None:

@@ -23,8 +23,7 @@ from warren.model.spec import Layer, Limits, SandboxSpec
 from warren.worker.host.cgroups import Hierarchies
 from warren.worker.host.uids import DIRECTORY as CLAIMS
 from warren.worker.images.store import ImageStore
-from warren.worker.providers.docker import STEPS, DockerProvider
-from warren.worker.providers.docker_record import DockerRecord
+from warren.worker.providers.docker import STEPS, DockerProvider, DockerRecord
 
 BIN = Path(warren.__file__).parent / "bin"
 SCRATCH = "warren-tests/scratch:1"

@@ -405,7 +405,9 @@ class TestSizes:
         writer.write(b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000000000\r\n\r\n")
         assert (await read_answer(reader)).status == 404
         begun = time.monotonic()
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(
+            ConnectionError, RuntimeError
+        ):  # uvloop says it so when the transport is closed already
             while time.monotonic() - begun < 15:
                 writer.write(b"x" * 100_000)
                 await writer.drain()
@@ -683,7 +685,7 @@ class TestErrorBodies:
             answer = await ask(served.port, GET.replace(b"/hello", b"/boom"))
         body = problem_of(answer, 500, "internal")
         assert b"secret" not in answer.body
-        assert [body["error_id"] in record.message for record in caplog.records] == [True]
+        assert [record.fields for record in caplog.records] == [{"error_id": body["error_id"]}]  # type: ignore[attr-defined]
         assert "the secret" in caplog.text
 
     async def test_an_invalid_field_is_named(self, serve: Any) -> None:
@@ -822,7 +824,7 @@ class TestWebSockets:
                 await ws.recv()
         assert closed.value.rcvd is not None
         assert closed.value.rcvd.code == 1011
-        assert [record.name for record in caplog.records] == ["warren.api", "warren.api"]
+        assert [record.name for record in caplog.records] == ["warren.http.problems"] * 2
 
 
 class TestStop:

@@ -17,7 +17,7 @@ from warren.http.problems import register
 from warren.http.routes import webhooks as routes
 from warren.model.access import USUAL_SCOPES, Caller
 from warren.model.access import Scope as AccessScope
-from warren.tenancy.identity import Anybody
+from warren.tenancy.identity import AnonymousIdentity
 from warren.tenancy.tenancy import Tenancy
 from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
@@ -46,7 +46,7 @@ def client(served: World, tenancy: Tenancy, tenant: str, scope: str = "sessions"
     app.state.context = Context(
         sessions=served.sessions,
         tenancy=tenancy,
-        identity=Anybody(tenancy.tenants),
+        identity=AnonymousIdentity(tenancy.tenants),
         provider="fake",
         worker_id="local",
         version="1",

@@ -48,7 +48,7 @@ def clock() -> ManualClock:
 
 
 async def test_an_event_arrives_as_it_was_and_signed(clock: ManualClock) -> None:
-    event = an_event(exit_code=3)
+    event = an_event(reason="idle")
     async with receiving(TAKES) as receiver, working(MemoryRecords(), clock) as made:
         hook, secret = await made.create("acme", receiver.url(), ALL)
         made.publish(event)
@@ -60,7 +60,7 @@ async def test_an_event_arrives_as_it_was_and_signed(clock: ManualClock) -> None
         "timestamp": "2027-01-15T08:00:00.000Z",
         "tenant": "acme",
         "session_id": "ses_1",
-        "data": {"exit_code": 3},
+        "data": {"thread_id": None, "memory_mb": 512, "reason": "idle", "lived_s": 1.5},
     }
     assert post.id == event.id
     verify(secret, post.headers, post.body, clock.wall())

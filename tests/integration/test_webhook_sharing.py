@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import cast
 
 import pytest
 from integration.webhook_receiver import receiving
@@ -258,8 +259,8 @@ async def test_closing_does_not_wait_for_a_store_that_stays_away(clock: ManualCl
 async def test_an_event_that_is_no_json_harms_no_other(clock: ManualClock) -> None:
     async with receiving(TAKES) as receiver, working(MemoryRecords(), clock) as made:
         hook, _ = await made.create("acme", receiver.url(), ALL)
-        made.publish(an_event(bad=object()))
-        made.publish(an_event(bad=float("nan")))
+        made.publish(an_event(reason=cast(str, object())))
+        made.publish(an_event(lived_s=float("nan")))
         made.publish(good := an_event())
         await until_delivered(made, hook.id, receiver.requests, 1)
     assert ids(receiver) == [good.id]

@@ -8,7 +8,7 @@ from pathlib import Path
 from integration.webhook_receiver import PUBLIC
 
 from warren.clock import SystemClock
-from warren.model.events import Event, EventKind
+from warren.model.events import Event, EventKind, QuotaReachedData
 from warren.stores.sqlite import SqliteStore
 from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
@@ -18,7 +18,7 @@ from warren.tenancy.webhooks.sender import WebhookSender
 async def main() -> None:
     store = await SqliteStore.open(Path(sys.argv[1]))
     made = Webhooks(store.records, SystemClock(), WebhookSender(read_networks([f"{PUBLIC}/32"])))
-    made.publish(Event(EventKind.SESSION_ENDED, "acme", time.time(), id=sys.argv[2]))
+    made.publish(Event(EventKind.QUOTA_REACHED, "acme", time.time(), QuotaReachedData("sessions", ""), id=sys.argv[2]))
     await made.run()
 
 

@@ -14,7 +14,7 @@ from integration.webhook_receiver import PUBLIC, Receiver, Talk, saying
 from warren.clock import Clock
 from warren.interfaces.records import Record, RecordStore
 from warren.model.errors import Unavailable
-from warren.model.events import Event, EventKind
+from warren.model.events import Event, EventKind, SessionEndedData
 from warren.stores.encryption import Encryption
 from warren.stores.memory import MemoryRecords
 from warren.tenancy.webhooks.destinations import read_networks
@@ -75,8 +75,10 @@ FAILS = saying(b"oh no", "500 Internal Server Error")
 GONE = saying(b"go away", "410 Gone")
 
 
-def an_event(tenant: str = "acme", kind: EventKind = EventKind.SESSION_ENDED, **data: object) -> Event:
-    return Event(kind, tenant, NOW, "ses_1", data)
+def an_event(
+    tenant: str = "acme", kind: EventKind = EventKind.SESSION_ENDED, reason: str = "deleted", lived_s: float = 1.5
+) -> Event:
+    return Event(kind, tenant, NOW, SessionEndedData(None, 512, reason, lived_s), "ses_1")
 
 
 class FailingRecords(MemoryRecords):

@@ -80,7 +80,7 @@ class World:
     def __post_init__(self) -> None:
         self.worker = StubbornWorker(
             "local",
-            self.provider,
+            [self.provider],
             environment,
             clock=self.clock,
             guard=MachineGuard(Path("/tmp")),
@@ -113,6 +113,6 @@ async def world(**parts: object) -> AsyncIterator[World]:
     try:
         yield made
     finally:
-        await made.lifecycle.all_done()
+        await made.lifecycle.wait_for_tasks()
         await made.tenancy.close()
         await made.worker.close()

@@ -60,7 +60,7 @@ def test_a_relative_state_directory_is_made_absolute() -> None:
 
 def test_defaults() -> None:
     settings = read()
-    assert (settings.provider, settings.runtime, settings.docker_url, settings.debug) == ("oci", "", "", False)
+    assert (settings.providers, settings.runtime, settings.docker_url, settings.debug) == (("oci",), "", "", False)
     assert (settings.host, settings.port, settings.worker_id) == ("127.0.0.1", 8000, "local")
     assert (settings.pool_size, settings.pool_min, settings.pool_max) == (5, 2, 20)
     assert (settings.idle_timeout_s, settings.max_lifetime_s) == (1800, 3600)
@@ -88,6 +88,16 @@ def test_an_unknown_provider_is_refused_and_the_source_is_in_the_remedy() -> Non
     refused = refusal({"WARREN_PROVIDER": "vm"})
     assert refused.message == "there is no provider 'vm'"
     assert refused.remedy == "the environment variable WARREN_PROVIDER says so; there are: oci, docker, fake"
+
+
+@pytest.mark.parametrize(
+    ("text", "providers"),
+    [("docker", ("docker",)), ("oci,docker", ("oci", "docker")), (" docker , oci,docker", ("docker", "oci"))],
+)
+def test_several_providers_may_be_named_and_the_first_is_the_default(text: str, providers: tuple[str, ...]) -> None:
+    settings = read_settings({"WARREN_PROVIDER": text})
+    assert settings.providers == providers
+    assert OPTIONS["provider"].show(settings.providers) == ",".join(providers)
 
 
 def test_later_sources_win_and_each_is_said(file: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, ProviderUnavailable, SandboxLost, WarrenError
 from warren.model.spec import MIB, WRITABLE, Limits, SandboxSpec
-from warren.worker.providers.docker_api import Engine, translated
+from warren.worker.providers.docker_engine import DockerEngine, translate_error
 from warren.worker.providers.docker_images import slug, tar_parts, version
 from warren.worker.providers.docker_spec import EngineImage, SandboxPaths, agent_argv, container, directories, etc_files
 
@@ -145,7 +145,7 @@ def test_the_user_has_its_name_and_its_own_uid() -> None:
     ],
 )
 def test_an_answer_of_the_engine_becomes_one_of_our_errors(status: int, message: str, kind: type[WarrenError]) -> None:
-    error = translated("starting a sandbox", status, message)
+    error = translate_error("starting a sandbox", status, message)
     assert type(error) is kind
     assert message in str(error)
     assert "starting a sandbox" in str(error)
@@ -154,7 +154,7 @@ def test_an_answer_of_the_engine_becomes_one_of_our_errors(status: int, message:
 def test_an_address_that_cannot_be_used_is_refused() -> None:
     for url in ("ssh://me@there", "/var/run/docker.sock", "npipe://x"):
         with pytest.raises(InvalidRequest, match="DOCKER_HOST"):
-            Engine(url)
+            DockerEngine(url)
 
 
 @pytest.mark.parametrize(

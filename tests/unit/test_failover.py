@@ -12,10 +12,11 @@ from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
 from warren.cluster.operator import ClusterOperator
 from warren.cluster.roster import LEASE_S, PROTOCOL
+from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Conflict, NotFound, Unavailable
 from warren.model.events import Event, EventKind
 from warren.model.session import EndReason, Session, SessionState
-from warren.sessions.event_hub import Events
+from warren.sessions.event_hub import EventHub
 from warren.sessions.lifecycle import Lifecycle
 from warren.testing.manual_clock import ManualClock
 
@@ -32,14 +33,14 @@ class World:
         self.store.roster = self.roster
         self.events: list[Event] = []
         self.fleet = Fleet(self.roster, ME, now=self.clock.now)
-        self.lifecycle = Lifecycle(self.store, {}, self.clock, others=True, events=Events(self.events.append))
+        self.lifecycle = Lifecycle(self.store, {}, self.clock, in_cluster=True, events=EventHub(self.events.append))
         self.failover = Failover(self.fleet, self.roster, self.store, self.lifecycle, retention_s=3600.0)  # type: ignore[arg-type]
         self.control = ClusterOperator(self.fleet, self.roster, self.failover, self._stats)
 
-    async def _stats(self, address: str) -> dict[str, Any]:
+    async def _stats(self, address: str) -> WorkerStats:
         if address.endswith(":9"):
             raise Unavailable("nobody there")
-        return {"claimed": 1}
+        return WorkerStats(claimed=1)
 
     async def advance(self, seconds: float, *beating: str) -> None:
         for _ in range(round(seconds)):
@@ -50,7 +51,7 @@ class World:
 
     async def tick(self) -> None:
         await self.failover.tick(await self.roster.watch(ME))
-        await self.lifecycle.all_done()
+        await self.lifecycle.wait_for_tasks()
 
     async def session(self, worker: str, state: SessionState, **values: Any) -> Session:
         now = {"started": self.clock.now(), "used": self.clock.now()}
@@ -200,7 +201,7 @@ async def test_a_dead_worker_is_removed_and_its_sessions_are_lost_at_once(world:
     session = await world.session("dead", S.RUNNING)
     await world.control.remove("dead")
     assert (await world.now(session)).state is S.LOST
-    assert [worker["id"] for worker in world.control.status()["workers"]] == ["live"]
+    assert [worker.id for worker in world.control.status().workers] == ["live"]
     with pytest.raises(NotFound):
         await world.control.remove("dead")
 
@@ -230,10 +231,10 @@ async def test_the_states_of_workers(world: World) -> None:
     for name, values in (("old", {"protocol": PROTOCOL + 1}), ("leaving", {"leaving": True}), ("drained", {})):
         await world.roster.register(a_report(name, **values), 0)
     shown = await world.control.drain("drained", True)
-    assert (shown["id"], shown["state"]) == ("drained", "draining")
+    assert (shown.id, shown.state) == ("drained", "draining")
     status = world.control.status()
-    assert (status["coordinator"], status["redis"], status["settled"]) == (ME.id, "there", True)
-    assert {worker["id"]: worker["state"] for worker in status["workers"]} == {
+    assert (status.coordinator, status.redis, status.settled) == (ME.id, "there", True)
+    assert {worker.id: worker.state for worker in status.workers} == {
         "dead": "dead",
         "drained": "draining",
         "leaving": "stopping",
@@ -245,12 +246,12 @@ async def test_the_states_of_workers(world: World) -> None:
     world.roster.away = True
     with pytest.raises(Unavailable):
         await world.fleet.refresh()
-    assert world.control.status()["redis"] == "away"
+    assert world.control.status().redis == "away"
 
 
 async def test_a_cluster_is_ready_while_any_worker_could_be_asked(world: World) -> None:
     world.control.check_ready()
-    assert await world.control.figures() == {"live": {"claimed": 1}}
+    assert await world.control.figures() == {"live": WorkerStats(claimed=1)}
     await world.advance(LEASE_S)
     with pytest.raises(Unavailable, match="no worker of the cluster is there"):
         world.control.check_ready()

@@ -30,7 +30,7 @@ async def test_with_others_about_places_are_few_but_nobody_is_without() -> None:
     many = await entered(gate, "a", 10)
     assert inside(many) == 2
     assert inside(await entered(gate, "b", 1)) == 1
-    assert repr(gate) == "<Gate: 3 of 2 places held, 8 waiting>"
+    assert repr(gate) == "<FairGate: 3 of 2 slots held, 8 waiting>"
     for task in many:
         task.cancel()
 
@@ -76,4 +76,4 @@ async def test_who_gives_up_waiting_loses_no_place() -> None:
     await asyncio.wait(waiting)
     assert (waiting[0].cancelled(), waiting[1].cancelled(), waiting[2].cancelled()) == (True, True, False)
     waiting[2].result().leave()
-    assert repr(gate) == "<Gate: 0 of 1 places held, 0 waiting>"
+    assert repr(gate) == "<FairGate: 0 of 1 slots held, 0 waiting>"

@@ -9,7 +9,7 @@ from unit.fake_roster import FakeRoster
 
 from warren.cluster.fleet import Fleet
 from warren.cluster.placement import Requirements
-from warren.cluster.roster import LEASE_S, PROTOCOL, ClusterSnapshot, LeaseStatus, Peer
+from warren.cluster.roster import LEASE_S, PROTOCOL, ClusterSnapshot, LeaseStatus, Peer, Report
 from warren.model.errors import InvalidRequest, NoCapacity, NotFound, Unavailable
 from warren.testing.manual_clock import ManualClock
 
@@ -190,6 +190,21 @@ async def test_what_no_worker_has_is_the_callers_mistake_and_what_is_full_is_not
     await world.advance(LEASE_S, "b")
     with pytest.raises(NoCapacity, match="the label gpu=1"):
         world.fleet.choose_workers(gpu)  # it may come back
+
+
+async def test_a_worker_may_have_several_providers_and_one_of_the_version_before_names_one(world: World) -> None:
+    assert Report.from_json('{"id": "w", "address": "", "home": "", "provider": "oci"}').all_providers == ("oci",)
+    several = a_report("a", provider="fake", providers=("fake", "oci"))
+    assert Report.from_json(several.to_json()) == several
+    await world.roster.beat(several, 1)
+    await world.fleet.refresh()
+    assert [member.id for member in world.fleet.choose_workers(Requirements("base", "acme", provider="oci"))] == ["a"]
+    assert {member.id for member in world.fleet.choose_workers(Requirements("base", "acme", provider="fake"))} == {
+        "a",
+        "b",
+    }
+    with pytest.raises(InvalidRequest, match="no worker has the provider docker, there are: fake, oci"):
+        world.fleet.choose_workers(Requirements("base", "acme", provider="docker"))
 
 
 async def test_without_any_worker_it_says_so() -> None:

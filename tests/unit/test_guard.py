@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from warren.interfaces.worker import GuardStats
 from warren.model.errors import MachineFull
 from warren.worker.guard import (
     MachineGuard,
@@ -119,14 +120,14 @@ def test_pressure_goes_away_when_there_is_room_again() -> None:
 
 
 def test_the_figures_are_told() -> None:
-    assert Machine().guard().stats() == {
-        "memory_free_mb": 10_000,
-        "memory_reserve_mb": 1000,
-        "disk_free_mb": 10_000,
-        "disk_reserve_mb": 500,
-        "max_sandboxes": 10,
-        "pressure": False,
-    }
+    assert Machine().guard().stats() == GuardStats(
+        memory_free_mb=10_000,
+        memory_reserve_mb=1000,
+        disk_free_mb=10_000,
+        disk_reserve_mb=500,
+        max_sandboxes=10,
+        pressure=False,
+    )
 
 
 def test_this_machine_can_be_read(tmp_path: Path) -> None:

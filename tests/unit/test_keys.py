@@ -7,7 +7,7 @@ import pytest
 from warren.model.access import ALL_SCOPES, Caller, Quota, Scope
 from warren.model.errors import InvalidRequest, NotFound, Unauthorized
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.keys import REMEMBERED_S, Keys, key_view
+from warren.tenancy.keys import CACHED_S, Keys, key_view
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -90,7 +90,7 @@ async def test_a_revoked_key_is_refused_at_once_here_and_soon_elsewhere(
     await keys.revoke(key.id)
     with pytest.raises(Unauthorized):
         await keys.recognise(text)
-    await clock.advance(REMEMBERED_S)
+    await clock.advance(CACHED_S)
     with pytest.raises(Unauthorized):
         await elsewhere.recognise(text)
     with pytest.raises(NotFound, match="warren keys list"):
@@ -107,7 +107,7 @@ async def test_noting_the_last_use_does_not_make_a_revoked_key_last_longer(
     await clock.advance(59)
     await keys.recognise(text)
     await elsewhere.revoke(key.id)
-    await clock.advance(REMEMBERED_S - 0.5)
+    await clock.advance(CACHED_S - 0.5)
     await keys.recognise(text)
     await clock.advance(0.5)
     with pytest.raises(Unauthorized):

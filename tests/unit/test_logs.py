@@ -2,10 +2,15 @@
 
 import json
 import logging
+import re
+from datetime import datetime
+from pathlib import Path
 
 import pytest
 
 from warren.logs import JsonLines, TextLines, get_log
+
+PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 def written(formatter: logging.Formatter, level: str = "info", event: str = "session_created", **fields: object) -> str:
@@ -59,3 +64,14 @@ def test_json_keeps_numbers_and_the_traceback() -> None:
 def test_a_line_of_a_library_is_shown_with_its_message() -> None:
     record = logging.LogRecord("uvicorn.error", logging.ERROR, "", 0, "went %s", ("wrong",), None)
     assert TextLines().format(record).endswith('error   log source=uvicorn.error message="went wrong"')
+
+
+def test_the_lines_that_operations_shows_are_written_like_that() -> None:
+    texts, objects = re.findall(r"^```(?:text|json)\n(.*?)^```", PAGE.read_text(), flags=re.M | re.S)
+    for text, shown in zip(texts.splitlines(), objects.splitlines(), strict=True):
+        fields = json.loads(shown)
+        time, level, logger, event = (fields.pop(name) for name in ("time", "level", "logger", "event"))
+        record = logging.LogRecord(logger, getattr(logging, level.upper()), "", 0, event, (), None)
+        record.created, record.fields = datetime.fromisoformat(time).timestamp(), fields
+        assert TextLines().format(record) == text
+        assert JsonLines().format(record) == shown

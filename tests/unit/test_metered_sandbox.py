@@ -10,7 +10,7 @@ from unit.session_world import TENANT, World, world
 from warren.interfaces.audit import Query
 from warren.model.access import Caller, Quota
 from warren.model.errors import CommandRefused, Forbidden, QuotaExceeded, RateLimited
-from warren.model.events import Event, EventKind
+from warren.model.events import CommandEndedData, Event, EventKind, SessionCreatedData
 from warren.model.operations import Command, Reason
 from warren.model.policy import Policy
 from warren.sessions.new_session import NewSession
@@ -31,7 +31,7 @@ def nobody_asks() -> Iterator[None]:
 
 def heard(w: World) -> list[Event]:
     events: list[Event] = []
-    w.tenancy.events.add(events.append)
+    w.tenancy.events.subscribe(events.append)
     return events
 
 
@@ -92,8 +92,12 @@ async def test_an_ended_command_is_told_and_counted() -> None:
             await (await sandbox.start(Command(shell="echo hi"))).wait()
         while len(events) < 3:
             await asyncio.sleep(0)
-        assert [event.data.get("exit_code") for event in events] == [None, 3, 0]
-        assert [event.data.get("background") for event in events[1:]] == [False, True]
+        created, *ended = [event.data for event in events]
+        assert isinstance(created, SessionCreatedData)
+        assert [(data.exit_code, data.background) for data in ended if isinstance(data, CommandEndedData)] == [
+            (3, False),
+            (0, True),
+        ]
         await w.sessions.delete(TENANT, session.id)
         assert events[-1].kind is EventKind.SESSION_ENDED
         (today,) = await w.tenancy.usage.between(TENANT, *[_today(w)] * 2)
@@ -114,7 +118,7 @@ async def test_expiry_and_loss_are_told_and_in_the_record() -> None:
         await w.lifecycle.mark_lost(lost, "it died")
         await w.clock.advance(1900)
         await w.reaper.tick()
-        await w.lifecycle.all_done()
+        await w.lifecycle.wait_for_tasks()
         kinds = {(event.session_id, event.kind) for event in events}
         assert (lost.id, EventKind.SESSION_LOST) in kinds
         assert (idle.id, EventKind.SESSION_EXPIRED) in kinds
@@ -190,7 +194,7 @@ async def test_after_a_restart_running_commands_are_followed_again() -> None:
             await (await sandbox.process(process.id)).kill(0)
         while not events:
             await asyncio.sleep(0.01)
-        assert (events[0].kind, events[0].data["process_id"]) == (EventKind.COMMAND_FINISHED, process.id)
+        assert (events[0].kind, events[0].json_data()["process_id"]) == (EventKind.COMMAND_FINISHED, process.id)
         await again.tenancy.close()
         await again.worker.close()
 

@@ -24,7 +24,7 @@ PLAIN = Requirements("base", "acme")
 GPU = Requirements("base", "acme", labels={"gpu": "1"})
 WORKER = Candidate(
     id="a",
-    provider="oci",
+    providers=("oci",),
     labels={"arch": "x86_64"},
     capacity=100,
     claimed=10,
@@ -56,7 +56,7 @@ def firsts(want: Requirements, workers: Sequence[Candidate], **options: int) -> 
     [
         ("dead", PLAIN, worker(alive=False)),
         ("draining", PLAIN, worker(draining=True)),
-        ("another provider", replace(PLAIN, provider="oci"), worker(provider="docker")),
+        ("another provider", replace(PLAIN, provider="oci"), worker(providers=("docker",))),
         ("without the label", replace(PLAIN, labels={"arch": "x86_64"}), worker(labels={})),
         ("another value of the label", replace(PLAIN, labels={"arch": "x86_64"}), worker(labels={"arch": "arm64"})),
         ("full", PLAIN, worker(claimed=100)),
@@ -153,13 +153,31 @@ def test_the_few_that_fit_are_found_among_many() -> None:
     assert all(rank_workers(GPU, workers, tie) == ["x", "y"] for tie in TIES)
 
 
+@pytest.mark.parametrize(
+    ("provider", "ready", "warm"),
+    [
+        ("", {"base": 1}, True),
+        ("oci", {"base": 1}, True),
+        ("docker", {"base": 1}, False),
+        ("docker", {"base@docker": 1}, True),
+        ("", {"base@docker": 1}, False),
+    ],
+)
+def test_a_warm_sandbox_counts_if_the_provider_that_is_asked_for_made_it(
+    provider: str, ready: dict[str, int], warm: bool
+) -> None:
+    cold = worker("cold", providers=("oci", "docker"))
+    other = worker("other", providers=("oci", "docker"), ready=ready)
+    assert (firsts(replace(PLAIN, provider=provider), [cold, other]) == {"other"}) is warm
+
+
 # Always.
 
 CANDIDATES = st.lists(
     st.builds(
         Candidate,
         id=st.sampled_from([f"w{number}" for number in range(40)]),
-        provider=st.sampled_from(["oci", "docker"]),
+        providers=st.sampled_from([("oci",), ("docker",), ("oci", "docker")]),
         labels=st.dictionaries(st.sampled_from(["gpu", "zone"]), st.sampled_from(["1", "2"])),
         capacity=st.integers(0, 20),
         claimed=st.integers(0, 25),
@@ -189,7 +207,7 @@ def may_have(want: Requirements, each: Candidate) -> bool:
     return (
         each.alive
         and not each.draining
-        and (not want.provider or want.provider == each.provider)
+        and (not want.provider or want.provider in each.providers)
         and all(each.labels.get(name) == value for name, value in want.labels.items())
         and each.claimed + each.assigned < each.capacity
         and each.pressure < 1
@@ -322,7 +340,7 @@ HELD = {"gpu": "1"}
     [
         (PLAIN, [], "the cluster has no worker"),
         (PLAIN, [worker(alive=False)], "no worker is alive, of 1 that are known"),
-        (replace(PLAIN, provider="docker"), [WORKER], "no worker has the provider docker"),
+        (replace(PLAIN, provider="docker"), [WORKER], "no worker has the provider docker, there are: oci"),
         (GPU, [WORKER, worker(labels={"gpu": "2"})], "no worker has the label gpu=1"),
         (GPU, [WORKER, worker(labels=HELD, alive=False)], "no worker has the label gpu=1"),
         (

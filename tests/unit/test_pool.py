@@ -148,7 +148,7 @@ async def test_a_sandbox_that_dies_in_the_pool_is_destroyed_and_replaced() -> No
         await there.filled()
         assert victim not in there.alive
         assert repr(there.pool) == "<Pool base: 3 ready, 0 creating, 0 waiting>"
-        assert there.pool.figures.discarded == 1
+        assert there.pool.counters.discarded == 1
 
 
 class Deaf:
@@ -237,7 +237,7 @@ async def test_a_claim_that_is_not_served_in_time_names_its_place() -> None:
         with pytest.raises(NoCapacity, match=r"base became free in 5\.0 s, place 2 of 2") as caught:
             await claim
         assert caught.value.retry_after_s
-        assert there.pool.figures.timeouts == 1
+        assert there.pool.counters.timeouts == 1
         there.makers.open.set()
         await waiting
 
@@ -353,7 +353,7 @@ async def test_a_failing_provider_is_tried_again_later() -> None:
         assert repr(there.pool) == "<Pool base: 0 ready, 0 creating, 0 waiting>"
         await there.settle(2)
         assert there.pool.counts.ready == 3
-        assert there.pool.figures.failures == 4
+        assert there.pool.counters.failures == 4
 
 
 async def test_a_provider_that_always_fails_is_not_hammered() -> None:
@@ -361,13 +361,13 @@ async def test_a_provider_that_always_fails_is_not_hammered() -> None:
         there.makers.always = ProviderUnavailable("never")
         claim = there.claim(30)
         await there.settle(29)
-        assert there.pool.figures.failures < 80
+        assert there.pool.counters.failures < 80
         await there.settle(2)
         with pytest.raises(NoCapacity, match="the last one could not be made: never"):
             await claim
-        failures = there.pool.figures.failures
+        failures = there.pool.counters.failures
         await there.settle(60)
-        assert there.pool.figures.failures - failures <= 15
+        assert there.pool.counters.failures - failures <= 15
 
 
 async def test_waiters_outlast_a_failure_that_passes() -> None:
@@ -397,7 +397,7 @@ async def test_a_full_machine_is_told_as_such_and_room_that_is_made_is_used() ->
         with pytest.raises(MachineFull, match="no memory is left"):
             await first
         there.makers.always = None
-        there.pool.room_was_made()
+        there.pool.note_room()
         await there.settle()
         assert second.done()
 
@@ -426,13 +426,14 @@ async def test_the_figures_add_up() -> None:
         await ids(*(there.claim() for _ in range(4)))
         await there.filled()
         stats = there.pool.stats()
-        assert {name: stats[name] for name in ("claims", "hits", "misses", "timeouts", "failures", "discarded")} == {
-            "claims": 4, "hits": 3, "misses": 1, "timeouts": 0, "failures": 0, "discarded": 0,
-        }  # fmt: skip
-        assert stats["hit_rate"] == 0.75
-        assert stats["creations"] == there.makers.fake.created
-        assert stats["latency_count"] == 4
-        assert 0 < stats["latency_p50_s"] <= stats["latency_p95_s"] <= stats["latency_sum_s"]
+        assert (stats.claims, stats.hits, stats.misses) == (4, 3, 1)
+        assert (stats.timeouts, stats.failures, stats.discarded) == (0, 0, 0)
+        assert stats.hit_rate == 0.75
+        assert stats.creations == there.makers.fake.created
+        assert stats.latency_count == 4
+        assert stats.latency_p50_s is not None
+        assert stats.latency_p95_s is not None
+        assert 0 < stats.latency_p50_s <= stats.latency_p95_s <= stats.latency_sum_s
 
 
 # Everything at once.

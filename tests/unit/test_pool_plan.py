@@ -154,10 +154,10 @@ def test_a_pool_that_may_have_none_has_none() -> None:
 def test_the_target_falls_step_by_step_after_a_calm_time() -> None:
     demand, seen = Demand(20, NOW, missed_at=NOW, moved_at=NOW), []
     for second in range(0, int(CALM_S + 6 * STEP_S)):
-        eased = demand.eased(SIZE, NOW + second)
-        if eased.target != demand.target:
-            seen.append((second, eased.target))
-        demand = eased
+        lowered = demand.lowered(SIZE, NOW + second)
+        if lowered.target != demand.target:
+            seen.append((second, lowered.target))
+        demand = lowered
     assert seen == [(60, 13), (70, 9), (80, 7), (90, 6), (100, 5)]
 
 
@@ -167,31 +167,31 @@ def test_the_target_falls_step_by_step_after_a_calm_time() -> None:
 def test_pauses_grow_and_end_somewhere() -> None:
     failures, now, pauses = NO_FAILURES, NOW, []
     for _ in range(10):
-        failures = failures.and_one(ProviderUnavailable("no"), now, jitter=1.0)
+        failures = failures.with_one_more(ProviderUnavailable("no"), now, jitter=1.0)
         pauses.append(round(failures.until - now, 1))
         now = failures.until
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0, 10.0]
 
 
 def test_jitter_shortens_a_pause_to_no_less_than_half() -> None:
-    assert NO_FAILURES.and_one(ProviderUnavailable("no"), NOW, jitter=0.0).until == pytest.approx(NOW + 0.05)
+    assert NO_FAILURES.with_one_more(ProviderUnavailable("no"), NOW, jitter=0.0).until == pytest.approx(NOW + 0.05)
 
 
 def test_failures_at_the_same_time_are_one() -> None:
     failures = NO_FAILURES
     for _ in range(4):
-        failures = failures.and_one(ProviderUnavailable("no"), NOW, jitter=1.0)
+        failures = failures.with_one_more(ProviderUnavailable("no"), NOW, jitter=1.0)
     assert (failures.count, failures.until) == (1, NOW + 0.1)
 
 
 def test_waiters_are_not_held_up_for_long() -> None:
-    failures = Failures(20, until=NOW).and_one(ProviderUnavailable("no"), NOW, jitter=1.0)
+    failures = Failures(20, until=NOW).with_one_more(ProviderUnavailable("no"), NOW, jitter=1.0)
     assert failures.until == NOW + LONGEST_PAUSE_S
     assert failures.waiters_until == NOW + WAITERS_PAUSE_S
 
 
 def test_after_a_hopeless_failure_whoever_comes_is_answered_at_once() -> None:
-    assert NO_FAILURES.and_one(ImageNotFound("none"), NOW, jitter=1.0).waiters_until <= NOW
+    assert NO_FAILURES.with_one_more(ImageNotFound("none"), NOW, jitter=1.0).waiters_until <= NOW
     assert NO_FAILURES.until == -math.inf
 
 

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from warren.http.server.connections import WatchedHttp, WatchedWebSocket
+from warren.http.server.connections import HttpConnection, WebSocketConnection
 from warren.http.server.http_guard import HttpLimits
 from warren.http.server.serving import HttpServer
 from warren.sdk.aio.transport import disable_retries
@@ -98,8 +98,8 @@ def test_deepagents_tells_files_by_their_names(path: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("ours", "base", "hooks"),
     [
-        (WatchedHttp, HttpToolsProtocol, _HTTP_HOOKS),
-        (WatchedWebSocket, WebSocketsSansIOProtocol, _WEBSOCKET_HOOKS),
+        (HttpConnection, HttpToolsProtocol, _HTTP_HOOKS),
+        (WebSocketConnection, WebSocketsSansIOProtocol, _WEBSOCKET_HOOKS),
     ],
 )
 def test_uvicorn_calls_what_we_override(ours: type, base: type, hooks: set[str]) -> None:
@@ -114,23 +114,23 @@ def test_uvicorn_calls_what_we_override(ours: type, base: type, hooks: set[str])
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("kind", [WatchedHttp, WatchedWebSocket])
+@pytest.mark.parametrize("kind", [HttpConnection, WebSocketConnection])
 async def test_uvicorn_has_the_attributes_that_we_use(kind: type) -> None:
     limits = HttpLimits()
     config = uvicorn.Config(_app, http=HttpToolsProtocol, ws=WebSocketsSansIOProtocol)  # type: ignore[arg-type]
     protocol = kind(limits=limits, config=config, server_state=ServerState(), app_state={})
-    if kind is WatchedHttp:
+    if kind is HttpConnection:
         protocol.on_message_begin()
     missing = {name for name in _attributes_of(kind, "self") if not hasattr(protocol, name)}
-    assert missing <= {"_gentle"}  # made with the connection
+    assert missing <= {"_response_transport"}  # made with the connection
 
 
 @pytest.mark.anyio
 async def test_uvicorn_has_the_parts_of_a_connection_that_we_use() -> None:
     cycle_names = set(inspect.getsource(RequestResponseCycle).split())
-    for name in _attributes_of(WatchedHttp, "cycle", "last", "_active"):
+    for name in _attributes_of(HttpConnection, "cycle", "last", "_active"):
         assert hasattr(RequestResponseCycle, name) or f"self.{name}" in cycle_names or f"self.{name}:" in cycle_names
-    for name in _attributes_of(WatchedHttp, "flow"):
+    for name in _attributes_of(HttpConnection, "flow"):
         assert hasattr(FlowControl, name) or name in inspect.getsource(FlowControl)
     state = ServerState()
     assert all(hasattr(state, name) for name in _attributes_of(HttpServer, "_state"))

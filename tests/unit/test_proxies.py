@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from warren.http.server.proxies import TrustedProxies
+from warren.http.server.request_origin import TrustedProxies
 from warren.model.errors import InvalidRequest
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from warren.config.registry import Registry, packaged_registry
+from warren.model.capability import Capability
 from warren.model.environment import PoolSize
 from warren.model.errors import InvalidRequest, UnknownEnvironment
 from warren.model.spec import Limits
@@ -52,6 +53,15 @@ def test_an_environment_may_say_its_pool_and_its_times(tmp_path: Path) -> None:
     environment = write(tmp_path, "x", text).environment("x")
     assert environment.pool == PoolSize(size=3, min=1, max=9)
     assert (environment.idle_timeout_s, environment.max_lifetime_s) == (60, 90.5)
+
+
+def test_an_environment_may_say_its_provider_and_what_it_needs_of_it(tmp_path: Path) -> None:
+    text = "name: x\nimage: x\nprovider: docker\nneeds: [terminals, gpu]\n"
+    environment = write(tmp_path, "x", text).environment("x")
+    assert environment.provider == "docker"
+    assert environment.needs == {Capability.TERMINALS, Capability.GPU}
+    base = Registry(packaged_registry()).environment("base")
+    assert (base.provider, base.needs) == ("", frozenset())
 
 
 def test_an_environment_that_says_nothing_leaves_pool_and_times_to_the_server() -> None:
@@ -111,6 +121,10 @@ def test_a_directory_of_the_user_adds_and_replaces(tmp_path: Path) -> None:
         ("name: x\nimage: x\nidle_timeout_s: 0", "idle_timeout_s is 0, it must be between 1"),
         ("name: x\nimage: x\nmax_lifetime_s: yes", "max_lifetime_s is True, it must be a number"),
         ("name: x\nimage: x\nmax_lifetime_s: .nan", "max_lifetime_s is nan"),
+        ("name: x\nimage: x\nprovider: [oci]", "provider is .*, it must be a text"),
+        ("name: x\nimage: x\nneeds: gpu", "needs is 'gpu', it must be a list"),
+        ("name: x\nimage: x\nneeds: [cake]", "there is no capability 'cake'"),
+        ("name: x\nimage: x\nneeds: [{gpu: 1}]", "there is no capability"),
         ("name: !!python/object/apply:os.getcwd []\nimage: x", "not YAML"),
     ],
 )

@@ -82,7 +82,7 @@ async def test_a_caller_that_goes_away_leaves_no_sandbox_that_nobody_can_ask_for
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await w.lifecycle.all_done()
+        await w.lifecycle.wait_for_tasks()
         assert await w.provider.list_ids() == []
         assert await w.sessions.list(TENANT, Page()) == []
 
@@ -90,15 +90,15 @@ async def test_a_caller_that_goes_away_leaves_no_sandbox_that_nobody_can_ask_for
 async def test_a_caller_that_goes_away_gives_up_its_place_in_the_queue() -> None:
     async with world(provider=FakeProvider(delay_s=600)) as w:
         request_context = asyncio.ensure_future(w.sessions.create(TENANT, NewSession()))
-        while not w.worker.stats()["pools"]["base"]["waiting"]:
+        while not w.worker.stats().pools["base"].waiting:
             await asyncio.sleep(0)
         (row,) = await w.sessions.list(TENANT, Page())
-        looking = asyncio.ensure_future(w.lifecycle.settled(row))
+        looking = asyncio.ensure_future(w.lifecycle.wait_until_settled(row))
         await asyncio.sleep(0)
         request_context.cancel()
         await asyncio.wait([request_context])
-        await w.lifecycle.all_done()
-        assert w.worker.stats()["pools"]["base"]["waiting"] == 0
+        await w.lifecycle.wait_for_tasks()
+        assert w.worker.stats().pools["base"].waiting == 0
         ended = await w.session(row)
         assert (ended.reason, ended.detail) == (EndReason.FAILED, "the caller went away")
         await w.clock.advance(1)
@@ -132,7 +132,7 @@ async def test_use_keeps_a_session_and_looking_does_not() -> None:
         assert (await w.session(row)).state is SessionState.RUNNING
         await w.clock.advance(20)
         await w.reaper.tick()
-        await w.lifecycle.all_done()
+        await w.lifecycle.wait_for_tasks()
         ended = await w.session(row)
         assert (ended.state, ended.reason) == (SessionState.ENDED, EndReason.IDLE)
         assert await w.provider.list_ids() == []
@@ -160,7 +160,7 @@ async def test_the_maximum_lifetime_ends_also_a_session_in_use() -> None:
             async with w.sessions.using(TENANT, row.id) as (_, sandbox):
                 await w.clock.advance(51)
                 await w.reaper.tick()
-                await w.lifecycle.all_done()
+                await w.lifecycle.wait_for_tasks()
                 await sandbox.ping()
 
         with pytest.raises(SessionEnded, match="maximum lifetime"):
@@ -175,7 +175,7 @@ async def test_renewal_and_expiry_never_both_win() -> None:
             renewed, _ = await asyncio.gather(
                 w.sessions.keep_alive(TENANT, row.id), w.reaper.tick(), return_exceptions=True
             )
-            await w.lifecycle.all_done()
+            await w.lifecycle.wait_for_tasks()
             state = (await w.session(row)).state
             assert (state is SessionState.RUNNING) == isinstance(renewed, Session)
 
@@ -201,7 +201,7 @@ async def test_patch_merges_metadata_and_checks_what_it_is_given() -> None:
 
 async def test_a_lost_sandbox_is_reported_and_replaced_only_when_asked() -> None:
     async with world() as w:
-        losses = asyncio.ensure_future(w.reaper.note_losses(w.worker))
+        losses = asyncio.ensure_future(w.reaper.watch_losses(w.worker))
         row = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
         w.provider.lose(row.sandbox_id, "its first process has ended")
         for _ in range(10):
@@ -225,7 +225,7 @@ async def test_a_thread_whose_session_expired_is_told_so() -> None:
         row = (await w.sessions.create(TENANT, NewSession(thread_id="conv", idle_timeout_s=10))).session
         await w.clock.advance(12)
         await w.reaper.tick()
-        await w.lifecycle.all_done()
+        await w.lifecycle.wait_for_tasks()
         fresh = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
         assert fresh.previous is not None
         assert (fresh.previous.session_id, fresh.previous.reason) == (row.id, EndReason.IDLE)
@@ -251,7 +251,7 @@ async def test_deleting_a_session_while_it_is_made_leaves_nothing() -> None:
         await w.sessions.delete(TENANT, row.id)
         with pytest.raises(SessionEnded):
             await creating
-        await w.lifecycle.all_done()
+        await w.lifecycle.wait_for_tasks()
         assert await w.provider.list_ids() == []
 
 
@@ -291,7 +291,7 @@ async def test_a_sandbox_that_cannot_be_destroyed_now_is_destroyed_later() -> No
             await w.sessions.delete(TENANT, row.id)
         w.worker.no_destroying = None
         await w.reaper.tick()
-        await w.lifecycle.all_done()
+        await w.lifecycle.wait_for_tasks()
         assert (await w.session(row)).state is SessionState.ENDED
         assert await w.provider.list_ids() == []
 
@@ -308,7 +308,7 @@ async def test_an_error_nobody_foresaw_keeps_no_other_session_from_expiring() ->
         assert (await w.session(other)).state is SessionState.STOPPING
         w.worker.no_destroying = None
         await w.clock.advance(1)
-        await w.lifecycle.all_done()
+        await w.lifecycle.wait_for_tasks()
         assert {(await w.session(row)).state for row in (stuck, other)} == {SessionState.ENDED}
         assert not reaping.done()
         reaping.cancel()
@@ -324,7 +324,7 @@ async def test_the_reaper_outlives_a_row_that_cannot_be_read(caplog: pytest.LogC
         w.store.first = broken
         reaping = asyncio.ensure_future(w.reaper.run())
         await w.clock.advance(20)
-        await w.lifecycle.all_done()
+        await w.lifecycle.wait_for_tasks()
         assert (await w.session(row)).reason is EndReason.IDLE
         assert "a row of another version" in caplog.text
         reaping.cancel()
@@ -361,7 +361,7 @@ async def test_use_that_a_full_store_cannot_note_is_noted_later_and_disturbs_nob
         row = (await w.sessions.create(TENANT, NewSession(idle_timeout_s=100))).session
         await w.clock.advance(90)
         w.store.full = True
-        await w.sessions.note_use(TENANT, row.id)
+        await w.sessions.record_use(TENANT, row.id)
         await w.clock.advance(60)
         await w.reaper.tick()
         assert (await w.session(row)).used == row.used
@@ -374,6 +374,6 @@ async def test_a_session_is_shown_also_while_its_sandbox_cannot_be_reached() -> 
     async with world() as w:
         row = (await w.sessions.create(TENANT, NewSession())).session
         w.worker.no_sandboxes = ProviderUnavailable("the engine is away")
-        assert await w.sessions.look(row) is None
+        assert await w.sessions.find_sandbox(row) is None
         w.worker.no_sandboxes = None
-        assert await w.sessions.look(row) is not None
+        assert await w.sessions.find_sandbox(row) is not None

@@ -9,8 +9,8 @@ from warren.interfaces.records import Record
 from warren.model.access import ALL_SCOPES, ANY_TENANT, NO_QUOTA, Quota
 from warren.model.errors import Unauthorized, Unavailable
 from warren.stores.memory import MemoryRecords
-from warren.tenancy.identity import Proven
-from warren.tenancy.keys import _MOST_REMEMBERED, REMEMBERED_S, TRUSTED_S, Keys
+from warren.tenancy.identity import CredentialIdentity
+from warren.tenancy.keys import _MAX_CACHED, CACHED_S, TRUSTED_S, Keys
 from warren.tenancy.tenants import Tenant, Tenants
 from warren.testing.manual_clock import ManualClock
 
@@ -125,7 +125,7 @@ class TestKeys:
         key, text = await keys.create("ci", "acme")
         _, other = await keys.create("other", "acme")
         await keys.recognise(text)
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         records.away = True
         for shown in (other, text[:-1], text + "0", f"wk_{key.id.removeprefix('key_')}_{'0' * 64}"):
             with pytest.raises(Unavailable):
@@ -152,7 +152,7 @@ class TestKeys:
         await keys.recognise(text)
         await asyncio.sleep(0)
         records.away = True
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         before = records.asked
         for _ in range(20):
             await keys.recognise(text)
@@ -163,12 +163,12 @@ class TestKeys:
     ) -> None:
         key, text = await keys.create("ci", "acme")
         await keys.recognise(text)
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         records.away = True
         await keys.recognise(text)
         await records.inner.delete("key", key.id)
         records.away = False
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         with pytest.raises(Unauthorized):
             await keys.recognise(text)
 
@@ -182,7 +182,7 @@ class TestKeys:
         await keys.recognise(text)
         await keys.recognise(other)
         await (where.rotate(key.id) if "rotated" in how else where.revoke(key.id))
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         with pytest.raises(Unauthorized):
             await keys.recognise(text)
         records.away = True
@@ -221,12 +221,12 @@ class TestKeys:
     async def test_no_more_are_remembered_than_may_be(self, clock: ManualClock) -> None:
         records = UncountedRecords()
         keys = Keys(records, clock)
-        texts = [(await keys.create("ci", "acme"))[1] for _ in range(_MOST_REMEMBERED + 1)]
+        texts = [(await keys.create("ci", "acme"))[1] for _ in range(_MAX_CACHED + 1)]
         for text in texts:
             await keys.recognise(text)
-        assert repr(keys) == f"<Keys: {_MOST_REMEMBERED} remembered>"
+        assert repr(keys) == f"<Keys: {_MAX_CACHED} cached>"
         await asyncio.sleep(0)
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         records.away = True
         with pytest.raises(Unavailable):
             await keys.recognise(texts[0])
@@ -294,12 +294,12 @@ class TestTenants:
     ) -> None:
         await tenants.put(Tenant("acme", Quota(sessions=3)))
         await tenants.of("acme")
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         records.away = True
         await tenants.of("acme")
         await Tenants(records.inner, clock).put(Tenant("acme", Quota(sessions=1)))
         records.away = False
-        await clock.advance(REMEMBERED_S)
+        await clock.advance(CACHED_S)
         assert (await tenants.of("acme")).quota.sessions == 1
 
     async def test_a_change_here_holds_at_once_and_leaves_the_others_known(
@@ -326,7 +326,7 @@ class TestTenants:
 
 async def test_a_request_is_let_in_while_the_store_is_away(records: AwayRecords, clock: ManualClock) -> None:
     keys, tenants = Keys(records, clock), Tenants(records, clock)
-    identity = Proven(keys, tenants)
+    identity = CredentialIdentity(keys, tenants)
     await tenants.put(Tenant("acme", Quota(sessions=3)))
     _, text = await keys.create("ci", "acme")
     headers = [(b"x-api-key", text.encode())]

@@ -62,7 +62,7 @@ async def test_a_session_that_was_being_ended_is_ended() -> None:
         row = (await w.sessions.create(TENANT, NewSession())).session
         await w.store.swap(row.moved_to(SessionState.STOPPING, reason=EndReason.DELETED))
         async with world(clock=w.clock, provider=w.provider, store=w.store) as next_one:
-            await next_one.lifecycle.all_done()
+            await next_one.lifecycle.wait_for_tasks()
             assert (await next_one.session(row)).state is SessionState.ENDED
             assert await next_one.provider.list_ids() == []
 
@@ -96,7 +96,7 @@ async def test_the_time_a_server_was_away_does_not_count_as_idle_to_the_last_sec
             assert (await next_one.session(row)).state is SessionState.RUNNING
             await next_one.clock.advance(70)
             await next_one.reaper.tick()
-            await next_one.lifecycle.all_done()
+            await next_one.lifecycle.wait_for_tasks()
             assert (await next_one.session(row)).reason is EndReason.IDLE
 
 

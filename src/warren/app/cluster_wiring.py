@@ -1,6 +1,6 @@
 """Builds the parts that coordinators and workers of a cluster have in common: settings in, objects out.
 
-`coordinator_process` and `worker_process` put them together; `cli/nodes` prepares the settings.
+`coordinator_process` and `worker_process` put them together; `cli/serve` prepares the settings.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import platform
 import secrets
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,7 @@ from warren.config.settings import Settings
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
 from warren.model.audit import CommandText
-from warren.model.errors import InvalidRequest, Unavailable
+from warren.model.errors import InvalidRequest, Unavailable, WarrenError
 from warren.stores.encryption import Encryption, read_key
 from warren.stores.redis_address import read_address
 from warren.stores.redis_link import RedisLink, connect
@@ -206,3 +207,16 @@ def _replace_file(path: Path, text: str) -> None:
 def coordinator_id(settings: Settings) -> str:
     """Unlike the name of a worker, that of a coordinator need not outlast a restart."""
     return f"{settings.worker_id}-{hashlib.sha256(advertised_address(settings).encode()).hexdigest()[:8]}"
+
+
+def build_provider_of(settings: Settings) -> Callable[[str], str]:
+    """Which provider an environment names; empty if it names none, or if this coordinator does not have it."""
+    environments = build_environments(settings)
+
+    def find(environment: str) -> str:
+        try:
+            return environments(environment).provider
+        except WarrenError:
+            return ""
+
+    return find

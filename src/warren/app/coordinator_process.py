@@ -1,7 +1,7 @@
 """A coordinator process. It owns nothing: any number of them may run, and each answers every request.
 
 Two tasks run beside the requests: `fleet` refreshes the view of the workers and gives up the sessions of dead ones,
-`liveness` pings the workers that requests wait for. `cli/nodes` starts it; the theory of operation is in
+`liveness` pings the workers that requests wait for. `cli/serve` starts it; the theory of operation is in
 `warren.cluster`.
 """
 
@@ -71,7 +71,12 @@ class CoordinatorService:
         settings, clock = self._settings, ClusterClock(await wiring.wait_for_redis_time(self._link))
         self.tenancy = self._tenancy = await wiring.build_tenancy(settings, self._store, self._link, clock)
         lifecycle = Lifecycle(
-            self._store, {}, clock, claim_timeout_s=settings.claim_timeout_s, others=True, events=self.tenancy.events
+            self._store,
+            {},
+            clock,
+            claim_timeout_s=settings.claim_timeout_s,
+            in_cluster=True,
+            events=self.tenancy.events,
         )
         self.sessions = build_sessions(settings, lifecycle, self.tenancy)
         failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)
@@ -96,6 +101,7 @@ class CoordinatorService:
                 self._auth,
                 self._liveness,
                 environment=settings.default_environment,
+                provider_of=wiring.build_provider_of(settings),
                 tls=wiring.build_client_tls(settings),
             )
 

@@ -47,7 +47,7 @@ class Service:
 
     sessions: Sessions
     tenancy: Tenancy
-    others: ClassVar[bool] = False  # whether there are other workers, who share the store
+    in_cluster: ClassVar[bool] = False  # whether other workers share the store
     goodbye_s: float = 1.0  # so long answers have to leave when the work is done
 
     def __init__(self, settings: Settings, *, fault: Callable[[str], None] = lambda _: None) -> None:
@@ -58,7 +58,7 @@ class Service:
         self._rebooted = False
         self._store: SessionStore | None = None
         self._tenancy: Tenancy | None = None
-        self._provider: Provider | None = None
+        self._providers: list[Provider] = []
         self._worker: LocalWorker | None = None
         self._lifecycle: Lifecycle | None = None
         self._tasks: list[asyncio.Task[Any]] = []
@@ -77,12 +77,13 @@ class Service:
             settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
             self._lock = lock_state(settings.state_dir)
         self._store = await self._opened_store()
-        self._provider = build_provider(settings, fault=partial(self._reached, "provider"))
-        self._worker = build_worker(settings, self._provider, partial(self._reached, "worker"))
+        for name in settings.providers:
+            self._providers.append(build_provider(settings, name, partial(self._reached, "provider")))
+        self._worker = build_worker(settings, self._providers, partial(self._reached, "worker"))
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
         fault = partial(self._reached, "lifecycle")
         self._lifecycle = build_lifecycle(
-            settings, self._store, self._worker, self.tenancy, fault, clock=self._clock, others=self.others
+            settings, self._store, self._worker, self.tenancy, fault, clock=self._clock, in_cluster=self.in_cluster
         )
         self.sessions = build_sessions(settings, self._lifecycle, self.tenancy)
         await self._join()
@@ -91,7 +92,7 @@ class Service:
         await self._worker.start()
         await self._serve()
         self._run(reaper.run(), "reaper")
-        self._run(reaper.note_losses(self._worker), "losses")
+        self._run(reaper.watch_losses(self._worker), "losses")
 
     async def _opened_store(self) -> SessionStore:
         return await build_store(self._settings)
@@ -117,7 +118,7 @@ class Service:
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Takes no more work, lets running commands finish for so long, and ends the sessions or lets them be."""
         try:
-            await self.sessions.quiet(grace_s)
+            await self.sessions.drain(grace_s)
             if self._worker is not None:
                 await self._worker.drain()  # who still waits for a sandbox hears it now, and not when its time is over
             await self.sessions.stop(0.0, destroy=destroy)
@@ -132,8 +133,8 @@ class Service:
             await self._tenancy.close()
         if self._worker is not None:
             await self._worker.close()
-        if self._provider is not None:
-            await self._provider.close()
+        for provider in self._providers:
+            await provider.close()
         if self._store is not None:
             await self._store.close()
         if self._lock >= 0:

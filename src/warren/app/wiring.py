@@ -4,7 +4,7 @@ What only a server needs is imported when one is built: `warren run` should not 
 """
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,8 +51,8 @@ def build_images(settings: Settings) -> ImageStore:
 
 
 def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: None) -> Provider:
-    """The provider of that name, or the one the settings say."""
-    name = name or settings.provider
+    """The provider of that name, or the default one of the settings."""
+    name = name or settings.providers[0]
     check_provider(name)
     if name == "oci":
         from warren.worker.providers.oci import OciProvider
@@ -120,13 +120,13 @@ def build_encryption(settings: Settings) -> "Encryption":
     return Encryption(key)
 
 
-def build_worker(settings: Settings, provider: Provider, fault: Fault = lambda _: None) -> "LocalWorker":
+def build_worker(settings: Settings, providers: Sequence[Provider], fault: Fault = lambda _: None) -> "LocalWorker":
     from warren.worker.guard import MachineGuard
     from warren.worker.worker import LocalWorker
 
     return LocalWorker(
         settings.worker_id,
-        provider,
+        providers,
         build_environments(settings),
         clock=build_clock(),
         guard=MachineGuard(
@@ -181,7 +181,7 @@ def build_lifecycle(
     fault: Fault = lambda _: None,
     *,
     clock: Clock,
-    others: bool = False,
+    in_cluster: bool = False,
 ) -> "Lifecycle":
     from warren.sessions.lifecycle import Lifecycle
 
@@ -190,7 +190,7 @@ def build_lifecycle(
         {worker.name: worker},
         clock,
         claim_timeout_s=settings.claim_timeout_s,
-        others=others,
+        in_cluster=in_cluster,
         events=tenancy.events,
         fault=fault,
     )
@@ -206,11 +206,11 @@ def build_sessions(settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy
 
 def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "Identity":
     """Who may come in, as the settings say."""
-    from warren.tenancy.identity import Anybody, Proven
+    from warren.tenancy.identity import AnonymousIdentity, CredentialIdentity
 
     if not settings.auth:
-        return Anybody(tenancy.tenants)
-    return Proven(tenancy.keys, tenancy.tenants, tokens, settings.api_key)
+        return AnonymousIdentity(tenancy.tenants)
+    return CredentialIdentity(tenancy.keys, tenancy.tenants, tokens, settings.api_key)
 
 
 async def build_tokens(settings: Settings) -> "Tokens | None":
@@ -251,7 +251,7 @@ def build_context(
         sessions=sessions,
         tenancy=tenancy,
         identity=identity,
-        provider=settings.provider,
+        provider=settings.providers[0],
         worker_id=settings.worker_id,
         version=package_version(),
         command_timeout_s=settings.command_timeout_s,

@@ -2,12 +2,13 @@
 
 It is a `Service` whose store is Redis with copies of its own rows (`MirroredStore`), which joins the cluster before
 it looks at its sessions, and which serves coordinators only. Beside the tasks of a `Service` it runs `heartbeat`.
-`cli/nodes` starts it; the theory of operation is in `warren.cluster`.
+`cli/serve` starts it; the theory of operation is in `warren.cluster`.
 """
 
 import contextlib
 import signal
 from collections import Counter
+from dataclasses import asdict
 from typing import Any, ClassVar, Final
 
 from starlette.types import ASGIApp
@@ -37,7 +38,7 @@ _MB_PER_SANDBOX: Final = 64  # the least memory of a sandbox, which bounds how m
 
 
 class WorkerService(Service):
-    others: ClassVar[bool] = True
+    in_cluster: ClassVar[bool] = True
 
     def __init__(self, settings: Settings, **more: Any) -> None:
         super().__init__(settings, **more)
@@ -94,36 +95,37 @@ class WorkerService(Service):
         assert self._mirror is not None
         assert self._lifecycle is not None
         await self._mirror.reconcile()
-        await self._lifecycle.forget_lost()
+        await self._lifecycle.destroy_disowned()
         for session in await self._mirror.active():
-            await self._lifecycle.check(session)
+            await self._lifecycle.check_sandbox(session)
 
     def report(self) -> Report:
         settings, worker, mirror = self._settings, self._worker, self._mirror
         assert worker is not None
         assert mirror is not None
         stats = worker.stats()
-        pools, room, reserve = stats["pools"], worker.guard.room(), worker.guard.reserve
+        room, reserve = worker.guard.room(), worker.guard.reserve
         tenants = Counter(session.tenant for session in mirror.own())
         return Report(
             settings.worker_id,
             self._address,
             self._home,
             self._version,
-            provider=worker.provider,
+            provider=next(iter(worker.providers)),
+            providers=tuple(worker.providers),
             labels=self._labels,
             capacity=max(1, min(settings.max_sandboxes, room.memory_total // _MB_PER_SANDBOX)),
-            claimed=stats["claimed"],
-            ready={name: pool["ready"] for name, pool in pools.items()},
+            claimed=stats.claimed,
+            ready={name: pool.ready for name, pool in stats.pools.items()},
             tenants=dict(tenants.most_common(_REPORTED_TENANTS)),
-            waiting=sum(pool["waiting"] for pool in pools.values()),
+            waiting=sum(pool.waiting for pool in stats.pools.values()),
             pressure=max(_pressure(room.memory_free, reserve.memory), _pressure(room.disk_free, reserve.disk)),
             leaving=getattr(self, "sessions", None) is not None and self.sessions.stopping,
         )
 
     def describe(self) -> dict[str, Any]:
         assert self._worker is not None
-        return {"id": self._settings.worker_id, "stats": self._worker.stats()}
+        return {"id": self._settings.worker_id, "stats": asdict(self._worker.stats())}
 
     def app(self) -> ASGIApp:
         context = build_context(self._settings, self.sessions, self.tenancy, CoordinatorIdentity(self._auth))

@@ -1,7 +1,7 @@
 """Where the attack takes place: the sandbox under attack, its neighbour, and the host's view of both.
 
-The attacking code (`inside/`) is copied into the sandbox and run with the image's python3. A sandbox
-that dies under an attack is replaced for the probes that follow.
+The arena copies the attacking code (`inside/`) into the sandbox and runs it with the image's python3. It replaces a
+sandbox that dies under an attack before the next probe.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _TIMEOUT_S = 30.0
 
 
 class Arena:
-    """`secret_paths` are places on the host that no sandbox need know of."""
+    """`secret_paths` are paths on the host that no sandbox should be able to find out."""
 
     def __init__(self, provider: Provider, spec: SandboxSpec, secret_paths: tuple[Path, ...] = ()) -> None:
         self.provider = provider
@@ -55,7 +55,7 @@ class Arena:
         self.neighbour, self.neighbour_host = await self.fresh()
 
     async def close(self) -> None:
-        """Every sandbox gets its turn, also when another one would not go."""
+        """Destroys every sandbox, even if destroying another one fails."""
         ends = await asyncio.gather(*map(self.provider.destroy, self._made), return_exceptions=True)
         for end in ends:
             if end is not None:
@@ -80,7 +80,7 @@ class Arena:
     async def inside(
         self, attack: str, *, box: Sandbox | None = None, timeout_s: float = _TIMEOUT_S, **arguments: object
     ) -> ProbeResult:
-        """What the attack says of itself; UNDECIDED when it did not say anything clear."""
+        """Runs the attack and returns its own verdict; UNDECIDED if it printed none."""
         return read_outcome(await self.run(attack, box=box, timeout_s=timeout_s, **arguments))
 
     async def run(
@@ -90,17 +90,17 @@ class Arena:
 
     @asynccontextmanager
     async def holding(self, box: Sandbox, attack: str, **arguments: object) -> AsyncIterator[str]:
-        """Has `attack` run in `box` meanwhile; gives the line by which it said that it is ready."""
+        """Runs `attack` in `box` meanwhile; yields the line by which it reported that it is ready."""
         process = await box.start(attack_command(attack, arguments, None))
         try:
             yield await asyncio.wait_for(_first_line(process), _TIMEOUT_S)
         finally:
             with contextlib.suppress(WarrenError):
                 await process.kill(0)
-                await process.wait()  # what comes next must not meet it
+                await process.wait()  # the next probe must not meet it
 
     async def usable(self, *, memory_mib: int = 16) -> str:
-        """Why the sandbox is of no use any more; empty when all is well."""
+        """Why the sandbox is not usable any more; empty if it is."""
         try:
             async with asyncio.timeout(20):
                 await self.sandbox.ping()
@@ -119,8 +119,8 @@ def attack_command(attack: str, arguments: dict[str, Any], timeout_s: float | No
 def read_outcome(result: ExecResult) -> ProbeResult:
     lines = [line for line in result.stdout.splitlines() if line.startswith(MARK)]
     if not lines:
-        said = result.output.strip().splitlines()[-1:] or ["nothing was said"]
-        return undecided(f"no verdict: {result.reason}, exit code {result.exit_code}, {said[0][:200]}")
+        last_line = (result.output.strip().splitlines() or ["no output"])[-1]
+        return undecided(f"no verdict: {result.reason}, exit code {result.exit_code}, {last_line[:200]}")
     try:
         values = json.loads(lines[-1].removeprefix(MARK))
         if "error" in values:

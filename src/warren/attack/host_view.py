@@ -1,4 +1,4 @@
-"""A sandbox as the host's kernel shows it, whoever made it: found by a word in one of its processes' command lines."""
+"""A sandbox as the host's kernel shows it, found by a word in the command line of one of its processes."""
 
 import asyncio
 import contextlib
@@ -25,9 +25,9 @@ class HostView:
     @classmethod
     async def find(cls, token: str) -> "HostView":
         for _ in range(int(_PATIENCE_S / 0.05)):
-            found = with_word(token)
-            if found:
-                return cls._of(found[0])
+            pids = pids_with_word(token)
+            if pids:
+                return cls._of(pids[0])
             await asyncio.sleep(0.05)
         raise WarrenError(
             "the sandbox's processes are not to be seen on this machine",
@@ -74,7 +74,7 @@ class HostView:
         return None
 
 
-def with_word(word: str) -> list[int]:
+def pids_with_word(word: str) -> list[int]:
     """Processes of this machine, other than this one, that have `word` as an argument."""
     wanted, found = word.encode(), []
     for pid in _pids():
@@ -84,7 +84,7 @@ def with_word(word: str) -> list[int]:
     return found
 
 
-def with_uid(uid: int) -> list[int]:
+def pids_with_uid(uid: int) -> list[int]:
     return [pid for pid in _pids() if _status(pid, "Uid").split()[:1] == [str(uid)] and _runs(pid)]
 
 
@@ -98,7 +98,7 @@ def _in_namespace(namespace: str) -> list[int]:
 
 
 def _runs(pid: int) -> bool:
-    """A zombie has ended; when it is reaped is the business of the host's init."""
+    """A zombie counts as ended: the host's init decides when to reap it."""
     return _status(pid, "State")[:1] not in ("Z", "X", "")
 
 

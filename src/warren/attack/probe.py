@@ -1,4 +1,4 @@
-"""What an attack consists of: probes, and what each of them found."""
+"""Probes, of which an attack consists, and their results."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Group(StrEnum):
 
 
 class ProbeVerdict(StrEnum):
-    """UNDECIDED is a failure: what was not seen to hold does not count as contained."""
+    """UNDECIDED is a failure: only what was seen to hold counts as contained."""
 
     CONTAINED = "contained"
     GOT_THROUGH = "GOT THROUGH"
@@ -77,7 +77,7 @@ def judged(holds: bool, evidence: str) -> ProbeResult:
 
 
 def within(id: str, group: Group, tries: str, attack: str, **arguments: Any) -> Probe:
-    """A probe that is one function of `inside/`, whose word is enough."""
+    """A probe that is one function of `inside/`, whose own verdict is enough."""
 
     async def run(arena: "Arena") -> ProbeResult:
         return await arena.inside(attack, **arguments)

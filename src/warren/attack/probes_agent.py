@@ -1,5 +1,5 @@
-"""Attacks on the agent, which is PID 1, and on the supervisors of commands: they must not be killed, traced,
-starved or imitated by what they run."""
+"""Attacks on the agent, which is PID 1, and on the supervisors of commands: a command must not be able to kill, trace,
+starve or imitate them."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ _PATIENCE_S = 8.0
 
 
 async def _stop_storm(arena: Arena) -> ProbeResult:
-    """A stopped process must not keep the agent from ending a command in time, also one it has only just forked."""
+    """A stopped process, even one just forked, must not keep the agent from ending a command in time."""
     stopped = 0
     async with arena.holding(arena.sandbox, "agent:stop_everything", seconds=60):
         for _ in range(12):
@@ -35,7 +35,7 @@ async def _stop_storm(arena: Arena) -> ProbeResult:
 
 
 async def _stop_file_jobs(arena: Arena) -> ProbeResult:
-    """Writes that began in the storm have to come to an end, good or bad, once it is over."""
+    """Writes that began in the storm must end, with success or an error, once it is over."""
     async with arena.holding(arena.sandbox, "agent:stop_everything", seconds=6):
         writes = [
             asyncio.ensure_future(arena.sandbox.write(f"/workspace/job{index}", b"x" * 100_000)) for index in range(20)
@@ -56,7 +56,7 @@ async def _kill_storm(arena: Arena) -> ProbeResult:
 
 
 async def _be_the_agent(arena: Arena) -> ProbeResult:
-    """The agent's own uid, by name or number, is nobody's to take."""
+    """No command may run with the agent's own uid, by name or number."""
     taken = []
     for user in ("root", "0", "00", "65535", "4294967295", "-1", "+0", " 0", "0x0", "999999999999"):
         try:
@@ -79,7 +79,7 @@ async def _forged_frames(arena: Arena) -> ProbeResult:
 
 
 async def _shell_state(arena: Arena) -> ProbeResult:
-    """What a command leaves behind for the next shell must not grow in the agent, nor reach other commands."""
+    """State that a command leaves for the next shell must not pile up in the agent, nor reach other commands."""
     spoil = "export LD_PRELOAD=/tmp/evil.so PYTHONSTARTUP=/tmp/evil BASH_ENV=/tmp/evil; cd /tmp; exit 0"
     await arena.sandbox.exec(Command(shell=spoil, timeout_s=10))
     clean = await arena.sandbox.exec(Command(argv=("env",), timeout_s=10))
@@ -97,7 +97,7 @@ async def _shell_state(arena: Arena) -> ProbeResult:
 
 
 async def _many_background(arena: Arena) -> ProbeResult:
-    """Commands that say much, many at once: what is kept of them must not fill the sandbox's memory."""
+    """The kept output of many talkative commands at once must not fill the sandbox's memory."""
     line = "head -c 30000000 /dev/zero; sleep 30"
     processes = [await arena.sandbox.start(Command(shell=line, carry_state=False)) for _ in range(4)]
     await asyncio.sleep(2)
@@ -114,7 +114,7 @@ async def _many_background(arena: Arena) -> ProbeResult:
 
 
 async def _oom_agent(arena: Arena) -> ProbeResult:
-    """Makes the agent the biggest process there is, by output that it keeps; then fills memory that is nobody's."""
+    """Makes the agent the biggest process, by output that it keeps; then fills memory that no process owns."""
     line = "head -c 12000000 /dev/zero; sleep 60"
     for _ in range(4):
         await arena.sandbox.start(Command(shell=line, carry_state=False))

@@ -1,4 +1,4 @@
-"""What a sandbox can learn of the host and of other sandboxes, and what it can tell them."""
+"""What a sandbox can learn about the host and other sandboxes, and channels by which it can talk to them."""
 
 import ctypes
 import fcntl
@@ -31,7 +31,7 @@ async def _host_texts(arena: Arena) -> ProbeResult:
 
 
 async def _mount_paths(arena: Arena) -> ProbeResult:
-    """Where a mount comes from stands in mountinfo; a path of at least two parts that the host has is the host's."""
+    """mountinfo shows where a mount comes from; a path of two or more parts that exists on the host is the host's."""
     outcome = await arena.inside("leaks:mount_table")
     if outcome.verdict is not ProbeVerdict.CONTAINED or " - " not in outcome.evidence:
         return undecided(f"no mount table: {outcome.evidence[:200]}")
@@ -60,7 +60,7 @@ async def _host_files(arena: Arena) -> ProbeResult:
 
 
 async def _host_secrets(arena: Arena) -> ProbeResult:
-    """The word is in this process's environment since before the sandbox was made."""
+    """Looks for a word that was in this process's environment before the sandbox was made."""
     return await arena.inside("leaks:find_token", token=arena.canary, timeout_s=60)
 
 
@@ -127,7 +127,7 @@ async def _ipc(arena: Arena) -> ProbeResult:
 
 
 async def _inotify(arena: Arena) -> ProbeResult:
-    """Per-user limits of the kernel, used up in one sandbox, must not be used up for the neighbour or the host."""
+    """A sandbox that uses up the kernel's per-user limits must not use up those of the neighbour or the host."""
     async with arena.holding(arena.sandbox, "neighbour:use_up_inotify", seconds=_HELD_S) as line:
         beside = await arena.inside("neighbour:one_inotify", box=arena.neighbour)
         fd = ctypes.CDLL(None, use_errno=True).inotify_init1(os.O_CLOEXEC)
@@ -140,7 +140,7 @@ async def _inotify(arena: Arena) -> ProbeResult:
 
 
 async def _environment(arena: Arena) -> ProbeResult:
-    """A secret given to one command: not in a command of another user beside it, not in one after it."""
+    """A secret given to one command must reach neither another user's command beside it nor a command after it."""
     token = f"{arena.canary}env"
     await arena.sandbox.exec(Command(shell="true", env={"SECRET": token}, timeout_s=10))
     look = "env; cat /proc/*/environ 2>/dev/null | tr '\\0' '\\n'"

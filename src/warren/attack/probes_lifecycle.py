@@ -1,11 +1,11 @@
-"""What outlives its end, and what the file API can be turned into: the classic holes of hardened containers."""
+"""Processes that outlive their end, and abuses of the file API: the classic holes of hardened containers."""
 
 import asyncio
 import io
 import tarfile
 
 from warren.attack.arena import Arena
-from warren.attack.host_view import HostView, with_uid, with_word
+from warren.attack.host_view import HostView, pids_with_uid, pids_with_word
 from warren.attack.probe import Group, Probe, ProbeResult, contained, got_through, judged
 from warren.model.errors import InvalidPath, WarrenError
 from warren.model.operations import Command, Reason
@@ -22,20 +22,20 @@ _UNWRITABLE = (
 
 
 async def _daemons(arena: Arena) -> ProbeResult:
-    """The host looks for them by name: a result that says `killed` is not yet a proof."""
+    """Looks for the daemons from the host: a result that says `killed` is no proof."""
     token = f"{arena.canary}daemon"
     running = asyncio.ensure_future(arena.run("limits:daemons", count=20, token=token, timeout_s=3))
     await asyncio.sleep(2.5)
     # The command itself has the token inside its arguments, but not as one.
-    there = len(with_word(token))
+    there = len(pids_with_word(token))
     result = await running
-    left = with_word(token)
+    left = pids_with_word(token)
     evidence = f"{there} daemons ran, {result.killed} processes were killed, {len(left)} are left, {result.reason}"
     return judged(there > 0 and not left and result.survivors == 0 and result.reason is Reason.TIMEOUT, evidence)
 
 
 async def _stopped_tree(arena: Arena) -> ProbeResult:
-    """A tree that has stopped itself ends in time, too."""
+    """A process tree that has stopped itself must end in time, too."""
     line = "(setsid sh -c 'kill -STOP $$; sleep 600' &); (trap '' TERM; sleep 600) & kill -STOP $$; sleep 600"
     command = Command(shell=line, timeout_s=1, grace_s=0.3, carry_state=False)
     started = asyncio.get_running_loop().time()
@@ -75,7 +75,7 @@ async def _deleted_cwd(arena: Arena) -> ProbeResult:
 
 
 async def _descriptor_cwd(arena: Arena) -> ProbeResult:
-    """CVE-2024-21626: a working directory that is somebody's descriptor."""
+    """CVE-2024-21626: a working directory that is a descriptor of another process."""
     entered = []
     places = [f"/proc/self/fd/{fd}" for fd in range(3, 64)]
     places += [
@@ -153,7 +153,7 @@ async def _other_operations(arena: Arena) -> ProbeResult:
 
 
 async def _race(arena: Arena) -> ProbeResult:
-    """A name that is a file now and a link to a forbidden one the next moment."""
+    """A name that is now a file and the next moment a link to a forbidden one."""
     swap = "while :; do ln -sfn /etc/shadow race; ln -sfn /proc/1/environ race; rm -f race; echo mine > race; done"
     process = await arena.sandbox.start(Command(shell=f"cd /workspace; {swap}", carry_state=False))
     got, reads = set(), 0
@@ -223,7 +223,7 @@ def _tar(*members: tuple[str, bytes, str]) -> bytes:
 
 
 async def _destroyed(arena: Arena) -> ProbeResult:
-    """Destroys a sandbox with daemons in it, and looks on the host for anything of it."""
+    """Destroys a sandbox with daemons in it, and looks on the host for anything that is left."""
     token = f"{arena.canary}left"
     sandbox, host = await arena.fresh()
     await sandbox.start(Command(argv=("python3", "-I", "-c", "import time; time.sleep(600)", token)))
@@ -231,8 +231,8 @@ async def _destroyed(arena: Arena) -> ProbeResult:
     cgroups = [path for path in host.cgroups.values() if path.is_dir()]
     uids = {host.uid, int(host.status("Uid").split()[0])}
     await arena.provider.destroy(sandbox.id)
-    left = [f"process {pid}" for pid in with_word(token)] + [f"process {pid}" for uid in uids for pid in with_uid(uid)]
-    left += [f"process {pid}" for pid in host.processes()] + [str(path) for path in cgroups if path.is_dir()]
+    pids = [*pids_with_word(token), *(pid for uid in uids for pid in pids_with_uid(uid)), *host.processes()]
+    left = [f"process {pid}" for pid in pids] + [str(path) for path in cgroups if path.is_dir()]
     if sandbox.id in await arena.provider.list_ids():
         left.append(f"sandbox {sandbox.id}")
     if not cgroups:

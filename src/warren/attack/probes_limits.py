@@ -1,4 +1,4 @@
-"""Using up everything there is. The sandbox must hold, and be of use afterwards."""
+"""Using up every resource. The sandbox must hold its limits and be usable afterwards."""
 
 import asyncio
 import os
@@ -68,7 +68,7 @@ async def _memory(arena: Arena) -> ProbeResult:
 
 
 async def _memory_many(arena: Arena) -> ProbeResult:
-    """Many hogs at once: the kernel must find one of them, not the agent."""
+    """With many hogs at once the kernel must kill one of them, not the agent."""
     mib = arena.spec.limits.memory_mb
     results = await asyncio.gather(*(arena.run("limits:eat_memory", mib=mib, timeout_s=40) for _ in range(6)))
     reasons = sorted(str(result.reason) for result in results)
@@ -179,7 +179,7 @@ async def _big_file(arena: Arena) -> ProbeResult:
 
 
 async def _own_tmpfs(arena: Arena) -> ProbeResult:
-    """/dev itself is a tmpfs: it must be small, or nobody's to write."""
+    """/dev itself is a tmpfs: it must be small, or read-only."""
     return await arena.inside("limits:fill_inodes", folder="/dev", most=200)
 
 

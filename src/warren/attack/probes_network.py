@@ -1,4 +1,4 @@
-"""Ways to any network: there is none but the sandbox's own loopback."""
+"""Ways to a network: a sandbox has none but its own loopback."""
 
 import secrets
 import socket
@@ -35,7 +35,7 @@ def _host_addresses() -> list[str]:
 
 
 async def _host_loopback(arena: Arena) -> ProbeResult:
-    """A server on the host's loopback, and on all its addresses: nobody may come."""
+    """Serves on the host's loopback and on all its addresses, which the sandbox must not reach."""
     with _listener("127.0.0.1") as loopback, _listener("0.0.0.0") as everywhere:
         targets: list[list[object]] = [["127.0.0.1", loopback.getsockname()[1]]]
         for host in ("127.0.0.1", *_host_addresses()):

@@ -1,7 +1,7 @@
 """All probes, and the one loop that runs them.
 
-Every probe has its time; one that runs out of it, or breaks, is UNDECIDED. After each the sandbox must
-still be of use: one that died of a probe was not contained, whatever the probe said.
+A probe that runs out of time, or breaks, is UNDECIDED. After each probe the sandbox must still be usable: a probe
+that killed it was not contained, whatever its verdict was.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ async def attack(
     probes: Sequence[Probe] = PROBES,
     progress: Progress = lambda finding: None,
 ) -> list[Finding]:
-    """Makes two sandboxes and attacks the first. They are destroyed in every case."""
+    """Makes two sandboxes and attacks the first. Destroys both in every case."""
     arena, findings = Arena(provider, spec, secret_paths), list[Finding]()
     host_environment_canary(arena)
     try:
@@ -65,14 +65,14 @@ def choose(wanted: Sequence[str]) -> Sequence[Probe]:
 
 async def run_probe(probe: Probe, arena: Arena) -> Finding:
     started = time.monotonic()
-    outcome = await _outcome(probe, arena)
+    outcome = await _run(probe, arena)
     if why := await arena.usable():
-        outcome = _died(outcome, why)
+        outcome = _with_loss(outcome, why)
         await arena.renew()
     return Finding(probe, outcome, round(time.monotonic() - started, 3))
 
 
-async def _outcome(probe: Probe, arena: Arena) -> ProbeResult:
+async def _run(probe: Probe, arena: Arena) -> ProbeResult:
     try:
         async with asyncio.timeout(_PROBE_S):
             return await probe.attack(arena)
@@ -82,7 +82,7 @@ async def _outcome(probe: Probe, arena: Arena) -> ProbeResult:
         return undecided(f"{type(exc).__name__}: {exc}")
 
 
-def _died(outcome: ProbeResult, why: str) -> ProbeResult:
+def _with_loss(outcome: ProbeResult, why: str) -> ProbeResult:
     if outcome.verdict is ProbeVerdict.GOT_THROUGH:
         return replace(outcome, evidence=f"{outcome.evidence}; and the sandbox is of no use afterwards: {why}")
     return got_through(f"the sandbox is of no use afterwards: {why} (the probe said: {outcome.evidence})")

@@ -178,8 +178,11 @@ def _run_in_fresh_sandbox(
     settings: Settings, options: SandboxOptions, work: Callable[[Sandbox], Awaitable[int]]
 ) -> int:
     """Runs `work` with a sandbox of its own; returns its exit code, or 128 + N when the signal N ended it."""
+    from warren.app.wiring import build_registry
+
     spec = build_spec(settings, options)
-    return asyncio.run(until_signal(_with_sandbox(settings, options.provider, spec, work)))
+    provider = options.provider or build_registry(settings).environment(options.environment).provider
+    return asyncio.run(until_signal(_with_sandbox(settings, provider, spec, work)))
 
 
 def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:

@@ -55,11 +55,14 @@ def search(
             timeout=timeout,
             on_summary=summaries.append,
         )
-        found = False
+        found = []
         for match in matches:
-            found = True
-            print_json(dict(match)) if as_json else click.echo(_line(match))
-    if summaries and summaries[0].truncated_by:
+            found.append(dict(match))
+            if not as_json:
+                click.echo(_line(match))
+    if as_json:
+        print_json({"matches": found, "summary": dict(summaries[0]) if summaries else None})
+    elif summaries and summaries[0].truncated_by:
         report(f"there may be more: {summaries[0].truncated_by} ended the search")
     return 0 if found else 1
 

@@ -130,7 +130,7 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
         url = _server_url(settings, port)
         first_key = await ensure_first_key(settings, service.tenancy.keys, [url])
         key = f' -H "X-API-Key: {first_key or "$WARREN_API_KEY"}"' if settings.auth else ""
-        click.echo(f"Warren serves {url} (provider {settings.provider}, state in {settings.state_dir})")
+        click.echo(f"Warren serves {url} (provider {', '.join(settings.providers)}, state in {settings.state_dir})")
         click.echo(f'  try:  curl{key} {url}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')
         click.echo(f"  docs: {url}/docs    stop: Ctrl-C")
 
@@ -146,7 +146,7 @@ async def _run_coordinator(settings: Settings, tls: "ssl.SSLContext | None") -> 
 
     async def announce(port: int) -> None:
         await ensure_first_key(settings, service.tenancy.keys, [_server_url(settings, port)])
-        click.echo(f"Warren coordinates on {settings.host}:{port}; workers: {len(service.control.status()['workers'])}")
+        click.echo(f"Warren coordinates on {settings.host}:{port}; workers: {len(service.control.status().workers)}")
 
     return await _serve_until_stopped(
         settings, service, tls, lambda: service.app(build_identity(settings, service.tenancy, tokens)), announce
@@ -159,7 +159,7 @@ async def _run_worker(settings: Settings, tls: "ssl.SSLContext | None") -> int:
     service = WorkerService(settings)
 
     async def announce(port: int) -> None:
-        details = f"provider {settings.provider}, state in {settings.state_dir}"
+        details = f"provider {', '.join(settings.providers)}, state in {settings.state_dir}"
         click.echo(f"Worker {settings.worker_id} of Warren works on {settings.host}:{port} ({details})")
 
     return await _serve_until_stopped(settings, service, tls, service.app, announce)
@@ -209,7 +209,7 @@ def _freeze_loaded_objects() -> None:
 
 async def _stop(service: Any, server: Any, grace_s: float, *, destroy: bool) -> None:
     """Ends the work first, so that its responses still leave, then the connections, then the rest."""
-    await service.sessions.quiet(grace_s)
+    await service.sessions.drain(grace_s)
     await server.stop(service.goodbye_s)
     await service.stop(0.0, destroy=destroy)
 

@@ -40,6 +40,7 @@ _FOLLOW_S: Final = 30.0
 @click.option("--cpus", type=float, metavar="N", help="CPU limit.")
 @click.option("--disk", "disk_mb", type=int, metavar="MB", help="Disk limit.")
 @click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation.")
+@click.option("--provider", default="", metavar="P", help="What makes the sandbox, one of the server's providers.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="What its worker must have: gpu=1.")
 @click.option("--metadata", multiple=True, metavar="K=V", help="A note of your own, to find it by.")
 @click.option("--idle-timeout", "idle_timeout_s", type=Duration(), metavar="D", help="End it when unused so long: 10m.")

@@ -48,7 +48,7 @@ class Failover:
             await self.sweep(alive)
             self._dead, self._swept_at = dead, now
         self._dead &= dead
-        await self._lifecycle.retry()
+        await self._lifecycle.retry_ends()
         if now - self._purged_at >= _PURGE_S:
             self._purged_at = now
             await self._store.purge(self._clock.epoch, now - self._retention_s)
@@ -65,7 +65,7 @@ class Failover:
             detail = f"its worker {session.worker!r} does not answer any more"
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=detail)
             if await self._store.swap_of_dead(lost):
-                self._lifecycle.tell_lost(lost)
+                self._lifecycle.report_lost(lost)
         elif session.state.is_in_transition:
             reason = session.reason or EndReason.UNDONE
             env_names = dict.fromkeys(session.env, "")

@@ -202,7 +202,7 @@ class Fleet:
             assigned_at.popleft()
         return Candidate(
             id=report.id,
-            provider=report.provider,
+            providers=report.all_providers,
             labels=report.labels,
             capacity=report.capacity,
             claimed=report.claimed,

@@ -16,7 +16,7 @@ from warren.cluster.fleet import Fleet
 from warren.cluster.lease import Lease
 from warren.http.problems import problem
 from warren.model.errors import Interrupted, InvalidRequest
-from warren.sessions.request_context import set_patience, set_session_id
+from warren.sessions.request_context import set_claim_timeout, set_session_id
 
 LEASE_PATH: Final = "/internal/lease"
 WORKER_PATH: Final = "/internal/worker"
@@ -77,7 +77,7 @@ def _restore_client(scope: Scope) -> None:
     if headers.get(SCHEME_HEADER) == b"https":
         scope["scheme"] = _SECURE_SCHEME[scope["type"]]
     if PATIENCE_HEADER in headers:
-        set_patience(float(headers[PATIENCE_HEADER]))
+        set_claim_timeout(float(headers[PATIENCE_HEADER]))
     if SESSION_HEADER in headers:
         set_session_id(headers[SESSION_HEADER].decode("latin-1"))
 

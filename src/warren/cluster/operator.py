@@ -4,12 +4,13 @@ The coordinator's routes and `/ready` call it as `interfaces.cluster.ClusterCont
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from warren.cluster.failover import Failover
 from warren.cluster.fleet import Fleet
 from warren.cluster.roster import LEASE_S, Member, Roster
+from warren.interfaces.cluster import ClusterStatus, WorkerStatus
+from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
 
 
@@ -17,23 +18,20 @@ class ClusterOperator:
     """`fetch_stats` asks the worker at an address for its figures."""
 
     def __init__(
-        self, fleet: Fleet, roster: Roster, failover: Failover, fetch_stats: Callable[[str], Awaitable[dict[str, Any]]]
+        self, fleet: Fleet, roster: Roster, failover: Failover, fetch_stats: Callable[[str], Awaitable[WorkerStats]]
     ) -> None:
         self._fleet = fleet
         self._roster = roster
         self._failover = failover
         self._fetch_stats = fetch_stats
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ClusterStatus:
         fleet = self._fleet
-        return {
-            "coordinator": fleet.me.id,
-            "redis": "there" if fleet.has_redis else "away",
-            "settled": fleet.settled,
-            "workers": [_describe(member) for member in fleet.members.values()],
-        }
+        redis = "there" if fleet.has_redis else "away"
+        workers = [_describe(member) for member in fleet.members.values()]
+        return ClusterStatus(fleet.me.id, redis, fleet.settled, workers)
 
-    async def drain(self, worker_id: str, draining: bool) -> dict[str, Any]:
+    async def drain(self, worker_id: str, draining: bool) -> WorkerStatus:
         await self._roster.set_draining(worker_id, draining)
         await self._fleet.refresh()
         return _describe(self._fleet.member(worker_id))
@@ -65,34 +63,34 @@ class ClusterOperator:
     def claimed(self) -> int:
         return sum(member.report.claimed for member in self._alive())
 
-    async def figures(self) -> dict[str, Any]:
+    async def figures(self) -> Mapping[str, WorkerStats]:
         """The current figures of every worker that responds, by worker id."""
         alive = self._alive()
-        results = await asyncio.gather(*(self._fetch_stats(member.address) for member in alive), return_exceptions=True)
-        return {member.id: stats for member, stats in zip(alive, results, strict=True) if isinstance(stats, dict)}
+        found = await asyncio.gather(*(self._fetch_stats(member.address) for member in alive), return_exceptions=True)
+        return {member.id: stats for member, stats in zip(alive, found, strict=True) if isinstance(stats, WorkerStats)}
 
     def _alive(self) -> list[Member]:
         return [member for member in self._fleet.members.values() if member.alive]
 
 
-def _describe(member: Member) -> dict[str, Any]:
+def _describe(member: Member) -> WorkerStatus:
     report = member.report
-    return {
-        "id": member.id,
-        "state": _state(member),
-        "address": member.address,
-        "version": report.version,
-        "protocol": report.protocol,
-        "provider": report.provider,
-        "labels": dict(report.labels),
-        "sessions": report.claimed,
-        "capacity": report.capacity,
-        "pressure": report.pressure,
-        "ready": dict(report.ready),
-        "waiting": report.waiting,
-        "epoch": member.epoch,
-        "lease_left_s": round(member.lease_left_s, 1),
-    }
+    return WorkerStatus(
+        id=member.id,
+        state=_state(member),
+        address=member.address,
+        version=report.version,
+        protocol=report.protocol,
+        provider=",".join(report.all_providers),
+        labels=report.labels,
+        sessions=report.claimed,
+        capacity=report.capacity,
+        pressure=report.pressure,
+        ready=report.ready,
+        waiting=report.waiting,
+        epoch=member.epoch,
+        lease_left_s=round(member.lease_left_s, 1),
+    )
 
 
 def _state(member: Member) -> str:

@@ -9,6 +9,7 @@ from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.http_client.errors import ForwardingFailed
 from warren.cluster.middleware import LEASE_PATH, WORKER_PATH
 from warren.cluster.roster import LeaseStatus, Peer
+from warren.interfaces.worker import WorkerStats
 from warren.model.errors import Unavailable
 
 _TIMEOUT_S: Final = 2.0
@@ -33,9 +34,9 @@ class PeerCalls:
         """The id of the worker at an address."""
         return str((await self._call(address, "GET", WORKER_PATH))["id"])
 
-    async def worker_stats(self, address: str) -> dict[str, Any]:
+    async def worker_stats(self, address: str) -> WorkerStats:
         """The current figures of the worker at an address."""
-        return dict((await self._call(address, "GET", WORKER_PATH))["stats"])
+        return WorkerStats.from_json((await self._call(address, "GET", WORKER_PATH))["stats"])
 
     async def _call(self, address: str, method: str, target: str, timeout_s: float = _TIMEOUT_S) -> Any:
         headers = [(b"host", address.rpartition("//")[2].encode()), *self._auth.headers()]

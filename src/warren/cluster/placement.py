@@ -40,14 +40,14 @@ DEFAULT_COORDINATORS: Final = 2  # when their number is unknown: little goes wro
 class Candidate:
     """A worker as this coordinator knows it.
 
-    `capacity`: the most sandboxes it may have. `claimed`: the sessions it holds. `by_tenant`: how many of them belong
-    to the requesting tenant, 0 if unknown. `ready`: warm sandboxes per environment. `waiting`: claims that queue there.
-    `pressure`: from 0 to 1, where the machine takes no more sandboxes. `assigned`: the sessions that this coordinator
-    has sent there since the worker's last report.
+    `providers`: the default one first. `capacity`: the most sandboxes it may have. `claimed`: the sessions it holds.
+    `by_tenant`: how many of them belong to the requesting tenant, 0 if unknown. `ready`: warm sandboxes of each pool,
+    by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes no
+    more sandboxes. `assigned`: the sessions that this coordinator has sent there since the worker's last report.
     """
 
     id: str
-    provider: str
+    providers: Sequence[str]
     labels: Mapping[str, str]
     capacity: int
     claimed: int
@@ -110,7 +110,19 @@ def has_room(worker: Candidate) -> bool:
 
 
 def fits(required: Requirements, worker: Candidate) -> bool:
-    return required.provider in ("", worker.provider) and required.labels.items() <= worker.labels.items()
+    return _has_provider(required, worker) and required.labels.items() <= worker.labels.items()
+
+
+def _has_provider(required: Requirements, worker: Candidate) -> bool:
+    return not required.provider or required.provider in worker.providers
+
+
+def _has_ready(required: Requirements, worker: Candidate) -> bool:
+    """Whether a pool has more sandboxes than this coordinator has sent sessions there since the report."""
+    ready = worker.ready.get(f"{required.environment}@{required.provider}", 0)
+    if required.provider in ("", *worker.providers[:1]):
+        ready = worker.ready.get(required.environment, 0)
+    return required.pooled and ready > worker.assigned
 
 
 def score(required: Requirements, worker: Candidate, coordinators: int, chance: float) -> float:
@@ -122,7 +134,7 @@ def score(required: Requirements, worker: Candidate, coordinators: int, chance: 
         + QUEUE_WEIGHT * worker.waiting / (worker.waiting + QUEUE_HALF)
         + CHANCE_WEIGHT * chance
     )
-    if required.pooled and worker.ready.get(required.environment, 0) > worker.assigned:
+    if _has_ready(required, worker):
         penalty -= 1
     return load + slight * penalty + max(0.0, worker.pressure - HIGH_PRESSURE) / (1 - HIGH_PRESSURE)
 
@@ -134,9 +146,10 @@ def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -
     alive = [worker for worker in candidates if worker.alive]
     if not alive:
         return f"no worker is alive, of {len(candidates)} that are known"
-    with_provider = [worker for worker in alive if required.provider in ("", worker.provider)]
+    with_provider = [worker for worker in alive if _has_provider(required, worker)]
     if not with_provider:
-        return f"no worker has the provider {required.provider}"
+        names = dict.fromkeys(name for worker in alive for name in worker.providers)
+        return f"no worker has the provider {required.provider}, there are: {', '.join(names)}"
     fitting = [worker for worker in with_provider if fits(required, worker)]
     if not fitting:
         return f"no worker has {_missing_labels(required, with_provider)}"

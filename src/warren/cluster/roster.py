@@ -29,7 +29,8 @@ class Report:
 
     `home` identifies its state directory. `ready` counts the warm sandboxes of each environment, `tenants` the sessions
     of the tenants that have the most. `pressure` is how full its machine is (1: full). A worker that is `leaving` takes
-    no new sessions.
+    no new sessions. `provider` is its default provider, `providers` are all it has; a worker of a version that had one
+    provider leaves them out.
     """
 
     id: str
@@ -46,6 +47,11 @@ class Report:
     waiting: int = 0
     pressure: float = 0.0
     leaving: bool = False
+    providers: tuple[str, ...] = ()
+
+    @property
+    def all_providers(self) -> tuple[str, ...]:
+        return self.providers or (self.provider,)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
@@ -54,6 +60,7 @@ class Report:
     def from_json(cls, text: str | bytes) -> "Report":
         """Ignores fields of a later version, and uses the defaults for fields that an earlier one does not have."""
         values: dict[str, Any] = json.loads(text)
+        values["providers"] = tuple(values.get("providers", ()))
         return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
 

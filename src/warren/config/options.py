@@ -47,6 +47,10 @@ def check_provider(name: str) -> str:
     return name
 
 
+def _parse_providers(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(check_provider(part.strip()) for part in text.split(",")))
+
+
 def _require(holds: object) -> None:
     if not holds:
         raise ValueError
@@ -184,7 +188,7 @@ NETWORKS = Kind(
 ADDRESS = Kind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
 ADDRESSES = Kind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
 LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
-PROVIDER = Kind(f"one of {', '.join(PROVIDERS)}", "|".join(PROVIDERS[:2]), check_provider)
+PROVIDER_LIST = Kind(f"a list of {', '.join(PROVIDERS)}, with commas between them", "LIST", _parse_providers)
 TEXT = matching(r"[!-~]{1,4096}", "a text without spaces")
 ENVIRONMENT = matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "the name of an environment")
 WORKER = matching(r"[A-Za-z0-9._-]{1,64}", "a name of 1 to 64 letters, digits, '.', '_' and '-'")
@@ -261,7 +265,8 @@ _ROWS = (
     Option("state_dir", PATH, None, "The directory of images, sandboxes and sessions.", flag="--state-dir",
            default_text="/var/lib/warren for root, else ~/.local/state/warren"),
     Option("bin_dir", PATH, None, "The directory of the agent and the launcher.", default_text="inside the package"),
-    Option("provider", PROVIDER, "oci", "What makes sandboxes; fake makes none and is for tests.", flag="--provider"),
+    Option("provider", PROVIDER_LIST, ("oci",), "What makes sandboxes, the default first; fake is for tests.",
+           flag="--provider", known_as="providers"),
     Option("runtime", TEXT, "", "The OCI runtime: crun, runc, runsc or a path.", flag="--runtime",
            default_text="the best that works here"),
     Option("registry_dir", PATH, None, "A registry of your own, beside the built-in one.", flag="--registry-dir"),

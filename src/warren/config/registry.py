@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from warren.model.capability import Capability
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, UnknownEnvironment
 from warren.model.policy import Policy
@@ -22,6 +23,7 @@ _Type = tuple[tuple[type, ...], str]
 _TEXT: _Type = (str,), "a text"
 _MAPPING: _Type = (dict,), "keys and values"
 _NUMBER: _Type = (int, float), "a number"
+_LIST: _Type = (list,), "a list"
 _KEYS = {
     "name": _TEXT,
     "description": _TEXT,
@@ -32,6 +34,8 @@ _KEYS = {
     "policy": _MAPPING,
     "idle_timeout_s": _NUMBER,
     "max_lifetime_s": _NUMBER,
+    "provider": _TEXT,
+    "needs": _LIST,
 }
 _REQUIRED = ("name", "image")
 
@@ -84,12 +88,13 @@ def read_environment(path: Path) -> Environment:
     pool = _read_pool(path, values.pop("pool")) if "pool" in values else None
     policy = values.pop("policy", None)
     env = values.pop("env", {})
+    needs = _read_needs(path, values.pop("needs", []))
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidRequest(f"{path}: env.{name} must be a text; put it in quotes")
     try:
         rules = Policy() if policy is None else Policy.from_mapping(policy)
-        return Environment(limits=limits, env=env, pool=pool, policy=rules, **values)
+        return Environment(limits=limits, env=env, pool=pool, policy=rules, needs=needs, **values)
     except InvalidRequest as exc:
         raise InvalidRequest(f"{path}: {exc.message}", remedy=exc.remedy) from exc
 
@@ -113,6 +118,15 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, types):
             raise InvalidRequest(f"{path}: {key} is {value!r}, it must be {in_words}")
     return values
+
+
+def _read_needs(path: Path, names: list[Any]) -> frozenset[Capability]:
+    for name in names:
+        if name not in list(Capability):
+            raise InvalidRequest(
+                f"{path}: there is no capability {name!r}", remedy=f"the capabilities are {', '.join(Capability)}"
+            )
+    return frozenset(map(Capability, names))
 
 
 def _read_limits(path: Path, values: dict[Any, Any]) -> Limits:

@@ -36,7 +36,7 @@ class Settings:
 
     state_dir: Path
     bin_dir: Path
-    provider: str
+    providers: tuple[str, ...]
     runtime: str
     registry_dir: Path | None
     docker_url: str

@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""The result of one check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """`found` says what was seen; `remedy`, where something is wrong, what to do about it."""
+    """`found` is what the check saw; `remedy`, where something is wrong, is what to do about it."""
 
     name: str
     level: Level

@@ -1,4 +1,4 @@
-"""The whole checkup, in the order in which one thing builds on another."""
+"""All checks, in an order in which later ones build on earlier ones."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,13 +15,14 @@ from warren.doctor.parts import (
 )
 from warren.interfaces.provider import Provider
 from warren.worker.images.store import ImageStore
+from warren.worker.providers.host_provider import HostProvider
 from warren.worker.providers.oci import OciProvider
 
 
 async def checkup(
     provider: Provider, images: ImageStore, *, state_dir: Path, bin_dir: Path, docker_url: str
 ) -> AsyncIterator[Check]:
-    """Yields each check as it is done. Layers are looked at only where everything before them is fine."""
+    """Yields each check as it is done. Checks the layers of isolation only if no check before has failed."""
     failed = False
     for check in (*check_machine(state_dir), *check_programs(bin_dir)):
         failed |= check.level is Level.FAIL
@@ -35,8 +36,9 @@ async def checkup(
         yield check
     found = images.list()
     yield check_images(found)
-    async for check in check_leftovers(provider, state_dir):
-        yield check
+    if isinstance(provider, HostProvider):
+        async for check in check_leftovers(provider, state_dir):
+            yield check
     if found and not failed:
         async for check in check_layers(provider, found[0].name):
             yield check

@@ -1,4 +1,4 @@
-"""The machine: its kernel, what the kernel offers, and how much of everything there is."""
+"""Checks of the machine: its kernel, what the kernel offers, memory and disk."""
 
 import os
 import platform
@@ -126,7 +126,7 @@ def _check_idmapped(state_dir: Path) -> Check:
 
 
 def _trial(*arguments: str) -> str:
-    """Why it does not work; empty when it does."""
+    """Why the trial fails; empty if it works."""
     argv = [sys.executable, "-I", str(trials.__file__), *arguments]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20, check=False)
     return "" if done.returncode == 0 else (done.stdout.strip() or done.stderr.strip()[-200:] or "it failed")

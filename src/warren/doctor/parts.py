@@ -1,10 +1,11 @@
-"""Warren's own parts and what it works with: programs, runtimes, images, the Docker engine, what was left behind."""
+"""Checks of Warren's own parts and what it works with: programs, runtimes, images, the Docker engine, leftovers."""
 
 import os
 import re
 import subprocess
 from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from warren.doctor.check import Check, fail, ok, warn
 from warren.interfaces.provider import Provider
@@ -14,15 +15,15 @@ from warren.worker.agent.wire import VERSION as WIRE_VERSION
 from warren.worker.host.cgroups import Hierarchies
 from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
 from warren.worker.images.store import ImageInfo
-from warren.worker.providers.docker_api import Engine
+from warren.worker.providers.docker_engine import DockerEngine
+from warren.worker.providers.host_provider import HostProvider
 from warren.worker.providers.oci import OciProvider
 from warren.worker.providers.oci_runtime import RuntimeReport
-from warren.worker.providers.record import Record
 
 _LAUNCHER_VERSION = 1
 _BUILD = "build it with `make build`, or install Warren again"
 
-# program, the first version without it, what it is, and why Warren can live with it (or not)
+# program, the first version without the hole, its names, and why Warren can live with it
 _KNOWN_HOLES = (
     ("runc", (1, 1, 12), "CVE-2024-21626", "Warren gives it no directory of a caller's choice"),
     (
@@ -104,7 +105,7 @@ def check_images(images: Sequence[ImageInfo]) -> Check:
 
 
 async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:
-    """What the kernel says of a real sandbox, layer by layer."""
+    """Which layers the kernel reports for a real sandbox."""
     try:
         sandbox = await provider.create(SandboxSpec(image=image))
     except WarrenError as exc:
@@ -126,9 +127,9 @@ async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:
 
 
 async def check_docker(url: str, *, needed: bool) -> AsyncIterator[Check]:
-    """Optional unless it is the provider in use."""
+    """The engine is optional unless docker is the provider in use."""
     try:
-        engine = Engine(url)
+        engine = DockerEngine(url)
         try:
             info = await engine.info()
         finally:
@@ -164,14 +165,16 @@ def judge_docker(info: dict[str, object]) -> Iterable[Check]:
         yield ok("docker archive API", "CVE-2026-41567 is in engines before 29.5.1; Warren does not use that API")
 
 
-async def check_leftovers(provider: Provider, state_dir: Path, claims: Path = UID_CLAIMS) -> AsyncIterator[Check]:
+async def check_leftovers(
+    provider: HostProvider[Any, Any], state_dir: Path, claims: Path = UID_CLAIMS
+) -> AsyncIterator[Check]:
     live: list[str] = []
     dead: list[str] = []
     for sandbox_id in await provider.list_ids():
-        record = Record.load(state_dir / "sandboxes" / sandbox_id)
+        record = provider.load_record(sandbox_id)
         (live if record is not None and record.alive() else dead).append(sandbox_id)
     if dead:
-        remedy = f"destroy them: the next worker of {state_dir} does; or remove {state_dir}/sandboxes/{dead[0]} …"
+        remedy = f"destroy them: the next worker of {state_dir} does; or remove {provider.directory(dead[0])} …"
         yield warn("leftovers", f"{len(dead)} sandboxes that have died, {len(live)} live ones", remedy)
     else:
         yield ok("leftovers", f"no dead sandbox, {len(live)} live ones")
@@ -185,13 +188,13 @@ async def check_leftovers(provider: Provider, state_dir: Path, claims: Path = UI
 
 
 def _cgroups() -> set[str]:
-    """Sandboxes, of whatever state directory, that have a cgroup."""
+    """Sandboxes of any state directory that have a cgroup."""
     tops = {mount / "warren" for mount in Hierarchies.here().mounts.values()}
     return {path.name for top in tops if top.is_dir() for path in top.iterdir() if path.is_dir()}
 
 
 def _owned(claims: Path) -> set[str]:
-    """Sandboxes, of whatever state directory, whose directory is there."""
+    """Sandboxes of any state directory whose directory exists."""
     if not claims.is_dir():
         return set()
     owners = [Path(os.readlink(path)) for path in claims.iterdir() if path.is_symlink()]

@@ -1,4 +1,4 @@
-"""Tries what can only be tried in a process of its own: run as a program, without anything else of Warren.
+"""Trials that need a process of their own. It runs as a program, without importing anything else of Warren.
 
 usage: trials.py userns UID | trials.py idmap DIRECTORY. Silent and 0 when it works, one line on stdout and 1 when not.
 """

@@ -1,15 +1,14 @@
-"""Who may come in, how often, and what is written down about it.
+"""Identifies the caller of each request, counts the request against its quotas, and records it.
 
-Every request but those for OPEN paths must be somebody's: the door finds out whose, counts it, and hands it on
-with the caller in `scope["caller"]`; whether the caller may use a route is the route's own decision (context.py). When
-the request is over, what was done is recorded, however it ended.
+Every request needs a caller, except those for OPEN_PATHS. Admission identifies the caller, counts the request, and
+passes it on with the caller in `scope["caller"]`. The route decides whether this caller may use it (context.py). When
+the request is over, whether it succeeded or not, admission adds it to the tenant's usage and to the audit log.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from warren.clock import Clock
 from warren.http.openapi import operation_id
 from warren.http.problems import is_disconnect, problem
-from warren.http.server.http_guard import request_id
+from warren.http.server.http_guard import CALLER_LEFT, SWITCHING_PROTOCOLS, request_id
 from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
 from warren.model.audit import AuditEntry
@@ -27,141 +26,150 @@ from warren.sessions.request_context import RequestContext, set_request_context
 from warren.tenancy.identity import Identity
 from warren.tenancy.quotas import Quotas, Standing, standing_of
 
-OPEN: Final = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
-NOBODY: Final = Caller(scopes=frozenset())
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
+ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
-REFUSED_A_MINUTE: Final = 60
-_SWITCHED: Final = 101
-_BY_CALLER: Final = 499  # no status was sent: the caller went away first
-
-
-@dataclass(frozen=True, slots=True)
-class Books:
-    """Where it is written down: the audit record, and the usage of tenants."""
-
-    audit: AuditLog | None = None
-    usage: Callable[[str, Usage], None] = lambda tenant, usage: None
+RECORDED_REFUSALS_PER_MINUTE: Final = 60
 
 
 class Admission:
-    """Without `counts` a request costs the caller nothing: it was counted at another door."""
+    """With `counts` False a request costs the caller nothing: a coordinator has counted it already.
+
+    `add_usage` and `audit` get what is known of each request when it is over; each may be None.
+    """
 
     def __init__(
-        self, app: ASGIApp, identity: Identity, quotas: Quotas, clock: Clock, books: Books, *, counts: bool = True
+        self,
+        app: ASGIApp,
+        identity: Identity,
+        quotas: Quotas,
+        clock: Clock,
+        *,
+        audit: AuditLog | None = None,
+        add_usage: Callable[[str, Usage], None] | None = None,
+        counts: bool = True,
     ) -> None:
         self._app = app
         self._identity = identity
         self._quotas = quotas
         self._clock = clock
-        self._books = books
+        self._audit = audit
+        self._add_usage = add_usage
         self._counts = counts
-        self._refused = _Refused()
+        self._refusals = _RefusalLimit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
-        elif scope["path"] in OPEN and scope["type"] == "http":
-            scope["caller"] = NOBODY
+        elif scope["path"] in OPEN_PATHS and scope["type"] == "http":
+            scope["caller"] = ANONYMOUS
             await self._app(scope, receive, send)
         else:
             await self._admit(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        visit = _Visit(send, receive)
+        exchange = _Exchange(send, receive)
         try:
             caller = await self._identity.caller(scope["headers"])
         except Unauthorized as exc:
-            if self._refused.is_told("", self._clock.now()):
-                self._record(scope, visit, RequestContext(NOBODY), exc)
+            if self._refusals.may_record("", self._clock.now()):
+                self._record(scope, exchange, RequestContext(ANONYMOUS), exc)
             raise
         request_context = RequestContext(caller)
         set_request_context(request_context)
         scope["caller"] = caller
-        failed: BaseException | None = None
+        error: BaseException | None = None
         admitted = False
         try:
             if self._counts:
-                await self._count(caller, scope, visit)
+                await self._count(caller, scope, exchange)
             admitted = True
-            await self._app(scope, visit.receive, visit.send)
+            await self._app(scope, exchange.receive, exchange.send)
         except BaseException as exc:
-            failed = exc
-            if not await _told_limit(exc, scope, receive, visit):
+            error = exc
+            if not await _answer_rate_limited(exc, scope, receive, exchange):
                 raise
         finally:
-            if admitted or self._refused.is_told(caller.tenant, self._clock.now()):
-                self._record(scope, visit, request_context, failed)
+            if admitted or self._refusals.may_record(caller.tenant, self._clock.now()):
+                self._record(scope, exchange, request_context, error)
 
-    async def _count(self, caller: Caller, scope: Scope, visit: "_Visit") -> None:
-        visit.standing = await self._quotas.request(caller)
-        # Who has used up its bytes must still be able to end what it has.
+    async def _count(self, caller: Caller, scope: Scope, exchange: "_Exchange") -> None:
+        exchange.standing = await self._quotas.request(caller)
+        # A caller that has used up its bytes must still be able to end its sessions.
         if scope.get("method") != "DELETE" and self._quotas.bounds(caller, BYTES_OUT):
             self._quotas.check_left(caller, BYTES_OUT)
-            visit.pay = self._paying(caller)
+            exchange.spend_bytes = self._byte_spender(caller)
 
-    def _paying(self, caller: Caller) -> Any:
-        async def pay(amount: int) -> None:
+    def _byte_spender(self, caller: Caller) -> Callable[[int], Awaitable[None]]:
+        async def spend(amount: int) -> None:
             if not await self._quotas.spend(caller, BYTES_OUT, amount):
                 raise self._quotas.spent(caller, BYTES_OUT)
 
-        return pay
+        return spend
 
     def _record(
-        self, scope: Scope, visit: "_Visit", request_context: RequestContext, failed: BaseException | None
+        self, scope: Scope, exchange: "_Exchange", request_context: RequestContext, error: BaseException | None
     ) -> None:
         caller = request_context.caller
-        if caller is not NOBODY:
-            self._books.usage(caller.tenant, Usage(bytes_in=visit.bytes_in, bytes_out=visit.bytes_out))
-        if self._books.audit is None or scope.get("forwarded"):  # then the worker writes it down, who knows more
+        if self._add_usage is not None and caller is not ANONYMOUS:
+            self._add_usage(caller.tenant, Usage(bytes_in=exchange.bytes_in, bytes_out=exchange.bytes_out))
+        if self._audit is None or scope.get("forwarded"):  # the worker records what it was forwarded, and knows more
             return
-        status, named = _status(visit, failed), scope.get("path_params", {})
+        status, path_params = _status(exchange, error), scope.get("path_params", {})
         notes = dict(request_context.notes)
-        if "process_id" in named:
-            notes.setdefault("process_id", named["process_id"])
+        if "process_id" in path_params:
+            notes.setdefault("process_id", path_params["process_id"])
         entry = AuditEntry(
             self._clock.wall(),
             _action(scope),
-            caller.tenant if caller is not NOBODY else "",
+            caller.tenant if caller is not ANONYMOUS else "",
             caller.key_id,
             scope["client"][0] if scope.get("client") else "",
             request_id.get(),
-            str(notes.pop("session_id", "") or named.get("session_id", "")),
+            str(notes.pop("session_id", "") or path_params.get("session_id", "")),
             status,
-            str(notes.pop("error", "")) or _result(status, failed),
-            (time.perf_counter() - visit.began) * 1000,
+            str(notes.pop("error", "")) or _result(status, error),
+            (time.perf_counter() - exchange.began) * 1000,
             notes,
         )
-        self._books.audit.record(entry, request_context.secrets)
+        self._audit.record(entry, request_context.secrets)
 
 
-class _Refused:
-    """Of the requests that are refused at the door only so many a minute are recorded, of strangers (who have no
-    name) and of each tenant: else anybody could push everything else out of the record."""
+class _RefusalLimit:
+    """Limits how many refused requests are recorded in a minute, for each tenant and for all strangers together.
+
+    Otherwise anybody could push everything else out of the audit log.
+    """
 
     def __init__(self) -> None:
         self._since = 0.0
         self._counts: Counter[str] = Counter()
 
-    def is_told(self, whose: str, now: float) -> bool:
+    def may_record(self, tenant: str, now: float) -> bool:
+        """`tenant` is empty for strangers."""
         if now - self._since >= 60:
             self._since = now
             self._counts.clear()
-        self._counts[whose] += 1
-        return self._counts[whose] <= REFUSED_A_MINUTE
+        self._counts[tenant] += 1
+        return self._counts[tenant] <= RECORDED_REFUSALS_PER_MINUTE
 
 
-class _Visit:
-    """One request on its way through: what was sent, how much of it."""
+class _Exchange:
+    """The messages of one request and its response: counts their bytes, remembers the status.
 
-    __slots__ = ("_held", "_receive", "_send", "began", "bytes_in", "bytes_out", "pay", "standing", "status")
+    With `spend_bytes` each piece of the response is paid for before it is sent, and the head waits for the first piece:
+    a response that the caller's quota does not allow must not have begun.
+    """
+
+    __slots__ = ("_head", "_receive", "_send", "began", "bytes_in", "bytes_out", "spend_bytes", "standing", "status")
 
     def __init__(self, send: Send, receive: Receive) -> None:
         self._send, self._receive = send, receive
-        self._held: Message | None = None
+        self._head: Message | None = None
         self.began = time.perf_counter()
         self.bytes_in = self.bytes_out = self.status = 0
         self.standing: Standing | None = None
-        self.pay: Any = None
+        self.spend_bytes: Callable[[int], Awaitable[None]] | None = None
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -174,63 +182,60 @@ class _Visit:
             self.status = message["status"]
             if self.standing is not None:
                 message["headers"] = [*message.get("headers", ()), *self.standing.headers()]
-            if self.pay is not None:
-                self._held = message  # an answer that cannot be paid for should not have begun
+            if self.spend_bytes is not None:
+                self._head = message
                 return
         elif kind == "websocket.accept":
-            self.status = _SWITCHED
-        await self._send_paid(message)
-
-    async def _send_paid(self, message: Message) -> None:
+            self.status = SWITCHING_PROTOCOLS
         size = len(message.get("body") or message.get("bytes") or message.get("text") or b"")
-        if size and self.pay is not None:
-            await self.pay(size)
-        if self._held is not None:
-            held, self._held = self._held, None
-            await self._send(held)
+        if size and self.spend_bytes is not None:
+            await self.spend_bytes(size)
+        if self._head is not None:
+            head, self._head = self._head, None
+            await self._send(head)
         self.bytes_out += size
         await self._send(message)
 
-    async def send_anyway(self, message: Message) -> None:
-        """What says that there is nothing left costs nothing."""
+    async def send_free(self, message: Message) -> None:
+        """Sends the response that refuses a request, at no cost to the caller."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
         await self._send(message)
 
     @property
     def begun(self) -> bool:
-        return self.status != 0 and self._held is None
+        return self.status != 0 and self._head is None
 
 
-async def _told_limit(exc: BaseException, scope: Scope, receive: Receive, visit: _Visit) -> bool:
-    """Answers a request that was one too many, with how the caller stands; others are answered further out."""
+async def _answer_rate_limited(exc: BaseException, scope: Scope, receive: Receive, exchange: _Exchange) -> bool:
+    """Answers a request that was one too many, with headers that tell the limit. HttpGuard answers other errors."""
     standing = standing_of(exc) if isinstance(exc, Exception) else None
-    if standing is None or not isinstance(exc, RateLimited) or scope["type"] != "http" or visit.begun:
+    if standing is None or not isinstance(exc, RateLimited) or scope["type"] != "http" or exchange.begun:
         return False
     response = problem(exc)
     response.raw_headers.extend(standing.headers())
-    await response(scope, receive, visit.send_anyway)
+    await response(scope, receive, exchange.send_free)
     return True
 
 
-def _status(visit: _Visit, failed: BaseException | None) -> int:
-    if isinstance(failed, WarrenError) and not visit.begun:
-        return failed.http_status
-    if visit.status:
-        return visit.status
-    return _BY_CALLER if failed is None or is_disconnect(failed) else 500
+def _status(exchange: _Exchange, error: BaseException | None) -> int:
+    if isinstance(error, WarrenError) and not exchange.begun:
+        return error.http_status
+    if exchange.status:
+        return exchange.status
+    return CALLER_LEFT if error is None or is_disconnect(error) else 500
 
 
-def _result(status: int, failed: BaseException | None) -> str:
-    if isinstance(failed, WarrenError):
-        return failed.code
-    if status == _BY_CALLER:
+def _result(status: int, error: BaseException | None) -> str:
+    if isinstance(error, WarrenError):
+        return error.code
+    if status == CALLER_LEFT:
         return "left"
     return "ok" if status < 400 else "refused" if status < 500 else "failed"
 
 
 def _action(scope: Scope) -> str:
-    """The name of the operation; what never came to a route is called after its method."""
+    """The name of the operation; the method for a request that reached no route."""
     route = scope.get("route")
     name = operation_id(route) if isinstance(route, APIRoute) else getattr(route, "name", None)
     return str(scope.get("action") or name or scope.get("method", "websocket").lower())

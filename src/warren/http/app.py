@@ -1,4 +1,4 @@
-"""The app: every router, the errors, the admission of callers."""
+"""Builds the ASGI app: routes, operations, error answers and admission."""
 
 from collections.abc import Callable
 from importlib.metadata import version
@@ -6,11 +6,11 @@ from importlib.metadata import version
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 
-from warren.http.admission import Admission, Books
+from warren.http.admission import Admission
 from warren.http.context import Context
 from warren.http.dispatch import Dispatcher
-from warren.http.docs_page import add_reference
-from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, completed, operation_id
+from warren.http.docs_page import add_docs_page
+from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
 from warren.http.routes import admin, cluster, health, operations, records, sockets, webhooks
 
@@ -20,17 +20,23 @@ ROUTERS = (operations, sockets, webhooks, records, admin, cluster, health)
 def create_app(
     context: Context, *, wrapped: Callable[[ASGIApp], ASGIApp] = lambda app: app, counts: bool = True
 ) -> ASGIApp:
-    """`wrapped` may put something between admission and the app; without `counts` admission counts nothing."""
-    app = with_routes(context.version)
+    """`wrapped` may put a part between admission and the dispatcher; without `counts` no quota and usage is counted."""
+    app = new_fastapi_app(context.version)
     app.state.context = context
-    app.openapi = completed(app, with_key=context.with_key)  # type: ignore[method-assign]
+    app.openapi = openapi_builder(app, with_key=context.with_key)  # type: ignore[method-assign]
     tenancy = context.tenancy
-    books = Books(tenancy.audit, tenancy.usage.add) if counts else Books(tenancy.audit)
-    inner = wrapped(Dispatcher(app, context))
-    return Admission(inner, context.identity, tenancy.metering.quotas, context.sessions.clock, books, counts=counts)
+    return Admission(
+        wrapped(Dispatcher(app, context)),
+        context.identity,
+        tenancy.metering.quotas,
+        context.sessions.clock,
+        audit=tenancy.audit,
+        add_usage=tenancy.usage.add if counts else None,
+        counts=counts,
+    )
 
 
-def with_routes(version: str) -> FastAPI:
+def new_fastapi_app(version: str) -> FastAPI:
     app = FastAPI(
         title="Warren",
         version=version,
@@ -44,7 +50,7 @@ def with_routes(version: str) -> FastAPI:
     register(app)
     for module in ROUTERS:
         app.include_router(module.router)
-    add_reference(app)
+    add_docs_page(app)
     return app
 
 

@@ -92,7 +92,7 @@ async def pool_size(context: Context) -> int:
     if context.cluster is not None:
         return context.cluster.pool_size()
     workers = context.sessions.lifecycle.workers.values()
-    return sum(pool["ready"] for worker in workers for pool in worker.stats()["pools"].values())
+    return sum(pool.ready for worker in workers for pool in worker.stats().pools.values())
 
 
 async def active_sessions(context: Context) -> int:

@@ -72,7 +72,7 @@ def _find(scope: Scope) -> tuple[Operation, dict[str, str]] | None:
 async def respond(handler: Handler, context: Context, request: Request) -> Response:
     operation, caller = handler.operation, request.scope["caller"]
     check_scope(caller, operation.scope)
-    call = Call(context, caller.tenant, **request.scope["path_params"], reached_at=lambda: str(request.base_url))
+    call = Call(context, caller.tenant, **request.scope["path_params"], base_url=lambda: str(request.base_url))
     headers = dict(request.scope["headers"])
     errors: list[dict[str, Any]] = []
     arguments: list[Any] = []

@@ -17,14 +17,14 @@ td,th{border:1px solid #d8dce2;padding:.2rem .6rem;text-align:left;vertical-alig
 @media(prefers-color-scheme:dark){body{background:#14171b;color:#dfe3e8}code{background:#23272e}
 details,td,th{border-color:#363c45}}
 """
-_POLICY: Final = (
+_CONTENT_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
 
 
-def add_reference(app: FastAPI) -> None:
+def add_docs_page(app: FastAPI) -> None:
     async def page(_: Request) -> HTMLResponse:
-        return HTMLResponse(render(app.openapi()), headers={"Content-Security-Policy": _POLICY})
+        return HTMLResponse(render(app.openapi()), headers={"Content-Security-Policy": _CONTENT_POLICY})
 
     app.add_route("/docs", page, include_in_schema=False)
 

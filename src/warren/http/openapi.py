@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI cannot tell by itself about these routes.
+"""The OpenAPI document: what FastAPI cannot derive from the routes.
 
 Every error of every route is a problem, described once. Names of operations do not depend on paths, so clients
 generated from the document keep their names when a path is moved.
@@ -37,7 +37,7 @@ TAGS: Final = [
     {"name": "cluster", "description": "Workers, for the operator of a cluster"},
     {"name": "server", "description": "What machines ask a server about itself"},
 ]
-_OTHER_WORDS: Final = ("flat", "e2b")
+_OTHER_APIS: Final = ("flat", "e2b")
 _PROBLEM: Final[dict[str, Any]] = {
     "type": "object",
     "title": "Problem",
@@ -73,21 +73,21 @@ _PROBLEM: Final[dict[str, Any]] = {
         "retryable": False,
     },
 }
-_A_PROBLEM: Final[dict[str, Any]] = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+_PROBLEM_BODY: Final[dict[str, Any]] = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
 PROBLEMS: Final[dict[int | str, dict[str, Any]]] = {
-    "4XX": {"description": "Something is wrong with the request", **_A_PROBLEM},
-    "5XX": {"description": "The server cannot do it, or not now", **_A_PROBLEM},
+    "4XX": {"description": "Something is wrong with the request", **_PROBLEM_BODY},
+    "5XX": {"description": "The server cannot do it, or not now", **_PROBLEM_BODY},
 }
 
 
 def operation_id(route: APIRoute) -> str:
-    """The function's name; those of the other vocabularies are told apart by theirs."""
-    words = next((str(tag) for tag in route.tags if tag in _OTHER_WORDS), "")
-    return f"{words}_{route.name}" if words else route.name
+    """The function's name, with a prefix for the flat and the e2b API."""
+    api = next((str(tag) for tag in route.tags if tag in _OTHER_APIS), "")
+    return f"{api}_{route.name}" if api else route.name
 
 
-def completed(app: FastAPI, *, with_key: bool) -> Callable[[], dict[str, Any]]:
-    """The app's `openapi`, with what its routes only refer to."""
+def openapi_builder(app: FastAPI, *, with_key: bool) -> Callable[[], dict[str, Any]]:
+    """A replacement for the app's `openapi` that adds the schemas to which its routes refer."""
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:

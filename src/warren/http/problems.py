@@ -1,14 +1,12 @@
-"""Every error as one kind of answer: application/problem+json (RFC 9457).
+"""Error answers: all of them are application/problem+json (RFC 9457).
 
-`register` teaches an app to answer so, whatever was raised. An error nobody foresaw says nothing about itself
-to the caller but an error id; the same id stands in the log, beside the traceback. What is answered is plain
-ASCII, so no string that came in, however broken, can break the answer.
+`register` makes an app answer every exception so. An unexpected exception tells the caller only an error id; the log
+has the traceback with the same id. The answers are plain ASCII, so no string of a request can break them.
 
-`StrictRoute` reads JSON strictly (model/strict_json.py), and under any content type but a form's.
+`StrictRoute` reads JSON strictly (model/strict_json.py), and under any content type except a form's.
 """
 
 import json
-import logging
 import math
 import secrets
 import traceback
@@ -27,6 +25,7 @@ from starlette.types import Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
+from warren.logs import get_log
 from warren.model.errors import InvalidJson, InvalidRequest, Misdirected, StoreAway, WarrenError
 from warren.model.strict_json import json_error, read_json, shortened, too_deep
 from warren.sessions.request_context import note
@@ -34,8 +33,8 @@ from warren.sessions.validation import field_name, sentence, summary
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_S = 1.0
-_WAIT_STATUSES = frozenset({429, 503})
-_LONGEST = 600
+_RETRY_STATUSES = frozenset({429, 503})
+_MAX_DETAIL = 600
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _CODES = {
     400: "invalid_request",
@@ -48,7 +47,7 @@ _CODES = {
     429: "limit_reached",
     503: "unavailable",
 }
-_log = logging.getLogger("warren.api")
+_log = get_log(__name__)
 
 
 def problem(exc: WarrenError, instance: str = "") -> Response:
@@ -59,33 +58,32 @@ def problem(exc: WarrenError, instance: str = "") -> Response:
     if instance:
         fields["instance"] = instance
     note(error=exc.code)
-    response = _answer(exc.http_status, exc.code, shown, fields, retry_after_s=exc.retry_after_s)
+    response = _problem_response(exc.http_status, exc.code, shown, fields, retry_after_s=exc.retry_after_s)
     if isinstance(exc, Misdirected):
         response.headers["x-warren-worker"] = exc.worker
     return response
 
 
 def internal_problem(exc: BaseException) -> Response:
-    """Logs the traceback once for an exception, however often it is asked."""
-    error_id = was_logged(exc) or secrets.token_hex(8)
-    if not was_logged(exc):
-        _log.error("internal error %s", error_id, exc_info=exc)
-        exc.__dict__["warren_error_id"] = error_id
+    """Logs the traceback of an exception once, however often this is called for it."""
+    error_id = logged_error_id(exc)
+    if not error_id:
+        error_id = exc.__dict__["warren_error_id"] = secrets.token_hex(8)
+        _log.error("internal_error", error_id=error_id, exc=exc)
     detail = f"Something went wrong inside the server. The log tells more under the error id {error_id}."
-    return _answer(500, "internal", detail, {"error_id": error_id, "retryable": False})
+    return _problem_response(500, "internal", detail, {"error_id": error_id, "retryable": False})
 
 
-def let_go(exc: BaseException | None) -> None:
-    """Frees what the frames of an exception hold: a body that was refused would else wait for the collector."""
+def free_frames(exc: BaseException | None) -> None:
+    """Frees the local variables of an exception's frames: a refused body would otherwise wait for the collector."""
     while exc is not None:
         traceback.clear_frames(exc.__traceback__)
         exc = exc.__cause__ or exc.__context__
 
 
-def was_logged(exc: BaseException) -> str:
-    """The error id under which `internal_problem` logged this exception, or nothing."""
-    found = exc.__dict__.get("warren_error_id", "")
-    return str(found)
+def logged_error_id(exc: BaseException) -> str:
+    """The error id with which `internal_problem` logged this exception, or an empty text."""
+    return str(exc.__dict__.get("warren_error_id", ""))
 
 
 def register(app: FastAPI) -> None:
@@ -98,7 +96,7 @@ def register(app: FastAPI) -> None:
     app.router.route_class = StrictRoute
 
 
-def _answer(
+def _problem_response(
     status: int,
     code: str,
     detail: str,
@@ -107,10 +105,10 @@ def _answer(
     retry_after_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    about = {"type": "about:blank", "title": _title(status), "status": status, "code": code}
-    body = {**about, "detail": _cut(detail), **fields}
+    head = {"type": "about:blank", "title": _title(status), "status": status, "code": code}
+    body = {**head, "detail": _shorten(detail), **fields}
     sent = dict(headers or {})
-    if retry_after_s is not None or status in _WAIT_STATUSES:
+    if retry_after_s is not None or status in _RETRY_STATUSES:
         wait_s = _RETRY_AFTER_S if retry_after_s is None else retry_after_s
         sent.setdefault("Retry-After", str(max(1, math.ceil(wait_s))))
     return Response(_encode(body), status_code=status, headers=sent, media_type=MEDIA_TYPE)
@@ -124,17 +122,17 @@ def _title(status: int) -> str:
 
 
 def _encode(body: Mapping[str, object]) -> bytes:
-    return json.dumps({key: _readable(value) for key, value in body.items()}).encode("ascii")
+    return json.dumps({key: _escape_surrogates(value) for key, value in body.items()}).encode("ascii")
 
 
-def _readable(value: object) -> object:
-    """Lone surrogates are spelt out: strict readers refuse a document that holds them."""
+def _escape_surrogates(value: object) -> object:
+    """Spells out lone surrogates: strict readers refuse a document that contains them."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {str(_readable(key)): _readable(item) for key, item in value.items()}
+        return {str(_escape_surrogates(key)): _escape_surrogates(item) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return [_readable(item) for item in value]
+        return [_escape_surrogates(item) for item in value]
     return value
 
 
@@ -145,7 +143,7 @@ async def _on_warren_error(conn: Request | WebSocket, exc: Exception) -> Respons
         return None
     if exc.http_status >= 500 and type(exc) is WarrenError:
         return internal_problem(exc)
-    let_go(exc)
+    free_frames(exc)
     return problem(exc)
 
 
@@ -156,7 +154,7 @@ async def _close(socket: WebSocket, exc: WarrenError) -> None:
 
 async def _on_http_exception(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, HTTPException)
-    let_go(exc)
+    free_frames(exc)
     cause = exc.__cause__
     if isinstance(cause, WarrenError):
         return problem(cause)
@@ -166,13 +164,13 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
         return Response(status_code=exc.status_code, headers=exc.headers)
     if exc.status_code == 405:
         exc.headers = {"Allow": _allowed(request)}
-    fields: dict[str, object] = {"retryable": exc.status_code in _WAIT_STATUSES}
+    fields: dict[str, object] = {"retryable": exc.status_code in _RETRY_STATUSES}
     code = _CODES.get(exc.status_code, "internal" if exc.status_code >= 500 else "invalid_request")
-    return _answer(exc.status_code, code, _http_detail(request, exc), fields, headers=exc.headers)
+    return _problem_response(exc.status_code, code, _http_detail(request, exc), fields, headers=exc.headers)
 
 
 def _allowed(request: Request) -> str:
-    """Every method of this path; the router names only those of the first route that has it."""
+    """Every method of this path; Starlette names only those of the first route that matches."""
     scopes = {method: {**request.scope, "method": method} for method in _METHODS}
     routes = request.app.routes
     found = [
@@ -194,7 +192,7 @@ def _http_detail(request: Request, exc: HTTPException) -> str:
 
 async def _on_exception(request: Request, exc: Exception) -> Response:
     if is_disconnect(exc):
-        return Response(status_code=499)  # nobody is there to read it
+        return Response(status_code=499)  # nobody reads it
     return internal_problem(exc)
 
 
@@ -207,7 +205,7 @@ def is_disconnect(exc: BaseException) -> bool:
 
 async def _on_invalid(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
-    let_go(exc)
+    free_frames(exc)
     found = list(exc.errors())
     if broken := next((error for error in found if error.get("type") == "json_invalid"), None):
         return problem(_broken_json(broken, exc.body))
@@ -217,7 +215,7 @@ async def _on_invalid(request: Request, exc: Exception) -> Response:
 def invalid_arguments(found: Sequence[Mapping[str, Any]]) -> Response:
     """422 with a sentence for each argument that pydantic refused; the first part of a `loc` says where it was sent."""
     errors = [{"field": field_name(error["loc"]), "message": sentence(error)} for error in found]
-    return _answer(422, InvalidRequest.code, summary(errors), {"errors": errors[:100], "retryable": False})
+    return _problem_response(422, InvalidRequest.code, summary(errors), {"errors": errors[:100], "retryable": False})
 
 
 async def _on_invalid_socket(socket: WebSocket, exc: Exception) -> Response:
@@ -233,9 +231,9 @@ def _broken_json(error: Mapping[str, Any], body: object) -> InvalidJson:
     return json_error(json.JSONDecodeError(reason, body, min(position, len(body))))
 
 
-def _cut(detail: str) -> str:
-    """What was sent stands in many a sentence, and may be long; the sentence goes on after it."""
-    return detail if len(detail) <= _LONGEST else f"{detail[: _LONGEST - 200]} … {detail[-197:]}"
+def _shorten(detail: str) -> str:
+    """Cuts the middle out of a long sentence: it quotes what the caller sent, and goes on after that."""
+    return detail if len(detail) <= _MAX_DETAIL else f"{detail[: _MAX_DETAIL - 200]} … {detail[-197:]}"
 
 
 class StrictRequest(Request):
@@ -250,13 +248,13 @@ class StrictRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
-            return await handle(StrictRequest(_as_json(request.scope), request.receive))
+            return await handle(StrictRequest(_with_json_type(request.scope), request.receive))
 
         return strict
 
 
-def _as_json(scope: Scope) -> Scope:
-    """FastAPI reads a body as JSON only if it is called that; `curl -d` calls it a form."""
+def _with_json_type(scope: Scope) -> Scope:
+    """FastAPI reads a body as JSON only if its content type says so; `curl -d` sends the type of a form."""
     types = [value for name, value in scope["headers"] if name == b"content-type"]
     if any(value.startswith(b"multipart/") for value in types):
         return scope

@@ -1,4 +1,4 @@
-"""Where entries are written down, and found again."""
+"""The audit log: writes entries and finds them again."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ MOST_ON_PAGE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which entries are wanted. `tenant` None: those of all tenants, and those that belong to none. `since` is
-    included, `until` is not; an empty text leaves its field open. `after` is what the page before gave."""
+    """Selects entries. `tenant` None: those of all tenants, and those that belong to none. `since` is included, `until`
+    is not; an empty text selects all. `after` is what the page before gave."""
 
     tenant: str | None
     since: float | None = None
@@ -34,15 +34,14 @@ class AuditPage:
 
 
 class AuditLog(Protocol):
-    """Deeds can be added and found, never changed. What is kept is bounded: the oldest go first.
+    """Entries can be added and found, never changed. The size is bounded: the oldest entries are deleted first.
 
-    `record` never waits and never raises: a entry that cannot be kept is counted, and a entry with the action
-    `audit.dropped` (of no tenant) says later how many there were and from when to when. Before a entry is kept,
-    `secrets` (at least 6 characters long) and what looks like a secret are taken out of its detail, and what is too
-    long is cut; tenant, key, client, action and result stay as they are.
-    `find` gives a page, in the reverse order of recording, among them everything this log was given before (if the
-    disk keeps up). At most MOST_ON_PAGE at once. Raises InvalidRequest for an `after` it never gave, and Unavailable
-    when it cannot read.
+    `record` never waits and never raises: it counts an entry that cannot be kept, and an entry with the action
+    `audit.dropped` (of no tenant) says later how many there were and from when to when. Before an entry is kept,
+    `secrets` (at least 6 characters long) and what looks like a secret are removed from its detail, and long texts are
+    cut; tenant, key, client, action and result stay as they are.
+    `find` gives a page, newest first, with everything that was recorded here before (if the disk keeps up), at most
+    MOST_ON_PAGE entries. Raises InvalidRequest for an `after` it never gave, and Unavailable when it cannot read.
     `close` writes what waits, for some seconds at most; what is recorded afterwards is lost. May be called again.
     """
 

@@ -4,26 +4,31 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from warren.interfaces.sandbox import Sandbox
+from warren.model.capability import Capability
 from warren.model.spec import SandboxSpec
 
 
 class Provider(Protocol):
-    """Makes sandboxes and unmakes them.
+    """Makes sandboxes and destroys them.
 
-    `create` returns only when the sandbox can run a command and every layer of isolation that is
-    required was read back from the kernel; if it fails or is cancelled it leaves nothing behind.
-    `destroy` is idempotent: destroying a sandbox twice, or one that never was, succeeds; when it
-    returns, the sandbox's processes, cgroups, mounts and directories are gone. `list_ids` reports
-    every sandbox this provider made in its state directory, also those from before a restart and
-    those half-made; with `labels` only those whose spec has all of these. `adopt` connects to a live
-    one after a restart, its commands still running; it raises SandboxNotFound for one that never was
-    and SandboxLost for one that has died.
-    `sweep` destroys what processes that are gone have left and nobody can use: sandboxes half-made and
-    ephemeral ones that have ended; it says how many. `close` lets go of everything without destroying a sandbox.
+    `capabilities` says what its sandboxes can do beyond running commands and keeping files; a request for anything
+    else is refused with InvalidRequest, which names the provider and the capability.
+    `create` returns only when the sandbox can run a command and every required layer of isolation was read
+    back from the kernel; if it fails or is cancelled it leaves nothing behind.
+    `destroy` is idempotent: destroying a sandbox twice, or one that never existed, succeeds; when it
+    returns, the sandbox's processes, cgroups, mounts and directories are gone.
+    `list_ids` reports every sandbox this provider made in its state directory, including those from before a
+    restart and those half-made; with `labels`, only those whose spec has all of them.
+    `adopt` connects to a live sandbox after a restart, its commands still running; it raises SandboxNotFound for one
+    that never existed and SandboxLost for one that has died.
+    `sweep` destroys what dead processes have left and nobody can use: half-made sandboxes, and ephemeral ones that
+    have ended; it returns how many. `close` releases everything without destroying a sandbox.
     """
 
     @property
     def name(self) -> str: ...
+    @property
+    def capabilities(self) -> frozenset[Capability]: ...
     async def create(self, spec: SandboxSpec) -> Sandbox: ...
     async def adopt(self, sandbox_id: str) -> Sandbox: ...
     async def destroy(self, sandbox_id: str) -> None: ...

@@ -11,7 +11,7 @@ from warren.model.session import Session, SessionState
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An Idempotency-Key as the caller gave it. `scope` is "create", or the session an exec is for.
+    """An Idempotency-Key of a caller. `scope` is "create", or the session of an exec.
 
     `fingerprint` tells one request from another that came with the same key.
     """
@@ -23,7 +23,7 @@ class Key:
 
 
 class Added(StrEnum):
-    """Which session `add` gives: the new one, the one its key stands for, the one its thread has."""
+    """Which session `add` gives: the new one, the one of its key, or the one of its thread."""
 
     NEW = "new"
     KEY = "key"
@@ -32,7 +32,7 @@ class Added(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """What is known of a key: `answer` is empty until the work it stands for is done."""
+    """A known key. `answer` is empty until the work of the first request is done."""
 
     fingerprint: str
     answer: str = ""
@@ -53,7 +53,7 @@ NO_CAPS = Caps()
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which sessions of a tenant are wanted: newest first, after the session id `after`."""
+    """Selects sessions of a tenant, newest first, after the session id `after`."""
 
     states: frozenset[SessionState] = frozenset(state for state in SessionState if state.is_active)
     thread_id: str = ""
@@ -66,32 +66,28 @@ class Page:
 class SessionStore(Protocol):
     """The sessions and keys of all tenants. Every operation is atomic, also between processes that share it.
 
-    What a call has acknowledged is there after kill -9 of the process and a new start (not for the
-    store in memory). A tenant never sees what belongs to another. Raises NoSpace when it cannot
-    write for want of space, and Unavailable when it cannot work for another reason; then nothing
-    was changed, except that a store over the network may raise Unavailable for a change that it made and whose
-    answer got lost (see stores/redis_link.py). A shared store that has lost its data refuses `add` with Unavailable
-    until those who have sessions have had the time to restore them: otherwise a thread could get a second sandbox. So
-    do `get` and `of_thread` for what they do not find meanwhile: it may be there in a moment.
+    Acknowledged changes survive kill -9 of the process (not in the store in memory). A tenant never sees sessions or
+    keys of another. Every call raises NoSpace when it cannot write for want of space, and Unavailable when it cannot
+    work for another reason; then nothing was changed, except that a store over the network may raise Unavailable for a
+    change that it made and whose answer got lost (see stores/redis_link.py). A shared store that has lost its data
+    refuses `add` with Unavailable until workers have had the time to restore their sessions: otherwise a thread could
+    get a second sandbox. Meanwhile `get` and `of_thread` raise Unavailable for a session that they do not find.
 
-    `add` stores a new session, if there is nothing in its way: a key that is known gives the session it
-    stands for (also an ended one), then an active session of the same thread gives that one and, if its state
-    `is_usable`, remembers the key for it. A key that came with another fingerprint raises KeyReused;
-    a key whose session came to nothing counts as unknown; so does one whose session was purged. A new session that
-    would take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many come at once, what is
-    held (states with `holds_sandbox`; disk as the sum of `disk_mb`) never exceeds them.
-    `get` finds a session of the tenant, also an ended one; `of_thread` the thread's active one, else the
-    newest ended one.
-    `swap` stores a change (`session.version` is one more than what it was made from) if nobody else was
-    faster; it says whether it did. A session that is unknown is not stored.
-    `list` gives a page, newest first (by creation, then by id); a page after an id that is unknown is empty.
-    `active` gives all active sessions, of every tenant; `due` those in a state that `expires` whose deadline has
-    passed, the longest overdue first; `count` how many there are in each state.
-    `purge` forgets ended sessions, and keys, that ended or were made before `before`, or in another epoch. A key
-    of a session that is still there stays.
-    `claim_key` remembers a key, unless it is known: then it gives what is known of it (None: it is new).
-    A known key with another fingerprint raises KeyReused. `answer_key` adds the answer, `release_key`
-    forgets it; both do nothing for a key that is unknown.
+    `add` stores a new session, unless there is one already. A known key gives its session (also an ended one). Else an
+    active session of the same thread is given, and gets the key if its state `is_usable`. A key with another
+    fingerprint raises KeyReused; a key is unknown if its session came to nothing or was purged. A new session that
+    would take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many are added at once, the
+    sessions in a state that `holds_sandbox`, and the sum of their `disk_mb`, never exceed the caps.
+    `get` gives a session of the tenant, also an ended one; `of_thread` the thread's active one, else the newest ended.
+    `swap` stores a change (`session.version` is one more than that of the session it was made from) and gives True,
+    unless another change was faster or the session is unknown.
+    `list` gives a page, newest first (by creation, then by id); a page after an unknown id is empty.
+    `active` gives all active sessions of all tenants; `due` those in a state that `expires` whose deadline has passed,
+    the longest overdue first; `count` the number of sessions in each state.
+    `purge` deletes sessions that ended, and keys that were made, before `before` or in another epoch. A key stays as
+    long as its session.
+    `claim_key` stores a new key and gives None, or gives what is known of the key. A known key with another fingerprint
+    raises KeyReused. `answer_key` adds the answer, `release_key` deletes the key; both do nothing for an unknown key.
     `records` keeps everything else, in the same place.
     """
 

@@ -1,18 +1,19 @@
 """What owns the sandboxes of one host."""
 
-from collections.abc import AsyncIterator, Collection
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from warren.interfaces.sandbox import Sandbox
+from warren.model.capability import Providers
 from warren.model.spec import Layer, Limits
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A sandbox that is wanted: one of an environment, perhaps with another image or other limits.
+    """A request for a sandbox of an environment, by default made by the environment's provider or the worker's first.
 
-    Only a claim without `image` and `limits` of its own can be met from the pool.
+    Only a claim without `image` and `limits` of its own can be met from a pool.
     """
 
     environment: str
@@ -21,12 +22,14 @@ class Claim:
     require: frozenset[Layer] = frozenset()
     timeout_s: float = 30.0
     tenant: str = ""
+    provider: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
     sandbox: Sandbox
     pooled: bool
+    provider: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +38,91 @@ class Loss:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class PoolStats:
+    """`discarded` counts sandboxes that died before a caller had them. Latencies are those of recent claims."""
+
+    ready: int = 0
+    creating: int = 0
+    waiting: int = 0
+    target: int = 0
+    claims: int = 0
+    hits: int = 0
+    misses: int = 0
+    timeouts: int = 0
+    creations: int = 0
+    failures: int = 0
+    discarded: int = 0
+    latency_count: int = 0
+    hit_rate: float | None = None
+    latency_sum_s: float = 0.0
+    latency_p50_s: float | None = None
+    latency_p95_s: float | None = None
+    last_failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuardStats:
+    """What the machine has free, and what of it must stay free. `pressure`: it is close to full."""
+
+    memory_free_mb: int = 0
+    memory_reserve_mb: int = 0
+    disk_free_mb: int = 0
+    disk_reserve_mb: int = 0
+    max_sandboxes: int = 0
+    pressure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """`pools` has the name of the environment for the provider that it gets by default, and
+    `environment@provider` for any other. `destroying` includes sandboxes whose destruction failed so far."""
+
+    sandboxes: int = 0
+    claimed: int = 0
+    destroying: int = 0
+    pools: Mapping[str, PoolStats] = field(default_factory=dict)
+    guard: GuardStats = field(default_factory=GuardStats)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "WorkerStats":
+        """Also what a worker of another version wrote: unknown figures are ignored, missing ones are zero."""
+        pools = {name: PoolStats(**_known(PoolStats, pool)) for name, pool in values.get("pools", {}).items()}
+        guard = GuardStats(**_known(GuardStats, values.get("guard", {})))
+        return cls(**{**_known(cls, values), "pools": pools, "guard": guard})
+
+
+def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in kind.__dataclass_fields__}
+
+
 class Worker(Protocol):
     """Owns the sandboxes of one host, and the pools of those made ahead.
 
-    `claim` gives a live sandbox that nobody has used, and never the same one twice. Claims that have to
-    wait are served first come, first served, per environment, and tenants in turn; one that is not served in
-    time raises NoCapacity with its place in the queue. A claim that fails or is cancelled leaves nothing behind.
-    It raises MachineFull when memory or disk of the host run out, and what the provider's `create` raises.
-    `sandbox` gives a sandbox that was claimed, also before a restart of the worker: SandboxNotFound, SandboxLost.
-    `destroy` is idempotent. `recover`, called once before anything is claimed, takes over from an
-    earlier worker: it connects to the sandboxes in `known` and destroys every other one that this worker made; for
-    those that cannot be had any more it says why.
-    `losses` reports claimed sandboxes that have died by themselves, each once; one reader.
-    `stats` are figures for people and machines: sandboxes, and per environment the pool's counts.
-    `drain` stops making sandboxes ahead and destroys those of the pools; claims then raise Unavailable. `close` lets go
-    of everything without destroying a claimed sandbox.
+    `providers` are its providers by name, the default first, with their capabilities.
+    `claim` returns a live sandbox that nobody has used, and never the same one twice. Waiting claims are served first
+    come, first served, per provider and environment, and tenants in turn; a claim that is not served in time raises
+    NoCapacity with its position in the queue. A claim that fails or is cancelled leaves nothing behind.
+    It raises InvalidRequest for a provider that the worker does not have or that lacks a capability which the
+    environment needs, MachineFull when memory or disk of the host run out, and what the provider's `create` raises.
+    `sandbox` returns a claimed sandbox, also one claimed before a restart: SandboxNotFound, SandboxLost.
+    `destroy` is idempotent. `recover`, called once before the first claim, takes over from an earlier worker: it
+    connects to the sandboxes in `known` and destroys every other one that this worker made; for those that cannot be
+    taken over it returns the reasons.
+    `losses` reports claimed sandboxes that have died by themselves, each once; it has one reader.
+    `drain` stops making sandboxes ahead and destroys those of the pools; claims then raise Unavailable. `close`
+    releases everything without destroying a claimed sandbox.
     """
 
     @property
     def name(self) -> str: ...
     @property
-    def provider(self) -> str: ...
+    def providers(self) -> Providers: ...
     async def claim(self, claim: Claim) -> Claimed: ...
     async def sandbox(self, sandbox_id: str) -> Sandbox: ...
     async def destroy(self, sandbox_id: str) -> None: ...
     async def recover(self, known: Collection[str]) -> dict[str, str]: ...
     def losses(self) -> AsyncIterator[Loss]: ...
-    def stats(self) -> dict[str, Any]: ...
+    def stats(self) -> WorkerStats: ...
     async def drain(self) -> None: ...
     async def close(self) -> None: ...

@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 from warren.interfaces.sandbox import Process
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.operations import TerminalSize
 from warren.model.session import DEFAULT_TENANT
-from warren.sessions.listing import figures
 from warren.sessions.operations import commands, files, processes, sessions
 from warren.sessions.operations.call import (
     ByteRange,
@@ -26,10 +26,9 @@ from warren.sessions.operations.call import (
     perform,
     perform_stream,
 )
-from warren.sessions.operations.socket_messages import apply_message, read_message
+from warren.sessions.operations.sockets import apply_message, open_terminal, read_message
 from warren.sessions.output_events import with_keepalives
 from warren.sessions.schemas import end_view
-from warren.sessions.terminals import open_terminal
 from warren.sessions.validation import validated
 
 HANDLERS = {handler.name: handler for module in (sessions, commands, processes, files) for handler in module.HANDLERS}
@@ -100,7 +99,7 @@ class LocalCalls:
         call = Call(self._context, DEFAULT_TENANT, session_id)
         async with call.using(counts=False):
             process = await open_terminal(call.session, call.sandbox, size, **how)
-            await call.sessions.note_use(DEFAULT_TENANT, session_id)
+            await call.sessions.record_use(DEFAULT_TENANT, session_id)
             socket = LocalSocket(self._context, session_id, process, offset)
             try:
                 yield socket
@@ -108,7 +107,7 @@ class LocalCalls:
                 await socket.close()
 
     async def stats(self) -> Values:
-        return dict(await figures(self._context.sessions))
+        return asdict(await self._context.sessions.stats())
 
     def _new_call(self, handler: Handler, session_id: str, arguments: Values, key: str = "") -> Call:
         call = Call(self._context, DEFAULT_TENANT, session_id, key=key)
@@ -141,7 +140,7 @@ class LocalSocket:
         self._ended = False
 
     async def send(self, message: str | bytes) -> None:
-        await self._context.sessions.note_use(DEFAULT_TENANT, self._session_id)
+        await self._context.sessions.record_use(DEFAULT_TENANT, self._session_id)
         if isinstance(message, bytes):
             await self._process.write(message)
         else:

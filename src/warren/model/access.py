@@ -1,8 +1,8 @@
-"""Who is asking, what they may do, and how much of it.
+"""Callers, their scopes and their quotas.
 
-A tenant is whom keys belong to; its sessions, processes and files are its own. A caller is one request's
-proven identity: a tenant, the key (or token) it came with, and the scopes of that key. Quotas bound a tenant, or one
-key of it; None is no bound.
+Keys belong to a tenant, and so do sessions, processes and files. A caller is the verified identity of one request: a
+tenant, the key (or token) of the request, and the scopes of that key. Quotas bound a tenant, or one key of it; None is
+no bound.
 """
 
 import math
@@ -86,7 +86,7 @@ class Quota:
         return cls(**{**values, "environments": tuple(environments)})
 
     def as_mapping(self) -> dict[str, Any]:
-        """Only what it bounds."""
+        """Contains only what it bounds."""
         return {name: value for name, value in asdict(self).items() if value not in (None, (), {})}
 
 
@@ -103,7 +103,7 @@ NO_QUOTA: Final = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Proven, not claimed. `key_id` names the key, token or way in; `quota` is the tenant's, `key_quota` the key's."""
+    """A verified identity. `key_id` names the key or token; `quota` is the tenant's, `key_quota` the key's."""
 
     tenant: str = DEFAULT_TENANT
     key_id: str = ""
@@ -120,7 +120,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key as it is kept: its secret is not in here, only a salted hash of it. Times are times of day."""
+    """A key as it is stored: with a salted hash of its secret. Times are times of day."""
 
     id: str
     name: str

@@ -6,11 +6,11 @@ from enum import StrEnum
 from typing import Any, Final
 
 COMMAND: Final = "command"  # under this name `detail` holds what was run: a text, or the list of its arguments
-DROPPED: Final = "audit.dropped"  # the action of the line that stands for entries which could not be written
+DROPPED: Final = "audit.dropped"  # the action of an entry that reports how many others were lost
 
 
 class CommandText(StrEnum):
-    """What the record keeps of commands. NONE: nothing. REDACTED: the text, without the secrets found in it."""
+    """What entries keep of commands. NONE: nothing. REDACTED: the text, without the secrets found in it."""
 
     NONE = "none"
     REDACTED = "redacted"

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest
 from warren.model.policy import Policy
 from warren.model.session import check_seconds
@@ -37,7 +38,8 @@ class PoolSize:
 @dataclass(frozen=True, slots=True)
 class Environment:
     """`pool`, `idle_timeout_s` and `max_lifetime_s` of an environment win over the server's settings. `policy` says
-    which commands its sessions may run."""
+    which commands its sessions may run. `provider` is the one that makes its sandboxes unless the session names
+    another; empty: the server's default. `needs` are the capabilities that the provider must have."""
 
     name: str
     image: str
@@ -48,6 +50,8 @@ class Environment:
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
     policy: Policy = NO_POLICY
+    provider: str = ""
+    needs: frozenset[Capability] = frozenset()
 
     def __post_init__(self) -> None:
         check_image_name(self.image)

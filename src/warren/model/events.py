@@ -1,9 +1,8 @@
-"""What happened, for those who keep records of it or want to be told."""
+"""Events: what happened to sessions and commands, for usage, audit and webhooks."""
 
 import itertools
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -22,12 +21,62 @@ class EventKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionCreatedData:
+    thread_id: str | None
+    memory_mb: int
+    environment: str
+    pooled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEndedData:
+    """Also of a session that expired."""
+
+    thread_id: str | None
+    memory_mb: int
+    reason: str
+    lived_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLostData:
+    thread_id: str | None
+    memory_mb: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEndedData:
+    """Also of a command that was refused. `background`: no request waited for its end."""
+
+    process_id: str
+    exit_code: int
+    reason: str
+    duration_ms: float
+    cpu_ms: float
+    bytes_total: int
+    background: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaReachedData:
+    quota: str
+    key_id: str
+
+
+EventData = SessionCreatedData | SessionEndedData | SessionLostData | CommandEndedData | QuotaReachedData
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
-    """`at` is the time of day; `data` is JSON, and holds no secret and no output of a command."""
+    """`at` is the time of day. `data` holds no secret and no output of a command."""
 
     kind: EventKind
     tenant: str
     at: float
+    data: EventData
     session_id: str = ""
-    data: Mapping[str, Any] = field(default_factory=dict)
     id: str = field(default_factory=lambda: f"{_RUN}{next(_numbers):08x}")
+
+    def json_data(self) -> dict[str, Any]:
+        return asdict(self.data)

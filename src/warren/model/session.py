@@ -1,7 +1,7 @@
-"""A caller's claim on a sandbox: its states, one table of moves, its deadlines.
+"""A session is a caller's claim on a sandbox: its states and their rules, its deadlines.
 
-Times are of two kinds. `created_at` is the time of day, to be shown. `started`, `used` and `ended` are
-counted on the clock of warren.clock and mean something only within `epoch`.
+Times are of two kinds. `created_at` is the time of day, to be shown. `started`, `used` and `ended` are counted by the
+clock of warren.clock and mean something only within `epoch`.
 """
 
 import secrets
@@ -20,7 +20,7 @@ LONGEST_S: Final = 30 * 86400.0
 MAX_METADATA: Final = 64
 MAX_THREAD_ID: Final = 255
 MAX_KEY: Final = 255
-CREATING_S: Final = 600.0  # longer than any claim may wait: who is still at it then has died
+CREATING_S: Final = 600.0  # longer than any claim may wait: the process that creates it has died
 
 
 class SessionState(StrEnum):
@@ -112,7 +112,7 @@ STATES: Final[Mapping[SessionState, StateRules]] = {
 
 
 class EndReason(StrEnum):
-    """Why a session ended, or (LOST) why it is no use any more."""
+    """Why a session ended, or (LOST) why it can no longer be used."""
 
     NONE = ""
     DELETED = "deleted"
@@ -124,13 +124,13 @@ class EndReason(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-# A create that came to nothing: its Idempotency-Key may be used again.
-CAME_TO_NOTHING: Final = frozenset({EndReason.FAILED, EndReason.UNDONE})
+# The sandbox was never handed out: the Idempotency-Key may be used again.
+FAILED_CREATIONS: Final = frozenset({EndReason.FAILED, EndReason.UNDONE})
 
 
 @dataclass(frozen=True, slots=True)
 class Previous:
-    """The session a thread had before this one, and how it ended: its files are gone."""
+    """The session that a thread had before, and how it ended: its files are gone."""
 
     session_id: str
     reason: EndReason
@@ -139,11 +139,11 @@ class Previous:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """`version` counts the changes; a store takes a change only over the version it was made from.
+    """`version` counts the changes; a store accepts a change only of the version it was made from.
 
     `image`, `limits` and `require` are what the caller asked for beyond the environment (empty: nothing).
-    `reason` and `detail` say why it was lost or ended. `key_id` names the key it was created with; `disk_mb` and
-    `memory_mb` are what it may use up. The values of `env` may be secrets: only their names are ever shown.
+    `reason` and `detail` say why it was lost or ended. `key_id` names the key that created it; `disk_mb` and
+    `memory_mb` are the most that it may use. The values of `env` may be secrets: only the names are ever shown.
     """
 
     id: str
@@ -181,18 +181,18 @@ class Session:
 
     @property
     def slack_s(self) -> float:
-        """Use is written down only this often; so much longer than the idle time-out a session may live."""
+        """How often use is written to the store; so much longer than its idle time-out a session may live."""
         return min(5.0, self.idle_timeout_s / 10)
 
     @property
     def deadline(self) -> float:
-        """When it expires, unless it is used, prolonged or ended before."""
+        """When the session expires, unless it is used, prolonged or ended before."""
         if self.state is SessionState.CREATING:
             return self.started + CREATING_S
         return min(self.used + self.idle_timeout_s + self.slack_s, self.started + self.max_lifetime_s)
 
     def expiry(self, now: float) -> EndReason | None:
-        """Why it has expired by now, if it has."""
+        """Gives why the session has expired, if it has."""
         if now < self.deadline:
             return None
         if self.state is SessionState.CREATING:
@@ -205,7 +205,7 @@ class Session:
         return replace(self, state=state, version=self.version + 1, **changes)
 
     def changed(self, **changes: Any) -> "Session":
-        """The same state, other values."""
+        """Gives the session in the same state with other values."""
         return self.moved_to(self.state, **changes)
 
 

@@ -1,4 +1,4 @@
-"""What a tenant has used: figures that can be added up."""
+"""What a tenant has used: numbers that can be added."""
 
 import math
 from collections.abc import Mapping
@@ -46,8 +46,7 @@ class Usage:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Usage":
-        """What is not there counts as 0, what is unknown is passed over: the figures outlive the version that
-        wrote them."""
+        """Missing values count as 0 and unknown ones are skipped: another version may have written them."""
         return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
 
     def as_mapping(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a caller may have: the bounds of its key and its tenant, checked before a session is made or changed. Pure."""
+"""Checks the quotas of a caller's key and tenant before a session is created or changed. Pure."""
 
 import math
 
@@ -9,15 +9,15 @@ from warren.model.spec import Limits
 
 
 def caps_of(caller: Caller) -> Caps:
-    """What the store keeps for us."""
-    mine, keys = caller.quota, caller.key_quota
-    if mine is NO_QUOTA and keys is NO_QUOTA:
+    """The caps that the store enforces."""
+    tenant, key = caller.quota, caller.key_quota
+    if tenant is NO_QUOTA and key is NO_QUOTA:
         return NO_CAPS
-    return Caps(mine.sessions, mine.disk_mb, keys.sessions, keys.disk_mb)
+    return Caps(tenant.sessions, tenant.disk_mb, key.sessions, key.disk_mb)
 
 
 def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: float, image: str = "") -> None:
-    """Whether this caller may have a session of this kind at all; `image` is one that is not the environment's."""
+    """Raises Forbidden if the caller may not have such a session; `image` is given if it is not the environment's."""
     for _, quota in quota_levels(caller):
         if quota.environments and environment not in quota.environments:
             raise Forbidden(
@@ -49,5 +49,5 @@ def check_lifetime(caller: Caller, lifetime_s: float) -> None:
 
 
 def quota_levels(caller: Caller) -> tuple[tuple[str, Quota], ...]:
-    """The key's own first: what it is refused costs its tenant, and the other keys of that, nothing."""
+    """The key's quota comes first: a request that it refuses does not count for the tenant and its other keys."""
     return (f"key:{caller.key_id}", caller.key_quota), (f"tenant:{caller.tenant}", caller.quota)

@@ -1,30 +1,30 @@
-"""Tells everybody who wants to know what happened."""
+"""Passes events on to whoever subscribes to them: webhooks, audit, usage."""
 
-import logging
 from collections.abc import Callable
 
+from warren.logs import get_log
 from warren.model.events import Event
 
-Sink = Callable[[Event], None]
+Subscriber = Callable[[Event], None]
 
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
-class Events:
-    """Sinks neither wait nor raise; one that does raise harms nobody else."""
+class EventHub:
+    """Subscribers neither wait nor raise; if one raises, the others still get the event."""
 
-    def __init__(self, *sinks: Sink) -> None:
-        self._sinks = list(sinks)
+    def __init__(self, *subscribers: Subscriber) -> None:
+        self._subscribers = list(subscribers)
 
     def __repr__(self) -> str:
-        return f"<Events: {len(self._sinks)} sinks>"
+        return f"<EventHub: {len(self._subscribers)} subscribers>"
 
-    def add(self, sink: Sink) -> None:
-        self._sinks.append(sink)
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self._subscribers.append(subscriber)
 
     def publish(self, event: Event) -> None:
-        for sink in self._sinks:
+        for subscriber in self._subscribers:
             try:
-                sink(event)
-            except Exception:
-                _log.exception("the event %s could not be told to %r", event.kind, sink)
+                subscriber(event)
+            except Exception as exc:
+                _log.error("event_not_handled", kind=event.kind, subscriber=repr(subscriber), exc=exc)

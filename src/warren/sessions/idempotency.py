@@ -1,10 +1,10 @@
-"""Commands that run once per Idempotency-Key, however often they are asked for, also over a restart.
+"""Commands that run once per Idempotency-Key, however often a caller sends them, also over a restart.
 
-The key is written down first; then the command is started in the sandbox under a process id made from the
-key, which the agent starts only once. Whoever comes later, in this server or the next one, waits for the
-same process; within one server by waiting for the same task, since a process that was forgotten could be
-started again. When it has ended its result is written down, if it is not too long, and the agent may
-forget it; a longer one stays with the agent for as long as that keeps it.
+The key is saved first. Then the command is started under a process id made from the key, and the agent starts a process
+id only once. Later requests with the key wait for the same process, in this server or the next one. Within one server
+they wait for the same task, because a process that the agent has forgotten could be started again. When the command has
+ended, its result is saved if it is not too long, and the agent forgets the process; a longer result stays with the
+agent for as long as the agent keeps it.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from warren.sessions.request_context import note, note_command, note_end
 
 MAX_STDIN: Final = 64 * 1024
 _MAX_ANSWER: Final = 1024 * 1024
-_FED: Final = "fed"  # an answer that says only that the command has all of its stdin
+_STDIN_SENT: Final = "fed"  # instead of an answer: the command has all of its stdin, and no result yet
 
 
 async def exec_once(
@@ -37,40 +37,42 @@ async def exec_once(
             remedy="write it to a file and let the command read that",
         )
     # The variables of the session are the same for all of its commands, and forgotten when it has ended.
-    asked = fingerprint(replace(command, base_env={})) + hashlib.sha256(stdin).hexdigest()
-    name = Key(tenant, session_id, check_key(key), asked)
+    request = fingerprint(replace(command, base_env={})) + hashlib.sha256(stdin).hexdigest()
+    name = Key(tenant, session_id, check_key(key), request)
     known = await sessions.store.claim_key(name, sessions.clock.epoch, sessions.clock.now())
     answer = "" if known is None else known.answer
     note_command(command)
     if known is not None:
         note(replayed=True)
-    if answer not in ("", _FED):
-        result = _decoded(answer)
+    if answer not in ("", _STDIN_SENT):
+        result = _read_answer(answer)
         note_end(result)
         return result
-    # No await between reading the answer and this: whoever wrote none yet is still in `once`.
-    task = sessions.once.get(name)
+    # There is no await between reading the answer and this: a command without an answer is still in the dictionary.
+    task = sessions.keyed_commands.get(name)
     if task is None:
-        task = sessions.once[name] = asyncio.create_task(_run(sessions, name, command, stdin, fed=answer == _FED))
-        task.add_done_callback(lambda done: _over(sessions, name, done))
+        task = sessions.keyed_commands[name] = asyncio.create_task(
+            _run(sessions, name, command, stdin, stdin_sent=answer == _STDIN_SENT)
+        )
+        task.add_done_callback(lambda done: _remove_task(sessions, name, done))
     result = await asyncio.shield(task)
     note_end(result)
     return result
 
 
-def _over(sessions: Sessions, name: Key, task: asyncio.Task[ExecResult]) -> None:
-    del sessions.once[name]
+def _remove_task(sessions: Sessions, name: Key, task: asyncio.Task[ExecResult]) -> None:
+    del sessions.keyed_commands[name]
     if not task.cancelled():
-        task.exception()  # the callers have it; all of them may have gone
+        task.exception()  # marks it as seen: all callers may have disconnected
 
 
-async def _run(sessions: Sessions, name: Key, command: Command, stdin: bytes, *, fed: bool) -> ExecResult:
+async def _run(sessions: Sessions, name: Key, command: Command, stdin: bytes, *, stdin_sent: bool) -> ExecResult:
     store = sessions.store
     async with sessions.using(name.tenant, name.scope) as (_, sandbox):
         if stdin:
-            result = await _result_with_stdin(store, sandbox, command, stdin, name, fed=fed)
+            result = await _exec_with_stdin(store, sandbox, command, stdin, name, stdin_sent=stdin_sent)
         else:
-            result = await _result(store, sandbox, command, name)
+            result = await _exec(store, sandbox, command, name)
         answer = json.dumps(asdict(result))
         if len(answer) <= _MAX_ANSWER:
             await store.answer_key(name, answer)
@@ -83,7 +85,7 @@ def _process_id(name: Key) -> str:
     return f"key_{hashlib.sha256(name.key.encode()).hexdigest()[:32]}"
 
 
-async def _result(store: SessionStore, sandbox: Sandbox, command: Command, name: Key) -> ExecResult:
+async def _exec(store: SessionStore, sandbox: Sandbox, command: Command, name: Key) -> ExecResult:
     try:
         return await sandbox.exec(command, process_id=_process_id(name))
     except Conflict:
@@ -93,17 +95,17 @@ async def _result(store: SessionStore, sandbox: Sandbox, command: Command, name:
         raise
 
 
-async def _result_with_stdin(
-    store: SessionStore, sandbox: Sandbox, command: Command, stdin: bytes, name: Key, *, fed: bool
+async def _exec_with_stdin(
+    store: SessionStore, sandbox: Sandbox, command: Command, stdin: bytes, name: Key, *, stdin_sent: bool
 ) -> ExecResult:
     try:
         process = await sandbox.start(command, process_id=_process_id(name))
     except Conflict:
         process = await sandbox.process(_process_id(name))
-        if fed:
-            await process.close_stdin()  # its server may have died before it could
+        if stdin_sent:
+            await process.close_stdin()  # the server may have died before it did this
         else:
-            await process.kill(0)  # nor may it run on half of its stdin, or a second time
+            await process.kill(0)  # it has only a part of its stdin, and must not run a second time
         return await process.wait()
     except CommandRefused as exc:
         return refused_result(exc)
@@ -111,7 +113,7 @@ async def _result_with_stdin(
         await store.release_key(name)
         raise
     await process.write(stdin)
-    await store.answer_key(name, _FED)
+    await store.answer_key(name, _STDIN_SENT)
     await process.close_stdin()
     return await process.wait()
 
@@ -123,6 +125,6 @@ async def _forget(sandbox: Sandbox, process_id: str) -> None:
         return
 
 
-def _decoded(answer: str) -> ExecResult:
+def _read_answer(answer: str) -> ExecResult:
     values = json.loads(answer)
     return ExecResult(**{**values, "reason": Reason(values["reason"])})

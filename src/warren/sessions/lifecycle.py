@@ -1,20 +1,21 @@
-"""The life of sessions: sandboxes claimed for them, losses noted, ends brought about.
+"""The life of a session: it gets a sandbox, it may lose it, it ends.
 
-A session is written down before its sandbox exists and is moved, by one atomic change of its row at a
-time, along the table in model/session.py. Whoever loses the race for a change reads the row again and
-does what the row then says. Sandboxes are made and destroyed by tasks that belong to `Lifecycle`, not to
-a request: a caller that goes away neither stops them half-way nor loses track of them.
+A session is saved before its sandbox exists. Each change of its row is atomic and follows the table in
+model/session.py. Whoever loses the race for a change reads the row again and acts on what the row then says. Tasks of
+`Lifecycle`, not of a request, create and destroy sandboxes: a caller that disconnects neither stops them half-way nor
+makes the server lose track of them.
 """
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 
 from warren.clock import Clock
 from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Claim, Worker
+from warren.logs import get_log
+from warren.model.capability import Capability, choose_provider
 from warren.model.errors import (
     Misdirected,
     NoCapacity,
@@ -25,21 +26,21 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.events import Event, EventKind
-from warren.model.session import CAME_TO_NOTHING, EndReason, Session, SessionState
-from warren.sessions.event_hub import Events
-from warren.sessions.request_context import patience_s
+from warren.model.events import Event, EventData, EventKind, SessionCreatedData, SessionEndedData, SessionLostData
+from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionState
+from warren.sessions.event_hub import EventHub
+from warren.sessions.request_context import shorter_claim_timeout
 from warren.shielding import run_shielded
 
 T = TypeVar("T")
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 STEPS: Final = ("stored", "claimed", "running", "stopping", "destroyed", "ended")
 
 _POLL_S: Final = (0.005, 0.1)
-_LEFT: Final = "the caller went away"
+_CALLER_LEFT: Final = "the caller went away"
 _LOST_PREFIX: Final = "the sandbox is lost: "
-_IN_WORDS: Final = {
+_REASON_TEXTS: Final = {
     EndReason.DELETED: "it was deleted",
     EndReason.IDLE: "it was idle for too long",
     EndReason.LIFETIME: "its maximum lifetime was over",
@@ -51,7 +52,7 @@ _IN_WORDS: Final = {
 
 
 class Lifecycle:
-    """With `others` there may be sessions of workers that are not here: those are left to them.
+    """With `in_cluster` the store also has sessions of other workers, which those workers take care of.
 
     `fault` is called with the name of each step of a session's life, for tests of what a crash leaves.
     """
@@ -63,26 +64,26 @@ class Lifecycle:
         clock: Clock,
         *,
         claim_timeout_s: float = 30.0,
-        others: bool = False,
-        events: Events | None = None,
+        in_cluster: bool = False,
+        events: EventHub | None = None,
         fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.store = store
         self.workers = workers
         self.clock = clock
         self._claim_timeout_s = claim_timeout_s
-        self.others = others
-        self._events = events or Events()
+        self.in_cluster = in_cluster
+        self._events = events or EventHub()
         self._fault = fault
-        self._making: dict[str, asyncio.Task[Session]] = {}
+        self._starting: dict[str, asyncio.Task[Session]] = {}
         self._ending: dict[str, asyncio.Task[Session]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._holder: dict[str, tuple[str, str]] = {}  # sandbox id -> tenant and session id
-        self._unwritten: dict[str, Session] = {}  # ends that the store would not take yet
-        self._unfinished: dict[str, Session] = {}  # in STOPPING, and the worker could not destroy the sandbox
+        self._owners: dict[str, tuple[str, str]] = {}  # sandbox id -> tenant and session id
+        self._unsaved_ends: dict[str, Session] = {}  # the store could not save them yet
+        self._undestroyed: dict[str, Session] = {}  # in STOPPING, and the worker could not destroy the sandbox
 
     def __repr__(self) -> str:
-        return f"<Lifecycle {len(self._holder)} running, {len(self._making)} creating, {len(self._tasks)} tasks>"
+        return f"<Lifecycle {len(self._owners)} running, {len(self._starting)} creating, {len(self._tasks)} tasks>"
 
     async def get(self, tenant: str, session_id: str) -> Session:
         session = await self.store.get(tenant, session_id)
@@ -90,70 +91,74 @@ class Lifecycle:
             raise SessionNotFound(f"there is no session {session_id!r}", remedy="create one: POST /api/sessions")
         return session
 
-    # -- beginning
+    # -- starting
 
-    async def made(self, session: Session, *, orphan: bool) -> Session:
-        """The session with its sandbox. An `orphan`, which nobody can ask for again, ends if the caller goes away."""
-        task = self._making[session.id] = self._own(self._make(session), f"making {session.id}")
-        task.add_done_callback(lambda _: self._making.pop(session.id, None))
+    async def start(self, session: Session, *, end_if_abandoned: bool) -> Session:
+        """Gives a new session its sandbox.
+
+        `end_if_abandoned`: the session has no name by which a caller could ask for it again, so it ends if the caller
+        disconnects before the answer.
+        """
+        task = self._starting[session.id] = self._run_task(self._start(session), f"starting {session.id}")
+        task.add_done_callback(lambda _: self._starting.pop(session.id, None))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            if orphan:
-                self._own(self._discard(task), f"discarding {session.id}")
+            if end_if_abandoned:
+                self._run_task(self._abandon(task), f"abandoning {session.id}")
             raise
 
-    async def _discard(self, making: asyncio.Task[Session]) -> None:
-        """What is not made yet gives up its place in the queue; what was made goes."""
-        making.cancel()
-        await asyncio.wait([making])
-        if not making.cancelled() and making.exception() is None:
-            await self.end(making.result(), EndReason.FAILED, _LEFT)
+    async def _abandon(self, starting: asyncio.Task[Session]) -> None:
+        """Leaves the queue for a sandbox, or ends the session if it has got one."""
+        starting.cancel()
+        await asyncio.wait([starting])
+        if not starting.cancelled() and starting.exception() is None:
+            await self.end(starting.result(), EndReason.FAILED, _CALLER_LEFT)
 
-    async def _make(self, session: Session) -> Session:
-        worker = self._place(session)
+    async def _start(self, session: Session) -> Session:
+        worker = self._choose_worker()
         try:
             self._fault("stored")
             claimed = await worker.claim(self._claim(session))
         except BaseException as exc:
-            await run_shielded(self._failed(session, exc))
+            await run_shielded(self._fail(session, exc))
             raise
         self._fault("claimed")
         now = self.clock.now()
         running = session.moved_to(
             SessionState.RUNNING,
             worker=worker.name,
-            provider=worker.provider,
+            provider=claimed.provider,
             sandbox_id=claimed.sandbox.id,
             pooled=claimed.pooled,
             started=now,
             used=now,
         )
-        self.took_over(running)
+        self.track(running)
         try:
-            written = await self.store.swap(running)
+            saved = await self.store.swap(running)
         except BaseException as exc:
-            await run_shielded(self._let_go(running))
-            await run_shielded(self._failed(session, exc))
+            await run_shielded(self._destroy_sandbox(running))
+            await run_shielded(self._fail(session, exc))
             raise
-        if not written or await self._was_taken(running):
-            await self._let_go(running)
-            raise await self._why_unmade(session)
-        self._tell(EventKind.SESSION_CREATED, running, environment=running.environment, pooled=running.pooled)
+        if not saved or await self._was_given_up(running):
+            await self._destroy_sandbox(running)
+            raise await self._why_not_started(session)
+        self._report_created(running, ms=round((now - session.started) * 1000, 1))
         self._fault("running")
         return running
 
-    async def _was_taken(self, running: Session) -> bool:
-        """Whether it was given up, as that of a worker that stood still, before this worker knew that it runs."""
-        if not self.others:
+    async def _was_given_up(self, running: Session) -> bool:
+        """Whether a coordinator gave the session up, because this worker stood still, before it was running."""
+        if not self.in_cluster:
             return False
         current = await self.store.get(running.tenant, running.id)
         return current is None or not current.state.holds_sandbox
 
-    async def _why_unmade(self, session: Session) -> WarrenError:
-        """Somebody has ended it in the meantime: a caller, or whoever thought that it is not being made any more."""
+    async def _why_not_started(self, session: Session) -> WarrenError:
+        """A caller, or a coordinator that took the worker for dead, has ended the session in the meantime."""
         current = await self.store.get(session.tenant, session.id)
-        if current is None or current.state is SessionState.LOST or current.reason in CAME_TO_NOTHING:
+        if current is None or current.state is SessionState.LOST or current.reason in FAILED_CREATIONS:
             return Unavailable(f"session {session.id} was given up while it was being made", retry_after_s=1)
         return SessionEnded(f"session {session.id} was deleted while it was being made")
 
@@ -163,169 +168,202 @@ class Lifecycle:
             session.image,
             session.limits,
             session.require,
-            patience_s(self._claim_timeout_s),
+            shorter_claim_timeout(self._claim_timeout_s),
             session.tenant,
+            session.provider,
         )
 
-    async def _failed(self, session: Session, exc: BaseException) -> None:
-        detail = _LEFT if isinstance(exc, asyncio.CancelledError) else type(exc).__name__
+    async def _fail(self, session: Session, exc: BaseException) -> None:
+        detail = _CALLER_LEFT if isinstance(exc, asyncio.CancelledError) else type(exc).__name__
         detail = exc.message if isinstance(exc, WarrenError) else detail
-        await self._write_end(session, EndReason.FAILED, detail)
+        await self._save_end(session, EndReason.FAILED, detail)
 
-    def _place(self, session: Session) -> Worker:
+    def _choose_worker(self) -> Worker:
         for worker in self.workers.values():
             return worker
         raise NoCapacity("there is no worker", retry_after_s=5)
 
-    def took_over(self, session: Session) -> None:
-        """A running session has its sandbox, from a claim or again after a restart."""
-        self._holder[session.sandbox_id] = (session.tenant, session.id)
+    def check_provider(self, name: str, needs: Collection[Capability]) -> None:
+        """Raises InvalidRequest if no worker here has that provider, or if the provider lacks what is needed."""
+        for worker in self.workers.values():
+            choose_provider(worker.providers, name, needs)
+
+    def track(self, session: Session) -> None:
+        """Remembers which session has the sandbox, after a claim or after a restart."""
+        self._owners[session.sandbox_id] = (session.tenant, session.id)
 
     # -- ending
 
     async def end(self, session: Session, reason: EndReason, detail: str = "") -> Session | None:
-        """Ends the session as it was read and waits until its sandbox is gone; None if it has changed since."""
+        """Ends the session and waits until its sandbox is destroyed; None if its row has changed since it was read."""
         if session.state.can_be_lost:
             self.worker_of(session)
         stopping = session.moved_to(SessionState.STOPPING, reason=reason, detail=detail)
         if not await self.store.swap(stopping):
             return None
         self._fault("stopping")
-        return await asyncio.shield(self.finishing(stopping))
+        return await asyncio.shield(self.begin_end(stopping))
 
-    def finishing(self, stopping: Session) -> asyncio.Task[Session]:
-        task = self._ending[stopping.id] = self._own(self._finish(stopping), f"ending {stopping.id}")
+    def begin_end(self, stopping: Session) -> asyncio.Task[Session]:
+        task = self._ending[stopping.id] = self._run_task(self._end(stopping), f"ending {stopping.id}")
         task.add_done_callback(lambda _: self._ending.pop(stopping.id, None))
         return task
 
     def is_ending(self, session: Session) -> bool:
         return session.id in self._ending
 
-    async def _finish(self, stopping: Session) -> Session:
+    async def _end(self, stopping: Session) -> Session:
         try:
             if stopping.sandbox_id:
-                await self._let_go(stopping)
+                await self._destroy_sandbox(stopping)
         except BaseException:
-            self._unfinished[stopping.id] = stopping
+            self._undestroyed[stopping.id] = stopping
             raise
         self._fault("destroyed")
-        ended = await self._write_end(stopping, stopping.reason, stopping.detail)
+        ended = await self._save_end(stopping, stopping.reason, stopping.detail)
         self._fault("ended")
         return ended
 
-    async def _let_go(self, session: Session) -> None:
-        """What is lost with another worker is that one's to clear away, when it comes back."""
-        self._holder.pop(session.sandbox_id, None)
-        if session.worker in self.workers or not self.others:
+    async def _destroy_sandbox(self, session: Session) -> None:
+        """Does nothing for a sandbox of another worker: that worker destroys it when it comes back."""
+        self._owners.pop(session.sandbox_id, None)
+        if session.worker in self.workers or not self.in_cluster:
             await self.worker_of(session).destroy(session.sandbox_id)
 
-    async def undo(self, session: Session) -> None:
-        """A session that nobody makes any more."""
-        if session.id not in self._making:
-            await self._write_end(session, EndReason.UNDONE, "")
+    async def undo_start(self, session: Session) -> None:
+        """Ends a session in CREATING if no task of this process is starting it."""
+        if session.id not in self._starting:
+            await self._save_end(session, EndReason.UNDONE, "")
 
-    async def _write_end(self, session: Session, reason: EndReason, detail: str) -> Session:
-        """A store that cannot take it now is asked again later; the sandbox is gone either way.
+    async def _save_end(self, session: Session, reason: EndReason, detail: str) -> Session:
+        """Saves the end, later if the store cannot write now: the sandbox is gone in either case.
 
         Of the variables only the names are kept: their values may be secrets, and nobody needs them any more.
         """
         names = dict.fromkeys(session.env, "")
         ended = session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), env=names)
         try:
-            told = await self._wrote_end(ended)
+            is_ended = await self._try_save_end(ended)
         except WarrenError:
-            self._unwritten[ended.id] = ended
-            told = True
-        if told and session.sandbox_id:
-            expired = reason in (EndReason.IDLE, EndReason.LIFETIME)
-            kind = EventKind.SESSION_EXPIRED if expired else EventKind.SESSION_ENDED
-            self._tell(kind, ended, reason=str(reason), lived_s=round(self.clock.now() - session.started, 3))
+            self._unsaved_ends[ended.id] = ended
+            is_ended = True
+        if is_ended:
+            self._report_ended(ended)
         return ended
 
-    async def _wrote_end(self, ended: Session) -> bool:
-        """A session that was not to come about may have begun to run after all: the store went away over it, and
-        nobody knew. Then it is ended as what it is."""
+    async def _try_save_end(self, ended: Session) -> bool:
+        """Whether the end was saved; False if the row has changed.
+
+        A session whose start failed may be running in the store: the store saved that, and its answer got lost. Such a
+        session is ended like any other that runs.
+        """
         if await self.store.swap(ended):
             return True
         current = await self.store.get(ended.tenant, ended.id)
         if current is not None and current.state.can_be_lost and current.version == ended.version:
-            self._own(self.end(current, ended.reason, ended.detail), f"ending {ended.id}")
+            self._run_task(self.end(current, ended.reason, ended.detail), f"ending {ended.id}")
         return False
 
-    def _tell(self, kind: EventKind, session: Session, **data: Any) -> None:
-        about = {"thread_id": session.thread_id or None, "memory_mb": session.memory_mb, **data}
-        self._events.publish(Event(kind, session.tenant, self.clock.wall(), session.id, about))
-
-    async def retry(self) -> None:
-        """What could not be finished before is tried again."""
-        for session_id, ended in list(self._unwritten.items()):
-            await self._wrote_end(ended)
-            del self._unwritten[session_id]
-        for session_id in self._unfinished.keys() - self._ending.keys():
-            self.finishing(self._unfinished.pop(session_id))  # if it fails it is among them again
+    async def retry_ends(self) -> None:
+        """Tries again to save ends and to destroy sandboxes, where that failed before."""
+        for session_id, ended in list(self._unsaved_ends.items()):
+            await self._try_save_end(ended)
+            del self._unsaved_ends[session_id]
+        for session_id in self._undestroyed.keys() - self._ending.keys():
+            self.begin_end(self._undestroyed.pop(session_id))  # `_end` puts it back if it fails again
 
     # -- losing
 
     async def mark_lost(self, session: Session, why: str) -> Session:
-        """Its sandbox has died: what is left of that goes, the session stays and says why."""
+        """The session's sandbox has died: destroys the rest of the sandbox; the session stays and tells why."""
         while session.state.can_be_lost:
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=why.removeprefix(_LOST_PREFIX))
             if await self.store.swap(lost):
-                self.tell_lost(lost)
-                self._own(self._let_go(session), f"clearing {session.sandbox_id}")
+                self.report_lost(lost)
+                self._run_task(self._destroy_sandbox(session), f"destroying {session.sandbox_id}")
                 return lost
             session = await self.get(session.tenant, session.id)
-        if session.state is SessionState.LOST and session.sandbox_id in self._holder:
-            self._own(self._let_go(session), f"clearing {session.sandbox_id}")
+        if session.state is SessionState.LOST and session.sandbox_id in self._owners:
+            self._run_task(self._destroy_sandbox(session), f"destroying {session.sandbox_id}")
         return session
 
-    def tell_lost(self, lost: Session) -> None:
-        self._tell(EventKind.SESSION_LOST, lost, detail=lost.detail)
-
-    async def forget_lost(self) -> None:
-        """Sandboxes of sessions that were taken from this worker are destroyed; their rows are somebody else's affair.
-
-        Whoever came to know of it first, and whatever was done about it: what counts is which sandboxes are held.
-        """
+    async def destroy_disowned(self) -> None:
+        """Destroys the sandboxes of sessions that coordinators have taken from this worker; leaves their rows alone."""
         own = {session.id: session for session in await self.store.active()}
-        tasks = (*self._making.items(), *self._ending.items())
-        busy = {session_id for session_id, task in tasks if not task.done()}  # those see to it themselves
-        gone = {}
-        for sandbox_id, (_, session_id) in self._holder.items():
+        tasks = (*self._starting.items(), *self._ending.items())
+        busy = {session_id for session_id, task in tasks if not task.done()}  # their tasks destroy what is left
+        disowned = {}
+        for sandbox_id, (_, session_id) in self._owners.items():
             session = own.get(session_id)
             if session_id not in busy and (session is None or session.state is SessionState.LOST):
-                _log.warning("session %s was given up: its sandbox is destroyed", session_id)
-                gone[sandbox_id] = session_id
-        for sandbox_id in gone:
-            del self._holder[sandbox_id]
+                _log.warning("sandbox_disowned", sandbox=sandbox_id, session=session_id)
+                disowned[sandbox_id] = session_id
+        for sandbox_id in disowned:
+            del self._owners[sandbox_id]
         for worker in self.workers.values():
-            await asyncio.gather(*map(worker.destroy, gone))
+            await asyncio.gather(*map(worker.destroy, disowned))
 
-    async def check(self, session: Session) -> None:
-        """A running session whose sandbox is not here is lost."""
+    async def check_sandbox(self, session: Session) -> None:
+        """Marks a running session as lost if its worker does not have its sandbox."""
         if session.state.can_be_lost:
             try:
                 await self.worker_of(session).sandbox(session.sandbox_id)
             except (SandboxLost, SandboxNotFound) as exc:
                 await self.mark_lost(session, exc.message)
 
-    async def sandbox_died(self, sandbox_id: str, why: str) -> None:
-        if (holder := self._holder.get(sandbox_id)) is None:
+    async def mark_owner_lost(self, sandbox_id: str, why: str) -> None:
+        """Marks the session that has this sandbox as lost."""
+        if (owner := self._owners.get(sandbox_id)) is None:
             return
-        session = await self.store.get(*holder)
+        session = await self.store.get(*owner)
         if session is not None and session.sandbox_id == sandbox_id:
             await self.mark_lost(session, why)
 
+    # -- reporting: to the log and to whoever subscribes to events
+
+    def _report_created(self, session: Session, ms: float) -> None:
+        _log.info(
+            "session_created",
+            session=session.id,
+            tenant=session.tenant,
+            environment=session.environment,
+            sandbox=session.sandbox_id,
+            pooled=session.pooled,
+            ms=ms,
+        )
+        data = SessionCreatedData(session.thread_id or None, session.memory_mb, session.environment, session.pooled)
+        self._publish(EventKind.SESSION_CREATED, session, data)
+
+    def _report_ended(self, session: Session) -> None:
+        """A session that never had a sandbox has no `session_created` before it, and is no event for subscribers."""
+        reason, name = session.reason, "session_ended" if session.sandbox_id else "session_not_created"
+        detail = session.detail or None
+        _log.info(name, session=session.id, tenant=session.tenant, reason=reason, detail=detail)
+        if session.sandbox_id:
+            expired = reason in (EndReason.IDLE, EndReason.LIFETIME)
+            kind = EventKind.SESSION_EXPIRED if expired else EventKind.SESSION_ENDED
+            lived_s = round(self.clock.now() - session.started, 3)
+            data = SessionEndedData(session.thread_id or None, session.memory_mb, str(reason), lived_s)
+            self._publish(kind, session, data)
+
+    def report_lost(self, session: Session) -> None:
+        _log.warning("session_lost", session=session.id, tenant=session.tenant, detail=session.detail)
+        data = SessionLostData(session.thread_id or None, session.memory_mb, session.detail)
+        self._publish(EventKind.SESSION_LOST, session, data)
+
+    def _publish(self, kind: EventKind, session: Session, data: EventData) -> None:
+        self._events.publish(Event(kind, session.tenant, self.clock.wall(), data, session.id))
+
     # -- waiting
 
-    async def settled(self, session: Session) -> Session:
-        """The session when it is no longer being made or unmade, whoever does that; Unavailable if that takes long."""
-        at_work = (self._making if session.state is SessionState.CREATING else self._ending).get(session.id)
-        if at_work is not None:
-            await asyncio.wait([at_work])
-            if not at_work.cancelled():
+    async def wait_until_settled(self, session: Session) -> Session:
+        """Waits while the session is starting or ending, here or in another process; Unavailable if that takes long."""
+        task = (self._starting if session.state is SessionState.CREATING else self._ending).get(session.id)
+        if task is not None:
+            await asyncio.wait([task])
+            if not task.cancelled():
                 with contextlib.suppress(SessionEnded):
-                    return at_work.result()
+                    return task.result()
         pause, deadline = _POLL_S[0], self.clock.now() + self._claim_timeout_s
         while session.state.is_in_transition:
             if self.clock.now() > deadline:
@@ -335,11 +373,11 @@ class Lifecycle:
             session = await self.get(session.tenant, session.id)
         return session
 
-    async def all_made(self) -> None:
-        while self._making:
-            await asyncio.wait(set(self._making.values()))
+    async def wait_until_started(self) -> None:
+        while self._starting:
+            await asyncio.wait(set(self._starting.values()))
 
-    async def all_done(self) -> None:
+    async def wait_for_tasks(self) -> None:
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
@@ -347,23 +385,23 @@ class Lifecycle:
         try:
             return self.workers[session.worker]
         except KeyError:
-            if self.others:
+            if self.in_cluster:
                 raise Misdirected(f"session {session.id} is on another worker", worker=session.worker) from None
             raise SandboxLost(f"the worker {session.worker!r} is not here any more") from None
 
-    def _own(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    def _run_task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._remove_task)
         return task
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _remove_task(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits for it has it; nobody may be waiting
+            task.exception()  # marks it as seen: whoever waits gets it, and there may be nobody
 
 
-def gone(session: Session) -> WarrenError:
+def unusable_error(session: Session) -> WarrenError:
     """Why a session cannot be used."""
     if session.state is SessionState.LOST:
         return SandboxLost(
@@ -371,6 +409,6 @@ def gone(session: Session) -> WarrenError:
             remedy="its files are gone; create a new session"
             + (", or use the thread with replace_lost" if session.thread_id else ""),
         )
-    why = _IN_WORDS.get(session.reason, "it is being ended")
+    why = _REASON_TEXTS.get(session.reason, "it is being ended")
     detail = f" ({session.detail})" if session.detail else ""
     return SessionEnded(f"session {session.id} has ended: {why}{detail}", remedy="create a new session")

@@ -1,19 +1,21 @@
-"""The use cases: who gets which sandbox, for how long, and what may be done with it.
+"""The use cases of sessions: create, find, use, change and end them.
 
-Only `using` counts as use. It writes the time down when the last note is older than the session's
-`slack_s`, and sessions in use at this moment are noted again by the reaper, so a long command keeps its
-session alive, and looking at it does not.
+Only `using` counts as use of a session, and looking at a session does not. A use is saved if the last saved one is
+older than the session's `slack_s`. The reaper saves the use of sessions that are in use at that moment, so a long
+command keeps its session alive.
 """
 
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
 
 from warren.interfaces.metering import Metering
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
+from warren.interfaces.worker import WorkerStats
 from warren.model.access import Caller
 from warren.model.environment import Environment
 from warren.model.errors import (
@@ -29,7 +31,7 @@ from warren.model.errors import (
 )
 from warren.model.operations import ExecResult
 from warren.model.session import (
-    CAME_TO_NOTHING,
+    FAILED_CREATIONS,
     EndReason,
     Session,
     SessionState,
@@ -41,10 +43,18 @@ from warren.model.session import (
 )
 from warren.model.spec import check_env, check_env_size, check_image_name
 from warren.sessions.allowances import caps_of, check_allowed, check_lifetime, longest_life
-from warren.sessions.lifecycle import Lifecycle, gone
-from warren.sessions.new_session import Defaults, NewSession, Opened, fingerprint, limits_of, previous_of
+from warren.sessions.lifecycle import Lifecycle, unusable_error
+from warren.sessions.new_session import CreateResult, Defaults, NewSession, changed_limits, fingerprint, previous_of
 from warren.sessions.request_context import current_caller, note, session_id_or
 from warren.shielding import run_shielded
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """How many sessions are in which state, and the figures of each worker."""
+
+    sessions: Mapping[str, int]
+    workers: Mapping[str, WorkerStats]
 
 
 class Sessions:
@@ -61,89 +71,92 @@ class Sessions:
         self.clock = lifecycle.clock
         self._environments = environments
         self._defaults = defaults
-        self.once: dict[Key, asyncio.Task[ExecResult]] = {}  # commands with an Idempotency-Key that run
-        self._busy: Counter[tuple[str, str]] = Counter()
-        self._unnoted: set[tuple[str, str]] = set()  # used, and the store could not write it down
+        self.keyed_commands: dict[Key, asyncio.Task[ExecResult]] = {}  # running commands with an Idempotency-Key
+        self._uses: Counter[tuple[str, str]] = Counter()  # by tenant and session id
+        self._unsaved_uses: set[tuple[str, str]] = set()  # the store could not save them
         self._idle = asyncio.Event()
         self._idle.set()
         self.stopping = False
 
     def __repr__(self) -> str:
-        return f"<Sessions {len(self._busy)} in use, {self.lifecycle!r}>"
+        return f"<Sessions {len(self._uses)} in use, {self.lifecycle!r}>"
 
     # -- creating
 
-    async def create(self, tenant: str, wanted: NewSession, key: str = "") -> Opened:
-        """A new session; or the one its thread or its key already has."""
+    async def create(self, tenant: str, request: NewSession, key: str = "") -> CreateResult:
+        """A new session, or the session that the thread or the Idempotency-Key already has."""
         self.check_open()
         caller = current_caller()
-        row = self._row(tenant, wanted, caller)
-        idempotency = Key(tenant, "create", check_key(key), fingerprint(wanted)) if key else None
+        row = self._new_row(tenant, request, caller)
+        idempotency = Key(tenant, "create", check_key(key), fingerprint(request)) if key else None
         counted = False
         while True:
-            earlier = await self.store.of_thread(tenant, wanted.thread_id) if wanted.thread_id else None
+            earlier = await self.store.of_thread(tenant, request.thread_id) if request.thread_id else None
             row = replace(row, previous=previous_of(earlier))
             if not counted and (earlier is None or not earlier.active):
                 await self.metering.count_create(caller)
                 counted = True
             try:
-                session, added = await self._added(row, idempotency, caller)
+                session, added = await self._add(row, idempotency, caller)
             except Unavailable:
+                # A caller whose thread already has a session does not need the store to write.
                 if earlier is None or idempotency is not None or not earlier.state.can_run:
                     raise
-                with contextlib.suppress(SessionEnded, SandboxLost):  # in between: look again
-                    return Opened(await self._noted(earlier), created=False)  # who has one needs no store for it
+                with contextlib.suppress(SessionEnded, SandboxLost):  # it has just ended: try again
+                    return CreateResult(await self._record_use(earlier), created=False)
                 continue
             note(session_id=session.id)
             if added is Added.NEW:
-                made = await self.lifecycle.made(session, orphan=not key and not wanted.thread_id)
-                return Opened(made, created=True)
-            opened = await self._existing(session, added, wanted)
-            if opened is not None:
-                return opened
+                has_no_name = not key and not request.thread_id
+                return CreateResult(await self.lifecycle.start(session, end_if_abandoned=has_no_name), created=True)
+            result = await self._use_existing(session, added, request)
+            if result is not None:
+                return result
 
-    async def _added(self, row: Session, key: Key | None, caller: Caller) -> tuple[Session, Added]:
+    async def _add(self, row: Session, key: Key | None, caller: Caller) -> tuple[Session, Added]:
         try:
             return await self.store.add(row, key, caps_of(caller))
         except QuotaExceeded:
             self.metering.report_limit(caller, "sessions")
             raise
 
-    async def _existing(self, session: Session, added: Added, wanted: NewSession) -> Opened | None:
-        """What to do with the session that was there; None: it is out of the way now, try again."""
+    async def _use_existing(self, session: Session, added: Added, request: NewSession) -> CreateResult | None:
+        """Decides about the session that the store has found. None: it is out of the way now, so try again."""
         if session.state is SessionState.CREATING:
-            session = await self.lifecycle.settled(session)
-            if session.reason in CAME_TO_NOTHING:
+            session = await self.lifecycle.wait_until_settled(session)
+            if session.reason in FAILED_CREATIONS:
                 raise Unavailable(f"the sandbox could not be made: {session.detail}", retry_after_s=1)
         if added is Added.KEY:
-            return Opened(session, created=False, replayed=True)
+            return CreateResult(session, created=False, replayed=True)
         if session.state.can_run:
-            with contextlib.suppress(SessionEnded, SandboxLost):  # in between: look again
-                return Opened(await self._noted(session), created=False)
+            with contextlib.suppress(SessionEnded, SandboxLost):  # it has just ended: try again
+                return CreateResult(await self._record_use(session), created=False)
             return None
         if session.state is SessionState.LOST:
-            if not wanted.replace_lost:
-                raise gone(session)
+            if not request.replace_lost:
+                raise unusable_error(session)
             await self.lifecycle.end(session, EndReason.LOST, session.detail)
         else:
-            await self.lifecycle.settled(session)
+            await self.lifecycle.wait_until_settled(session)
         return None
 
-    def _row(self, tenant: str, wanted: NewSession, caller: Caller) -> Session:
-        environment = self._environments(wanted.environment or self._defaults.environment)
-        if wanted.thread_id:
-            check_thread_id(wanted.thread_id)
-        if wanted.image:
-            check_image_name(wanted.image)
-        for name, value in wanted.env.items():
+    def _new_row(self, tenant: str, request: NewSession, caller: Caller) -> Session:
+        environment = self._environments(request.environment or self._defaults.environment)
+        if request.thread_id:
+            check_thread_id(request.thread_id)
+        if request.image:
+            check_image_name(request.image)
+        for name, value in request.env.items():
             check_env(name, value)
-        check_env_size(wanted.env)
-        limits = limits_of(environment.limits, wanted.limits)
+        check_env_size(request.env)
+        provider = request.provider or environment.provider
+        self.lifecycle.check_provider(provider, environment.needs)
+        limits = changed_limits(environment.limits, request.limits)
         in_force = limits or environment.limits
-        lifetime_s = self._seconds("max_lifetime_s", wanted, environment)
-        if wanted.max_lifetime_s is None:
+        lifetime_s = self._choose_seconds("max_lifetime_s", request, environment)
+        if request.max_lifetime_s is None:
             lifetime_s = min(lifetime_s, longest_life(caller))
-        own_image = wanted.image if wanted.image != environment.image else ""
+        own_image = request.image if request.image != environment.image else ""
         check_allowed(caller, environment.name, in_force, lifetime_s, own_image)
         now = self.clock.now()
         return Session(
@@ -154,26 +167,27 @@ class Sessions:
             created_at=self.clock.wall(),
             started=now,
             used=now,
-            thread_id=wanted.thread_id,
-            idle_timeout_s=self._seconds("idle_timeout_s", wanted, environment),
+            thread_id=request.thread_id,
+            idle_timeout_s=self._choose_seconds("idle_timeout_s", request, environment),
             max_lifetime_s=lifetime_s,
-            image=wanted.image,
+            image=request.image,
             limits=limits,
             key_id=caller.key_id,
             disk_mb=in_force.disk_mb,
             memory_mb=in_force.memory_mb,
             worker=next(iter(self.lifecycle.workers), ""),
-            require=wanted.require,
-            env=dict(wanted.env),
-            metadata=check_metadata(dict(wanted.metadata)),
+            provider=provider,
+            require=request.require,
+            env=dict(request.env),
+            metadata=check_metadata(dict(request.metadata)),
         )
 
-    def _seconds(self, name: str, *sources: object) -> float:
-        """The first that says something: the caller, the environment, the server."""
+    def _choose_seconds(self, name: str, *sources: object) -> float:
+        """The value of the first source that has one; the last source is the server's default."""
         given = (getattr(source, name) for source in (*sources, self._defaults))
         return check_seconds(name, next(value for value in given if value is not None))
 
-    # -- looking
+    # -- finding
 
     async def get(self, tenant: str, session_id: str) -> Session:
         note(session_id=session_id)
@@ -189,119 +203,110 @@ class Sessions:
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         return await self.store.list(tenant, page)
 
-    async def look(self, session: Session) -> Sandbox | None:
-        """Its sandbox, without using it; None if there is none to be had."""
+    async def find_sandbox(self, session: Session) -> Sandbox | None:
+        """The session's sandbox, without using it; None if it cannot be reached."""
         if not session.state.can_run:
             return None
         with contextlib.suppress(WarrenError):
             return await self.lifecycle.worker_of(session).sandbox(session.sandbox_id)
         return None
 
+    async def stats(self) -> SessionStats:
+        counts = await self.store.count()
+        workers = {worker.name: worker.stats() for worker in self.lifecycle.workers.values()}
+        return SessionStats({str(state): count for state, count in counts.items()}, workers)
+
     # -- using
 
-    @contextlib.asynccontextmanager
-    async def using(
-        self, tenant: str, session_id: str, *, counts: bool = True
-    ) -> AsyncIterator[tuple[Session, Sandbox]]:
-        """The session's sandbox for an operation; with `counts` the operation keeps the session alive."""
+    def using(self, tenant: str, session_id: str, *, counts: bool = True) -> "SandboxUse":
+        """The session and its sandbox for an `async with` block; with `counts` the block keeps the session alive."""
+        return SandboxUse(self, tenant, session_id, counts)
+
+    async def _begin_use(self, tenant: str, session_id: str, counts: bool) -> tuple[Session, Sandbox]:
         self.check_open()
-        session = await self._usable(await self.get(tenant, session_id))
+        session = await self._wait_until_usable(await self.get(tenant, session_id))
         if counts:
-            session = await self._noted(session)
-        sandbox = self.metering.sandbox(session, await self._sandbox(session))
-        begun = self.clock.now()
-        self._begin(session, counts)
+            session = await self._record_use(session)
         try:
-            yield session, sandbox
-        except SandboxLost as exc:
-            raise await self._why_gone(session, exc) from exc
-        finally:
-            self._finish(session, counts)
-            if counts and self.clock.now() - begun >= session.slack_s:
-                await run_shielded(self._note_if_running(tenant, session_id))
-
-    def _begin(self, session: Session, counts: bool) -> None:
-        if counts:
-            self._busy[session.tenant, session.id] += 1
-            self._idle.clear()
-
-    def _finish(self, session: Session, counts: bool) -> None:
-        name = (session.tenant, session.id)
-        if counts:
-            self._busy[name] -= 1
-            if not self._busy[name]:
-                del self._busy[name]
-            if not self._busy:
-                self._idle.set()
-
-    async def _sandbox(self, session: Session) -> Sandbox:
-        try:
-            return await self.lifecycle.worker_of(session).sandbox(session.sandbox_id)
+            sandbox = await self.lifecycle.worker_of(session).sandbox(session.sandbox_id)
         except (SandboxLost, SandboxNotFound) as exc:
-            raise await self._why_gone(session, exc) from exc
+            await self._raise_why_lost(session, exc)
+            raise
+        if counts:
+            self._uses[tenant, session_id] += 1
+            self._idle.clear()
+        return session, self.metering.sandbox(session, sandbox)
 
-    async def _why_gone(self, session: Session, exc: WarrenError) -> WarrenError:
-        """An operation found the sandbox gone: because the session ended, or because it died."""
+    def _end_use(self, tenant: str, session_id: str) -> None:
+        name = (tenant, session_id)
+        self._uses[name] -= 1
+        if not self._uses[name]:
+            del self._uses[name]
+        if not self._uses:
+            self._idle.set()
+
+    async def _raise_why_lost(self, session: Session, exc: WarrenError) -> None:
+        """An operation found the sandbox gone: raises whether the session was ended or its sandbox died.
+
+        Returns if the store does not have the session any more.
+        """
         current = await self.store.get(session.tenant, session.id)
         if current is not None and current.state.can_be_lost:
             current = await self.lifecycle.mark_lost(current, exc.message)
-        return exc if current is None else gone(current)
+        if current is not None:
+            raise unusable_error(current) from exc
 
-    async def _usable(self, session: Session) -> Session:
+    async def _wait_until_usable(self, session: Session) -> Session:
         if session.state is SessionState.CREATING:
-            session = await self.lifecycle.settled(session)
+            session = await self.lifecycle.wait_until_settled(session)
         if not session.state.can_run:
-            raise gone(session)
+            raise unusable_error(session)
         return session
 
-    async def _noted(self, session: Session) -> Session:
-        """A store that cannot write keeps nobody from working: the use is written down later."""
+    async def record_use(self, tenant: str, session_id: str) -> None:
+        """For a use within a stream that does not count by being open."""
+        await self._record_use(await self.get(tenant, session_id))
+
+    async def _record_use(self, session: Session) -> Session:
+        """Saves the use, later if the store cannot write now: that must not stop anybody's work."""
         try:
-            return await self._note_use(session)
+            return await self._save_use(session)
         except (NoSpace, Unavailable):
-            self._unnoted.add((session.tenant, session.id))
+            self._unsaved_uses.add((session.tenant, session.id))
             return session
 
-    async def note_use(self, tenant: str, session_id: str) -> None:
-        """Something was done in a stream that does not count by being open."""
-        await self._noted(await self.get(tenant, session_id))
-
-    async def _note_use(self, session: Session, *, at_once: bool = False) -> Session:
-        """Writes down that the session is used now, if the last note is old enough to matter."""
+    async def _save_use(self, session: Session, *, at_once: bool = False) -> Session:
+        """Saves that the session is used now, if the last saved use is old enough to matter."""
         while True:
             now = self.clock.now()
             if not session.state.can_run:
-                raise gone(session)
+                raise unusable_error(session)
             if not at_once and now - session.used < session.slack_s:
                 return session
-            noted = session.changed(used=max(session.used, now))
-            if await self.store.swap(noted):
-                return noted
+            changed = session.changed(used=max(session.used, now))
+            if await self.store.swap(changed):
+                return changed
             session = await self.get(session.tenant, session.id)
 
-    async def _note_if_running(self, tenant: str, session_id: str) -> None:
-        with contextlib.suppress(WarrenError):
-            await self.note_use(tenant, session_id)
-
-    async def note_busy(self) -> None:
-        """Notes the use of every session that is in use at this moment, or was when the store could not write."""
-        for name in {*self._busy, *self._unnoted}:
-            self._unnoted.discard(name)
+    async def save_uses(self) -> None:
+        """Saves the use of every session that is in use now, and the uses that the store could not save before."""
+        for name in {*self._uses, *self._unsaved_uses}:
+            self._unsaved_uses.discard(name)
             try:
-                await self.note_use(*name)
+                await self.record_use(*name)
             except (NoSpace, Unavailable):
-                self._unnoted.add(name)
+                self._unsaved_uses.add(name)
             except WarrenError:
                 continue
 
-    def is_busy(self, session: Session) -> bool:
+    def is_in_use(self, session: Session) -> bool:
         name = (session.tenant, session.id)
-        return name in self._busy or name in self._unnoted
+        return name in self._uses or name in self._unsaved_uses
 
     # -- changing
 
     async def keep_alive(self, tenant: str, session_id: str) -> Session:
-        return await self._note_use(await self._usable(await self.get(tenant, session_id)), at_once=True)
+        return await self._save_use(await self._wait_until_usable(await self.get(tenant, session_id)), at_once=True)
 
     async def patch(
         self,
@@ -312,52 +317,87 @@ class Sessions:
         max_lifetime_s: float | None = None,
         metadata: Mapping[str, str | None] | None = None,
     ) -> Session:
-        """New time-outs, counted from the same beginnings, and metadata: a None takes an entry away."""
+        """Sets time-outs, counted from the same beginnings as before, and merges metadata: None removes an entry."""
         while True:
-            session = await self._usable(await self.get(tenant, session_id))
+            session = await self._wait_until_usable(await self.get(tenant, session_id))
             merged = {**session.metadata, **(metadata or {})}
             idle = session.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
             lifetime = session.max_lifetime_s if max_lifetime_s is None else max_lifetime_s
             check_lifetime(current_caller(), lifetime)
-            new = session.changed(
+            changed = session.changed(
                 idle_timeout_s=check_seconds("idle_timeout_s", idle),
                 max_lifetime_s=check_seconds("max_lifetime_s", lifetime),
                 metadata=check_metadata({name: value for name, value in merged.items() if value is not None}),
             )
-            if await self.store.swap(new):
-                return new
+            if await self.store.swap(changed):
+                return changed
 
     # -- ending
 
     async def delete(self, tenant: str, session_id: str) -> Session:
-        """Ends a session and waits until its sandbox is gone. Ending it again changes nothing."""
+        """Ends a session and waits until its sandbox is destroyed. Ending it again changes nothing."""
         session = await self.get(tenant, session_id)
         while session.active:
             if session.state is SessionState.STOPPING:
-                return await self.lifecycle.settled(session)
+                return await self.lifecycle.wait_until_settled(session)
             ended = await self.lifecycle.end(session, EndReason.DELETED)
             session = ended or await self.get(tenant, session_id)
         return session
 
     async def stop(self, grace_s: float, *, destroy: bool) -> None:
-        """Takes no more work, lets what runs finish for a while, then ends the sessions or lets them be."""
-        await self.quiet(grace_s)
+        """Drains the sessions; with `destroy` it then ends them, otherwise the next server takes them over."""
+        await self.drain(grace_s)
         if destroy:
             for session in await self.store.active():
                 if not session.state.is_in_transition:
                     stopping = session.moved_to(SessionState.STOPPING, reason=EndReason.SHUTDOWN)
                     if await self.store.swap(stopping):
-                        self.lifecycle.finishing(stopping)
-        await self.lifecycle.all_done()
+                        self.lifecycle.begin_end(stopping)
+        await self.lifecycle.wait_for_tasks()
 
-    async def quiet(self, grace_s: float) -> None:
-        """Takes no more work, and waits for so long until nothing runs any more."""
+    async def drain(self, grace_s: float) -> None:
+        """Accepts no more work, and waits up to `grace_s` until no operation runs."""
         self.stopping = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._idle.wait()
-                await self.lifecycle.all_made()
+                await self.lifecycle.wait_until_started()
 
     def check_open(self) -> None:
         if self.stopping:
             raise Stopping("the server is being stopped", retry_after_s=5)
+
+
+class SandboxUse:
+    """One operation in a session's sandbox. `session` and `sandbox` are set inside the `async with` block."""
+
+    __slots__ = ("_begun", "_counts", "_session_id", "_sessions", "_tenant", "sandbox", "session")
+
+    session: Session
+    sandbox: Sandbox
+
+    def __init__(self, sessions: Sessions, tenant: str, session_id: str, counts: bool) -> None:
+        self._sessions, self._tenant, self._session_id, self._counts = sessions, tenant, session_id, counts
+
+    async def __aenter__(self) -> tuple[Session, Sandbox]:
+        sessions = self._sessions
+        in_use = self.session, self.sandbox = await sessions._begin_use(self._tenant, self._session_id, self._counts)
+        self._begun = sessions.clock.now()
+        return in_use
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sessions = self._sessions
+        try:
+            if isinstance(exc, SandboxLost):
+                await sessions._raise_why_lost(self.session, exc)
+        finally:
+            if self._counts:
+                sessions._end_use(self._tenant, self._session_id)
+                if sessions.clock.now() - self._begun >= self.session.slack_s:
+                    await run_shielded(self._save_end_of_use())
+
+    async def _save_end_of_use(self) -> None:
+        with contextlib.suppress(WarrenError):
+            await self._sessions.record_use(self._tenant, self._session_id)

@@ -1,4 +1,4 @@
-"""What a caller asks for, and what it comes to: values and pure functions of `sessions`."""
+"""Values and pure functions for creating sessions."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from warren.model.session import CAME_TO_NOTHING, IDLE_TIMEOUT_S, MAX_LIFETIME_S, EndReason, Previous, Session
+from warren.model.session import FAILED_CREATIONS, IDLE_TIMEOUT_S, MAX_LIFETIME_S, EndReason, Previous, Session
 from warren.model.spec import Layer, Limits
 
 
@@ -19,7 +19,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """What a caller asks for. With `replace_lost` a thread whose sandbox has died gets a fresh one."""
+    """The session that a caller wants. With `replace_lost` a thread whose sandbox has died gets a new one."""
 
     environment: str = ""
     thread_id: str = ""
@@ -31,11 +31,13 @@ class NewSession:
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
     replace_lost: bool = False
+    provider: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """`created`: it was made by this call. Otherwise the thread had it, or the key stands for it (`replayed`)."""
+class CreateResult:
+    """`created`: this call made the session. Otherwise the thread had it, or (`replayed`) an earlier call with the same
+    Idempotency-Key made it."""
 
     session: Session
     created: bool
@@ -43,12 +45,15 @@ class Opened:
 
 
 def fingerprint(request: Any) -> str:
-    """The same request has the same one, in every process."""
-    text = json.dumps(asdict(request), sort_keys=True, default=_plain)
+    """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
+    values = asdict(request)
+    if not values.get("provider"):
+        values.pop("provider", None)
+    text = json.dumps(values, sort_keys=True, default=_to_json)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def _plain(value: object) -> object:
+def _to_json(value: object) -> object:
     if isinstance(value, frozenset | set):
         return sorted(value)
     if isinstance(value, bytes):
@@ -59,13 +64,13 @@ def _plain(value: object) -> object:
 def previous_of(earlier: Session | None) -> Previous | None:
     if earlier is None:
         return None
-    if earlier.reason in CAME_TO_NOTHING:
+    if earlier.reason in FAILED_CREATIONS:
         return earlier.previous
     return Previous(earlier.id, earlier.reason or EndReason.DELETED, earlier.detail)
 
 
-def limits_of(limits: Limits, wanted: Mapping[str, float]) -> Limits | None:
-    """None when nothing else is wanted than the environment gives anyway."""
-    changes: dict[str, Any] = dict(wanted)
-    changed = replace(limits, **changes)
+def changed_limits(limits: Limits, changes: Mapping[str, float]) -> Limits | None:
+    """The limits with these changes; None if they are the same."""
+    values: dict[str, Any] = dict(changes)
+    changed = replace(limits, **values)
     return None if changed == limits else changed

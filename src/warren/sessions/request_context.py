@@ -1,6 +1,6 @@
-"""The request that is being served, for those far from its route: who asks, and what will be noted about it.
+"""The request that is being served, as context variables: its caller, and the notes for its audit record.
 
-Whoever does something worth noting adds to `notes`; what is noted ends up in the audit record, without `secrets`.
+Code that does something worth recording adds to `notes`; the audit record gets them without the `secrets`.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,28 +19,24 @@ class RequestContext:
     secrets: set[str] = field(default_factory=set)
 
 
-_NOBODY: Final = RequestContext()
-_request_context: ContextVar[RequestContext] = ContextVar("asking", default=_NOBODY)
-
-
-_patience_s: ContextVar[float | None] = ContextVar("patience", default=None)
-
-
-def set_patience(seconds: float) -> None:
-    """How long this request waits for a sandbox, if that is less than the server would let it."""
-    _patience_s.set(seconds)
-
-
-def patience_s(most: float) -> float:
-    asked = _patience_s.get()
-    return most if asked is None else min(asked, most)
-
-
+_NO_REQUEST: Final = RequestContext()
+_request_context: ContextVar[RequestContext] = ContextVar("request_context", default=_NO_REQUEST)
+_claim_timeout_s: ContextVar[float | None] = ContextVar("claim_timeout_s", default=None)
 _session_id: ContextVar[str] = ContextVar("session_id", default="")
 
 
+def set_claim_timeout(seconds: float) -> None:
+    """Sets how long this request waits for a sandbox; the server's own limit holds if it is shorter."""
+    _claim_timeout_s.set(seconds)
+
+
+def shorter_claim_timeout(limit_s: float) -> float:
+    requested_s = _claim_timeout_s.get()
+    return limit_s if requested_s is None else min(requested_s, limit_s)
+
+
 def set_session_id(session_id: str) -> None:
-    """What a session that this request makes is to be called."""
+    """Sets the id of the session that this request creates."""
     _session_id.set(session_id)
 
 
@@ -57,21 +53,21 @@ def current_caller() -> Caller:
 
 
 def keep_secret(values: Iterable[str]) -> None:
-    """Must not be seen in the audit record of this request."""
+    """Keeps these values out of the audit record of this request."""
     request_context = _request_context.get()
-    if request_context is not _NOBODY:
+    if request_context is not _NO_REQUEST:
         request_context.secrets.update(values)
 
 
 def note(**notes: Any) -> None:
-    """For the audit record of this request, if there is one."""
+    """Adds to the audit record of this request, if there is a request."""
     request_context = _request_context.get()
-    if request_context is not _NOBODY:
+    if request_context is not _NO_REQUEST:
         request_context.notes.update(notes)
 
 
 def note_command(command: Command) -> None:
-    """What was asked for, for the audit record; the values of its variables must not be seen there."""
+    """Adds the command to the audit record, without the values of its variables."""
     note(command=command.shell or list(command.argv))
     keep_secret((*command.env.values(), *command.base_env.values()))
 

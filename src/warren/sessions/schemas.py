@@ -1,4 +1,4 @@
-"""What travels over HTTP: the bodies that are taken, and how sessions, results and files are shown."""
+"""The JSON of the API: models of request bodies and answers, and functions that show sessions, results and files."""
 
 import base64
 import binascii
@@ -16,12 +16,12 @@ from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Isolation, Layer
 from warren.sessions.new_session import NewSession
 
-MOST_KEPT = 32 * 1024 * 1024  # an answer holds it as text, escaped: up to twelve times as much
+MAX_KEEP_BYTES = 32 * 1024 * 1024  # an answer has it as escaped text, up to twelve times as long
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
 
 
-def _either(words: str) -> WrapValidator:
-    """One sentence about a field of several types, instead of one for each of them."""
+def _one_of(words: str) -> WrapValidator:
+    """Gives one error message for a field of several types, instead of one for each type."""
 
     def check(value: Any, validate: Callable[[Any], Any]) -> Any:
         try:
@@ -33,7 +33,7 @@ def _either(words: str) -> WrapValidator:
 
 
 class Body(BaseModel):
-    """Takes what it names, as the type it names, and nothing else."""
+    """A request body. Unknown fields and values of other types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -61,7 +61,8 @@ class SessionBody(Body):
     )
     image: str = Field("", description="Image other than the environment's")
     provider: str = Field(
-        "", description="Must be the server's own provider, if given; `e2b` asks for any that behaves like it"
+        "",
+        description="What makes the sandbox, one of the server's providers; the environment's or the default if empty",
     )
     labels: dict[str, str] = Field(
         {}, description="What the worker must have, in a cluster: `arch`, or labels of its own", examples=[{"gpu": "1"}]
@@ -78,8 +79,8 @@ class SessionBody(Body):
         False, description="If the thread's sandbox has died: make a fresh one. The files of the old one are gone"
     )
 
-    def wanted(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "provider", "labels"})
+    def to_new_session(self) -> NewSession:
+        values = self.model_dump(exclude={"limits", "require", "labels"})
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
         return NewSession(**values, limits=limits, require=frozenset(_layer(name) for name in self.require))
 
@@ -100,7 +101,7 @@ class PatchBody(Body):
 
 
 class CommandBody(Body):
-    command: Annotated[str | list[str], _either("a string, or a list of strings")] = Field(
+    command: Annotated[str | list[str], _one_of("a string, or a list of strings")] = Field(
         description="A line for bash, or a program and its arguments", examples=["python3 -c 'print(6 * 7)'"]
     )
     cwd: str = Field("", description="Directory; by default where the last command ended, at first /workspace")
@@ -108,9 +109,9 @@ class CommandBody(Body):
     user: str = Field("", description="User inside the sandbox; by default sandboxuser")
     timeout_s: Seconds | None = Field(None, description="The whole process tree is ended after so long", examples=[30])
     carry_state: bool = Field(True, description="`cd` and `export` last from one command to the next")
-    keep_bytes: int | None = Field(None, ge=0, le=MOST_KEPT, description="Bytes of output kept: its head and tail")
+    keep_bytes: int | None = Field(None, ge=0, le=MAX_KEEP_BYTES, description="Bytes of output kept: its head and tail")
 
-    def wanted(self, session: Session | None = None, default_timeout_s: float | None = None) -> Command:
+    def to_command(self, session: Session | None = None) -> Command:
         line = self.command
         if not line:
             raise InvalidRequest("the command is empty")
@@ -122,7 +123,7 @@ class CommandBody(Body):
             env=self.env,
             base_env={} if session is None else session.env,
             user=self.user,
-            timeout_s=default_timeout_s if self.timeout_s is None else self.timeout_s,
+            timeout_s=self.timeout_s,
             carry_state=self.carry_state,
             **optional,
         )
@@ -143,8 +144,8 @@ class ProcessBody(CommandBody):
     process_id: str = Field("", description="A name of your own for it; starting it twice is a conflict")
     terminal: TerminalBody | None = Field(None, description="Give it a terminal of this size")
 
-    def wanted(self, session: Session | None = None, default_timeout_s: float | None = None) -> Command:
-        command = super().wanted(session, default_timeout_s)
+    def to_command(self, session: Session | None = None) -> Command:
+        command = super().to_command(session)
         size = TerminalSize(self.terminal.rows, self.terminal.columns) if self.terminal else None
         return replace(command, terminal=size)
 
@@ -156,7 +157,7 @@ class StdinBody(Body):
 
 
 class SignalBody(Body):
-    signal: Annotated[str | int, _either("a name or a whole number")] = Field(
+    signal: Annotated[str | int, _one_of("a name or a whole number")] = Field(
         description="Name or number", examples=["TERM"]
     )
 
@@ -313,7 +314,7 @@ def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any
         "user": USER,
         "workspace": WORKSPACE,
         "created_at": timestamp(session.created_at),
-        "expires_at": _expires(session, clock),
+        "expires_at": _expiry(session, clock),
         "idle_timeout_s": session.idle_timeout_s,
         "max_lifetime_s": session.max_lifetime_s,
         "pooled": session.pooled,
@@ -326,7 +327,7 @@ def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any
     }
 
 
-def _expires(session: Session, clock: Clock) -> str | None:
+def _expiry(session: Session, clock: Clock) -> str | None:
     if session.state.is_in_transition or not session.state.expires:
         return None
     return timestamp(clock.wall_at(session.deadline))
@@ -352,7 +353,7 @@ def exec_view(result: ExecResult) -> dict[str, Any]:
 
 
 def end_view(result: ExecResult) -> dict[str, Any]:
-    """How it ended, without what it said."""
+    """How a command ended, without its output."""
     return {
         "exit_code": result.exit_code,
         "reason": result.reason,

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from warren.interfaces.store import Caps, Key, Page
 from warren.model.errors import KeyReused, QuotaExceeded
-from warren.model.session import CAME_TO_NOTHING, Session
+from warren.model.session import FAILED_CREATIONS, Session
 
 
 class Held(NamedTuple):
@@ -38,7 +38,7 @@ def check_caps(caps: Caps, session: Session, held: Held, held_by_key: Held) -> N
 
 def frees_key(session: Session | None) -> bool:
     """Whether the session came to nothing, so that its Idempotency-Key may be used again."""
-    return session is not None and session.reason in CAME_TO_NOTHING
+    return session is not None and session.reason in FAILED_CREATIONS
 
 
 def end_time(session: Session) -> float | None:

@@ -1,4 +1,4 @@
-"""Where Redis is and how to get in: a URL, taken apart. What it says about itself never has a password in it.
+"""Parses the URL of a Redis. What `str` and `repr` give never contains a password.
 
     redis://user:password@host:port/db              one server; rediss:// for TLS
     unix://user:password@/path/of/the.sock?db=0     one server, through its socket
@@ -65,7 +65,7 @@ class RedisAddress:
 
 
 def read_address(url: str) -> RedisAddress:
-    """Raises InvalidRequest, without a word of what is in the URL: it may be a part of the password."""
+    """Raises InvalidRequest with a message that quotes nothing of the URL: it could be a part of the password."""
     scheme, found, rest = url.partition("://")
     if not found or scheme not in _SCHEMES:
         raise _wrong(f"it must begin with one of {', '.join(f'{name}://' for name in _SCHEMES)}")

@@ -1,10 +1,10 @@
-"""The way to Redis: scripts are run over it within a deadline, and what goes wrong is told in our words.
+"""The connection to Redis: runs scripts within a deadline and translates errors into ours.
 
-A connection that was dropped (Redis was restarted, another server became the primary) shows only when it is used, so
-a script is then tried once more, over a new one. It may have been done the first time: both tries carry the same
-token, by which the script knows it, and it answers as it did then. A frozen Redis does not do late what nobody waits
-for any more: a script carries its deadline, by Redis' own clock, which every answer tells. What remains unknown is
-a change whose answer was lost twice, or still on its way at the deadline: Unavailable, though it may have been made.
+A dropped connection (Redis was restarted, another server became the primary) shows only when it is used; the link then
+runs the script once more, over a new connection. The first run may have been done: both carry the same token, by which
+the script recognises it and answers as it did then. A script also carries its deadline, by Redis' own clock, which
+every answer tells: a frozen Redis does not do late what nobody waits for any more. What remains is a change whose
+answer was lost twice, or still on its way at the deadline: `run` raises Unavailable, though it may have been made.
 """
 
 import asyncio
@@ -34,9 +34,9 @@ Value = str | bytes | int | float | None
 
 
 def connect(url: str, *, timeout_s: float = TIMEOUT_S, namespace: str = "warren") -> "RedisLink":
-    """Nothing is sent yet. Raises InvalidRequest for a URL that is none.
+    """Makes a link; it connects with the first script. Raises InvalidRequest for a URL that is none.
 
-    `namespace` begins every key, in braces: several Warrens may share a Redis under different ones.
+    Every key begins with `namespace` in braces: several Warrens may share a Redis under different ones.
     """
     return RedisLink(read_address(url), timeout_s, f"{{{namespace}}}")
 
@@ -48,7 +48,7 @@ class RedisLink:
         self._tag = tag
         self._client, self._close = new_client(address, timeout_s)
         self._room = asyncio.Semaphore(_AT_ONCE)
-        self._ahead_s: float | None = None  # of Redis' clock, before the loop's
+        self._ahead_s: float | None = None  # how far Redis' clock is ahead of the event loop's
         self._closed = False
         self._is_away = self._is_tried = False
 
@@ -56,22 +56,22 @@ class RedisLink:
         return f"<RedisLink {self.address}{' closed' if self._closed else ''}>"
 
     async def run(self, script: Script, *values: Value) -> Any:
-        """What the script gives. Raises Unavailable or NoSpace."""
+        """Gives the result of the script. Raises Unavailable or NoSpace."""
         if self._closed:
             raise Unavailable(f"the connection to Redis at {self.address} is closed")
         if self._is_away and self._is_tried:
-            raise self._silent()  # somebody waits for it already: one is enough
-        packed = (secrets.token_hex(TOKEN_BYTES // 2), *map(_packed, values))
+            raise self._silent()  # another caller waits for Redis already: one is enough
+        packed = (secrets.token_hex(TOKEN_BYTES // 2), *map(_encode, values))
         self._is_tried = True
         try:
-            return await self._told(script, packed)
+            return await self._run_or_translate(script, packed)
         finally:
             self._is_tried = False
 
-    async def _told(self, script: Script, packed: tuple[Any, ...]) -> Any:
+    async def _run_or_translate(self, script: Script, packed: tuple[Any, ...]) -> Any:
         try:
             async with asyncio.timeout(self._timeout_s) as limit, self._room:
-                result = await self._in_time(script, packed, limit.when() or 0.0)
+                result = await self._run_in_time(script, packed, limit.when() or 0.0)
             self._is_away = False
             return result
         except TimeoutError as exc:
@@ -83,7 +83,7 @@ class RedisLink:
             raise self._ours(exc) from exc
 
     def time_of_day(self) -> float:
-        """By Redis' clock, as far as the last answer told it."""
+        """The time by Redis' clock, from its last answer."""
         if self._ahead_s is None:
             raise Unavailable(f"Redis at {self.address} has not told the time yet")
         return asyncio.get_running_loop().time() + self._ahead_s
@@ -93,27 +93,28 @@ class RedisLink:
             self._closed = True
             await self._close()
 
-    async def _in_time(self, script: Script, values: tuple[Any, ...], deadline: float) -> Any:
-        """An answer without a result says it came too late, by a clock that we did not know right."""
+    async def _run_in_time(self, script: Script, values: tuple[Any, ...], deadline: float) -> Any:
+        """An answer without a result says that the script came too late, by a clock that we knew wrong."""
         while True:
             not_after = b"" if self._ahead_s is None else repr(deadline + self._ahead_s).encode()
-            time_of_day, *result = await self._sure(script, (not_after, *values))
+            time_of_day, *result = await self._run_twice(script, (not_after, *values))
             self._ahead_s = float(time_of_day) - asyncio.get_running_loop().time()
             if result:
                 return result[0]
 
-    async def _sure(self, script: Script, values: tuple[Any, ...]) -> Any:
+    async def _run_twice(self, script: Script, values: tuple[Any, ...]) -> Any:
+        """Runs it again if the connection was dropped."""
         try:
-            return await self._evaluated(script, values)
+            return await self._evaluate(script, values)
         except (theirs.ConnectionError, theirs.ReadOnlyError) as exc:
             if isinstance(exc, _FINAL):
                 raise
         if isinstance(self._client, Redis):
-            await self._client.connection_pool.disconnect(inuse_connections=False)  # they will have gone too
-        return await self._evaluated(script, values)
+            await self._client.connection_pool.disconnect(inuse_connections=False)  # these will be dropped too
+        return await self._evaluate(script, values)
 
-    async def _evaluated(self, script: Script, values: tuple[Any, ...]) -> Any:
-        """Redis forgets scripts when it is restarted; then it gets the text again."""
+    async def _evaluate(self, script: Script, values: tuple[Any, ...]) -> Any:
+        """A restarted Redis has forgotten the scripts; then it gets the text again."""
         try:
             return await self._client.execute_command("EVALSHA", script.sha, 1, self._tag, *values)
         except theirs.NoScriptError:
@@ -172,8 +173,8 @@ _KNOWN: Final[tuple[tuple[type[Exception], str, str], ...]] = (
 )
 
 
-def _packed(value: Value) -> bytes | int:
-    """Text exactly, lone surrogates too; numbers so that they come back the same."""
+def _encode(value: Value) -> bytes | int:
+    """Encodes text exactly, lone surrogates too, and numbers so that they come back the same."""
     if isinstance(value, str):
         return value.encode(errors="surrogatepass")
     if isinstance(value, float):
@@ -182,10 +183,11 @@ def _packed(value: Value) -> bytes | int:
 
 
 def new_client(address: RedisAddress, timeout_s: float) -> tuple[Any, Callable[[], Awaitable[None]]]:
-    """A client and what closes it. It tries nothing twice: that is for us to decide.
+    """Gives a client and what closes it. The client tries nothing twice: the link decides about that.
 
-    Nor does it have a time-out for sending and reading, unless there are others to turn to: `run` has one, and with
-    another inside the client may not notice that it is cancelled (Python 3.11: `asyncio.wait_for`).
+    Only for a cluster and for Sentinels, where another node may answer, does it have a time-out for sending and
+    reading. `run` has one, and with another inside the client may not notice that it is cancelled (Python 3.11:
+    `asyncio.wait_for`).
     """
     settings: dict[str, Any] = {
         "username": address.username or None,
@@ -215,7 +217,7 @@ def new_client(address: RedisAddress, timeout_s: float) -> tuple[Any, Callable[[
 def _by_sentinel(
     address: RedisAddress, timeout_s: float, settings: dict[str, Any]
 ) -> tuple[Any, Callable[[], Awaitable[None]]]:
-    """A Sentinel that does not answer must leave time for the next one, and for Redis itself."""
+    """Shares the time-out: a Sentinel that does not answer must leave time for the next one, and for Redis itself."""
     share = timeout_s / (len(address.hosts) + 1)
     sentinel_settings = {
         **settings,

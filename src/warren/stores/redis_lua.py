@@ -1,7 +1,7 @@
-"""What Redis does for the store, as Lua: one script is one operation, and nothing comes between its parts.
+"""The parts that all Lua scripts share. A script is one operation of a store, and atomic.
 
-Every key begins with the name in braces that KEYS[1] is, so in a cluster all of them are in the same place and a script
-may reach any of them; the rest of a key tells lengths, so that no two texts can be mixed up. These are kept:
+Every key begins with the name in braces in KEYS[1], so in a Redis Cluster all keys are on the same node and a script
+may use any of them. The rest of a key contains lengths, so that no two texts can be mixed up. The keys are:
 
     session:ID      hash: the session as text, and what the scripts must know of it
     listed:TENANT, live:TENANT, thread:TENANT:THREAD, active
@@ -13,15 +13,15 @@ may reach any of them; the rest of a key tells lengths, so that no two texts can
     ended:EPOCH, claimed:EPOCH, epochs      what `purge` looks through: ids by end, keys by age
     record:KIND:ID, ids:KIND, grouped:KIND:GROUP, later:KIND      records, by id, by group, by time
     did:TOKEN       that something was deleted; forgotten after a minute
-    audit           stream: the deeds of all; audited:WRITER is the number of the last batch that somebody brought
-    counts:NAME     what is counted for quotas, by scripts of its own (tenancy/redis_counters.py)
+    audit           stream: the audit entries; audited:WRITER is the number of the last batch of a process
+    counts:NAME     the counters of quotas, by scripts of their own (tenancy/redis_counters.py)
 
-The first argument of all is a time by Redis' clock: after it the caller waits no longer, and nothing is done. A
-script that changes something has a token, the same when it is tried again: it says what it said the first time.
+The first argument is a time by Redis' clock: after it the caller no longer waits, and the script does nothing. The
+second is a token, the same when a script is run again: a script that changes something then answers as it did before.
 
-Strings are never compared by order in Lua, where it depends on the server's language; sorted sets order by bytes,
-which for UTF-8 is the order of code points. When Redis is out of memory it refuses a script at its first command that
-takes memory: scripts that make something begin with such a command, those that end or forget something do not.
+Scripts never compare the order of strings in Lua, where it depends on the server's locale; sorted sets order by bytes,
+which for UTF-8 is the order of code points. Without memory Redis refuses a script at its first command that takes
+memory: scripts that create something begin with such a command, those that end or delete something do not.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ TOKEN_BYTES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """`sha` is what Redis knows it by, once it has seen it."""
+    """Redis knows a script that it has seen by its `sha`."""
 
     text: str
     sha: str

@@ -19,7 +19,7 @@ local function records(kind, ids)
 end
 """
 
-_GET: Final = script(
+GET: Final = script(
     _RECORDS,
     body="""
 local found = records(ARGV[3], {ARGV[4]})[1]
@@ -27,7 +27,7 @@ return found[1] and found
 """,
 )
 
-_PUT: Final = script(
+PUT: Final = script(
     _RECORDS,
     body="""
 local one = from(3, RECORD)
@@ -46,7 +46,7 @@ return 1
 """,
 )
 
-_DELETE: Final = script(
+DELETE: Final = script(
     body="""
 local kind, id = ARGV[3], ARGV[4]
 local name = key('record', kind, id)
@@ -62,7 +62,7 @@ return 1
 """
 )
 
-_LIST: Final = script(
+LIST: Final = script(
     _RECORDS,
     body="""
 local kind, group, after, limit = unpack(ARGV, 3, 6)
@@ -71,12 +71,12 @@ return records(kind, call('ZRANGEBYLEX', set, '(' .. after, '+', 'LIMIT', 0, lim
 """,
 )
 
-_DUE: Final = script(
+DUE: Final = script(
     _RECORDS,
     body="return records(ARGV[3], call('ZRANGEBYSCORE', key('later', ARGV[3]), '-inf', ARGV[4], 'LIMIT', 0, ARGV[5]))",
 )
 
-_COUNT: Final = script(
+COUNT: Final = script(
     body="return call('ZCARD', ARGV[4] == '' and key('ids', ARGV[3]) or key('grouped', ARGV[3], ARGV[4]))"
 )
 
@@ -86,23 +86,23 @@ class RedisRecords:
         self._run = link.run
 
     async def get(self, kind: str, record_id: str) -> Record | None:
-        found = await self._run(_GET, kind, record_id)
+        found = await self._run(GET, kind, record_id)
         return None if found is None else _record(found)
 
     async def put(self, record: Record) -> bool:
-        return bool(await self._run(_PUT, *_row(record)))
+        return bool(await self._run(PUT, *_row(record)))
 
     async def delete(self, kind: str, record_id: str) -> bool:
-        return bool(await self._run(_DELETE, kind, record_id))
+        return bool(await self._run(DELETE, kind, record_id))
 
     async def list(self, kind: str, *, group: str = "", after: str = "", limit: int = 1000) -> Sequence[Record]:
-        return [_record(one) for one in await self._run(_LIST, kind, group, after, max(0, limit))]
+        return [_record(one) for one in await self._run(LIST, kind, group, after, max(0, limit))]
 
     async def due(self, kind: str, now: float, limit: int) -> Sequence[Record]:
-        return [_record(one) for one in await self._run(_DUE, kind, float(now), max(0, limit))]
+        return [_record(one) for one in await self._run(DUE, kind, float(now), max(0, limit))]
 
     async def count(self, kind: str, *, group: str = "") -> int:
-        return int(await self._run(_COUNT, kind, group))
+        return int(await self._run(COUNT, kind, group))
 
 
 def _row(record: Record) -> tuple[str | int | float | None, ...]:

@@ -1,4 +1,4 @@
-"""The scripts of the roster, in the way of stores/redis_lua.py. These are kept:
+"""The scripts of the roster of workers and coordinators; redis_lua.py says how scripts work. The keys are:
 
     worker:ID       hash: the report, home, epoch, `until` (when the lease is over, by Redis' clock), draining
     workers         set of their ids
@@ -15,7 +15,7 @@ from warren.stores.redis_lua import script
 from warren.stores.redis_scripts import SESSIONS, SWAPPING, VERSION
 
 LEASE_S: Final = 8.0
-"""A worker that was not heard of for so long is given up, and knows it: it serves nobody until it has asked again."""
+"""After so long without a heartbeat coordinators give a worker up. It knows that, and serves nobody before the next."""
 
 COORDINATOR_S: Final = 15.0
 

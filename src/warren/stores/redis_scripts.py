@@ -1,4 +1,4 @@
-"""The scripts of sessions and Idempotency-Keys: what they do and how is in redis_lua.py."""
+"""The scripts of sessions and Idempotency-Keys. redis_lua.py says which keys there are and how scripts work."""
 
 from typing import Final
 
@@ -35,7 +35,7 @@ local function hold(one, sign)
   end
 end
 
--- Where a session is found by the state it is in.
+-- Adds a session to the indexes that depend on its state; `leave` removes it.
 local function enter(one)
   call('HINCRBY', key('counts'), one.state, 1)
   if EXPIRING[one.state] then call('ZADD', key('due'), one.deadline, one.id) end
@@ -150,7 +150,7 @@ return {'new'}
 """,
 )
 
-# The session, nothing, or {'blank'}: whether there is one is not known, for Redis has lost its data.
+# Gives the session, nothing, or {'blank'} if that is not known because Redis has lost its data.
 _FOUND: Final = """
 return found or (call('EXISTS', KEYS[1]) == 0 and {'blank'})
 """
@@ -171,7 +171,7 @@ local found = id and call('HGET', key('session', id), 'data')
 """
 )
 
-# The common change, of times only, leaves alone what has to do with the state.
+# The common change, of times only, does not touch the indexes that depend on the state.
 SWAPPING: Final = """
 local one = from(3, FIELDS)
 local old = known(one.id)
@@ -193,7 +193,7 @@ return 1
 """
 SWAP: Final = script(SESSIONS, body=SWAPPING)
 
-# 1 if it is there now as it was given: it was missing, or older, and its thread had no other.
+# Gives 1 if the session was stored: it was missing, or older, and its thread had no other.
 RESTORE: Final = script(
     SESSIONS,
     body="""

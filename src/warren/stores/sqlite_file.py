@@ -1,10 +1,9 @@
-"""The SQLite file under the session store: opening, errors in our words, moving the log into the file.
+"""The SQLite file of the session store: opens it, translates errors into ours, moves the log into the file.
 
-Two connections. `run` and `transaction` use the first, on the event loop; in WAL mode with synchronous=NORMAL
-a commit is a write to the page cache and waits for no disk. All that waits for the disk is done over the
-second one, in a thread: `copy_log` and `restart_log`. The first write after the log was copied completely
-starts the log anew and waits for the disk, so `restart_log` makes that write itself; nobody else may
-write meanwhile.
+There are two connections. `run` and `transaction` use the first, on the event loop: in WAL mode with synchronous=NORMAL
+a commit writes to the page cache and waits for no disk. `copy_log` and `restart_log`, which wait for the disk, use the
+second one, in a thread. The first write after the log was copied completely starts the log again and waits for the
+disk, so `restart_log` makes that write itself; nobody else may write meanwhile.
 """
 
 import contextlib
@@ -41,7 +40,7 @@ def _inactive_sql() -> str:
 ACTIVE_SQL: Final = " AND ".join(f"state != '{state}'" for state in SessionState if not state.is_active)
 INACTIVE_SQL: Final = _inactive_sql()
 
-# `deadline` and `ended` repeat, for queries, what `data` says; the whole session is in `data`.
+# `data` holds the whole session; the other columns repeat some of it for queries.
 _TABLES: Final = (
     """CREATE TABLE sessions (
         id TEXT PRIMARY KEY, tenant TEXT NOT NULL, thread_id TEXT NOT NULL, state TEXT NOT NULL,
@@ -83,7 +82,7 @@ _REMEDIES: Final = {
 
 
 class SqliteFile:
-    """Blocking, except `run` and `transaction`, which wait for no disk. Raises only errors of ours."""
+    """Blocks, except in `run` and `transaction`, which wait for no disk. Raises only errors of ours."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -116,12 +115,12 @@ class SqliteFile:
             raise
 
     def copy_log(self) -> None:
-        """Brings what was written so far into the file; others may go on writing."""
+        """Copies what was written so far into the file; others may go on writing."""
         with self._our_errors():
             self._side.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def restart_log(self) -> None:
-        """Brings the rest into the file and makes the log start anew. Nobody may write meanwhile."""
+        """Copies the rest into the file and starts the log again. Nobody may write meanwhile."""
         mode = "TRUNCATE" if self.log_bytes() > _LARGE_LOG else "PASSIVE"
         with self._our_errors():
             self._side.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
@@ -134,11 +133,11 @@ class SqliteFile:
             return 0
 
     def refuse(self) -> None:
-        """From now on `run` raises Unavailable. Waits for no disk: the other connection is still open."""
+        """Lets `run` raise Unavailable from now on. Waits for no disk: the other connection is still open."""
         self._loop.close()
 
     def close(self) -> None:
-        """After `refuse`. The last connection to go brings the log into the file and removes the log."""
+        """Call `refuse` before. Closing the last connection copies the log into the file and removes the log."""
         with self._our_errors():
             self._side.close()
 
@@ -156,7 +155,7 @@ class SqliteFile:
             self._make_indexes()
 
     def _make_indexes(self) -> None:
-        """Indexes whose definition has changed are made again: which states are active is part of some."""
+        """Makes indexes again whose definition has changed: some contain which states are active."""
         present = dict(self._loop.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index'").fetchall())
         for name, statement in _INDEXES.items():
             if present.get(name) != statement:
@@ -198,7 +197,7 @@ class SqliteFile:
 
 
 def _make_new(path: Path) -> None:
-    """Sessions hold secrets: the file is private from the start. SQLite gives those next to it the same mode."""
+    """Makes the file private from the start: sessions hold secrets. SQLite gives the files next to it the same mode."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
     except FileExistsError:

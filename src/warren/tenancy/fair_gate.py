@@ -1,8 +1,8 @@
-"""Whose command is next, when several tenants want more than the machine can do at once.
+"""Lets tenants take turns in starting commands when they want more than the machine can do at once.
 
-A gate with few places. While one tenant is alone it is always open. As soon as there are others, a tenant that holds no
-place gets one at once, and the rest wait, tenant by tenant in turn. A place is given up when the command has
-ended, or after LONG_S: what takes longer than that is not held up by our work but by its own.
+The gate has few slots. While one tenant is alone it is always open. As soon as there are others, a tenant that holds no
+slot gets one at once, and the other commands wait, tenant by tenant in turn. A command gives its slot back when it has
+ended, or after LONG_S: a command that takes longer waits for its own work, not for ours.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from typing import Final
 
 LONG_S: Final = 0.05
 ALONE_S: Final = 2.0
-PLACES: Final = max(1, (os.cpu_count() or 1) // 2)
+SLOTS: Final = max(1, (os.cpu_count() or 1) // 2)
 
 
 class Turn:
@@ -32,7 +32,7 @@ class Turn:
 
 
 class NoTurn:
-    """What a tenant gets while it is alone: nobody counts."""
+    """What a tenant gets while it is alone: it holds no slot."""
 
     def leave(self) -> None:
         pass
@@ -42,15 +42,15 @@ _NONE: Final = NoTurn()
 
 
 class FairGate:
-    def __init__(self, places: int = PLACES) -> None:
-        self._places = places
+    def __init__(self, slots: int = SLOTS) -> None:
+        self._slots = slots
         self._held: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[asyncio.Future[Turn]]] = OrderedDict()
         self._seen: dict[str, float] = {}
 
     def __repr__(self) -> str:
         waiting = sum(map(len, self._waiting.values()))
-        return f"<Gate: {self._held.total()} of {self._places} places held, {waiting} waiting>"
+        return f"<FairGate: {self._held.total()} of {self._slots} slots held, {waiting} waiting>"
 
     async def enter(self, tenant: str) -> "Turn | NoTurn":
         if self._is_alone(tenant):
@@ -58,39 +58,39 @@ class FairGate:
         if not self._held[tenant] or self._is_free(tenant):
             self._held[tenant] += 1
             return Turn(self, tenant)
-        place: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(place)
+        turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
         try:
-            return await place
+            return await turn
         except asyncio.CancelledError:
-            self._gave_up(tenant, place)
+            self._give_up(tenant, turn)
             raise
 
     def left(self, tenant: str) -> None:
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant]
-        while self._waiting and self._held.total() < self._places:
+        while self._waiting and self._held.total() < self._slots:
             self._admit_next()
 
     def _admit_next(self) -> None:
-        """The tenant that has waited longest for its turn; then it is the last."""
+        """Admits a command of the tenant that has waited longest for its turn; then it is the last in turn."""
         tenant, queue = self._waiting.popitem(last=False)
         while queue:
-            place = queue.popleft()
-            if not place.done():
+            turn = queue.popleft()
+            if not turn.done():
                 self._held[tenant] += 1
-                place.set_result(Turn(self, tenant))
+                turn.set_result(Turn(self, tenant))
                 break
         if queue:
             self._waiting[tenant] = queue
 
-    def _gave_up(self, tenant: str, place: asyncio.Future[Turn]) -> None:
-        if place.done() and not place.cancelled():
-            place.result().leave()
+    def _give_up(self, tenant: str, turn: asyncio.Future[Turn]) -> None:
+        if turn.done() and not turn.cancelled():
+            turn.result().leave()
 
     def _is_free(self, tenant: str) -> bool:
-        return self._held.total() < self._places and tenant not in self._waiting
+        return self._held.total() < self._slots and tenant not in self._waiting
 
     def _is_alone(self, tenant: str) -> bool:
         """Whether no other tenant has been here lately."""

@@ -1,4 +1,4 @@
-"""Who sent a request: read from its headers, proven by a key, by a token, or by nothing being asked for."""
+"""Finds out who sent a request: by a key or a token in its headers, or without any if the server asks for none."""
 
 import hmac
 from collections.abc import Iterable
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 Headers = Iterable[tuple[bytes, bytes]]
 
-_MAX_SHOWN: Final = 16 * 1024
+_MAX_CREDENTIAL: Final = 16 * 1024
 _REMEDY: Final = "send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`"
 ADMIN_KEY_ID: Final = "admin"
 
 
 class Identity(Protocol):
-    """`caller` says whose request it is, with the quota of its tenant; it raises Unauthorized."""
+    """`caller` gives whose request it is, with the quota of its tenant. Raises Unauthorized."""
 
     async def caller(self, headers: Headers) -> Caller: ...
 
 
-class Anybody:
-    """Nothing is asked: for servers that only their own machine can reach."""
+class AnonymousIdentity:
+    """Asks for no credentials: for servers that only their own machine can reach."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
@@ -36,8 +36,8 @@ class Anybody:
         return Caller(quota=(await self._tenants.of(DEFAULT_TENANT)).quota)
 
 
-class Proven:
-    """`admin_key`, if there is one, is a key with every scope that stands in the configuration."""
+class CredentialIdentity:
+    """Asks for a key or a token. `admin_key` is a key with every scope that the configuration may name."""
 
     def __init__(self, keys: Keys, tenants: Tenants, tokens: "Tokens | None" = None, admin_key: str = "") -> None:
         self._keys = keys
@@ -46,18 +46,18 @@ class Proven:
         self._admin_key = admin_key.encode()
 
     async def caller(self, headers: Headers) -> Caller:
-        """Of several credentials the first that is right counts."""
+        """Of several credentials the first valid one counts."""
         wrong: Unauthorized | None = None
-        for text in shown(headers):
+        for text in read_credentials(headers):
             try:
-                caller = await self._recognised(text)
+                caller = await self._recognise(text)
             except Unauthorized as exc:
                 wrong = wrong or exc
                 continue
             return caller.with_quota((await self._tenants.of(caller.tenant)).quota)
         raise wrong or Unauthorized("this server wants an API key", remedy=_REMEDY)
 
-    async def _recognised(self, text: str) -> Caller:
+    async def _recognise(self, text: str) -> Caller:
         if self._admin_key and hmac.compare_digest(text.encode(errors="surrogatepass"), self._admin_key):
             return Caller(DEFAULT_TENANT, ADMIN_KEY_ID, ALL_SCOPES)
         if self._tokens is not None and not looks_like_key(text):
@@ -65,8 +65,8 @@ class Proven:
         return await self._keys.recognise(text)
 
 
-def shown(headers: Headers) -> list[str]:
-    """The credentials of a request, as it shows them; what no key or token can be is left out."""
+def read_credentials(headers: Headers) -> list[str]:
+    """Gives the credentials in the headers of a request, without what can be neither a key nor a token."""
     found = []
     for name, value in headers:
         if name == b"x-api-key":
@@ -75,4 +75,4 @@ def shown(headers: Headers) -> list[str]:
             scheme, _, rest = value.partition(b" ")
             if scheme.lower() == b"bearer":
                 found.append(rest.strip())
-    return [value.decode("latin-1") for value in found if value and len(value) <= _MAX_SHOWN][:4]
+    return [value.decode("latin-1") for value in found if value and len(value) <= _MAX_CREDENTIAL][:4]

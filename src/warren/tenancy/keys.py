@@ -1,9 +1,9 @@
-"""API keys: made, listed, revoked, rotated, recognised.
+"""API keys: creates, lists, revokes, rotates and recognises them.
 
-A key is `wk_ID_SECRET`. The id finds its record; of the secret only a salted SHA-256 is kept. The secret is 256 random
-bits, so a slow hash would add nothing: there is nothing to guess. A key that was recognised is remembered for
-REMEMBERED_S; so long after another process has revoked it, it may still be taken. While the store is away nobody can
-say that it was revoked: a key that was proven in the last TRUSTED_S is taken then, and no other.
+A key is `wk_ID_SECRET`. The id finds its record, which holds a salted SHA-256 of the secret. The secret is 256 random
+bits, so nobody can guess it and a slow hash would add nothing. A recognised key is cached for CACHED_S: so long after
+another process has revoked it, it may still be accepted. While the store is away, keys are accepted that were verified
+in the last TRUSTED_S, and no others.
 """
 
 import asyncio
@@ -32,35 +32,35 @@ from warren.model.errors import InvalidRequest, NotFound, Unauthorized, Unavaila
 
 KIND: Final = "key"
 PREFIX: Final = "wk_"
-REMEMBERED_S: Final = 2.0
+CACHED_S: Final = 2.0
 TRUSTED_S: Final = 600.0
 FIRST_ID: Final = "key_first"
-MOST_KEYS: Final = 10_000
-_NOTED_S: Final = 60.0  # how exact `used_at` is
-_MOST_REMEMBERED: Final = 4096
+MAX_KEYS: Final = 10_000
+_USED_AT_S: Final = 60.0  # the precision of `used_at`
+_MAX_CACHED: Final = 4096
 _NO_SALT: Final = "00" * 16
 _WRONG: Final = "this API key is not known here"
 _REMEDY: Final = "send a valid one as `Authorization: Bearer KEY` or `X-API-Key: KEY`; `warren keys create` makes one"
 
 
-class _Known(NamedTuple):
-    """A key that was `proven` at a time; it is looked up again after `until`."""
+class _CachedKey(NamedTuple):
+    """A key that was verified at a time; it is looked up again after `until`."""
 
     key: ApiKey
     until: float
-    proven: float
+    verified: float
 
 
 class Keys:
     def __init__(self, records: RecordStore, clock: Clock) -> None:
         self._records = records
         self._clock = clock
-        self._remembered: OrderedDict[bytes, _Known] = OrderedDict()
+        self._cache: OrderedDict[bytes, _CachedKey] = OrderedDict()
         self._forgotten = 0
-        self._noting: set[asyncio.Task[None]] = set()
+        self._saving: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<Keys: {len(self._remembered)} remembered>"
+        return f"<Keys: {len(self._cache)} cached>"
 
     async def create(
         self,
@@ -70,23 +70,24 @@ class Keys:
         expires_at: float | None = None,
         quota: Quota = NO_QUOTA,
     ) -> tuple[ApiKey, str]:
-        """The key's record, and the key itself, which nobody can show again."""
+        """Gives the key's record, and the key itself, which nobody can show again."""
         _check_name(name)
         check_tenant(tenant)
         if not scopes:
             raise InvalidRequest("a key without scopes can do nothing", remedy=f"give some of: {', '.join(Scope)}")
         if expires_at is not None and expires_at <= self._clock.wall():
             raise InvalidRequest("the key would have expired before it is made")
-        if await self._records.count(KIND) >= MOST_KEYS:
-            raise InvalidRequest(f"there are {MOST_KEYS} keys already", remedy="revoke those that are not used")
+        if await self._records.count(KIND) >= MAX_KEYS:
+            raise InvalidRequest(f"there are {MAX_KEYS} keys already", remedy="revoke those that are not used")
         key, text = _new(name, tenant, scopes, self._clock.wall(), expires_at, quota)
         await self._records.put(_record(key, 1))
         return key, text
 
     async def create_first(self, name: str, tenant: str, scopes: frozenset[Scope]) -> tuple[ApiKey, str] | None:
-        """The key of an installation that has none. None if it has one; of several that ask at once one gets it.
+        """Creates the key of an installation that has none. Gives None if there is a key; of several processes that ask
+        at once, one gets it.
 
-        It has an id that only it can have, so it is its own lock: nothing is left behind by who died before.
+        Its id is fixed, so the record is its own lock, and a process that dies leaves nothing behind.
         """
         if await self.any():
             return None
@@ -94,7 +95,7 @@ class Keys:
         return (key, text) if await self._records.put(_record(key, 1)) else None
 
     async def list(self, tenant: str = "") -> Sequence[ApiKey]:
-        found = await self._records.list(KIND, group=tenant, limit=MOST_KEYS)
+        found = await self._records.list(KIND, group=tenant, limit=MAX_KEYS)
         return sorted((_read(record) for record in found), key=lambda key: (key.created_at, key.id))
 
     async def any(self) -> bool:
@@ -107,13 +108,13 @@ class Keys:
         return _read(record)
 
     async def revoke(self, key_id: str) -> None:
-        """From now on nobody is let in with it."""
+        """Lets nobody in with this key from now on."""
         await self.get(key_id)
         await self._records.delete(KIND, key_id)
         self._forget(key_id)
 
     async def rotate(self, key_id: str) -> tuple[ApiKey, str]:
-        """The same key with a new secret; the old one is worth nothing any more."""
+        """Gives the key a new secret; the old one is no longer valid."""
         while True:
             record = await self._records.get(KIND, key_id)
             if record is None:
@@ -126,22 +127,22 @@ class Keys:
                 return fresh, text
 
     async def recognise(self, text: str) -> Caller:
-        """Raises Unauthorized, in the same words and the same time for every key that is not right."""
+        """Raises Unauthorized, with the same message and in the same time for every wrong key."""
         digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
-        key = self._recall(digest) or await self._find(text, digest)
+        key = self._find_cached(digest) or await self._find(text, digest)
         now = self._clock.wall()
         if key.expires_at is not None and key.expires_at <= now:
             raise Unauthorized("this API key has expired", remedy="`warren keys create` makes a new one")
-        if key.used_at is None or now - key.used_at >= _NOTED_S:
+        if key.used_at is None or now - key.used_at >= _USED_AT_S:
             self._note_use(key, digest, now)
         return Caller(key.tenant, key.id, key.scopes, key_quota=key.quota)
 
-    def _recall(self, digest: bytes) -> ApiKey | None:
-        known = self._remembered.get(digest)
+    def _find_cached(self, digest: bytes) -> ApiKey | None:
+        known = self._cache.get(digest)
         return None if known is None or known.until <= self._clock.now() else known.key
 
     async def _find(self, text: str, digest: bytes) -> ApiKey:
-        key_id, secret = _parted(text)
+        key_id, secret = _split(text)
         forgotten = self._forgotten
         try:
             record = await self._records.get(KIND, key_id) if key_id else None
@@ -152,43 +153,43 @@ class Keys:
         if forgotten != self._forgotten:  # a key was revoked while this one was looked up
             return await self._find(text, digest)
         key = None if record is None else _read(record)
-        right = hmac.compare_digest(_hashed(key.salt if key else _NO_SALT, secret), key.hashed if key else _NO_SALT)
+        right = hmac.compare_digest(_hash(key.salt if key else _NO_SALT, secret), key.hashed if key else _NO_SALT)
         if key is None or not right:
-            self._remembered.pop(digest, None)
+            self._cache.pop(digest, None)
             raise Unauthorized(_WRONG, remedy=_REMEDY)
-        self._remember(digest, key)
+        self._put_in_cache(digest, key)
         return key
 
     def _trusted(self, digest: bytes) -> ApiKey | None:
-        """A key that was proven not long ago; the store is asked again after REMEMBERED_S."""
-        known, now = self._remembered.get(digest), self._clock.now()
-        if known is None or now >= known.proven + TRUSTED_S:
+        """Gives a key that was verified in the last TRUSTED_S; the store is asked again after CACHED_S."""
+        known, now = self._cache.get(digest), self._clock.now()
+        if known is None or now >= known.verified + TRUSTED_S:
             return None
-        until = min(now + REMEMBERED_S, known.proven + TRUSTED_S)
-        self._remembered[digest] = known._replace(until=until)
+        until = min(now + CACHED_S, known.verified + TRUSTED_S)
+        self._cache[digest] = known._replace(until=until)
         return known.key
 
-    def _remember(self, digest: bytes, key: ApiKey) -> None:
+    def _put_in_cache(self, digest: bytes, key: ApiKey) -> None:
         now = self._clock.now()
-        self._remembered[digest] = _Known(key, now + REMEMBERED_S, now)
-        self._remembered.move_to_end(digest)
-        if len(self._remembered) > _MOST_REMEMBERED:
-            self._remembered.popitem(last=False)
+        self._cache[digest] = _CachedKey(key, now + CACHED_S, now)
+        self._cache.move_to_end(digest)
+        if len(self._cache) > _MAX_CACHED:
+            self._cache.popitem(last=False)
 
     def _forget(self, key_id: str) -> None:
         self._forgotten += 1
-        for digest in [digest for digest, known in self._remembered.items() if known.key.id == key_id]:
-            del self._remembered[digest]
+        for digest in [digest for digest, known in self._cache.items() if known.key.id == key_id]:
+            del self._cache[digest]
 
     def _note_use(self, key: ApiKey, digest: bytes, now: float) -> None:
-        known = self._remembered[digest]  # it was not looked up again, so it is not remembered for longer
-        self._remembered[digest] = known._replace(key=replace(key, used_at=now))
-        task = asyncio.create_task(self._write_use(key.id, now), name=f"noting the use of {key.id}")
-        self._noting.add(task)
-        task.add_done_callback(self._noting.discard)
+        known = self._cache[digest]  # the key was not looked up again, so it is not cached for longer
+        self._cache[digest] = known._replace(key=replace(key, used_at=now))
+        task = asyncio.create_task(self._save_use(key.id, now), name=f"saving the use of {key.id}")
+        self._saving.add(task)
+        task.add_done_callback(self._saving.discard)
 
-    async def _write_use(self, key_id: str, now: float) -> None:
-        """If somebody else changes the record at this moment, that matters more."""
+    async def _save_use(self, key_id: str, now: float) -> None:
+        """Gives way to any other change of the record."""
         try:
             record = await self._records.get(KIND, key_id)
             if record is not None:
@@ -202,7 +203,7 @@ def looks_like_key(text: str) -> bool:
 
 
 def key_view(key: ApiKey) -> dict[str, Any]:
-    """What may be shown of it: everything but the hash."""
+    """Everything about a key but its hash."""
     return {
         "id": key.id,
         "name": key.name,
@@ -226,19 +227,19 @@ def _new(
 ) -> tuple[ApiKey, str]:
     key_id = key_id or f"key_{secrets.token_hex(8)}"
     secret, salt = secrets.token_hex(32), secrets.token_hex(16)
-    key = ApiKey(key_id, name, tenant, scopes, salt, _hashed(salt, secret), now, expires_at, quota=quota)
+    key = ApiKey(key_id, name, tenant, scopes, salt, _hash(salt, secret), now, expires_at, quota=quota)
     return key, f"{PREFIX}{key_id.removeprefix('key_')}_{secret}"
 
 
-def _parted(text: str) -> tuple[str, str]:
-    """The id and the secret; nothing for both if it is no key of ours."""
+def _split(text: str) -> tuple[str, str]:
+    """Gives the id and the secret; both are empty if it is no key of ours."""
     parts = text.split("_") if text.isascii() and len(text) < 256 else []
     if len(parts) != 3 or f"{parts[0]}_" != PREFIX:
         return "", ""
     return f"key_{parts[1]}", parts[2]
 
 
-def _hashed(salt: str, secret: str) -> str:
+def _hash(salt: str, secret: str) -> str:
     return hashlib.sha256(bytes.fromhex(salt) + secret.encode()).hexdigest()
 
 

@@ -4,9 +4,9 @@
 tenant, the tenant's exec seconds, and the gate that gives tenants their turns. When a command has ended it is
 counted and published. File operations go straight to the sandbox.
 
-Exec seconds are paid in advance, one at a time, so however many commands run at once, no more are used than there
-are; a command whose next second cannot be paid is ended, with what it has said so far. A command whose end nobody
-sees, because its caller has left or its sandbox is gone, is counted for the time it had.
+Each second of a command is paid in advance, so commands that run at once never use more exec seconds than are left. A
+command whose next second cannot be paid is ended and keeps its output so far. A command whose end nobody sees, because
+its caller has left or its sandbox is gone, is counted for the time it ran.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from warren.clock import Clock
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Caller
 from warren.model.errors import CommandRefused, SandboxLost, WarrenError
-from warren.model.events import Event, EventKind
+from warren.model.events import CommandEndedData, Event, EventKind
 from warren.model.operations import (
     Command,
     ExecResult,
@@ -27,7 +27,7 @@ from warren.model.operations import (
     Reason,
 )
 from warren.model.session import Session
-from warren.sessions.event_hub import Events
+from warren.sessions.event_hub import EventHub
 from warren.sessions.refused_process import RefusedProcess
 from warren.sessions.request_context import current_caller, note, note_command, note_end
 from warren.tenancy.fair_gate import FairGate
@@ -51,15 +51,15 @@ async def _unbounded(session: Session) -> Caller:
 
 
 class Metering:
-    """`refused` gives the result of a command that a policy does not allow, else None; `payer_of` says whose exec
-    seconds pay for what an earlier server has left running in a session."""
+    """`refused` gives the result of a command that a policy does not allow, else None; `payer_of` gives the caller
+    whose exec seconds pay for the commands that an earlier server process left running in a session."""
 
     def __init__(
         self,
         clock: Clock,
         quotas: Quotas | None = None,
         gate: FairGate | None = None,
-        events: Events | None = None,
+        events: EventHub | None = None,
         refused: Verdict = _allowed,
         payer_of: PayerOf = _unbounded,
         slice_s: float = SLICE_S,
@@ -70,7 +70,7 @@ class Metering:
         self.refused = refused
         self._payer_of = payer_of
         self.slice_s = slice_s
-        self._events = events or Events()
+        self._events = events or EventHub()
         self._followed: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
@@ -81,18 +81,18 @@ class Metering:
 
     def finished(self, session: Session, result: ExecResult, *, background: bool = False) -> None:
         kind = EventKind.COMMAND_REFUSED if result.reason is Reason.REFUSED else EventKind.COMMAND_FINISHED
-        data = {
-            "process_id": result.process_id,
-            "exit_code": result.exit_code,
-            "reason": str(result.reason),
-            "duration_ms": round(result.duration_ms, 3),
-            "cpu_ms": round(result.cpu_ms, 3),
-            "bytes_total": result.bytes_total,
-            "background": background,
-        }
+        data = CommandEndedData(
+            process_id=result.process_id,
+            exit_code=result.exit_code,
+            reason=str(result.reason),
+            duration_ms=round(result.duration_ms, 3),
+            cpu_ms=round(result.cpu_ms, 3),
+            bytes_total=result.bytes_total,
+            background=background,
+        )
         if not background:
             note_end(result)
-        self._events.publish(Event(kind, session.tenant, self.clock.wall(), session.id, data))
+        self._events.publish(Event(kind, session.tenant, self.clock.wall(), data, session.id))
 
     async def count_create(self, caller: Caller) -> None:
         await self.quotas.create(caller)
@@ -106,14 +106,14 @@ class Metering:
         task.add_done_callback(self._followed.discard)
 
     async def can_go_on(self, caller: Caller) -> bool:
-        """Pays for one second more of what runs; as long as nobody can say what is left, it runs on."""
+        """Pays for one more second of a command. While the counters cannot be read, commands run on."""
         try:
             return await self.quotas.spend(caller, EXEC_SECONDS, 1)
         except WarrenError:
             return True
 
     async def take_over(self, session: Session, sandbox: Sandbox) -> None:
-        """After a restart: commands that run on their own are followed again."""
+        """Follows the commands again that still run in the background after a restart."""
         metered, caller = MeteredSandbox(self, session, sandbox), await self._payer_of(session)
         payer = caller if self.quotas.bounds(caller, EXEC_SECONDS) else None
         for info in await sandbox.processes():
@@ -174,7 +174,7 @@ class MeteredSandbox:
     async def _exec_on_account(
         self, caller: Caller, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str
     ) -> ExecResult:
-        """Its time is what can be paid for; if others use that up meanwhile, it is broken off."""
+        """Limits the command to the seconds that are left; if other commands use them up, cancels it."""
         quotas = self._metering.quotas
         if not await quotas.spend(caller, EXEC_SECONDS, 1):
             raise quotas.spent(caller, EXEC_SECONDS)
@@ -186,7 +186,7 @@ class MeteredSandbox:
         try:
             result = await self._sandbox.exec(command, stdin, process_id=process_id)
         except asyncio.CancelledError:
-            if not payer.gave_up():
+            if not payer.take_back_cancellation():
                 raise
             ran_s = self._metering.clock.now() - began
             return replace(_cut_short(None, ran_s), stderr=_BROKEN_OFF, output=_BROKEN_OFF)
@@ -227,7 +227,7 @@ class MeteredSandbox:
     async def until_ended(
         self, process: Process, payer: Caller | None, *, background: bool, had_s: float = 0.0
     ) -> None:
-        """`had_s`: so long it has run already."""
+        """Follows a process to its end. `had_s`: how long it has run already."""
         metering = self._metering
         began = metering.clock.now() - had_s
         ended = asyncio.ensure_future(process.ended())
@@ -242,7 +242,7 @@ class MeteredSandbox:
         metering.finished(self._session, _timed(result, metering.clock.now() - began), background=background)
 
     async def _paid_while(self, caller: Caller, running: asyncio.Future[ExecResult]) -> bool:
-        """Whether the seconds lasted until the end."""
+        """Pays while it runs; gives whether the seconds lasted until the end."""
         while not (await asyncio.wait([running], timeout=self._metering.slice_s))[0]:
             if not await self._metering.can_go_on(caller):
                 return False
@@ -250,9 +250,9 @@ class MeteredSandbox:
 
 
 class _Payer:
-    """Pays for the task that made it, a second at a time; when there is nothing left it cancels that task.
+    """Pays for the task that created it, a second at a time; cancels the task when nothing is left.
 
-    Most commands are over before the second payment: until then it is a timer and nothing more.
+    Most commands end before the second payment: until then it is only a timer.
     """
 
     def __init__(self, metering: Metering, caller: Caller) -> None:
@@ -277,8 +277,8 @@ class _Payer:
         self._cancelled = True
         self._task.cancel()
 
-    def gave_up(self) -> bool:
-        """Whether it was this that cancelled the task; then it is no longer cancelled."""
+    def take_back_cancellation(self) -> bool:
+        """Gives whether the payer cancelled the task, and if so takes the cancellation back."""
         return self._cancelled and self._task.uncancel() == 0
 
     def end(self) -> None:
@@ -288,14 +288,14 @@ class _Payer:
 
 
 def _timed(result: ExecResult, ran_s: float) -> ExecResult:
-    """What went with its sandbox cannot say how long it ran."""
+    """Adds the time of a command whose sandbox was lost, which could not report it."""
     if result.reason is not Reason.SANDBOX_LOST:
         return result
     return replace(result, duration_ms=max(result.duration_ms, ran_s * 1000))
 
 
 def _cut_short(why: BaseException | None, ran_s: float, process_id: str = "") -> ExecResult:
-    """Of a command whose end nobody has seen."""
+    """Gives a result for a command whose end nobody has seen."""
     reason = Reason.SANDBOX_LOST if isinstance(why, SandboxLost) else Reason.CANCELLED
     ran_ms = max(0.0, ran_s) * 1000
     return ExecResult(137, "", "", "", reason, None, ran_ms, 0.0, 0, truncated=False, process_id=process_id)

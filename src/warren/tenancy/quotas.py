@@ -29,7 +29,7 @@ SpentBefore = Callable[[str, str], Awaitable[float]]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a caller stands with its requests a minute."""
+    """How many requests a minute a caller has left, for the headers of a response."""
 
     limit: int
     remaining: int
@@ -49,9 +49,9 @@ async def _nothing(tenant: str, what: str) -> float:
 
 
 class Quotas:
-    """`reached` is called when somebody has come to the end of a quota, at most once a minute for each.
+    """Calls `reached` when a caller has reached a quota, at most once a minute for each.
 
-    `spent_before` says what a tenant has spent of a day's quota before it was counted here.
+    `spent_before` gives what a tenant has spent of a day's quota before it was counted here.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Quotas:
         await self._counters.close()
 
     async def request(self, caller: Caller) -> Standing | None:
-        """One request more; RateLimited if that is one too many. None: nothing bounds it."""
+        """Counts a request; raises RateLimited if it is one too many. Gives None if nothing bounds the caller."""
         if caller.quota is NO_QUOTA and caller.key_quota is NO_QUOTA:
             return None
         standings = []
@@ -88,7 +88,7 @@ class Quotas:
         return min(standings, key=lambda standing: standing.remaining, default=None)
 
     async def create(self, caller: Caller) -> None:
-        """One session more that is asked for; RateLimited if that is one too many."""
+        """Counts a session to be created; raises RateLimited if it is one too many."""
         for whose, quota in quota_levels(caller):
             if quota.creates_per_minute is not None:
                 await self._hit(caller, "creates_per_minute", whose, quota.creates_per_minute)
@@ -111,7 +111,7 @@ class Quotas:
         return any(getattr(quota, f"{what}_per_day") is not None for _, quota in quota_levels(caller))
 
     async def spend(self, caller: Caller, what: str, amount: int) -> bool:
-        """Whether so much of a day's quota was left; if not, the quota counts as used up."""
+        """Spends an amount of a day's quota. Gives False if less was left; then the quota counts as used up."""
         for whose, quota in quota_levels(caller):
             most = getattr(quota, f"{what}_per_day")
             if most is not None and not await self._spend(caller, what, whose, most, amount):
@@ -123,12 +123,12 @@ class Quotas:
         return True
 
     async def spend_again(self, caller: Caller, what: str, amount: int) -> None:
-        """What was spent before a restart and is in no book yet; counters that outlast a restart have it already."""
+        """Spends what was used before a restart and not saved; counters that survive a restart have it already."""
         if not self._counters.survives_restart:
             await self.spend(caller, what, amount)
 
     async def left(self, caller: Caller, what: str) -> float:
-        """How much of a day's quota is left, on the level that has least."""
+        """Gives how much of a day's quota is left, to the tenant or the key, whichever has less."""
         least = math.inf
         for whose, quota in quota_levels(caller):
             most = getattr(quota, f"{what}_per_day")
@@ -137,7 +137,7 @@ class Quotas:
         return least
 
     def check_left(self, caller: Caller, what: str) -> None:
-        """QuotaExceeded if a day's quota is known to be used up."""
+        """Raises QuotaExceeded if a day's quota is known to be used up."""
         day = self._day()
         for whose, quota in quota_levels(caller):
             if self._used_up.get((what, whose)) == (day, getattr(quota, f"{what}_per_day")):
@@ -163,7 +163,7 @@ class Quotas:
         raise Unavailable("what is spent cannot be counted: the counter is gone each time")
 
     async def _begin(self, key: str, what: str, whose: str, caller: Caller) -> None:
-        """Before anything of a day's quota is spent, what was spent before counts; everybody waits for that."""
+        """Begins a day's counter with what was spent before; all who want to spend wait for it."""
         if key not in self._beginning:
             work = asyncio.ensure_future(self._count_before(key, what, whose, caller))
             self._beginning[key] = work
@@ -176,11 +176,11 @@ class Quotas:
         except Unavailable:
             if not self._counters.is_cut_off:
                 raise
-            before = 0  # the book is where the counters are: away
+            before = 0  # the usage book is in the same Redis, which is away
         await self._counters.begin(key, DAY_S, before)
 
     def _today(self, what: str, whose: str) -> str:
-        """The name of a counter. A quota that is changed goes on from what was spent."""
+        """The name of a day's counter. It does not contain the quota: a changed quota goes on from what was spent."""
         return f"{what}/{whose}/{self._day()}"
 
     def _day(self) -> str:
@@ -200,7 +200,7 @@ class Quotas:
 
 
 class _Limited(RateLimited):
-    """With the standing, for the headers of the answer."""
+    """Carries the standing, for the headers of the response."""
 
     def __init__(self, message: str, *, standing: Standing, **kwargs: Any) -> None:
         super().__init__(message, **kwargs)

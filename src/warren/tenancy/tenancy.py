@@ -14,11 +14,18 @@ from warren.model.access import Caller
 from warren.model.audit import AuditEntry
 from warren.model.environment import Environment
 from warren.model.errors import NotFound
-from warren.model.events import Event, EventKind
+from warren.model.events import (
+    CommandEndedData,
+    Event,
+    EventKind,
+    QuotaReachedData,
+    SessionCreatedData,
+    SessionEndedData,
+)
 from warren.model.policy import Policy
 from warren.model.session import Session
 from warren.model.usage import Usage
-from warren.sessions.event_hub import Events
+from warren.sessions.event_hub import EventHub
 from warren.tenancy.counters import Counters
 from warren.tenancy.keys import Keys
 from warren.tenancy.metered_sandbox import Metering
@@ -31,7 +38,6 @@ if TYPE_CHECKING:
     from warren.tenancy.webhooks.outbox import Webhooks
 
 _COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out"}
-_COMMANDS: Final = frozenset({EventKind.COMMAND_FINISHED, EventKind.COMMAND_REFUSED})
 
 
 class Tenancy:
@@ -52,9 +58,9 @@ class Tenancy:
         self.usage = UsageBook(records, clock)
         self.audit = audit
         self.webhooks = webhooks
-        self.events = Events(self._count_usage, self._record_event)
+        self.events = EventHub(self._count_usage, self._record_event)
         if webhooks is not None:
-            self.events.add(webhooks.publish)
+            self.events.subscribe(webhooks.publish)
         quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self._spent_today)
         policies = Policies(environments, self._policy_of)
         self.metering = Metering(clock, quotas, events=self.events, refused=policies.refused, payer_of=self._payer_of)
@@ -89,28 +95,29 @@ class Tenancy:
 
     def _count_usage(self, event: Event) -> None:
         """Counts the whole life of a session on the day it ends."""
-        data = event.data
-        if event.kind is EventKind.COMMAND_FINISHED:
-            seconds = data["duration_ms"] / 1000
-            self.usage.add(event.tenant, Usage(commands=1, cpu_s=data["cpu_ms"] / 1000, exec_s=seconds))
-        elif event.kind is EventKind.SESSION_CREATED:
-            self.usage.add(event.tenant, Usage(sessions=1))
-        elif "lived_s" in data:
-            lived_s = data["lived_s"]
-            self.usage.add(event.tenant, Usage(session_s=lived_s, memory_mb_s=lived_s * data["memory_mb"]))
+        match event.data:
+            case CommandEndedData(duration_ms=ran_ms, cpu_ms=cpu_ms) if event.kind is EventKind.COMMAND_FINISHED:
+                self.usage.add(event.tenant, Usage(commands=1, cpu_s=cpu_ms / 1000, exec_s=ran_ms / 1000))
+            case SessionCreatedData():
+                self.usage.add(event.tenant, Usage(sessions=1))
+            case SessionEndedData(lived_s=lived_s, memory_mb=memory_mb):
+                self.usage.add(event.tenant, Usage(session_s=lived_s, memory_mb_s=lived_s * memory_mb))
 
     def _record_event(self, event: Event) -> None:
         """Writes an audit entry for an event that no request's own entry covers."""
-        by_request = event.kind in _COMMANDS and not event.data.get("background")
-        if self.audit is not None and not by_request and event.kind is not EventKind.SESSION_CREATED:
-            entry = AuditEntry(event.at, str(event.kind), event.tenant, session_id=event.session_id, detail=event.data)
-            self.audit.record(entry)
+        data = event.data
+        by_request = isinstance(data, SessionCreatedData) or (
+            isinstance(data, CommandEndedData) and not data.background
+        )
+        if self.audit is not None and not by_request:
+            kind, detail = str(event.kind), event.json_data()
+            self.audit.record(AuditEntry(event.at, kind, event.tenant, session_id=event.session_id, detail=detail))
 
     # -- quotas and policies
 
     def _publish_quota_reached(self, caller: Caller, quota: str) -> None:
-        data = {"quota": quota, "key_id": caller.key_id}
-        self.events.publish(Event(EventKind.QUOTA_REACHED, caller.tenant, self._clock.wall(), data=data))
+        data = QuotaReachedData(quota, caller.key_id)
+        self.events.publish(Event(EventKind.QUOTA_REACHED, caller.tenant, self._clock.wall(), data))
 
     async def _spent_today(self, tenant: str, what: str) -> float:
         today = day_of(self._clock.wall())

@@ -1,7 +1,7 @@
-"""What each tenant may have: its quota and its command policy, as the operator has set them.
+"""The quota and the command policy of each tenant, as the operator has set them.
 
-A tenant need not be set up: one without a record has what the record `*` says, and without that no bounds. What
-was read is remembered for REMEMBERED_S; while the store is away it holds for TRUSTED_S.
+A tenant without a record has those of the record `*`; if there is none either, nothing bounds it. Records are cached
+for CACHED_S, and for TRUSTED_S while the store is away.
 """
 
 import json
@@ -17,9 +17,9 @@ from warren.model.policy import Policy
 
 KIND: Final = "tenant"
 NO_POLICY: Final = Policy()
-REMEMBERED_S: Final = 2.0
+CACHED_S: Final = 2.0
 TRUSTED_S: Final = 600.0
-MOST_TENANTS: Final = 100_000
+MAX_TENANTS: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Tenant:
     policy: Policy = NO_POLICY
 
 
-class _Known(NamedTuple):
-    """What was read at the time `read`; it is read again after `until`."""
+class _CachedTenant(NamedTuple):
+    """A tenant that was read at the time `read`; it is read again after `until`."""
 
     tenant: Tenant
     until: float
@@ -41,41 +41,41 @@ class Tenants:
     def __init__(self, records: RecordStore, clock: Clock) -> None:
         self._records = records
         self._clock = clock
-        self._remembered: dict[str, _Known] = {}
+        self._cache: dict[str, _CachedTenant] = {}
 
     def __repr__(self) -> str:
-        return f"<Tenants: {len(self._remembered)} remembered>"
+        return f"<Tenants: {len(self._cache)} cached>"
 
     async def of(self, name: str) -> Tenant:
-        """What holds for this tenant."""
-        known = self._remembered.get(name)
+        """Gives what holds for this tenant."""
+        known = self._cache.get(name)
         if known is not None and self._clock.now() < known.until:
             return known.tenant
         try:
-            tenant = await self._current(name)
+            tenant = await self._read_current(name)
         except Unavailable:
             if known is None or self._clock.now() >= known.read + TRUSTED_S:
                 raise
-            return self._remember(known.tenant, known.read)
-        return self._remember(tenant, self._clock.now())
+            return self._put_in_cache(known.tenant, known.read)
+        return self._put_in_cache(tenant, self._clock.now())
 
-    async def _current(self, name: str) -> Tenant:
+    async def _read_current(self, name: str) -> Tenant:
         record = await self._records.get(KIND, name) or await self._records.get(KIND, ANY_TENANT)
         return Tenant(name) if record is None else _read(record, name)
 
-    def _remember(self, tenant: Tenant, read: float) -> Tenant:
-        if len(self._remembered) >= MOST_TENANTS:
-            self._remembered.clear()
-        until = min(self._clock.now() + REMEMBERED_S, read + TRUSTED_S)
-        self._remembered[tenant.name] = _Known(tenant, until, read)
+    def _put_in_cache(self, tenant: Tenant, read: float) -> Tenant:
+        if len(self._cache) >= MAX_TENANTS:
+            self._cache.clear()
+        until = min(self._clock.now() + CACHED_S, read + TRUSTED_S)
+        self._cache[tenant.name] = _CachedTenant(tenant, until, read)
         return tenant
 
     def _forget(self, name: str) -> None:
-        """What is set for any tenant may have been what held for each of them."""
+        """The record `*` may have been what held for any of the cached tenants."""
         if name == ANY_TENANT:
-            self._remembered.clear()
+            self._cache.clear()
         else:
-            self._remembered.pop(name, None)
+            self._cache.pop(name, None)
 
     async def get(self, name: str) -> Tenant:
         record = await self._records.get(KIND, name)
@@ -84,13 +84,13 @@ class Tenants:
         return _read(record, name)
 
     async def list(self) -> list[Tenant]:
-        return [_read(record, record.id) for record in await self._records.list(KIND, limit=MOST_TENANTS)]
+        return [_read(record, record.id) for record in await self._records.list(KIND, limit=MAX_TENANTS)]
 
     async def put(self, tenant: Tenant) -> Tenant:
         if tenant.name != ANY_TENANT:
             check_tenant(tenant.name)
-        if await self._records.count(KIND) >= MOST_TENANTS:
-            raise InvalidRequest(f"there are {MOST_TENANTS} tenants already")
+        if await self._records.count(KIND) >= MAX_TENANTS:
+            raise InvalidRequest(f"there are {MAX_TENANTS} tenants already")
         value = json.dumps({"quota": tenant.quota.as_mapping(), "policy": _policy_view(tenant.policy)})
         while True:
             known = await self._records.get(KIND, tenant.name)
@@ -99,7 +99,7 @@ class Tenants:
                 return tenant
 
     async def delete(self, name: str) -> None:
-        """Takes what was set away; its keys and sessions stay."""
+        """Deletes the record of the tenant; its keys and sessions stay."""
         await self.get(name)
         await self._records.delete(KIND, name)
         self._forget(name)
@@ -114,7 +114,7 @@ def _policy_view(policy: Policy) -> dict[str, Any]:
 
 
 def read_tenant(name: str, quota: Mapping[str, Any], policy: Mapping[str, Any]) -> Tenant:
-    """As JSON describes it."""
+    """Reads a tenant from JSON values."""
     return Tenant(name, Quota.from_mapping(quota), Policy.from_mapping(policy) if policy else NO_POLICY)
 
 

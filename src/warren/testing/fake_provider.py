@@ -1,7 +1,8 @@
 """A provider whose sandboxes are objects in memory. It isolates nothing and never touches the host.
 
-Tests control it: it knows `images`, the next `fail_next` creates fail, each create takes `delay_s`, and `lose` kills
-a sandbox. Its sandboxes stay in `machines`; a second provider that gets these machines behaves as after a restart.
+Tests control it: it knows `images` and `capabilities`, the next `fail_next` creates fail, each create takes `delay_s`,
+and `lose` kills a sandbox. Its sandboxes stay in `machines`; a second provider that gets these machines behaves as
+after a restart.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 
 from warren.interfaces.sandbox import Sandbox
+from warren.model.capability import Capability
 from warren.model.errors import ImageNotFound, IsolationUnavailable, ProviderUnavailable, SandboxNotFound
 from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.testing.fake_sandbox import FakeMachine, FakeSandbox
@@ -21,9 +23,12 @@ class FakeProvider:
         *,
         layers: frozenset[Layer] = frozenset(Layer) - {Layer.GUEST_KERNEL},
         images: frozenset[str] = frozenset({"base", "host"}),
+        name: str = "fake",
+        capabilities: frozenset[Capability] = frozenset({Capability.TERMINALS}),
         fail_next: int = 0,
         delay_s: float = 0.0,
     ) -> None:
+        self.name, self.capabilities = name, capabilities
         self.machines = {} if machines is None else machines
         self.layers = layers
         self.images = images
@@ -34,10 +39,6 @@ class FakeProvider:
 
     def __repr__(self) -> str:
         return f"<FakeProvider {len(self.machines)} sandboxes, {self.creating} creating>"
-
-    @property
-    def name(self) -> str:
-        return "fake"
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         missing = spec.require - self.layers
@@ -55,14 +56,14 @@ class FakeProvider:
         if self.fail_next > 0:
             self.fail_next -= 1
             raise ProviderUnavailable("the fake was told to fail")
-        machine = FakeMachine(f"sb_{secrets.token_hex(8)}", spec, self._isolation())
+        machine = FakeMachine(f"sb_{secrets.token_hex(8)}", spec, self._isolation(), self.capabilities)
         self.machines[machine.id] = machine
         self.created += 1
         return FakeSandbox(machine)
 
     def _isolation(self) -> Isolation:
         missing = {layer: "not here" for layer in Layer if layer not in self.layers}
-        return Isolation("fake", "memory", dict.fromkeys(sorted(self.layers), "pretended"), missing)
+        return Isolation(self.name, "memory", dict.fromkeys(sorted(self.layers), "pretended"), missing)
 
     async def adopt(self, sandbox_id: str) -> Sandbox:
         machine = self.machines.get(sandbox_id)

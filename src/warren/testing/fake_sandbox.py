@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, 
 import anyio
 
 from warren.interfaces.sandbox import Process
+from warren.model.capability import Capability, lacks
 from warren.model.errors import (
     Conflict,
     FileNotFound,
@@ -46,8 +47,10 @@ CHUNK = 64 * 1024
 class FakeMachine:
     """The state of a sandbox, which outlives the objects that use it."""
 
-    def __init__(self, sandbox_id: str, spec: SandboxSpec, isolation: Isolation) -> None:
-        self.id, self.spec, self.isolation = sandbox_id, spec, isolation
+    def __init__(
+        self, sandbox_id: str, spec: SandboxSpec, isolation: Isolation, capabilities: frozenset[Capability]
+    ) -> None:
+        self.id, self.spec, self.isolation, self.capabilities = sandbox_id, spec, isolation, capabilities
         self.files = FakeFiles(spec.limits.disk_mb)
         self.processes: dict[str, FakeProcess] = {}
         self.cwd = WORKSPACE
@@ -134,6 +137,8 @@ class FakeSandbox:
         machine = self._machine
         if process_id in machine.processes:
             raise Conflict(f"a process with the id {process_id} exists")
+        if command.terminal is not None and Capability.TERMINALS not in machine.capabilities:
+            raise lacks(machine.isolation.provider, Capability.TERMINALS)
         uid = uid_of(command.user)
         carry = bool(command.shell) and command.carry_state and command.terminal is None
         cwd = normalize_path(command.cwd) if command.cwd else machine.cwd if carry else WORKSPACE

@@ -1,8 +1,8 @@
 """Keeps a part of the machine's memory and disk free.
 
-Asked before each sandbox is made; a machine that is out of memory takes everybody's sandboxes with it. The
-reserve of memory is 5 % of it, at least 256 MiB. That of the disk is 1024 MB, or 2 % of the file system where
-that is less: a small file system is not full from the start.
+The worker asks the guard before it makes a sandbox: a machine that runs out of memory loses everybody's sandboxes.
+The reserve of memory is 5 % of it, at least 256 MiB. The reserve of the disk is 1024 MB, or 2 % of a file system
+where that is less, so that a small file system is not full from the start.
 """
 
 import os
@@ -10,20 +10,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from warren.interfaces.worker import GuardStats
 from warren.model.errors import MachineFull
 
 MAX_SANDBOXES: Final = 4000
 SANDBOX_MB: Final = 8
-TIGHT, EASY = 2, 3  # times the reserve
+TIGHT, EASY = 2, 3  # pressure begins and ends at so many times the reserve
 _FRESH_S: Final = 0.2
 _RETRY_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a machine has, in MiB."""
+    """What a machine has in all and free, in MiB."""
 
     memory_total: int
     memory_free: int
@@ -33,7 +34,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """What of a machine is not given away, in MiB, and how many sandboxes it may hold."""
+    """What must stay free on a machine, in MiB, and how many sandboxes it may hold."""
 
     memory: int
     disk: int
@@ -49,7 +50,7 @@ def default_disk_reserve(room: Room) -> int:
 
 
 def refusal(room: Room, reserve: Reserve, live: int, creating: int) -> MachineFull | None:
-    """Why not one more sandbox, with `live` there and `creating` others on their way."""
+    """Why one more sandbox is refused, beside `live` ones and `creating` others; None if there is room."""
     if live + creating >= reserve.max_sandboxes:
         return MachineFull(
             f"there are {live + creating} sandboxes on this machine, {reserve.max_sandboxes} are allowed",
@@ -73,7 +74,8 @@ def refusal(room: Room, reserve: Reserve, live: int, creating: int) -> MachineFu
 
 
 def is_tight(room: Room, reserve: Reserve, *, was_tight: bool = False) -> bool:
-    """Close to full. It ends later than it begins: what a pool gives up must not be made again at once."""
+    """Whether it is close to full. Pressure ends later than it begins, so that a pool does not make again at once
+    what it has just given up."""
     times = EASY if was_tight else TIGHT
     return room.memory_free < times * reserve.memory or room.disk_free < times * reserve.disk
 
@@ -92,7 +94,7 @@ def read_room(state_dir: Path) -> Room:
 
 
 def usable_cores() -> int:
-    """Those this process may run on."""
+    """How many cores this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
@@ -101,7 +103,7 @@ def _mib(entry: str) -> int:
 
 
 class MachineGuard:
-    """`room` and `now` say what there is and when; a reading serves for a fifth of a second."""
+    """Reads the machine's room at most five times a second."""
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class MachineGuard:
         return self._room
 
     def check(self, live: int, creating: int = 0) -> None:
-        """Raises MachineFull unless there is room for one more, beside `live` sandboxes and `creating` on their way."""
+        """Raises MachineFull unless there is room for one more, beside `live` sandboxes and `creating` others."""
         if (error := refusal(self.room(), self.reserve, live, creating)) is not None:
             raise error
 
@@ -141,13 +143,13 @@ class MachineGuard:
         self._tight = is_tight(self.room(), self.reserve, was_tight=self._tight)
         return self._tight
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> GuardStats:
         room = self.room()
-        return {
-            "memory_free_mb": room.memory_free,
-            "memory_reserve_mb": self.reserve.memory,
-            "disk_free_mb": room.disk_free,
-            "disk_reserve_mb": self.reserve.disk,
-            "max_sandboxes": self.reserve.max_sandboxes,
-            "pressure": self.pressure(),
-        }
+        return GuardStats(
+            memory_free_mb=room.memory_free,
+            memory_reserve_mb=self.reserve.memory,
+            disk_free_mb=room.disk_free,
+            disk_reserve_mb=self.reserve.disk,
+            max_sandboxes=self.reserve.max_sandboxes,
+            pressure=self.pressure(),
+        )

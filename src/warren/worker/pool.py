@@ -1,18 +1,16 @@
-"""Sandboxes of one environment, made ahead.
+"""Sandboxes of one provider and environment, made ahead.
 
-`run` is the only place that begins to create and that gives up what is too much: it does what `plan_pool` says each
-time something has changed. `claim` takes a sandbox that is ready, or waits in a queue; a new sandbox goes to whoever
-waits first, or to the tenant whose turn it is (see turns.py). A sandbox is always in exactly one place: ready, with
-the claim that looks whether it lives, in the hands of one waiter, or given to `destroy`. Each move from one place to
-the next is made without awaiting in between.
+Only `run` starts creations and gives up surplus sandboxes: it does what `plan_pool` says each time something has
+changed. `claim` takes a ready sandbox or waits in a queue; a new sandbox goes to the first waiter of the tenant whose
+turn it is (see turns.py). A sandbox is always in exactly one place: ready, with the claim that pings it, in the hands
+of one waiter, or given to `destroy`. No move from one place to the next awaits anything.
 
-Ready sandboxes are taken oldest first: so none stays for long, and one that has gone bad is found soon.
+Ready sandboxes are taken oldest first, so none stays for long and a bad one is found soon.
 """
 
 import asyncio
 import bisect
 import itertools
-import logging
 import random
 import time
 from collections import deque
@@ -24,7 +22,8 @@ from typing import Any, Final
 
 from warren.clock import Clock
 from warren.interfaces.sandbox import Sandbox
-from warren.interfaces.worker import Claimed
+from warren.interfaces.worker import Claimed, PoolStats
+from warren.logs import get_log
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import MachineFull, NoCapacity, Stopping, WarrenError
 from warren.worker.pool_plan import (
@@ -36,17 +35,17 @@ from warren.worker.pool_plan import (
     is_hopeless,
     plan_pool,
 )
-from warren.worker.turns import Turns
+from warren.worker.turns import TenantTurns
 
 MOST_WAITING: Final = 1000
 PING_S: Final = 1.0
 _LATENCIES: Final = 1024
-_log = logging.getLogger(__name__)
+_log = get_log(__name__)
 
 
 @dataclass(slots=True)
-class PoolFigures:
-    """What a pool counts from its start on. `discarded`: sandboxes that died before anybody had them."""
+class PoolCounters:
+    """What a pool counts from its start on."""
 
     claims: int = 0
     hits: int = 0
@@ -59,21 +58,10 @@ class PoolFigures:
     latency_sum_s: float = 0.0
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
 
-    def took(self, seconds: float) -> None:
+    def add_latency(self, seconds: float) -> None:
         self.latency_count += 1
         self.latency_sum_s += seconds
         self.latencies.append(seconds)
-
-    def as_dict(self) -> dict[str, Any]:
-        names = ("claims", "hits", "misses", "timeouts", "creations", "failures", "discarded", "latency_count")
-        ranked, served = sorted(self.latencies), self.hits + self.misses
-        return {
-            **{name: getattr(self, name) for name in names},
-            "hit_rate": self.hits / served if served else None,
-            "latency_sum_s": self.latency_sum_s,
-            "latency_p50_s": _percentile(ranked, 50),
-            "latency_p95_s": _percentile(ranked, 95),
-        }
 
 
 def _percentile(ranked: list[float], percent: int) -> float | None:
@@ -96,10 +84,10 @@ class _Waiter:
 
 
 class Pool:
-    """`create` makes a sandbox of this environment; `destroy` sees to it, without waiting, that one goes.
+    """`create` makes a sandbox of this environment; `destroy` starts the destruction of one without waiting for it.
 
-    A claim that is cancelled, at whatever moment, neither loses a sandbox nor takes one from others: what it had
-    in hand is unused and goes to the next who waits.
+    A claim that is cancelled, at whatever moment, neither loses a sandbox nor takes one from others: a sandbox that it
+    already has is unused and goes to the next waiter.
     """
 
     def __init__(
@@ -107,6 +95,7 @@ class Pool:
         environment: Environment,
         size: PoolSize,
         *,
+        provider: str = "",
         create: Callable[[], Awaitable[Sandbox]],
         destroy: Callable[[str], object],
         clock: Clock,
@@ -116,8 +105,8 @@ class Pool:
         ping_s: float = PING_S,
         most_waiting: int = MOST_WAITING,
     ) -> None:
-        self.environment, self.size = environment, size
-        self.figures = PoolFigures()
+        self.environment, self.size, self.provider = environment, size, provider
+        self.counters = PoolCounters()
         self._create, self._destroy, self._clock = create, destroy, clock
         self._parallel, self._pressure, self._kept = parallel, pressure, kept
         self._ping_s, self._most_waiting = ping_s, most_waiting
@@ -125,7 +114,7 @@ class Pool:
         self._failures = NO_FAILURES
         self._ready: dict[str, _Member] = {}
         self._waiters: list[_Waiter] = []
-        self._turns = Turns(size.size, size.min)
+        self._turns = TenantTurns(size.size, size.min)
         self._tickets = itertools.count(1)
         self._creating = 0
         self._creations: set[asyncio.Task[None]] = set()
@@ -145,39 +134,57 @@ class Pool:
     def target(self) -> int:
         return self._demand.target
 
-    def stats(self) -> dict[str, Any]:
-        now = self.counts
-        state = {"ready": now.ready, "creating": now.creating, "waiting": now.waiting, "target": self.target}
-        failure = str(self._failures.error) if self._failures.error else None
-        return {**state, **self.figures.as_dict(), "last_failure": failure}
+    def stats(self) -> PoolStats:
+        now, counters = self.counts, self.counters
+        ranked, served = sorted(counters.latencies), counters.hits + counters.misses
+        return PoolStats(
+            ready=now.ready,
+            creating=now.creating,
+            waiting=now.waiting,
+            target=self.target,
+            claims=counters.claims,
+            hits=counters.hits,
+            misses=counters.misses,
+            timeouts=counters.timeouts,
+            creations=counters.creations,
+            failures=counters.failures,
+            discarded=counters.discarded,
+            latency_count=counters.latency_count,
+            hit_rate=counters.hits / served if served else None,
+            latency_sum_s=counters.latency_sum_s,
+            latency_p50_s=_percentile(ranked, 50),
+            latency_p95_s=_percentile(ranked, 95),
+            last_failure=str(self._failures.error) if self._failures.error else None,
+        )
 
     # -- claiming
 
     async def claim(self, timeout_s: float, tenant: str = "") -> Claimed:
-        """NoCapacity when none comes in time or too many wait already; what `create` raises, if waiting cannot help."""
+        """Raises NoCapacity when none comes in time or too many wait already, and what `create` raises if waiting
+        cannot help."""
         self._check_open()
         ticket, began, now = next(self._tickets), time.perf_counter(), self._clock.now()
-        self.figures.claims += 1
+        self.counters.claims += 1
         self._demand = self._demand.claimed(now)
         self._wake.set()
-        self._turns.asked(tenant, now)
+        self._turns.note_request(tenant, now)
         member = await self._take_ready(tenant)
         pooled = member is not None
         if member is None:
             member = await self._queue(_Waiter(tenant, ticket, now, now + timeout_s, _future()))
-        self._turns.took(tenant, self._clock.now())
-        self.figures.hits += pooled
-        self.figures.took(time.perf_counter() - began)
-        return Claimed(member.sandbox, pooled)
+        self._turns.note_taken(tenant, self._clock.now())
+        self.counters.hits += pooled
+        self.counters.add_latency(time.perf_counter() - began)
+        return Claimed(member.sandbox, pooled, self.provider)
 
     def give_back(self, sandbox: Sandbox) -> None:
-        """One that was claimed and not used after all."""
+        """Takes back a sandbox that was claimed and not used."""
         member = _Member(sandbox)
-        sandbox.when_lost(partial(self._died, member))
+        sandbox.when_lost(partial(self._note_death, member))
         self._place(member)
 
     async def _take_ready(self, tenant: str) -> _Member | None:
-        """The first that answers; those that do not are discarded."""
+        """Returns the first one that answers a ping and discards those that do not."""
         while self._ready and self._turns.may_take(tenant, len(self._ready), self._waiters, self._clock.now()):
             member = self._ready.pop(next(iter(self._ready)))
             try:
@@ -197,7 +204,7 @@ class Pool:
         self._check_open()
         if len(self._waiters) >= self._most_waiting:
             raise self._no_capacity(waiter, len(self._waiters) + 1)
-        self.figures.misses += 1
+        self.counters.misses += 1
         self._demand = self._demand.missed(self.size, self._clock.now())
         bisect.insort(self._waiters, waiter, key=lambda other: other.ticket)
         self._wake.set()
@@ -217,13 +224,13 @@ class Pool:
     # -- moving sandboxes
 
     def _place(self, member: _Member) -> None:
-        """To whoever waits and is next, else among those that are ready."""
+        """Gives the sandbox to the next waiter, or keeps it ready."""
         self._wake.set()
         if member.lost:
             self._discard(member)
             return
         self._waiters = [waiter for waiter in self._waiters if not waiter.member.done()]
-        waiter = self._turns.next(self._waiters, len(self._ready), self._clock.now())
+        waiter = self._turns.choose(self._waiters, len(self._ready), self._clock.now())
         if waiter is not None:
             self._waiters.remove(waiter)
             waiter.member.set_result(member)
@@ -233,14 +240,14 @@ class Pool:
         else:
             self._ready[member.sandbox.id] = member
 
-    def _died(self, member: _Member, why: str) -> None:
+    def _note_death(self, member: _Member, why: str) -> None:
         member.lost = True
         if self._ready.pop(member.sandbox.id, None) is not None:
-            _log.warning("pool %s: sandbox %s died before use: %s", self.environment.name, member.sandbox.id, why)
+            _log.warning("pooled_sandbox_died", pool=self.environment.name, sandbox=member.sandbox.id, error=why)
             self._discard(member)
 
     def _discard(self, member: _Member) -> None:
-        self.figures.discarded += 1
+        self.counters.discarded += 1
         self._destroy(member.sandbox.id)
         self._wake.set()
 
@@ -252,28 +259,28 @@ class Pool:
             self._wake.clear()
             try:
                 again_in_s = self._step()
-            except Exception:
-                # Callers depend on this loop for their time-outs: it outlives whatever a reading of the machine raises.
-                _log.exception("pool %s: planning failed", self.environment.name)
+            except Exception as exc:
+                # Callers depend on this loop for their time-outs: it must survive an error in reading the machine.
+                _log.error("pool_planning_failed", pool=self.environment.name, exc=exc)
                 again_in_s = LOOK_S
-            await self._change(again_in_s)
+            await self._wait_for_change(again_in_s)
 
     def _step(self) -> float | None:
         now = self._clock.now()
-        self._end_overdue(now)
-        self._demand = self._demand.eased(self.size, now)
-        parallel = 1 if self._turns.are_greedy(self._waiters, now) else self._parallel
+        self._fail_overdue(now)
+        self._demand = self._demand.lowered(self.size, now)
+        parallel = 1 if self._turns.all_greedy(self._waiters, now) else self._parallel
         around = Circumstances(now, parallel, self._pressure(), self._kept)
         plan = plan_pool(self.size, self.counts, self._demand, self._failures, around)
         for _ in range(plan.create):
-            self._begin()
+            self._start_creation()
         for name in list(itertools.islice(self._ready, plan.destroy)):
             del self._ready[name]
             self._destroy(name)
         moments = [waiter.deadline - now for waiter in self._waiters]
         return min([*moments, *([] if plan.again_in_s is None else [plan.again_in_s])], default=None)
 
-    async def _change(self, within_s: float | None) -> None:
+    async def _wait_for_change(self, within_s: float | None) -> None:
         waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake.wait())]
         if within_s is not None:
             waiting.append(asyncio.ensure_future(self._clock.sleep(within_s)))
@@ -283,14 +290,14 @@ class Pool:
             for task in waiting:
                 task.cancel()
 
-    def _begin(self) -> None:
+    def _start_creation(self) -> None:
         self._creating += 1
         task = asyncio.ensure_future(self._create_one())
         self._creations.add(task)
         task.add_done_callback(self._creations.discard)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._end_creation)
 
-    def _ended(self, _: asyncio.Task[None]) -> None:
+    def _end_creation(self, _: asyncio.Task[None]) -> None:
         self._creating -= 1
         self._wake.set()
 
@@ -298,30 +305,30 @@ class Pool:
         try:
             sandbox = await self._create()
         except Exception as exc:
-            self._failed(exc)
+            self._note_failure(exc)
             return
-        self.figures.creations += 1
+        self.counters.creations += 1
         self._failures = NO_FAILURES
         self.give_back(sandbox)
 
-    def _failed(self, error: Exception) -> None:
-        self.figures.failures += 1
-        before, self._failures = self._failures, self._failures.and_one(error, self._clock.now(), random.random())
+    def _note_failure(self, error: Exception) -> None:
+        self.counters.failures += 1
+        before, self._failures = self._failures, self._failures.with_one_more(error, self._clock.now(), random.random())
         if self._failures.count > before.count:
-            _log.warning("pool %s: a sandbox could not be made: %s", self.environment.name, error)
+            _log.warning("sandbox_not_created", pool=self.environment.name, provider=self.provider, error=error)
         if is_hopeless(error):
-            self._fail_waiters(lambda: _copy(error))
+            self._fail_waiters(lambda: _copy_of(error))
 
     # -- ending
 
-    def room_was_made(self) -> None:
-        """A sandbox was destroyed: if there was no room, it may be worth trying again."""
+    def note_room(self) -> None:
+        """A sandbox was destroyed: if the machine was full, creating one may work now."""
         if isinstance(self._failures.error, MachineFull):
             self._failures = NO_FAILURES
             self._wake.set()
 
     async def drain(self) -> None:
-        """Gives up all that is ready or being made; whoever waits hears Stopping."""
+        """Destroys what is ready, cancels what is being made, and fails the waiters with Stopping."""
         self._drained = True
         self._wake.set()
         self._fail_waiters(_stopping)
@@ -337,10 +344,10 @@ class Pool:
         if self._drained:
             raise _stopping()
 
-    def _end_overdue(self, now: float) -> None:
+    def _fail_overdue(self, now: float) -> None:
         for position, waiter in enumerate(list(self._waiters), 1):
             if waiter.deadline <= now and not waiter.member.done():
-                self.figures.timeouts += 1
+                self.counters.timeouts += 1
                 self._waiters.remove(waiter)
                 waiter.member.set_exception(self._no_capacity(waiter, position))
 
@@ -371,8 +378,8 @@ def _stopping() -> Stopping:
     return Stopping("this worker takes no more claims", remedy="try again: another worker or a new start will take it")
 
 
-def _copy(error: Exception) -> Exception:
-    """An exception of its own for each who gets it."""
+def _copy_of(error: Exception) -> Exception:
+    """Every waiter gets an exception object of its own."""
     if isinstance(error, WarrenError):
         return type(error)(error.message, remedy=error.remedy, retry_after_s=error.retry_after_s)
     return error

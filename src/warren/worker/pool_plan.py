@@ -2,7 +2,7 @@
 
 Callers who wait come first, then the pool's `min`; both at once. From there to the target a pool is filled only
 in quiet moments, so that it does not compete with callers for the cores. The target is the pool's `size`; misses
-raise it up to `max`, a calm time lowers it again, and while the machine is short of room it is `min`.
+raise it up to `max`, quiet minutes lower it again, and while the machine is short of room it is `min`.
 """
 
 import math
@@ -32,7 +32,7 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a pool remembers of its callers. `moved_at` is when the target last changed."""
+    """The target, and when callers last claimed and missed. `moved_at` is when the target last changed."""
 
     target: int
     claimed_at: float
@@ -43,13 +43,13 @@ class Demand:
         return replace(self, claimed_at=now)
 
     def missed(self, size: PoolSize, now: float) -> "Demand":
-        """The target doubles, once per burst of misses."""
+        """Doubles the target, once per burst of misses."""
         if now - self.moved_at < BURST_S:
             return replace(self, missed_at=now)
         return replace(self, target=min(size.max, max(2 * self.target, 1)), missed_at=now, moved_at=now)
 
-    def eased(self, size: PoolSize, now: float) -> "Demand":
-        """After a calm time the target gives up half of what it has above the size, step by step."""
+    def lowered(self, size: PoolSize, now: float) -> "Demand":
+        """After quiet minutes, halves in steps what the target has above the size."""
         above = self.target - size.size
         if above <= 0 or now < max(self.missed_at + CALM_S, self.moved_at + STEP_S):
             return self
@@ -58,10 +58,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Creations that failed since the last one that went well, and until when nothing is tried again.
+    """Creations that failed since the last success, and until when none is tried again.
 
-    Callers who wait are not made to wait as long as the pool, unless waiting helps nothing: who comes after a
-    hopeless failure is told at once.
+    Creations for waiting callers are tried again sooner than those for the pool. A failure that repeating cannot cure
+    fails later callers at once.
     """
 
     count: int = 0
@@ -69,8 +69,8 @@ class Failures:
     waiters_until: float = -math.inf
     error: Exception | None = None
 
-    def and_one(self, error: Exception, now: float, jitter: float) -> "Failures":
-        """`jitter` from 0 to 1. What fails during the pause belongs to the failure that began it."""
+    def with_one_more(self, error: Exception, now: float, jitter: float) -> "Failures":
+        """`jitter` is from 0 to 1. A failure during the pause counts as the one that began it."""
         same = now < self.until
         count = self.count if same else self.count + 1
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(count - 1, 20)) * (1 + jitter) / 2
@@ -83,7 +83,7 @@ NO_FAILURES: Final = Failures()
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """`pressure`: the machine is short of room. `kept`: this pool is not given up when nobody claims."""
+    """`pressure`: the machine is short of room. `kept`: the pool stays filled even if nobody claims."""
 
     now: float
     parallel: int
@@ -93,7 +93,7 @@ class Circumstances:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """`again_in_s`: when to plan again though nothing has changed; None: not before something has."""
+    """`again_in_s`: when to plan again if nothing changes until then; None: only after a change."""
 
     create: int
     destroy: int
@@ -103,20 +103,20 @@ class PoolPlan:
 def plan_pool(
     size: PoolSize, counts: PoolCounts, demand: Demand, failures: Failures, around: Circumstances
 ) -> PoolPlan:
-    low, target = wanted(size, demand, around)
+    low, target = levels(size, demand, around)
     quiet_in_s = demand.claimed_at + QUIET_S - around.now
     pause_s = failures.until - around.now
     spare = counts.ready + counts.creating - counts.waiting
     level = 0 if pause_s > 0 else target if quiet_in_s <= 0 else low
-    at_once = 1 if failures.count else around.parallel  # after a failure one has to go well first
+    at_once = 1 if failures.count else around.parallel  # after a failure, one creation must succeed first
     create = max(0, min(level - spare, at_once - counts.creating))
     if around.now < failures.waiters_until:
         create = 0
     return PoolPlan(create, max(0, counts.ready - target), _again_in_s(spare, target, failures, demand, around))
 
 
-def wanted(size: PoolSize, demand: Demand, around: Circumstances) -> tuple[int, int]:
-    """How many shall be ready at least, at once, and how many in the end."""
+def levels(size: PoolSize, demand: Demand, around: Circumstances) -> tuple[int, int]:
+    """How many sandboxes should be ready at once, and how many in the end."""
     if not around.kept and around.now - demand.claimed_at >= GIVE_UP_S:
         return 0, 0
     target = size.min if around.pressure else demand.target
@@ -134,5 +134,5 @@ def _again_in_s(spare: int, target: int, failures: Failures, demand: Demand, aro
 
 
 def is_hopeless(error: Exception) -> bool:
-    """Whether it fails for everybody alike, however long one waits."""
+    """Whether every creation would fail alike, however long a caller waits."""
     return isinstance(error, InvalidRequest | NotFound | IsolationUnavailable)

@@ -1,18 +1,18 @@
-"""Whose turn it is, when several tenants want sandboxes of one pool. Pure, but for remembering who had how many when.
+"""Which tenant gets the next sandbox of a pool when several want one. Pure, apart from the history it keeps.
 
-Who waits is served tenant by tenant in turn. While several tenants are about, one that has lately taken as many as a
-whole pool holds, and more than its part of all, is greedy: it leaves the last few ready sandboxes to the others, who
-should not wait because of it, and for it alone no more than one is made at a time. A tenant that is alone has
-everything.
+Waiters are served tenant by tenant in turn. While several tenants are active, a tenant is greedy that has recently
+taken as many sandboxes as a whole pool holds, and more than its share of all. A greedy tenant leaves the last few
+ready sandboxes to the others, who should not wait because of it, and for greedy waiters alone the pool makes one
+sandbox at a time. A tenant that is alone may take everything.
 """
 
 from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Final, Protocol, TypeVar
 
-LATELY_S: Final = 5.0
-ABOUT_S: Final = 60.0
-_MOST_REMEMBERED: Final = 10_000
+RECENT_S: Final = 5.0
+ACTIVE_S: Final = 60.0
+_MAX_TENANTS: Final = 10_000
 
 
 class Waiting(Protocol):
@@ -23,35 +23,35 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-class Turns:
+class TenantTurns:
     def __init__(self, share: int, reserve: int) -> None:
         self.reserve = reserve
         self._share = max(1, share)
-        self._taken: deque[tuple[float, str]] = deque()  # lately
-        self._counts: Counter[str] = Counter()  # of those
-        self._seen: dict[str, float] = {}
-        self._served: dict[str, int] = {}
-        self._count = 0
+        self._taken: deque[tuple[float, str]] = deque()  # recently
+        self._counts: Counter[str] = Counter()  # of those, per tenant
+        self._requested_at: dict[str, float] = {}  # the tenant that asked last comes last
+        self._last_served: dict[str, int] = {}
+        self._served = 0
 
-    def asked(self, tenant: str, now: float) -> None:
-        self._seen.pop(tenant, None)
-        self._seen[tenant] = now  # the last in the dictionary is the last who asked
-        while self._seen and now - next(iter(self._seen.values())) > ABOUT_S:
-            gone = next(iter(self._seen))
-            del self._seen[gone]
-            self._served.pop(gone, None)
-        if len(self._seen) > _MOST_REMEMBERED:
-            del self._seen[next(iter(self._seen))]
+    def note_request(self, tenant: str, now: float) -> None:
+        self._requested_at.pop(tenant, None)
+        self._requested_at[tenant] = now
+        while self._requested_at and now - next(iter(self._requested_at.values())) > ACTIVE_S:
+            inactive = next(iter(self._requested_at))
+            del self._requested_at[inactive]
+            self._last_served.pop(inactive, None)
+        if len(self._requested_at) > _MAX_TENANTS:
+            del self._requested_at[next(iter(self._requested_at))]
 
-    def took(self, tenant: str, now: float) -> None:
-        self._count += 1
-        self._served[tenant] = self._count
+    def note_taken(self, tenant: str, now: float) -> None:
+        self._served += 1
+        self._last_served[tenant] = self._served
         self._taken.append((now, tenant))
         self._counts[tenant] += 1
-        self._forget(now)
+        self._forget_old(now)
 
-    def _forget(self, now: float) -> None:
-        while self._taken and now - self._taken[0][0] > LATELY_S:
+    def _forget_old(self, now: float) -> None:
+        while self._taken and now - self._taken[0][0] > RECENT_S:
             _, tenant = self._taken.popleft()
             self._counts[tenant] -= 1
             if not self._counts[tenant]:
@@ -59,26 +59,26 @@ class Turns:
 
     def is_greedy(self, tenant: str, now: float) -> bool:
         """Whether it should leave the reserve to others."""
-        if len(self._seen) < 2:
+        if len(self._requested_at) < 2:
             return False
-        self._forget(now)
+        self._forget_old(now)
         taken = self._counts[tenant]
         return taken >= self._share and taken * max(2, len(self._counts)) > len(self._taken)
 
-    def are_greedy(self, waiting: Iterable[Waiting], now: float) -> bool:
-        """Whether all that wait could wait a little longer, for the sake of others who are about."""
+    def all_greedy(self, waiting: Iterable[Waiting], now: float) -> bool:
+        """Whether there are waiters and all of them can wait a little longer for the sake of other tenants."""
         tenants = {waiter.tenant for waiter in waiting}
         return bool(tenants) and all(self.is_greedy(tenant, now) for tenant in tenants)
 
     def may_take(self, tenant: str, ready: int, waiting: Iterable[Waiting], now: float) -> bool:
-        """Whether a claim gets one that is ready, before those who wait already."""
+        """Whether a new claim gets a ready sandbox before those who wait already."""
         if self.is_greedy(tenant, now):
             return ready > self.reserve and not any(True for _ in waiting)
         return all(self.is_greedy(waiter.tenant, now) for waiter in waiting)
 
-    def next(self, waiting: Iterable[W], ready: int, now: float) -> W | None:
-        """Who of those that wait, first come first, gets a new one; None: it is kept ready for somebody else."""
+    def choose(self, waiting: Iterable[W], ready: int, now: float) -> W | None:
+        """The waiter that gets a new sandbox; None if it stays ready for another tenant. `waiting` is in order."""
         waiters = list(waiting)
         if ready < self.reserve:
             waiters = [waiter for waiter in waiters if not self.is_greedy(waiter.tenant, now)]
-        return min(waiters, key=lambda waiter: self._served.get(waiter.tenant, 0), default=None)
+        return min(waiters, key=lambda waiter: self._last_served.get(waiter.tenant, 0), default=None)

@@ -1,20 +1,19 @@
-"""Owns the sandboxes of one host: interfaces/worker.py over one provider.
+"""Owns the sandboxes of one host: interfaces/worker.py over one or more providers.
 
-Who does what: a pool per environment makes sandboxes ahead, in tasks of its own; claims with an image or limits of
-their own are made on the spot. All creations share `parallel` slots, first come, first served, and ask the guard
-before they begin. Every destruction is a task that is finished even if whoever asked for it has gone; one that fails
-is tried again every few seconds, and a last time by `drain`. `close` ends all tasks.
+A pool per provider and environment makes sandboxes ahead, in tasks of its own; a claim with an image or limits of its
+own gets a sandbox made for it. All creations share `parallel` slots, first come, first served, and ask the guard
+before they begin. Every destruction is a task that finishes even if its caller has gone; one that fails is tried again
+every few seconds, and a last time by `drain`. `close` ends all tasks.
 
-Every sandbox made here carries a label. After a crash that is how a new worker finds what the old one left, under
-whatever name, and how it leaves alone what others made in the same state directory. A lock sees to it that a state
-directory has one worker at a time.
+Every sandbox made here carries a label. After a crash a new worker finds by it what the old one left, whatever that
+one's name was, and leaves alone what others made in the same state directory. A lock ensures that a state directory
+has one worker at a time.
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -22,7 +21,9 @@ from typing import Any, Final, TypeVar
 from warren.clock import Clock
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
-from warren.interfaces.worker import Claim, Claimed, Loss
+from warren.interfaces.worker import Claim, Claimed, Loss, WorkerStats
+from warren.logs import get_log
+from warren.model.capability import Providers, choose_provider
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import (
     IsolationUnavailable,
@@ -36,16 +37,15 @@ from warren.model.errors import (
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.guard import MachineGuard, usable_cores
-from warren.worker.orphans import plan_recovery
 from warren.worker.pool import Pool
 
 LABELS: Final = {"owner": "worker"}
 STEPS: Final = ("claimed-from-pool", "cold-created", "before-destroy", "destroyed")
 _ADOPT_AT_ONCE, _DESTROY_AT_ONCE = 16, 8
 _RETRY_S: Final = 5.0
-_SWEEPS_S: Final = (0.0, 65.0)  # again, when a directory without a record is old enough to be judged
-_CANNOT_BE_HAD: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUnavailable)
-_log = logging.getLogger(__name__)
+_SWEEPS_S: Final = (0.0, 65.0)  # the second sweep judges directories without a record, which must be a minute old
+_NOT_ADOPTABLE: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUnavailable)
+_log = get_log(__name__)
 T = TypeVar("T")
 
 
@@ -56,17 +56,32 @@ class _State(StrEnum):
     CLOSED = "closed"
 
 
-class LocalWorker:
-    """`start` comes before the first claim. The provider stays the caller's, to be closed after the worker.
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    adopt: frozenset[str]
+    destroy: frozenset[str]
 
-    `environments` finds an environment by name and raises UnknownEnvironment. `fault` is called with the name of
-    each of STEPS, for tests of what remains.
+
+def plan_recovery(known: Collection[str], mine: Collection[str], in_use: Collection[str]) -> RecoveryPlan:
+    """`known`: sandboxes of sessions. `mine`: all that workers made here. `in_use`: those of this worker's own life.
+
+    A known sandbox is adopted even if it is not listed: the provider says what became of it.
+    """
+    return RecoveryPlan(frozenset(known) - frozenset(in_use), frozenset(mine) - frozenset(known) - frozenset(in_use))
+
+
+class LocalWorker:
+    """`start` comes before the first claim. The first provider is the default. The providers stay the caller's, who
+    closes them after the worker.
+
+    `environments` finds an environment by name and raises UnknownEnvironment. Tests pass `fault`, which is called with
+    the name of each of STEPS.
     """
 
     def __init__(
         self,
         name: str,
-        provider: Provider,
+        providers: Sequence[Provider],
         environments: Callable[[str], Environment],
         *,
         clock: Clock,
@@ -76,21 +91,24 @@ class LocalWorker:
         parallel: int | None = None,
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
-        self._name, self._provider, self._environments = name, provider, environments
+        self._name, self._environments = name, environments
+        self._providers = {provider.name: provider for provider in providers}
+        self._capabilities = {provider.name: provider.capabilities for provider in providers}
         self._clock, self.guard, self._fault = clock, guard, fault
         self._default_environment, self._default_pool = default_environment, default_pool or PoolSize()
-        self._parallel = parallel or min(32, 2 * usable_cores())  # half of the time a runtime waits for the kernel
+        self._parallel = parallel or min(32, 2 * usable_cores())  # a runtime waits for the kernel half of the time
         self._slots = asyncio.Semaphore(self._parallel)
         self._destroy_slots = asyncio.Semaphore(_DESTROY_AT_ONCE)
         self._creating = 0
         self._live: set[str] = set()
-        self._claimed: dict[str, Sandbox | None] = {}  # None: known, and not connected to
+        self._makers: dict[str, Provider] = {}  # which provider made the sandbox
+        self._claimed: dict[str, Sandbox | None] = {}  # None: known, but not connected
         self._lost: dict[str, str] = {}
         self._losses: asyncio.Queue[Loss | None] = asyncio.Queue()
         self._adopting: dict[str, asyncio.Task[Sandbox]] = {}
         self._destroying: dict[str, asyncio.Task[None]] = {}
-        self._undestroyed: set[str] = set()  # it was tried, and failed
-        self._pools: dict[str, Pool] = {}
+        self._undestroyed: set[str] = set()  # a destruction runs or has failed
+        self._pools: dict[tuple[str, str], Pool] = {}  # by provider and environment
         self._retired: set[Pool] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._state = _State.NEW
@@ -103,25 +121,31 @@ class LocalWorker:
         return self._name
 
     @property
-    def provider(self) -> str:
-        return self._provider.name
+    def providers(self) -> Providers:
+        return self._capabilities
 
     async def start(self) -> None:
-        """Begins to fill the default environment's pool; raises UnknownEnvironment."""
+        """Begins to fill the default environment's pool; raises UnknownEnvironment, and InvalidRequest if that
+        environment asks for a provider that is not here."""
         environment = self._environments(self._default_environment)
+        provider = self._provider_for(environment)
         if self._state is _State.NEW:
             self._state = _State.OPEN
-            self._pool(environment)
-            self._own(asyncio.ensure_future(self._destroy_again()))
+            self._pool(provider, environment)
+            self._own(asyncio.ensure_future(self._retry_destructions()))
+
+    def _provider_for(self, environment: Environment, name: str = "") -> Provider:
+        return self._providers[choose_provider(self._capabilities, name or environment.provider, environment.needs)]
 
     # -- claiming
 
     async def claim(self, claim: Claim) -> Claimed:
         self._check_open()
         environment = self._environments(claim.environment)
+        provider = self._provider_for(environment, claim.provider)
         if claim.image or claim.limits is not None:
-            return await self._claim_cold(claim, environment)
-        pool = self._pool(environment)
+            return await self._claim_cold(claim, provider, environment)
+        pool = self._pool(provider, environment)
         try:
             claimed = await pool.claim(claim.timeout_s, claim.tenant)
         except Stopping:
@@ -129,15 +153,15 @@ class LocalWorker:
             return await self.claim(claim)  # only this pool has stopped: its environment was changed
         if not all(layer in claimed.sandbox.isolation for layer in claim.require):
             pool.give_back(claimed.sandbox)
-            return await self._claim_cold(claim, environment)
+            return await self._claim_cold(claim, provider, environment)
         return await self._hand_out(claimed, "claimed-from-pool")
 
-    async def _claim_cold(self, claim: Claim, environment: Environment) -> Claimed:
-        spec = self._spec(environment)
+    async def _claim_cold(self, claim: Claim, provider: Provider, environment: Environment) -> Claimed:
+        spec = _spec_of(environment)
         limits = claim.limits or spec.limits
         spec = replace(spec, image=claim.image or spec.image, limits=limits, require=claim.require)
-        sandbox = await self._made_in_time(spec, claim.timeout_s)
-        return await self._hand_out(Claimed(sandbox, pooled=False), "cold-created")
+        sandbox = await self._make_in_time(provider, spec, claim.timeout_s)
+        return await self._hand_out(Claimed(sandbox, pooled=False, provider=provider.name), "cold-created")
 
     async def _hand_out(self, claimed: Claimed, step: str) -> Claimed:
         sandbox = claimed.sandbox
@@ -156,8 +180,8 @@ class LocalWorker:
         self._claimed[sandbox.id] = sandbox
         sandbox.when_lost(partial(self._lose, sandbox.id))
 
-    async def _made_in_time(self, spec: SandboxSpec, timeout_s: float) -> Sandbox:
-        making = asyncio.ensure_future(self._make(spec))
+    async def _make_in_time(self, provider: Provider, spec: SandboxSpec, timeout_s: float) -> Sandbox:
+        making = asyncio.ensure_future(self._make(provider, spec))
         alarm = asyncio.ensure_future(self._clock.sleep(timeout_s))
         try:
             await asyncio.wait((making, alarm), return_when=asyncio.FIRST_COMPLETED)
@@ -181,65 +205,70 @@ class LocalWorker:
         if not making.cancelled() and making.exception() is None:
             await asyncio.wait([self._destruction(making.result().id)])
 
-    async def _make(self, spec: SandboxSpec) -> Sandbox:
+    async def _make(self, provider: Provider, spec: SandboxSpec) -> Sandbox:
         async with self._slots:
             self.guard.check(len(self._live), self._creating)
             self._creating += 1
             try:
-                sandbox = await self._provider.create(spec)
+                sandbox = await provider.create(spec)
             finally:
                 self._creating -= 1
             self._live.add(sandbox.id)
+            self._makers[sandbox.id] = provider
             return sandbox
 
-    def _spec(self, environment: Environment) -> SandboxSpec:
-        return SandboxSpec(environment.image, environment.limits, environment.env, labels=LABELS)
-
-    def _pool(self, environment: Environment) -> Pool:
-        pool = self._pools.get(environment.name)
+    def _pool(self, provider: Provider, environment: Environment) -> Pool:
+        key = (provider.name, environment.name)
+        pool = self._pools.get(key)
         if pool is not None and pool.environment != environment:
             self._retire(pool)
             pool = None
         if pool is None:
-            pool = self._pools[environment.name] = self._new_pool(environment)
+            pool = self._pools[key] = self._new_pool(provider, environment)
         return pool
 
-    def _new_pool(self, environment: Environment) -> Pool:
+    def _new_pool(self, provider: Provider, environment: Environment) -> Pool:
+        is_default = self._is_default_pool(provider.name, environment)
         pool = Pool(
             environment,
             environment.pool or self._default_pool,
-            create=partial(self._make, self._spec(environment)),
+            provider=provider.name,
+            create=partial(self._make, provider, _spec_of(environment)),
             destroy=self._destruction,
             clock=self._clock,
             parallel=self._parallel,
             pressure=self.guard.pressure,
-            kept=environment.name == self._default_environment,
+            kept=is_default and environment.name == self._default_environment,
         )
         self._own(asyncio.ensure_future(pool.run()))
         return pool
 
+    def _is_default_pool(self, provider: str, environment: Environment) -> bool:
+        """Whether claims that name no provider get their sandboxes from it."""
+        return provider == (environment.provider or next(iter(self._providers)))
+
     def _retire(self, pool: Pool) -> None:
-        """Its environment was changed: nobody shall get a sandbox of the old kind."""
+        """Empties a pool whose environment was changed, so that nobody gets a sandbox of the old kind."""
         self._retired.add(pool)
         self._own(asyncio.ensure_future(pool.drain())).add_done_callback(lambda _: self._retired.discard(pool))
 
-    # -- what was claimed
+    # -- claimed sandboxes
 
     async def sandbox(self, sandbox_id: str) -> Sandbox:
-        if (found := self._claimed.get(sandbox_id)) is not None:
-            return found
+        if (sandbox := self._claimed.get(sandbox_id)) is not None:
+            return sandbox
         if sandbox_id in self._lost:
             raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._lost[sandbox_id]}")
         if sandbox_id not in self._claimed:
             raise _not_found(sandbox_id)
         try:
-            return await self._adopted(sandbox_id)
-        except _CANNOT_BE_HAD as exc:
+            return await self._adopt_once(sandbox_id)
+        except _NOT_ADOPTABLE as exc:
             self._lose(sandbox_id, exc.message)
             raise
 
-    async def _adopted(self, sandbox_id: str) -> Sandbox:
-        """Connects once, however many ask at the same time."""
+    async def _adopt_once(self, sandbox_id: str) -> Sandbox:
+        """Connects once, however many callers wait for it."""
         task = self._adopting.get(sandbox_id)
         if task is None:
             task = self._adopting[sandbox_id] = self._own(asyncio.ensure_future(self._adopt(sandbox_id)))
@@ -247,12 +276,16 @@ class LocalWorker:
         return await asyncio.shield(task)
 
     async def _adopt(self, sandbox_id: str) -> Sandbox:
-        sandbox = await self._provider.adopt(sandbox_id)
+        sandbox = await self._maker(sandbox_id).adopt(sandbox_id)
         if sandbox_id not in self._claimed:
             await sandbox.close()
             raise _not_found(sandbox_id)
         self._hold(sandbox)
         return sandbox
+
+    def _maker(self, sandbox_id: str) -> Provider:
+        """For a sandbox that no provider lists, the default one, whose errors say so."""
+        return self._makers.get(sandbox_id) or next(iter(self._providers.values()))
 
     def _lose(self, sandbox_id: str, why: str) -> None:
         if sandbox_id in self._claimed:
@@ -276,10 +309,18 @@ class LocalWorker:
     async def _is_mine(self, sandbox_id: str) -> bool:
         if any(sandbox_id in some for some in (self._claimed, self._lost, self._destroying, self._undestroyed)):
             return True
-        return sandbox_id in await self._provider.list_ids(LABELS)
+        mine = await self._list(LABELS)
+        if sandbox_id in mine:
+            self._makers[sandbox_id] = mine[sandbox_id]
+        return sandbox_id in mine
+
+    async def _list(self, labels: dict[str, str]) -> dict[str, Provider]:
+        """The sandboxes of all providers that have these labels, each with its provider."""
+        listed = [(provider, await provider.list_ids(labels)) for provider in self._providers.values()]
+        return {sandbox_id: provider for provider, sandbox_ids in listed for sandbox_id in sandbox_ids}
 
     def _destruction(self, sandbox_id: str) -> "asyncio.Task[None]":
-        """The task that destroys it: one, however many ask."""
+        """The task that destroys it: one, however many callers wait for it."""
         self._claimed.pop(sandbox_id, None)
         self._live.discard(sandbox_id)
         task = self._destroying.get(sandbox_id)
@@ -293,16 +334,17 @@ class LocalWorker:
         try:
             async with self._destroy_slots:
                 self._fault("before-destroy")
-                await self._provider.destroy(sandbox_id)
+                await self._maker(sandbox_id).destroy(sandbox_id)
                 self._fault("destroyed")
         except Exception as exc:
-            _log.warning("sandbox %s could not be destroyed: %s", sandbox_id, exc)
+            _log.warning("sandbox_not_destroyed", sandbox=sandbox_id, error=exc, retry_s=_RETRY_S)
             raise
         self._undestroyed.discard(sandbox_id)
+        self._makers.pop(sandbox_id, None)
         for pool in self._pools.values():
-            pool.room_was_made()
+            pool.note_room()
 
-    async def _destroy_again(self) -> None:
+    async def _retry_destructions(self) -> None:
         while True:
             await self._clock.sleep(_RETRY_S)
             for sandbox_id in self._undestroyed - self._destroying.keys():
@@ -312,10 +354,14 @@ class LocalWorker:
 
     async def recover(self, known: Collection[str]) -> dict[str, str]:
         async with AsyncExitStack() as stack:
-            # With all slots taken nothing is half made, and taken for an orphan.
+            # Holding every slot ensures that no sandbox is half-made now and mistaken for an orphan.
             for _ in range(self._parallel):
                 await stack.enter_async_context(self._slots)
-            mine = await self._provider.list_ids(LABELS)
+            mine = await self._list(LABELS)
+        self._makers |= mine
+        if unlabelled := set(known) - mine.keys():  # a sandbox that has lost its record has lost its labels
+            listed = await self._list({})
+            self._makers |= {sandbox_id: listed[sandbox_id] for sandbox_id in unlabelled & listed.keys()}
         plan = plan_recovery(known, mine, {*self._live, *self._destroying})
         for sandbox_id in plan.destroy:
             self._destruction(sandbox_id)
@@ -323,40 +369,45 @@ class LocalWorker:
         return await self._adopt_all(plan.adopt)
 
     async def _adopt_all(self, sandbox_ids: Collection[str]) -> dict[str, str]:
-        at_once, gone = asyncio.Semaphore(_ADOPT_AT_ONCE), dict[str, str]()
+        at_once, reasons = asyncio.Semaphore(_ADOPT_AT_ONCE), dict[str, str]()
 
         async def take_over(sandbox_id: str) -> None:
             async with at_once:
                 try:
-                    await self._adopted(sandbox_id)
-                except _CANNOT_BE_HAD as exc:
-                    gone[sandbox_id] = exc.message
+                    await self._adopt_once(sandbox_id)
+                except _NOT_ADOPTABLE as exc:
+                    reasons[sandbox_id] = exc.message
                 except Exception as exc:
-                    _log.warning("sandbox %s cannot be reached yet: %s", sandbox_id, exc)
+                    _log.warning("sandbox_not_reachable_yet", sandbox=sandbox_id, error=exc)
 
         self._claimed.update(dict.fromkeys(sandbox_ids))
         await asyncio.gather(*(take_over(sandbox_id) for sandbox_id in sandbox_ids))
-        for sandbox_id, why in gone.items():
+        for sandbox_id, why in reasons.items():
             self._claimed.pop(sandbox_id, None)
             self._lost[sandbox_id] = why
-        return gone
+        return reasons
 
     async def _sweep(self) -> None:
         for pause_s in _SWEEPS_S:
             await self._clock.sleep(pause_s)
-            try:
-                await self._provider.sweep()
-            except Exception as exc:
-                _log.warning("what others left could not be cleared away: %s", exc)
+            for provider in self._providers.values():
+                try:
+                    await provider.sweep()
+                except Exception as exc:
+                    _log.warning("sweep_failed", provider=provider.name, error=exc)
 
-    def stats(self) -> dict[str, Any]:
-        return {
-            "sandboxes": len(self._live),
-            "claimed": len(self._claimed),
-            "destroying": len(self._undestroyed | self._destroying.keys()),
-            "pools": {name: pool.stats() for name, pool in self._pools.items()},
-            "guard": self.guard.stats(),
-        }
+    def stats(self) -> WorkerStats:
+        return WorkerStats(
+            sandboxes=len(self._live),
+            claimed=len(self._claimed),
+            destroying=len(self._undestroyed | self._destroying.keys()),
+            pools={self._pool_name(pool): pool.stats() for pool in self._pools.values()},
+            guard=self.guard.stats(),
+        )
+
+    def _pool_name(self, pool: Pool) -> str:
+        name = pool.environment.name
+        return name if self._is_default_pool(pool.provider, pool.environment) else f"{name}@{pool.provider}"
 
     async def drain(self) -> None:
         if self._state is not _State.CLOSED:
@@ -393,8 +444,12 @@ class LocalWorker:
     def _disown(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits for it has it; nobody else is to hear of it
+            task.exception()  # its caller gets the error; without one, nobody needs it
 
 
 def _not_found(sandbox_id: str) -> SandboxNotFound:
     return SandboxNotFound(f"this worker has no sandbox {sandbox_id}")
+
+
+def _spec_of(environment: Environment) -> SandboxSpec:
+    return SandboxSpec(environment.image, environment.limits, environment.env, labels=LABELS)

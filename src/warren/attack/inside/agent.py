@@ -225,7 +225,7 @@ def _sleeper() -> int:
 
 
 def stop_everything(seconds: float) -> ProbeVerdict:
-    """SIGSTOP to all there is, over and over: also to what the agent is just about to start.
+    """Sends SIGSTOP to every process, over and over, even to those that the agent is just starting.
 
     One process only: two would stop each other.
     """

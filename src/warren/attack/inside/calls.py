@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 CONTAINED, THROUGH, NOT_APPLICABLE = "contained", "through", "n/a"
 ProbeVerdict = tuple[str, str]
 
-# The answers by which the kernel, or the filter in front of it, says no before it looks at anything else.
+# The errors by which the kernel, or the filter in front of it, refuses a call before it looks at anything else.
 REFUSED = (errno.EPERM, errno.ENOSYS, errno.EACCES)
 
 # name: number on x86_64, on aarch64 (-1: not there)
@@ -112,7 +112,7 @@ def call(name: "str | int", *args: object) -> "tuple[int, int]":
 
 
 def in_child(work: "Callable[[], tuple[int, int]]") -> "tuple[int, int]":
-    """Does `work` in a child, for calls that would change this process; a child that was killed has (-1, -signal)."""
+    """Does `work` in a child, for calls that would change this process; a killed child gives (-1, -signal)."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -133,7 +133,7 @@ def in_child(work: "Callable[[], tuple[int, int]]") -> "tuple[int, int]":
 
 
 def ready(*words: object) -> None:
-    """Tells who waits outside that what was asked for is in place."""
+    """Reports to the waiting host that everything is in place."""
     sys.stdout.write(" ".join(map(str, ("ready", *words))) + "\n")
     sys.stdout.flush()
 
@@ -145,7 +145,7 @@ def name_of(code: int) -> str:
 
 
 class Account:
-    """What was tried, and how it ended. One success is enough to have got through."""
+    """What was tried, and how it ended. One success means that the attack got through."""
 
     def __init__(self) -> None:
         self.through: list[str] = []

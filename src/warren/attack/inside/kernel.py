@@ -1,4 +1,4 @@
-"""System calls that have no business in a sandbox.
+"""System calls that no program in a sandbox needs.
 
 The arguments are chosen so that a call that is let in does no harm: its capability is checked before
 its nonsense is.
@@ -172,7 +172,7 @@ def raw_sockets() -> ProbeVerdict:
 
 
 def rare_protocols() -> ProbeVerdict:
-    """Each would make the kernel load a module that hardly anybody has looked at."""
+    """Each would make the kernel load a module that hardly anybody has reviewed."""
     account = Account()
     for name, kind, protocol in (
         ("SCTP", socket.SOCK_STREAM, 132),

@@ -1,4 +1,4 @@
-"""What can be learned of the host, and of the other sandboxes."""
+"""What a sandbox can learn about the host and the other sandboxes."""
 
 import os
 import socket
@@ -89,7 +89,7 @@ _OWN_TEXTS = ("/proc/1/cmdline", "/etc/hosts", "/etc/hostname", "/proc/cmdline",
 
 
 def write_sysctl() -> ProbeVerdict:
-    """Only opens: every setting there is, for writing."""
+    """Opens every setting for writing, and writes nothing."""
     account, seen = Account(), 0
     for folder, _, names in os.walk("/proc/sys"):
         for name in names:
@@ -141,7 +141,7 @@ def kernel_log() -> ProbeVerdict:
 
 
 def sys_tree() -> ProbeVerdict:
-    """/sys may be absent or there; nothing in it may be written, and nothing tell of the host."""
+    """/sys may be absent or present; nothing in it may be writable or describe the host."""
     account, seen = Account(), 0
     for folder, _, names in os.walk("/sys"):
         for name in names:
@@ -191,7 +191,7 @@ def devices() -> ProbeVerdict:
 
 
 def host_texts(needles: "list[str]", host_name: str) -> ProbeVerdict:
-    """`needles` are paths of the host that no sandbox need know."""
+    """`needles` are paths of the host that no sandbox should be able to find out."""
     found = []
     for path in (*_TEXTS, *_OWN_TEXTS):
         try:
@@ -209,7 +209,7 @@ def host_texts(needles: "list[str]", host_name: str) -> ProbeVerdict:
 
 
 def mount_table() -> ProbeVerdict:
-    """Not an attack: hands the mount table out, for a look from the host."""
+    """Not an attack: prints the mount table, for the host to look at."""
     with open("/proc/self/mountinfo") as file:
         return CONTAINED, file.read()
 

@@ -90,7 +90,7 @@ def eat_kernel_memory(kind: str, mib: int) -> ProbeVerdict:
 
 
 def _fill_sockets(mib: int) -> None:
-    """What lies in sockets is the kernel's memory: by the size of its own, this process looks small."""
+    """Data in sockets is the kernel's memory, so this process looks small by its own size."""
     children = []
     for _ in range(3):
         children.append(os.fork())
@@ -162,7 +162,7 @@ def fill_disk(folders: "list[str]", mib: int) -> ProbeVerdict:
 
 
 def fill_inodes(folder: str, most: int) -> ProbeVerdict:
-    """Only being full, or being forbidden, is a limit: any other error decides nothing."""
+    """Only a full disk or a refusal is a limit: any other error decides nothing."""
     count = 0
     try:
         os.makedirs(f"{folder}/attack-inodes", exist_ok=True)
@@ -280,7 +280,7 @@ def dump_core() -> ProbeVerdict:
 
 
 def zombie_storm(count: int) -> ProbeVerdict:
-    """Orphans that end at once: whoever adopts them has to reap them."""
+    """Makes orphans that end at once: the process that adopts them must reap them."""
     made = 0
     for _ in range(count):
         pid = os.fork()
@@ -305,7 +305,7 @@ def count_zombies() -> ProbeVerdict:
 
 
 def daemons(count: int, token: str) -> ProbeVerdict:
-    """Processes that did all a daemon does to get away, and then stay. `token` makes them findable."""
+    """Processes that do all a daemon does to detach itself, and then stay. The host finds them by `token`."""
     for _ in range(count):
         if os.fork() == 0:
             os.setsid()

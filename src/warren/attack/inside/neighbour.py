@@ -1,4 +1,4 @@
-"""Channels between two sandboxes. `hold…` runs in the neighbour and keeps something there; the rest looks for it."""
+"""Channels between two sandboxes. `hold…` runs in the neighbour and keeps something there; the others look for it."""
 
 import ctypes
 import errno

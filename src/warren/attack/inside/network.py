@@ -52,7 +52,7 @@ def _udp(family: int, address: "tuple[str, int]") -> None:
 
 
 def resolve() -> ProbeVerdict:
-    """A question for each name server that is written down, and for those that often sit on loopback."""
+    """Queries each configured name server, and those that often listen on loopback."""
     servers = ["127.0.0.1", "127.0.0.11", "127.0.0.53", "192.0.2.53"]
     try:
         with open("/etc/resolv.conf") as file:
@@ -106,7 +106,7 @@ def _netlink(kind: int, flags: int, body: bytes) -> None:
 
 
 def bind_outside() -> ProbeVerdict:
-    """A port on an address that is not here; and a low port on one that is."""
+    """Binds ports on addresses of other networks."""
     account = Account()
     for host in ("192.0.2.1", "10.0.0.1", "169.254.169.254"):
         with socket.socket() as server:

@@ -1,4 +1,4 @@
-"""Runs one attack: `python3 -c … MODULE:FUNCTION JSON-ARGUMENTS`. The last line it prints is the answer."""
+"""Runs one attack: `python3 -c … MODULE:FUNCTION JSON-ARGUMENTS`. The last line it prints is the result."""
 
 import importlib
 import json

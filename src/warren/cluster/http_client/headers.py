@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.types import Scope
 
-from warren.http.server.http_guard import CAUTION
+from warren.http.server.http_guard import SECURITY_HEADERS
 from warren.model.errors import InvalidRequest
 
 Header = tuple[bytes, bytes]
@@ -24,7 +24,7 @@ _NOT_FORWARDED_PREFIXES: Final = (b"proxy-", b"x-warren-")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 _ALWAYS_FORWARDED: Final = frozenset({b"content-length", b"host"})
 _SET_BY_COORDINATOR: Final = frozenset(
-    {b"date", b"x-request-id", b"strict-transport-security", *(name for name, _ in CAUTION)}
+    {b"date", b"x-request-id", b"strict-transport-security", *(name for name, _ in SECURITY_HEADERS)}
 )
 _METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 

@@ -16,7 +16,7 @@ import contextlib
 import json
 import ssl
 from collections import OrderedDict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -70,6 +70,7 @@ class Router:
         liveness: Liveness,
         *,
         environment: str,
+        provider_of: Callable[[str], str] = lambda environment: "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
@@ -79,6 +80,7 @@ class Router:
         self._auth = auth
         self._liveness = liveness
         self._environment = environment
+        self._provider_of = provider_of
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
@@ -240,10 +242,11 @@ class Router:
         labels = values.get("labels")
         provider = values.get("provider")
         environment = values.get("environment")
+        name = environment if isinstance(environment, str) and environment else self._environment
         return Requirements(
-            environment if isinstance(environment, str) and environment else self._environment,
+            name,
             caller.tenant,
-            provider if isinstance(provider, str) and provider != "e2b" else "",
+            provider if isinstance(provider, str) and provider else self._provider_of(name),
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
             pooled=not (values.get("image") or values.get("limits")),
         )

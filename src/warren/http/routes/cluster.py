@@ -1,5 +1,6 @@
 """/api/cluster: the workers of a cluster, for its operator."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import Path
@@ -46,12 +47,12 @@ class DrainBody(Body):
 
 @router.get("", response_model=ClusterView, summary="The workers of the cluster")
 async def cluster_status(context: Ctx, tenant: Admin) -> dict[str, Any]:
-    return _control(context).status()
+    return asdict(_control(context).status())
 
 
 @router.patch("/workers/{worker_id}", response_model=WorkerView, summary="Drain a worker, or end that")
 async def drain_worker(worker_id: WorkerId, body: DrainBody, context: Ctx, tenant: Admin) -> dict[str, Any]:
-    return await _control(context).drain(worker_id, body.draining)
+    return asdict(await _control(context).drain(worker_id, body.draining))
 
 
 @router.delete("/workers/{worker_id}", status_code=204, summary="Forget a worker that is dead")

@@ -19,7 +19,7 @@ from warren.sessions.new_session import NewSession
 from warren.sessions.operations import files
 from warren.sessions.operations.call import Call, Handler, Values, perform, perform_stream
 from warren.sessions.operations.commands import run_to_end
-from warren.sessions.operations.sessions import check_place, show
+from warren.sessions.operations.sessions import check_labels, show
 from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import (
     Body,
@@ -102,24 +102,24 @@ class ListQuery(BaseModel):
 async def create_session(call: Call, body: SessionBody | None) -> Values:
     """With `thread_id`: the thread's session, made if it has none. POST /api/sessions says more about it."""
     body = body or SessionBody()
-    check_place(call.context, body.provider, body.labels)
-    opened = await call.sessions.create(call.tenant, body.wanted(), call.key)
-    session = opened.session
+    check_labels(call.context, body.labels)
+    result = await call.sessions.create(call.tenant, body.to_new_session(), call.key)
+    session = result.session
     return {
         "session_id": session.id,
-        "status": "created" if opened.created or opened.replayed else "existing",
+        "status": "created" if result.created or result.replayed else "existing",
         "user": USER,
         "workspace": WORKSPACE,
-        "worker": call.reached_at().rstrip("/"),
+        "worker": call.base_url().rstrip("/"),
         "thread_id": session.thread_id or None,
-        "notice": _notice(session) if opened.created else None,
+        "notice": _notice(session) if result.created else None,
     }
 
 
 async def execute(call: Call, body: ExecuteBody) -> Values:
     """To its end. A thread that has no session gets one; `notice` says if an earlier one and its files are gone."""
     command = ExecBody(command=body.command, timeout_s=call.context.limited_timeout(body.timeout))
-    command.wanted()  # what cannot be run makes no session
+    command.to_command()  # raises before a session is made
     session, notice = await _find_or_make(call, body.session_id, body.thread_id, replace_lost=body.replace_lost)
     call.session_id = session.id
     result = await run_to_end(call, command)
@@ -218,8 +218,8 @@ async def _find_or_make(
     """The session named, made if a thread has none; and what the caller should be told about it."""
     if session_id or not thread_id or not current_caller().may(Scope.SESSIONS):
         return await _find(call, session_id, thread_id), None
-    opened = await call.sessions.create(call.tenant, NewSession(thread_id=thread_id, replace_lost=replace_lost))
-    return opened.session, _notice(opened.session) if opened.created else None
+    result = await call.sessions.create(call.tenant, NewSession(thread_id=thread_id, replace_lost=replace_lost))
+    return result.session, _notice(result.session) if result.created else None
 
 
 def _notice(session: Session) -> str | None:

@@ -1,12 +1,12 @@
 """/health, /ready, /version, /api/stats: what machines ask a server about itself."""
 
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
 from warren.http.context import Admin, Ctx, active_sessions, answer, new_router, pool_size
-from warren.sessions.listing import figures
 
 router = new_router()
 
@@ -71,5 +71,5 @@ async def version(context: Ctx) -> dict[str, str]:
 )
 async def stats(context: Ctx, tenant: Admin) -> dict[str, Any]:
     """Per environment: ready, creating, waiting, claims, hits, misses, creations, failures, claim latency."""
-    found = dict(await figures(context.sessions))
-    return found if context.cluster is None else {**found, "workers": await context.cluster.figures()}
+    found = await context.sessions.stats()
+    return asdict(found if context.cluster is None else replace(found, workers=await context.cluster.figures()))

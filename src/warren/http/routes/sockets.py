@@ -25,11 +25,10 @@ from warren.interfaces.sandbox import Process
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import Stream, TerminalSize
 from warren.sessions.operations.commands import foreground
-from warren.sessions.operations.socket_messages import apply_message, read_message
+from warren.sessions.operations.sockets import apply_message, open_terminal, read_message
 from warren.sessions.output_events import Encoder, with_keepalives
 from warren.sessions.request_context import note_end
 from warren.sessions.schemas import ExecBody, data_of, end_view
-from warren.sessions.terminals import open_terminal
 from warren.sessions.validation import validated
 
 router = new_router(prefix="/api/sessions/{session_id}")
@@ -47,7 +46,7 @@ async def exec_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: 
         body.timeout_s = context.limited_timeout(body.timeout_s)
         stdin = data_of(body.stdin, body.stdin_base64)
         async with context.sessions.using(tenant, session_id) as (session, sandbox):
-            command = body.wanted(session)
+            command = body.to_command(session)
             async with foreground(sandbox, command, None) as process:
                 if stdin:
                     await process.write(stdin)
@@ -97,7 +96,7 @@ async def terminal_socket(
 
 def _noting(context: Context, tenant: str, session_id: str) -> Callable[[], Awaitable[None]]:
     async def noted() -> None:
-        await context.sessions.note_use(tenant, session_id)
+        await context.sessions.record_use(tenant, session_id)
 
     return noted
 

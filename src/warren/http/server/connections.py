@@ -1,19 +1,17 @@
-"""Connections that do not wait for their client for ever.
+"""Connections with limits on time and memory.
 
-`WatchedHttp` and `WatchedWebSocket` are uvicorn's protocols with the limits that uvicorn does not have. A
-connection is in one `Phase` at a time. The server calls `watch` on each of its connections once in a while, and
-the connection looks at how long it has been waiting for its client: for the rest of a request's head, for the rest
-of a body, or for the client to read what was sent. So a request costs no timers, and every way a client can stand
-still is dealt with at one place.
+`HttpConnection` and `WebSocketConnection` are uvicorn's protocols with the limits that uvicorn does not have. A
+connection is in one `Phase` at a time. The server calls `check_timeouts` on each connection several times per time-out.
+The connection then checks how long its client has kept it waiting: for the rest of a request's head, for the rest of a
+body, or for the client to read what was sent. So requests need no timers, and one place handles every way in which a
+client can stall.
 
-What a connection holds in memory is bounded: the head by `max_header_bytes`, the body by uvicorn's flow control
-(64 KiB, then reading pauses), requests sent ahead of their answers by `MAX_PIPELINED`, what is sent by the
-transport's high-water mark. When a client is gone, or is dropped, the app's `send` raises and its `receive`
-says `http.disconnect`, so that streams end.
+The memory of a connection is bounded: the head by `max_header_bytes`, the body by uvicorn's flow control (64 KiB, then
+reading pauses), pipelined requests by `MAX_PIPELINED`, and output by the transport's high-water mark. When a client
+disconnects or is dropped, the app's `send` raises and its `receive` returns `http.disconnect`, so that streams end.
 """
 
 import asyncio
-import logging
 import math
 from collections.abc import Callable
 from enum import Enum
@@ -28,7 +26,8 @@ from websockets.frames import Frame
 from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 
 from warren.http.problems import problem
-from warren.http.server.http_guard import CAUTION, UNLESS_SAID, HttpLimits
+from warren.http.server.http_guard import DEFAULT_HEADERS, SECURITY_HEADERS, HttpLimits
+from warren.logs import get_log
 from warren.model.errors import (
     HeadTooLarge,
     InvalidHttp,
@@ -40,8 +39,8 @@ from warren.model.errors import (
 
 MAX_PIPELINED = 8
 MAX_FRAGMENTS = 1024
-_REFUSED_AT_ONCE = 256  # beyond the limit so many are told why, the others are just closed
-_log = logging.getLogger("warren.http")
+_MAX_REFUSED = 256  # connections over the limit that get an answer; the others are just closed
+_log = get_log(__name__)
 
 
 class Phase(Enum):
@@ -53,12 +52,12 @@ class Phase(Enum):
     LINGERING = "refused; what still comes is thrown away until the client has read why"
 
 
-_PARTING_S = 0.5  # who has connected before the server stops has so long to begin with its request
-_PATIENCE_S = {Phase.DRAINING: 5.0, Phase.LINGERING: 2.0}
+_LAST_REQUEST_S = 0.5  # the time for a first request of clients that connected before the server stopped
+_PHASE_LIMITS_S = {Phase.DRAINING: 5.0, Phase.LINGERING: 2.0}
 
 
-class _Wait:
-    """How long a figure has stood still; none means there is nothing to wait for."""
+class _StallTimer:
+    """Measures for how long a figure has not changed. None: nothing is awaited."""
 
     __slots__ = ("_figure", "_since")
 
@@ -66,17 +65,18 @@ class _Wait:
         self._figure: int | None = None
         self._since = 0.0
 
-    def lasted(self, figure: int | None, now: float) -> float:
+    def stalled_s(self, figure: int | None, now: float) -> float:
         if figure is None or figure != self._figure:
             self._figure, self._since = figure, now
         return now - self._since
 
 
-class _GentleTransport:
-    """What an answer is written to. Closing it while a body still comes in would destroy the answer on its way.
+class _ResponseTransport:
+    """The transport that uvicorn writes an answer to.
 
-    The head of an answer waits for the first piece of its body, if that comes at once: two writes cost twice, and
-    wake the client twice.
+    `close` calls the connection: to close a socket while a body still comes in would destroy the answer on its way.
+    The head of an answer waits for the first piece of the body, if that comes at once: two writes cost twice as much,
+    and wake the client twice.
     """
 
     def __init__(
@@ -107,24 +107,24 @@ class _GentleTransport:
         self._close()
 
 
-class WatchedHttp(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     def __init__(self, *, limits: HttpLimits, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._limits = limits
         self._phase, self._since = Phase.HEAD, self.loop.time()
         self._in_head = False
-        self._parting = False
+        self._is_last = False
         self._received = 0
         self._unparsed = 0
         self._refusal: WarrenError | None = None
         self._active: RequestResponseCycle | None = None
-        self._sending, self._reading = _Wait(), _Wait()
+        self._sending, self._reading = _StallTimer(), _StallTimer()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._gentle = _GentleTransport(transport, self._close_gently, self.loop)
+        self._response_transport = _ResponseTransport(transport, self._close_after_response, self.loop)
         excess = len(self.connections) - self._limits.max_connections
-        if excess > _REFUSED_AT_ONCE:
+        if excess > _MAX_REFUSED:
             transport.abort()
         elif excess > 0:
             self._refuse(NoCapacity(f"{self._limits.max_connections} connections are open already", retry_after_s=1))
@@ -133,7 +133,7 @@ class WatchedHttp(HttpToolsProtocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self.pipeline.clear()
-        self._disconnect()
+        self._notify_disconnect()
 
     def data_received(self, data: bytes) -> None:
         if self._phase in (Phase.LINGERING, Phase.LAST):
@@ -158,7 +158,7 @@ class WatchedHttp(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else it is a trailer, which comes after all checks were made
+        if self._in_head:  # otherwise it is a trailer, and all checks were made before
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -173,7 +173,7 @@ class WatchedHttp(HttpToolsProtocol):
         if self._phase is Phase.HEAD:
             self._enter(Phase.OPEN)
         super().on_headers_complete()
-        if self._parting and self.cycle is not None:
+        if self._is_last and self.cycle is not None:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
@@ -200,47 +200,47 @@ class WatchedHttp(HttpToolsProtocol):
         elif not queued and self._phase is not Phase.LAST:
             self._enter(Phase.HEAD if self._in_head else Phase.IDLE)
 
-    def watch(self, now: float) -> None:
-        """Called once in a while: ends the connection when its client has kept us waiting too long."""
+    def check_timeouts(self, now: float) -> None:
+        """Ends the connection if its client has stalled for too long."""
         limits = self._limits
-        if self._sending.lasted(self.transport.get_write_buffer_size() or None, now) > limits.send_timeout_s:
+        if self._sending.stalled_s(self.transport.get_write_buffer_size() or None, now) > limits.send_timeout_s:
             self.transport.abort()
         elif self._phase is Phase.HEAD and now - self._since > limits.header_timeout_s:
-            self._refuse_late(f"the head of the request was not complete after {limits.header_timeout_s:g} s")
-        elif now - self._since > _PATIENCE_S.get(self._phase, math.inf):
+            self._refuse_slow_client(f"the head of the request was not complete after {limits.header_timeout_s:g} s")
+        elif now - self._since > _PHASE_LIMITS_S.get(self._phase, math.inf):
             self.transport.abort()
-        elif self._reading.lasted(self._awaited_body(), now) > limits.body_timeout_s:
-            self._refuse_late(f"nothing of the body came for {limits.body_timeout_s:g} s")
+        elif self._reading.stalled_s(self._body_progress(), now) > limits.body_timeout_s:
+            self._refuse_slow_client(f"nothing of the body came for {limits.body_timeout_s:g} s")
 
     def abort(self) -> None:
         self.transport.abort()
 
     def shutdown(self) -> None:
-        """A request that is on its way, or will be in a moment, is still answered; it is the last one."""
+        """Answers the request that is being sent, or will be in a moment, as the last one."""
         if self._phase is Phase.HEAD:
-            self._parting = True
-            self.loop.call_later(_PARTING_S, self._part)
+            self._is_last = True
+            self.loop.call_later(_LAST_REQUEST_S, self._close_if_no_request)
         else:
             super().shutdown()
 
-    def _part(self) -> None:
+    def _close_if_no_request(self) -> None:
         if self._phase is Phase.HEAD:
             self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._active = cycle
-        cycle.transport = cast(asyncio.Transport, self._gentle)
+        cycle.transport = cast(asyncio.Transport, self._response_transport)
         task = self.loop.create_task(self._serve(cycle, app))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
 
     async def _serve(self, cycle: RequestResponseCycle, app: Any) -> None:
-        gentle = self._gentle
+        transport = self._response_transport
 
         async def send(message: Message) -> None:
-            gentle.in_head = message["type"] == "http.response.start"
+            transport.in_head = message["type"] == "http.response.start"
             await cycle.send(cast(Any, message))
-            # After a write that failed, `disconnected` is set only when the app lets the event loop run.
+            # After a failed write uvicorn sets `disconnected` only when the app lets the event loop run.
             if cycle.disconnected or (self.transport.is_closing() and not cycle.response_complete):
                 raise ClientDisconnected
 
@@ -248,11 +248,11 @@ class WatchedHttp(HttpToolsProtocol):
             await app(cycle.scope, cycle.receive, send)
         except asyncio.CancelledError:
             if not cycle.disconnected:
-                self._give_up(Stopping("the server is being stopped"))
+                self._refuse_and_close(Stopping("the server is being stopped"))
         except ClientDisconnected:
             pass
-        except Exception:
-            _log.exception("an exception left the app")
+        except Exception as exc:
+            _log.error("app_failed", exc=exc)
         finally:
             cycle.on_response = lambda: None
             if not cycle.response_complete and not cycle.disconnected:
@@ -261,7 +261,7 @@ class WatchedHttp(HttpToolsProtocol):
     def _enter(self, phase: Phase) -> None:
         self._phase, self._since = phase, self.loop.time()
 
-    def _awaited_body(self) -> int | None:
+    def _body_progress(self) -> int | None:
         cycle = self._active
         if self._phase is not Phase.OPEN or cycle is None or not cycle.more_body:
             return None
@@ -285,33 +285,33 @@ class WatchedHttp(HttpToolsProtocol):
         else:
             self.handle_websocket_upgrade()
 
-    def _refuse_late(self, message: str) -> None:
+    def _refuse_slow_client(self, message: str) -> None:
         if self._received:
             self._refuse(RequestTimedOut(message, remedy="send the request faster, or in smaller parts"))
         else:
             self.transport.close()
 
     def _refuse(self, exc: WarrenError) -> None:
-        """Takes no further requests. Those that came before this one are still answered."""
+        """Reads no further requests. Requests that came before are still answered."""
         if self._busy() and (self._in_head or self.pipeline):
             last = self.pipeline[0][0] if self.pipeline else self._active
             assert last is not None
             last.keep_alive = False
             self._enter(Phase.LAST)
         else:
-            self._give_up(exc)
+            self._refuse_and_close(exc)
 
-    def _give_up(self, exc: WarrenError) -> None:
-        """Says why, unless an answer is on its way already, and ends the connection and what is being done for it."""
+    def _refuse_and_close(self, exc: WarrenError) -> None:
+        """Sends the error, unless an answer has begun, and ends the connection and the request that it serves."""
         if not (self._active is not None and self._busy() and self._active.response_started):
-            self.transport.write(raw_answer(exc, self.server_state.default_headers))
-        self._disconnect()
+            self.transport.write(raw_response(exc, self.server_state.default_headers))
+        self._notify_disconnect()
         self._linger()
 
     def _busy(self) -> bool:
         return self._active is not None and not self._active.response_complete
 
-    def _close_gently(self) -> None:
+    def _close_after_response(self) -> None:
         if self._phase is Phase.LAST or (self._active is not None and self._active.more_body):
             self._linger()
         else:
@@ -322,11 +322,11 @@ class WatchedHttp(HttpToolsProtocol):
         self.pipeline.clear()
         if not self.transport.is_closing():
             self.flow.resume_reading()
-            if self.transport.can_write_eof():  # TLS cannot; there the client closes, or its time is over
+            if self.transport.can_write_eof():  # TLS cannot: there the client closes, or the phase ends
                 self.transport.write_eof()
 
-    def _disconnect(self) -> None:
-        """uvicorn tells only the newest request; with requests sent ahead that is not the one being served."""
+    def _notify_disconnect(self) -> None:
+        """uvicorn notifies only the newest request; with pipelined requests another one is being served."""
         for cycle in (self._active, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -334,14 +334,14 @@ class WatchedHttp(HttpToolsProtocol):
         self.flow.resume_writing()
 
 
-class WatchedWebSocket(WebSocketsSansIOProtocol):
+class WebSocketConnection(WebSocketsSansIOProtocol):
     def __init__(self, *, limits: HttpLimits, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._limits = limits
-        self._sending = _Wait()
+        self._sending = _StallTimer()
 
-    def watch(self, now: float) -> None:
-        if self._sending.lasted(self.transport.get_write_buffer_size() or None, now) > self._limits.send_timeout_s:
+    def check_timeouts(self, now: float) -> None:
+        if self._sending.stalled_s(self.transport.get_write_buffer_size() or None, now) > self._limits.send_timeout_s:
             self.transport.abort()
 
     def abort(self) -> None:
@@ -355,10 +355,10 @@ class WatchedWebSocket(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
-            self.handshake_complete = True  # else uvicorn logs every refusal as an error of the app
+            self.handshake_complete = True  # otherwise uvicorn logs every refusal as an error of the app
 
     def handle_ping(self) -> None:
-        """A client that pings and never reads would fill our memory with pongs; it may go without some."""
+        """Drops pongs that the client does not read: a client that only pings would fill the memory with them."""
         pong = b"".join(self.conn.data_to_send())
         if self.writable.is_set():
             self.transport.write(pong)
@@ -371,7 +371,7 @@ class WatchedWebSocket(WebSocketsSansIOProtocol):
             super().handle_cont(event)
 
     def keepalive_timeout(self) -> None:
-        """While the app leaves messages unread we do not read either, so a missing pong says nothing."""
+        """While the app leaves messages unread the socket is not read either, so a missing pong means nothing."""
         if self.read_paused:
             self.pong_timer = self.pending_ping_payload = None
             self.schedule_ping()
@@ -385,9 +385,9 @@ class WatchedWebSocket(WebSocketsSansIOProtocol):
             super().handle_parser_exception()
 
 
-def raw_answer(exc: WarrenError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The whole answer as bytes, for when there is no request to answer."""
+def raw_response(exc: WarrenError, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+    """An error answer as bytes, for a connection that has no valid request."""
     response = problem(exc)
-    headers = [*default_headers, *response.raw_headers, *CAUTION, *UNLESS_SAID, (b"connection", b"close")]
+    headers = [*default_headers, *response.raw_headers, *SECURITY_HEADERS, *DEFAULT_HEADERS, (b"connection", b"close")]
     lines = b"".join(b"%s: %s\r\n" % header for header in headers)
     return STATUS_LINE[exc.http_status] + lines + b"\r\n" + bytes(response.body)

@@ -1,15 +1,18 @@
-"""What every request passes before the app sees it, and every answer before it leaves.
+"""The outermost ASGI middleware: checks every request before the app gets it, and completes every answer.
 
-`HttpGuard` is one ASGI middleware rather than five, because each layer costs every request time. It wraps the whole
-app, from outside. For a request it finds out who asks (a proxy may stand in between), checks the Host (a web page
-that had its own name resolve to this machine must not reach the server), the Origin (a web page from elsewhere must
-not use the browser's reach), and the size of the body; it gives the request an id; and it sees to it that an
-exception becomes an answer. It never raises, except when cancelled: an answer that broke off is returned incomplete,
-and the server then closes the connection.
+`HttpGuard` is one middleware rather than five, because each layer costs time. For each request it finds the client's
+address (behind a proxy too), gives the request an id, and checks
 
-HEAD is GET whose answer ends before its body. There is no CORS: no page from elsewhere is ever told that it may.
+- the Host, because a web page could make its own name resolve to this machine,
+- the Origin, because pages of other sites must not use the browser to reach the server,
+- the size of the body.
 
-The time-outs and the limits on connections are not here: the server keeps them, see `serving`.
+It adds security headers to the answer, logs the request, and turns exceptions into answers. It never raises, except
+when cancelled: if an answer fails half-way the guard returns, and the server closes the connection.
+
+HEAD is performed as GET, and the answer ends before its body. There is no CORS.
+
+The server itself keeps the time-outs and the limits on connections, see `serving`.
 """
 
 import logging
@@ -27,9 +30,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
-from warren.http.problems import internal_problem, is_disconnect, let_go, problem, was_logged
-from warren.http.server.origins import HostRule, OriginRule, read_authority
-from warren.http.server.proxies import TrustedProxies
+from warren.http.problems import free_frames, internal_problem, is_disconnect, logged_error_id, problem
+from warren.http.server.request_origin import HostRule, OriginRule, TrustedProxies, read_authority
 from warren.logs import get_log
 from warren.model.addresses import is_loopback
 from warren.model.errors import HostNotAllowed, InvalidRequest, NotFound, OriginNotAllowed, TooLarge, WarrenError
@@ -38,20 +40,20 @@ _log = get_log(__name__)
 
 MAX_BODY = 4 * 1024 * 1024
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_REMEMBERED = 256
-CAUTION = (
+_CACHED_CHECKS = 256
+SECURITY_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-"""On every answer: what a browser must not do with it."""
-UNLESS_SAID = (
+"""Sent with every answer: what a browser must not do with it."""
+DEFAULT_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
-"""On every answer that does not say it otherwise."""
-_ONLY_TLS = (b"strict-transport-security", b"max-age=31536000")
+"""Sent with every answer that does not set them itself."""
+_STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the request being served, for logs."""
@@ -68,9 +70,9 @@ class HttpLimits:
 
 
 class StreamedAnswer(StreamingResponse):
-    """A body from an async generator, which is closed as soon as the answer ends, however it ends.
+    """An answer from an async generator, which is closed as soon as the answer ends or fails.
 
-    Starlette leaves that to the garbage collector, which may take its time; what the generator holds waits so long.
+    Starlette leaves that to the garbage collector, and the generator would hold its resources until then.
     """
 
     async def stream_response(self, send: Send) -> None:
@@ -83,12 +85,8 @@ class StreamedAnswer(StreamingResponse):
                     await close()
 
 
-def _never(scope: Scope) -> bool:
-    return False
-
-
 class HttpGuard:
-    """The middleware. `takes_stream` tells the requests whose body is a stream of any length, read as it comes."""
+    """`takes_stream` tells whether the body of a request may have any length, because it is read as a stream."""
 
     def __init__(
         self,
@@ -99,7 +97,7 @@ class HttpGuard:
         allowed_origins: Sequence[str] = (),
         trusted_proxies: Sequence[str] = (),
         max_body: int = MAX_BODY,
-        takes_stream: Callable[[Scope], bool] = _never,
+        takes_stream: Callable[[Scope], bool] = lambda scope: False,
     ) -> None:
         self._app = app
         self._proxies = TrustedProxies(trusted_proxies)
@@ -107,8 +105,8 @@ class HttpGuard:
         self._origins = OriginRule(allowed_origins)
         self._max_body = max_body
         self._takes_stream = takes_stream
-        # The same few headers come again and again; reading them anew each time would be most of the cost.
-        self._objection = lru_cache(maxsize=_REMEMBERED)(self._find_objection)
+        # The same few headers come again and again; parsing them each time would be most of the cost.
+        self._find_refusal = lru_cache(maxsize=_CACHED_CHECKS)(self._check_host_and_origin)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -120,14 +118,14 @@ class HttpGuard:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        answer = _Answer(send, _choose_id(headers.get(b"x-request-id")), self._only_tls(scope, headers))
+        answer = _Response(send, _choose_id(headers.get(b"x-request-id")), self._tls_required(scope, headers))
         if self._proxies:
             self._proxies.apply(scope)
         is_head = scope["method"] == "HEAD"
         inner = {**scope, "method": "GET"} if is_head else scope
         try:
             self._check(scope, headers)
-            body = self._body(scope, headers, receive)
+            body = self._check_body(scope, headers, receive)
             await self._app(inner, body, answer.send_head if is_head else answer.send)
         except WarrenError as exc:
             await answer.fail(scope, receive, exc, problem(exc))
@@ -138,7 +136,7 @@ class HttpGuard:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
-        answer = _Answer(send, _choose_id(headers.get(b"x-request-id")), self._only_tls(scope, headers))
+        answer = _Response(send, _choose_id(headers.get(b"x-request-id")), self._tls_required(scope, headers))
         if self._proxies:
             self._proxies.apply(scope)
         try:
@@ -148,7 +146,7 @@ class HttpGuard:
             return
 
         async def send_or_refuse(message: Message) -> None:
-            if message["type"] == "websocket.close" and not answer.started:  # as the app does where it has no socket
+            if message["type"] == "websocket.close" and not answer.started:  # the app does this where it has no socket
                 unknown = NotFound(f"there is no WebSocket at {scope['path'][:80]!r}")
                 await _refuse_websocket(scope, receive, answer.send, problem(unknown))
             else:
@@ -157,15 +155,15 @@ class HttpGuard:
         try:
             await self._app(scope, receive, send_or_refuse)
         except WarrenError as exc:
-            await _break_off(scope, receive, answer.send, problem(exc))
+            await _abort_websocket(scope, receive, answer.send, problem(exc))
         except Exception as exc:
             if not is_disconnect(exc):
-                await _break_off(scope, receive, answer.send, internal_problem(exc))
+                await _abort_websocket(scope, receive, answer.send, internal_problem(exc))
         finally:
             _log_request("WEBSOCKET", scope, answer)
 
-    def _only_tls(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
-        """Whether a browser is told to come by TLS from now on: if the TLS is ours, and so is the name."""
+    def _tls_required(self, scope: Scope, headers: dict[bytes, bytes]) -> bool:
+        """Whether the answer tells browsers to use TLS from now on: if they use it now, and not for loopback."""
         if scope["scheme"] not in ("https", "wss"):
             return False
         asked = read_authority(headers.get(b"host", b"").decode("latin-1"))
@@ -177,11 +175,11 @@ class HttpGuard:
             raise InvalidRequest("the request has more than one Host header")
         if host is None and scope["http_version"] != "1.0":
             raise InvalidRequest("the request has no Host header")
-        objection = self._objection(host, headers.get(b"origin"))
-        if objection is not None:
-            raise type(objection)(objection.message, remedy=objection.remedy)
+        refusal = self._find_refusal(host, headers.get(b"origin"))
+        if refusal is not None:
+            raise type(refusal)(refusal.message, remedy=refusal.remedy)
 
-    def _find_objection(self, host: bytes | None, origin: bytes | None) -> WarrenError | None:
+    def _check_host_and_origin(self, host: bytes | None, origin: bytes | None) -> WarrenError | None:
         asked = None if host is None else read_authority(host.decode("latin-1"))
         if host is not None and not self._hosts.all and (asked is None or not self._hosts.allows(asked)):
             return HostNotAllowed(
@@ -195,17 +193,17 @@ class HttpGuard:
             )
         return None
 
-    def _body(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Receive:
-        """Refuses a body that says it is too large; one that does not say is counted while it comes."""
+    def _check_body(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+        """Refuses a body whose Content-Length is too large; counts a body without one while it comes."""
         length = headers.get(b"content-length")
         chunked = b"transfer-encoding" in headers
         if (length is None and not chunked) or self._takes_stream(scope):
             return receive
         if length is not None and int(length) > self._max_body:
             raise self._too_large()
-        return self._counted(receive) if chunked else receive
+        return self._limit_body(receive) if chunked else receive
 
-    def _counted(self, receive: Receive) -> Receive:
+    def _limit_body(self, receive: Receive) -> Receive:
         taken = 0
 
         async def count() -> Message:
@@ -226,17 +224,16 @@ class HttpGuard:
 
 
 _STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
-_SWITCHED = 101
-_CALLER_LEFT = 499  # no status was sent: the caller went away first
+SWITCHING_PROTOCOLS = 101
+CALLER_LEFT = 499  # no status was sent: the caller went away first
 
 
 def _choose_id(given: bytes | None) -> bytes:
-    chosen = given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
-    return chosen
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
 
 
-def _log_request(method: str, scope: Scope, answer: "_Answer") -> None:
-    """The route stands for the path, which may hold names that are nobody's business."""
+def _log_request(method: str, scope: Scope, answer: "_Response") -> None:
+    """Logs the route instead of the path, which may contain names that must not be logged."""
     if not _log.writes(logging.INFO):
         return
     operation, caller = scope.get("operation"), scope.get("caller")
@@ -244,21 +241,21 @@ def _log_request(method: str, scope: Scope, answer: "_Answer") -> None:
         "request",
         method=method,
         route=operation[0].path if operation else getattr(scope.get("route"), "path", "unknown"),
-        status=answer.status or _CALLER_LEFT,
+        status=answer.status or CALLER_LEFT,
         ms=round((time.perf_counter() - answer.began) * 1000, 2),
         tenant=caller.tenant if caller is not None and caller.scopes else None,
     )
 
 
-class _Answer:
-    """Sends the app's answer with our headers on it, and remembers how far it came."""
+class _Response:
+    """Sends the app's answer with the guard's headers, and remembers its status."""
 
-    __slots__ = ("_only_tls", "_request_id", "_send", "began", "status")
+    __slots__ = ("_request_id", "_send", "_tls_required", "began", "status")
 
-    def __init__(self, send: Send, chosen_id: bytes, only_tls: bool) -> None:
+    def __init__(self, send: Send, chosen_id: bytes, tls_required: bool) -> None:
         self._send = send
         self._request_id = chosen_id
-        self._only_tls = only_tls
+        self._tls_required = tls_required
         self.began = time.perf_counter()
         self.status = 0
         request_id.set(chosen_id.decode())
@@ -270,13 +267,13 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] in _STARTS:
             self.status = message["status"]
-            message["headers"] = self._dressed(message.get("headers", ()))
+            message["headers"] = self._with_guard_headers(message.get("headers", ()))
         elif message["type"] == "websocket.accept":
-            self.status = _SWITCHED
+            self.status = SWITCHING_PROTOCOLS
         await self._send(message)
 
     async def send_head(self, message: Message) -> None:
-        """Without a body, and without waiting for the end of one that is a stream: for the app, the client goes."""
+        """Sends no body. A body that is a stream is not awaited: to the app it looks as if the client disconnects."""
         if message["type"] in _STARTS:
             await self.send(message)
             return
@@ -284,23 +281,23 @@ class _Answer:
         if message.get("more_body"):
             raise ClientDisconnected
 
-    def _dressed(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        said = {name for name, _ in headers}
-        dressed = [*headers, (b"x-request-id", self._request_id), *CAUTION]
-        dressed += [header for header in UNLESS_SAID if header[0] not in said]
-        if self._only_tls:
-            dressed.append(_ONLY_TLS)
-        return dressed
+    def _with_guard_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        names = {name for name, _ in headers}
+        complete = [*headers, (b"x-request-id", self._request_id), *SECURITY_HEADERS]
+        complete += [header for header in DEFAULT_HEADERS if header[0] not in names]
+        if self._tls_required:
+            complete.append(_STRICT_TRANSPORT)
+        return complete
 
     async def fail(self, scope: Scope, receive: Receive, exc: Exception, response: Response | None) -> None:
         if is_disconnect(exc):
             return
         if self.started:
-            if not was_logged(exc):
+            if not logged_error_id(exc):
                 internal_problem(exc)
             return
         answer = response or internal_problem(exc)
-        let_go(exc)
+        free_frames(exc)
         await answer(scope, receive, self.send)
 
 
@@ -311,9 +308,9 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send, response
         await send({"type": "websocket.close", "code": 1008})
 
 
-async def _break_off(scope: Scope, receive: Receive, send: Send, response: Response) -> None:
+async def _abort_websocket(scope: Scope, receive: Receive, send: Send, response: Response) -> None:
     try:
         await _refuse_websocket(scope, receive, send, response)
-    except RuntimeError:  # it was open already
+    except RuntimeError:  # the socket was accepted already
         with suppress(Exception):
             await send({"type": "websocket.close", "code": 1011})

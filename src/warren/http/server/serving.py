@@ -1,8 +1,8 @@
-"""The HTTP server: listening, watching over the connections, stopping.
+"""The HTTP server: listens, checks its connections for stalled clients, stops.
 
-`HttpServer` takes the place of uvicorn's own server class, which exits the process on errors, takes over signals
-and stops only between polls. The protocols below it are uvicorn's, see `connections`. Once in a while, a fraction
-of the shortest time-out, it lets every connection look whether its client has kept it waiting too long.
+`HttpServer` replaces uvicorn's own server class, which exits the process on errors, takes over signals and stops only
+between polls. The protocols below it are uvicorn's, see `connections`. Ten times per shortest time-out it lets every
+connection check whether its client has stalled.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ from starlette.types import ASGIApp
 from uvicorn.lifespan.on import LifespanOn
 from uvicorn.server import ServerState
 
-from warren.http.server.connections import WatchedHttp, WatchedWebSocket
+from warren.http.server.connections import HttpConnection, WebSocketConnection
 from warren.http.server.http_guard import HttpLimits
 from warren.model.errors import Unavailable
 
 _BACKLOG = 2048
 _WS_MAX_SIZE = 1024 * 1024
-_UNWIND_S = 5.0
-_TAKEN_IN_S = 0.01
-_GOODBYE_S = 2.0  # a client that leaves the end of TLS unanswered for so long is not waited for
+_CANCEL_S = 5.0
+_ACCEPT_S = 0.01
+_TLS_SHUTDOWN_S = 2.0  # how long the server waits for the client's answer to the end of TLS
 
 
 class HttpServer:
-    """Serves one ASGI app on one address. `start` returns when connections are taken; `stop` may be called twice.
+    """Serves one ASGI app on one address. `start` returns when it accepts connections; `stop` may be called twice.
 
-    It sets no signal handlers and prints nothing. It wants to run on uvloop: `asyncio.Runner(loop_factory=
+    It sets no signal handlers and prints nothing. It should run on uvloop: `asyncio.Runner(loop_factory=
     new_event_loop)`.
     """
 
@@ -49,14 +49,14 @@ class HttpServer:
         limits: HttpLimits | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._host, self._asked_port = host, port
+        self._host, self._requested_port = host, port
         self._tls = tls
         self._limits = limits or HttpLimits()
         self._state = ServerState()
         self._app = app
         self._server: asyncio.AbstractServer | None = None
         self._lifespan: LifespanOn | None = None
-        self._watcher: asyncio.TimerHandle | None = None
+        self._check_timer: asyncio.TimerHandle | None = None
         self.port = port
 
     def __repr__(self) -> str:
@@ -65,37 +65,37 @@ class HttpServer:
 
     async def start(self) -> None:
         """Raises `Unavailable` when the address cannot be had or the app does not start."""
-        # Half of the files are for what the app itself opens.
+        # The app itself needs the other half of the open files.
         connections = min(self._limits.max_connections, raise_file_limit() // 2)
         self._config = _configure(self._app, replace(self._limits, max_connections=connections))
         self._config.load()
-        listener = bind(self._host, self._asked_port)
+        listener = bind(self._host, self._requested_port)
         try:
             await self._start_app()
             self._server = await asyncio.get_running_loop().create_server(
-                self._new_connection, sock=listener, backlog=_BACKLOG, **self._over_tls()
+                self._new_connection, sock=listener, backlog=_BACKLOG, **self._tls_options()
             )
         except BaseException:
             listener.close()
             raise
         self.port = int(listener.getsockname()[1])
-        self._watch()
+        self._check_connections()
 
     async def stop(self, grace_s: float) -> None:
-        """Stops listening at once, lets requests finish for so long, and then ends the rest."""
+        """Stops listening at once, waits up to `grace_s` for requests to finish, and then ends the rest."""
         if self._server is None:
             return
-        await self._close_door(self._server)
+        await self._stop_listening(self._server)
         self._server = None
         for connection in list(self._state.connections):
             connection.shutdown()
         try:
-            await self._settle(grace_s)
+            await self._wait_until_idle(grace_s)
         finally:
-            await self._end_all()
+            await self._close_connections()
 
-    async def _close_door(self, server: asyncio.AbstractServer) -> None:
-        """Who has connected already, and was not taken in yet, is; closing would send them away without a word."""
+    async def _stop_listening(self, server: asyncio.AbstractServer) -> None:
+        """Connections accepted by the kernel but not yet by the server are served: closing would reset them."""
         with cast(asyncio.Server, server).sockets[0].dup() as listener:
             listener.setblocking(False)
             server.close()
@@ -106,16 +106,16 @@ class HttpServer:
                     break
                 waiting.setblocking(False)
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    self._new_connection, waiting, **self._over_tls()
+                    self._new_connection, waiting, **self._tls_options()
                 )
-        await asyncio.sleep(_TAKEN_IN_S)  # for those whom the loop has just accepted
+        await asyncio.sleep(_ACCEPT_S)  # for connections that the loop has just accepted
 
-    def _over_tls(self) -> dict[str, Any]:
-        """The handshake has the time that the head of a request has."""
+    def _tls_options(self) -> dict[str, Any]:
+        """The time-out of a handshake is that of a request's head."""
         if self._tls is None:
             return {}
-        shake_s = self._limits.header_timeout_s
-        return {"ssl": self._tls, "ssl_handshake_timeout": shake_s, "ssl_shutdown_timeout": _GOODBYE_S}
+        handshake_s = self._limits.header_timeout_s
+        return {"ssl": self._tls, "ssl_handshake_timeout": handshake_s, "ssl_shutdown_timeout": _TLS_SHUTDOWN_S}
 
     async def _start_app(self) -> None:
         lifespan = self._config.lifespan_class(self._config)
@@ -131,16 +131,16 @@ class HttpServer:
             asyncio.Protocol, make(config=self._config, server_state=self._state, app_state=self._lifespan.state)
         )
 
-    def _watch(self) -> None:
+    def _check_connections(self) -> None:
         loop = asyncio.get_running_loop()
-        self._watcher = loop.call_later(_watch_interval_s(self._limits), self._watch)
+        self._check_timer = loop.call_later(_check_interval_s(self._limits), self._check_connections)
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         now = loop.time()
         for connection in list(self._state.connections):
-            cast(WatchedHttp | WatchedWebSocket, connection).watch(now)
+            cast(HttpConnection | WebSocketConnection, connection).check_timeouts(now)
 
-    async def _settle(self, patience_s: float) -> None:
-        deadline = asyncio.get_running_loop().time() + patience_s
+    async def _wait_until_idle(self, timeout_s: float) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_s
         while self._state.tasks or self._state.connections:
             left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
@@ -149,19 +149,19 @@ class HttpServer:
                 await asyncio.wait(list(self._state.tasks), timeout=left_s)
             await asyncio.sleep(0.01)
 
-    async def _end_all(self) -> None:
+    async def _close_connections(self) -> None:
         try:
             for task in list(self._state.tasks):
                 task.cancel()
             if self._state.tasks:
-                await asyncio.wait(list(self._state.tasks), timeout=_UNWIND_S)
+                await asyncio.wait(list(self._state.tasks), timeout=_CANCEL_S)
             if self._state.connections:
                 await asyncio.sleep(0.05)  # for the last answers to leave
         finally:
             for connection in list(self._state.connections):
-                cast(WatchedHttp | WatchedWebSocket, connection).abort()
-            if self._watcher is not None:
-                self._watcher.cancel()
+                cast(HttpConnection | WebSocketConnection, connection).abort()
+            if self._check_timer is not None:
+                self._check_timer.cancel()
         if self._lifespan is not None:
             await self._lifespan.shutdown()
 
@@ -178,7 +178,7 @@ def raise_file_limit() -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to the address, or `Unavailable` that says what is in the way."""
+    """A listening socket; raises `Unavailable` with the reason if the address cannot be used."""
     if not 0 <= port < 65536:
         raise Unavailable(f"{port} is not a port", remedy="choose one from 1 to 65535 with --port or WARREN_PORT")
     try:
@@ -211,7 +211,7 @@ def _cannot_listen(host: str, port: int, exc: OSError) -> Unavailable:
     return Unavailable(f"cannot listen on {host} port {port}: {exc}", remedy="check --host and --port")
 
 
-def _watch_interval_s(limits: HttpLimits) -> float:
+def _check_interval_s(limits: HttpLimits) -> float:
     shortest = min(limits.header_timeout_s, limits.body_timeout_s, limits.send_timeout_s, 10.0)
     return max(0.02, shortest / 10)
 
@@ -220,8 +220,8 @@ def _configure(app: ASGIApp, limits: HttpLimits) -> uvicorn.Config:
     return uvicorn.Config(
         cast(Any, app),
         interface="asgi3",
-        http=cast(Any, partial(WatchedHttp, limits=limits)),
-        ws=cast(Any, partial(WatchedWebSocket, limits=limits)),
+        http=cast(Any, partial(HttpConnection, limits=limits)),
+        ws=cast(Any, partial(WebSocketConnection, limits=limits)),
         ws_max_size=_WS_MAX_SIZE,
         ws_ping_interval=20.0,
         ws_ping_timeout=20.0,

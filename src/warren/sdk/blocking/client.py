@@ -36,7 +36,8 @@ class SandboxClient(Files):
     works on this machine in this process, without a server. `exactly_once` makes commands safe to repeat, and
     repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the thread's
     sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone. `labels`: what
-    the sandbox's machine must have, such as {"gpu": "1"}.
+    the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the server's
+    providers.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class SandboxClient(Files):
         metadata: Mapping[str, str] | None = None,
         require: Sequence[str] = (),
         labels: Mapping[str, str] | None = None,
+        provider: str = "",
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         timeout: float = COMMAND_TIMEOUT_S,
@@ -81,6 +83,7 @@ class SandboxClient(Files):
                 "metadata": dict(metadata or {}),
                 "require": list(require),
                 "labels": dict(labels or {}),
+                "provider": provider,
                 "idle_timeout_s": idle_timeout_s,
                 "max_lifetime_s": max_lifetime_s,
                 "replace_lost": replace_lost,

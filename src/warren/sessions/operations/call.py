@@ -1,14 +1,13 @@
-"""A call of an operation, and the one place that performs it, over HTTP or without.
+"""Performs operations, whether the call came over HTTP or from the SDK's local mode.
 
-A handler is a function with its argument models. `perform` gives it the session's sandbox if its row in the table
-(model/api.py) says so, and notes for the audit record what the row says. Its arguments come in this order: the query,
-the body, the data of an upload; each only if the operation has one.
+A handler is a function with the models of its arguments. `perform` gives it the session's sandbox and adds its
+arguments to the audit record if the operation's row in the table (model/api.py) says so. A handler takes its arguments
+in this order: the query, the body, the data of an upload; each only if the operation has one.
 """
 
 import contextlib
 import inspect
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.model.api import OPERATIONS, Operation
 from warren.model.errors import InvalidRequest
 from warren.model.session import Session
-from warren.sessions.manager import Sessions
+from warren.sessions.manager import SandboxUse, Sessions
 from warren.sessions.output_events import close_source
 from warren.sessions.request_context import note
 
@@ -27,7 +26,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationContext:
-    """What every operation works with. `labels` are what can be asked for of this worker."""
+    """What every operation works with. `labels` are the labels of this worker, which a new session may require."""
 
     sessions: Sessions
     provider: str
@@ -47,13 +46,13 @@ class OperationContext:
 
 
 class ByteRange(NamedTuple):
-    """From byte `first` to byte `last`; without a first one, the last so many bytes."""
+    """From byte `first` to byte `last`; without `first`, the last `last` bytes."""
 
     first: int | None
     last: int | None
 
     def within(self, size: int) -> tuple[int, int]:
-        """Where it begins and ends in a file of this size; it is empty if it does not end after it begins."""
+        """The start and the end in a file of this size; the range is empty if the end is not after the start."""
         if self.first is None:
             return max(0, size - (self.last or 0)), size
         return self.first, size if self.last is None else min(size, self.last + 1)
@@ -61,20 +60,23 @@ class ByteRange(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """`key` is the Idempotency-Key; `reached_at` gives the URL at which the caller reached the server; `fields` come
-    with a form, but in its query."""
+    """One call of an operation.
+
+    `key` is the Idempotency-Key; `base_url` gives the URL at which the caller reaches the server; `fields` are those
+    fields of a form that came in the query.
+    """
 
     context: OperationContext
     tenant: str
     session_id: str = ""
     process_id: str = ""
     key: str = ""
-    reached_at: Callable[[], str] = lambda: "/"
+    base_url: Callable[[], str] = lambda: "/"
     byte_range: ByteRange | None = None
     last_event_id: str = ""
     content_type: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
-    _in_use: tuple[Session, Sandbox] | None = None
+    _use: SandboxUse | None = None
 
     @property
     def sessions(self) -> Sessions:
@@ -82,36 +84,22 @@ class Call:
 
     @property
     def session(self) -> Session:
-        assert self._in_use is not None, "the operation's row has no `in_sandbox`"
-        return self._in_use[0]
+        assert self._use is not None, "the operation's row has no `in_sandbox`"
+        return self._use.session
 
     @property
     def sandbox(self) -> Sandbox:
-        assert self._in_use is not None, "the operation's row has no `in_sandbox`"
-        return self._in_use[1]
+        assert self._use is not None, "the operation's row has no `in_sandbox`"
+        return self._use.sandbox
 
-    def using(self, *, counts: bool = True) -> "_Using":
-        return _Using(self, self.sessions.using(self.tenant, self.session_id, counts=counts))
-
-
-class _Using:
-    """Gives a call its session's sandbox for the time of a `with` block."""
-
-    __slots__ = ("_call", "_in_use")
-
-    def __init__(self, call: Call, in_use: AbstractAsyncContextManager[tuple[Session, Sandbox]]) -> None:
-        self._call, self._in_use = call, in_use
-
-    async def __aenter__(self) -> Call:
-        self._call._in_use = await self._in_use.__aenter__()
-        return self._call
-
-    async def __aexit__(self, *failed: Any) -> bool | None:
-        return await self._in_use.__aexit__(*failed)
+    def using(self, *, counts: bool = True) -> SandboxUse:
+        """Gives the call `session` and `sandbox` for the time of an `async with` block."""
+        self._use = self.context.sessions.using(self.tenant, self.session_id, counts=counts)
+        return self._use
 
 
 class Reply(NamedTuple):
-    """A value with a status other than the operation's own, or with headers."""
+    """A result with another status than the operation's row has, or with headers."""
 
     values: Values
     status: int
@@ -119,7 +107,7 @@ class Reply(NamedTuple):
 
 
 class BytesHead(NamedTuple):
-    """Comes before the bytes of an answer: how many the whole file has, if that is known, and which of them follow."""
+    """Comes before the bytes of an answer: the size of the whole file, if known, and the range that follows."""
 
     size: int | None = None
     start: int = 0
@@ -128,7 +116,7 @@ class BytesHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """`run` performs the operation; `stream` yields its events or bytes. `result` and the rest only document it."""
+    """`run` performs the operation, `stream` yields its events or bytes. `result` and what follows only document it."""
 
     name: str
     run: Callable[..., Any] | None = None
@@ -167,8 +155,8 @@ async def perform_stream(handler: Handler, call: Call, *arguments: Any) -> Async
     operation = handler.operation
     if operation.audited:
         _note_arguments(operation, arguments)
-    in_use = call.using(counts=operation.counts) if operation.in_sandbox else contextlib.nullcontext()
-    async with in_use:
+    use: Any = call.using(counts=operation.counts) if operation.in_sandbox else contextlib.nullcontext()
+    async with use:
         source = handler.stream(call, *arguments)
         try:
             async for item in source:

@@ -1,4 +1,4 @@
-"""Commands that run to their end: the result at once, or everything they say as they say it."""
+"""Commands that a caller waits for: the result at the end, or the output as it comes."""
 
 import asyncio
 import contextlib
@@ -44,9 +44,9 @@ async def run_to_end(call: Call, body: ExecBody) -> ExecResult:
     body.timeout_s = call.context.limited_timeout(body.timeout_s)
     if call.key:
         session = await call.sessions.get(call.tenant, call.session_id)
-        return await exec_once(call.sessions, call.tenant, call.session_id, body.wanted(session), stdin, call.key)
+        return await exec_once(call.sessions, call.tenant, call.session_id, body.to_command(session), stdin, call.key)
     async with call.using():
-        return await call.sandbox.exec(body.wanted(call.session), stdin)
+        return await call.sandbox.exec(body.to_command(call.session), stdin)
 
 
 async def stream_command(call: Call, query: EncodingQuery, body: ExecBody) -> Events:
@@ -55,7 +55,7 @@ async def stream_command(call: Call, query: EncodingQuery, body: ExecBody) -> Ev
     if call.key:
         raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
     session = await call.sessions.get(call.tenant, call.session_id)
-    command = body.wanted(session)
+    command = body.to_command(session)
     async with call.using(), foreground(call.sandbox, command, stdin) as process:
         async for event in process_events(process, 0, query.encoding, call.context.keepalive_s, note_end):
             yield event
@@ -63,19 +63,19 @@ async def stream_command(call: Call, query: EncodingQuery, body: ExecBody) -> Ev
 
 @contextlib.asynccontextmanager
 async def foreground(sandbox: Sandbox, command: Command, stdin: bytes | None) -> AsyncIterator[Process]:
-    """A command that is ended, and forgotten, with whoever follows it. `stdin` None: it stays open."""
+    """Runs a command for the time of a `with` block, then ends and forgets it. `stdin` None: stdin stays open."""
     process = await sandbox.start(command, follow=True)
-    feeder = asyncio.create_task(_feed(process, stdin))
+    writer = asyncio.create_task(_write_stdin(process, stdin))
     try:
         yield process
     finally:
-        feeder.cancel()
+        writer.cancel()
         with anyio.CancelScope(shield=True), contextlib.suppress(WarrenError):
-            await asyncio.wait([feeder])
-            await _end(sandbox, process)
+            await asyncio.wait([writer])
+            await _end_and_forget(sandbox, process)
 
 
-async def _feed(process: Process, stdin: bytes | None) -> None:
+async def _write_stdin(process: Process, stdin: bytes | None) -> None:
     with contextlib.suppress(WarrenError):
         if stdin:
             await process.write(stdin)
@@ -83,7 +83,7 @@ async def _feed(process: Process, stdin: bytes | None) -> None:
             await process.close_stdin()
 
 
-async def _end(sandbox: Sandbox, process: Process) -> None:
+async def _end_and_forget(sandbox: Sandbox, process: Process) -> None:
     for info in await sandbox.processes():
         if info.id == process.id and (info.running or info.background):
             if info.running:

@@ -1,39 +1,42 @@
-"""Files: done inside the sandbox with the rights of its user, streamed, of any size."""
+"""Files of a sandbox, of any size: read and written inside it, with the rights of its user, as streams."""
 
 import contextlib
+import posixpath
 from collections.abc import AsyncGenerator, AsyncIterable
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, PlainValidator
 
-from warren.model.operations import Change, Search, SearchMatch, SearchSummary, check_path
+from warren.interfaces.sandbox import Sandbox
+from warren.model.errors import FileNotFound, IsDirectory
+from warren.model.operations import Change, FileInfo, FileKind, Search, SearchMatch, SearchSummary, check_path
 from warren.model.spec import WORKSPACE
-from warren.sessions.file_reading import file_to_read
 from warren.sessions.operations.call import BytesHead, Call, Handler, Values
 from warren.sessions.output_events import Event, Events, close_source, with_keepalives
 from warren.sessions.schemas import ArchiveView, FileList, FileView, MoveBody, PathBody, file_view
 
-_MOST_FOUND: Final = 4 * 1024 * 1024
-_MATCH_BYTES: Final = 100  # of a match as JSON, beside its path and text
+_MAX_MATCH_BYTES: Final = 4 * 1024 * 1024
+_MATCH_OVERHEAD: Final = 100  # bytes of a match as JSON, beside its path and text
+_MAX_LINKS: Final = 40  # as many as the kernel follows
 TAR: Final = "application/x-tar"
 BINARY: Final = "application/octet-stream"
 BYTES: Final[dict[str, Any]] = {BINARY: {"schema": {"type": "string", "format": "binary"}}}
 TAR_BYTES: Final[dict[str, Any]] = {TAR: {"schema": {"type": "string", "format": "binary"}}}
 
 
-def _as_sent(value: Any) -> str:
+def _check_string(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("it must be a string")
     return value
 
 
 PATHS: Final = frozenset({"path", "filename", "glob"})
-"""Query parameters that name files, and so need not be UTF-8."""
+"""Query parameters that name files. File names need not be UTF-8."""
 
 
-# Names of files need not be UTF-8: their other bytes are lone surrogates, which pydantic's own `str` refuses.
-AnyText = Annotated[str, PlainValidator(_as_sent, json_schema_input_type=str)]
+# Bytes that are not UTF-8 become lone surrogates, which pydantic's own `str` refuses.
+AnyText = Annotated[str, PlainValidator(_check_string, json_schema_input_type=str)]
 SandboxPath = Annotated[AnyText, Field(description="Relative paths start in /workspace", examples=["notes.txt"])]
 User = Annotated[str, Field(description="User inside the sandbox whose rights are used; by default sandboxuser")]
 
@@ -126,8 +129,8 @@ async def stat_file(call: Call, query: PathQuery) -> Values:
 
 async def read_file(call: Call, query: PathQuery) -> AsyncGenerator[BytesHead | bytes, None]:
     """The bytes, as they are read; `X-File-Size` says how many there were when it began."""
-    info = await file_to_read(call.sandbox, query.path, query.user)
-    # Of a range no more than its head has said, though the file may have grown meanwhile.
+    info = await _check_readable(call.sandbox, query.path, query.user)
+    # The file may grow meanwhile; a range still ends where its head said.
     start, end = (0, None) if call.byte_range is None else call.byte_range.within(info.size)
     yield BytesHead(info.size, start, end)
     length = None if end is None else end - start
@@ -137,6 +140,23 @@ async def read_file(call: Call, query: PathQuery) -> AsyncGenerator[BytesHead | 
             yield part
     finally:
         await close_source(source)
+
+
+async def _check_readable(sandbox: Sandbox, path: str, user: str) -> FileInfo:
+    """Raises what is wrong with the file before the answer begins; returns the file that `path` leads to."""
+    info = await sandbox.stat(path, user=user)
+    if info.kind is FileKind.DIRECTORY:
+        raise IsDirectory(
+            f"{path!r} is a directory", remedy="take all of it: GET …/files/archive, or download_dir of the SDK"
+        )
+    async for _ in sandbox.read(path, length=1, user=user):
+        break
+    with contextlib.suppress(FileNotFound):  # the kernel has links that can be read and lead nowhere
+        for _ in range(_MAX_LINKS):
+            if info.kind is not FileKind.SYMLINK:
+                break
+            info = await sandbox.stat(posixpath.join(posixpath.dirname(info.path), info.target), user=user)
+    return info
 
 
 async def write_file(call: Call, query: WriteQuery, data: bytes | AsyncIterable[bytes]) -> Values:
@@ -168,7 +188,7 @@ async def read_archive(call: Call, query: TreeQuery) -> AsyncGenerator[BytesHead
     """Names in it are relative to the directory."""
     source = call.sandbox.pack(query.path, user=query.user)
     try:
-        first = await anext(source, b"")  # what is wrong with the path is told before the answer begins
+        first = await anext(source, b"")  # raises what is wrong with the path before the answer begins
         yield BytesHead()
         yield first
         async for part in source:
@@ -210,8 +230,8 @@ async def search_files(call: Call, query: SearchQuery) -> Values:
                 continue
             if event.kind == "summary":
                 return {"matches": matches, "summary": event.values}
-            size += len(event.values["path"]) + len(event.values["text"]) + _MATCH_BYTES
-            if size > _MOST_FOUND:
+            size += len(event.values["path"]) + len(event.values["text"]) + _MATCH_OVERHEAD
+            if size > _MAX_MATCH_BYTES:
                 break
             matches.append(event.values)
     summary = asdict(SearchSummary(len(matches)))

@@ -1,18 +1,18 @@
-"""Commands and terminals that run on their own."""
+"""Commands and terminals that run in the background."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import contextlib
+import signal as signals
 from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
-from warren.interfaces.sandbox import Process
-from warren.model.errors import InvalidRequest
-from warren.model.operations import Chunk, TerminalSize
-from warren.sessions import processes
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.errors import InvalidRequest, ProcessNotFound
+from warren.model.operations import Chunk, ProcessInfo, TerminalSize
 from warren.sessions.operations.call import Call, Handler, Reply, Values
 from warren.sessions.operations.commands import EVENTS, Encoding
-from warren.sessions.output_events import Encoder, Events, process_events
+from warren.sessions.output_events import Encoder, Events, close_source, process_events
 from warren.sessions.schemas import (
     ExecView,
     KillBody,
@@ -28,25 +28,26 @@ from warren.sessions.schemas import (
     process_view,
 )
 
-_MOST: Final = 8 * 1024 * 1024
-_LONGEST_WAIT_S: Final = 300.0
-_KEPT_S: Final = 10.0  # what was written is there; if none of it was kept, waiting does not help
+_MAX_OUTPUT: Final = 8 * 1024 * 1024
+_MAX_WAIT_S: Final = 300.0
+_READ_S: Final = 10.0  # for output that was written before; if the agent has not kept it, waiting does not help
 
 
 class OutputQuery(BaseModel):
     offset: Annotated[int, Field(ge=0, lt=1 << 62, description="`next_offset` of the answer before")] = 0
-    limit: Annotated[int, Field(ge=1, le=_MOST, description="Bytes")] = 1024 * 1024
-    wait_s: Annotated[float, Field(ge=0, le=_LONGEST_WAIT_S, description="If there is nothing: wait so long")] = 0
+    limit: Annotated[int, Field(ge=1, le=_MAX_OUTPUT, description="Bytes")] = 1024 * 1024
+    wait_s: Annotated[float, Field(ge=0, le=_MAX_WAIT_S, description="If there is nothing: wait so long")] = 0
     encoding: Encoding = "text"
 
 
 class WaitQuery(BaseModel):
-    timeout_s: Annotated[float, Field(gt=0, le=_LONGEST_WAIT_S, description="Wait so long at most")] = 60
+    timeout_s: Annotated[float, Field(gt=0, le=_MAX_WAIT_S, description="Wait so long at most")] = 60
 
 
 async def start_process(call: Call, body: ProcessBody) -> Values:
     """It runs until it ends, is killed, or its `timeout_s` is over, whoever is connected; also over a restart."""
-    return process_view(await processes.start(call.sandbox, body.wanted(call.session), body.process_id))
+    process = await call.sandbox.start(body.to_command(call.session), process_id=body.process_id)
+    return process_view(await _find(call.sandbox, process.id))
 
 
 async def list_processes(call: Call) -> Values:
@@ -55,7 +56,7 @@ async def list_processes(call: Call) -> Values:
 
 
 async def get_process(call: Call) -> Values:
-    return process_view(await processes.find(call.sandbox, call.process_id))
+    return process_view(await _find(call.sandbox, call.process_id))
 
 
 async def read_output(call: Call, query: OutputQuery) -> Values:
@@ -63,21 +64,21 @@ async def read_output(call: Call, query: OutputQuery) -> Values:
 
     A gap between two chunks' offsets says that the output between them was not kept.
     """
-    info = await processes.find(call.sandbox, call.process_id)
+    info = await _find(call.sandbox, call.process_id)
     process = await call.sandbox.process(call.process_id)
     offset, chunks = query.offset, list[Chunk]()
     if offset < info.bytes_total or (info.running and query.wait_s):
         try:
-            async with asyncio.timeout(query.wait_s if offset >= info.bytes_total else _KEPT_S):
+            async with asyncio.timeout(query.wait_s if offset >= info.bytes_total else _READ_S):
                 chunks = await _read_chunks(process, offset, max(info.bytes_total, offset + 1), query.limit)
         except TimeoutError:
             pass
     shown = _show(chunks, query.encoding)
     if shown and shown[-1]["next_offset"] <= offset:
-        # Less than a character: shown broken, or it would be asked for again and again.
+        # Only a part of a character came. It is shown as a broken one, else the caller would ask for it for ever.
         shown = _show(chunks, query.encoding, final=True)
     end = shown[-1]["next_offset"] if shown else offset
-    still_runs = (await processes.find(call.sandbox, call.process_id)).running
+    still_runs = (await _find(call.sandbox, call.process_id)).running
     return {"chunks": shown, "next_offset": end, "running": still_runs}
 
 
@@ -113,28 +114,32 @@ async def _read_chunks(process: Process, offset: int, until: int, limit: int) ->
             if chunk.offset + len(chunk.data) >= until or len(chunk.data) >= room:
                 break
     finally:
-        if isinstance(source, AsyncGenerator):
-            await source.aclose()
+        await close_source(source)
     return chunks
 
 
 async def wait_for_process(call: Call, query: WaitQuery) -> Reply:
     """The result, as for exec. 202 with the process as it is when it still runs after `timeout_s`."""
-    result = await processes.ended_within(call.sandbox, call.process_id, query.timeout_s)
-    if result is None:
-        return Reply(await get_process(call), 202)
-    return Reply(exec_view(result), 200)
+    process = await call.sandbox.process(call.process_id)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(query.timeout_s):
+            return Reply(exec_view(await process.wait()), 200)
+    return Reply(await get_process(call), 202)
 
 
 async def write_stdin(call: Call, body: StdinBody) -> None:
     """`data` or `data_base64`; with `close` that was all. What comes after its end is ignored."""
     data = data_of(body.data, body.data_base64)
-    await processes.feed(call.sandbox, call.process_id, data, close=body.close)
+    process = await call.sandbox.process(call.process_id)
+    if data:
+        await process.write(data)
+    if body.close:
+        await process.close_stdin()
 
 
 async def send_signal(call: Call, body: SignalBody) -> None:
     """To it and its process group; `kill` is what ends everything it started."""
-    number = processes.signal_number(body.signal)
+    number = signal_number(body.signal)
     await (await call.sandbox.process(call.process_id)).signal(number)
 
 
@@ -144,11 +149,38 @@ async def resize_terminal(call: Call, body: TerminalBody) -> None:
 
 async def kill_process(call: Call, body: KillBody | None) -> Values:
     """Answers when the whole tree of processes is gone, with how many had to be killed."""
-    return exec_view(await processes.kill(call.sandbox, call.process_id, (body or KillBody()).grace_s))
+    process = await call.sandbox.process(call.process_id)
+    await process.kill((body or KillBody()).grace_s)
+    return exec_view(await process.wait())
 
 
 async def forget_process(call: Call) -> None:
-    await processes.forget(call.sandbox, call.process_id)
+    info = await _find(call.sandbox, call.process_id)
+    if info.running or info.background:
+        process = await call.sandbox.process(call.process_id)
+        await process.kill()
+        await process.wait()
+    await call.sandbox.forget(call.process_id)
+
+
+async def _find(sandbox: Sandbox, process_id: str) -> ProcessInfo:
+    for info in await sandbox.processes():
+        if info.id == process_id:
+            return info
+    raise ProcessNotFound(f"there is no process {process_id!r}")
+
+
+def signal_number(name: str | int) -> int:
+    if isinstance(name, int):
+        if not 0 < name <= 64:
+            raise InvalidRequest(f"there is no signal {name}")
+        return name
+    try:
+        return int(signals.Signals[f"SIG{name.upper().removeprefix('SIG')}"])
+    except KeyError:
+        raise InvalidRequest(
+            f"there is no signal {name!r}", remedy="TERM, INT, KILL, HUP, USR1 … or a number"
+        ) from None
 
 
 HANDLERS = (

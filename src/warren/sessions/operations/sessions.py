@@ -1,14 +1,13 @@
-"""Sessions: created, shown, kept alive, changed, ended."""
+"""Creates, shows, keeps alive, changes and ends sessions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
 from warren.interfaces.store import Page
 from warren.model.errors import InvalidRequest
-from warren.model.session import Session, SessionState
-from warren.sessions.listing import listed, read_pairs
+from warren.model.session import MAX_METADATA, Session, SessionState
 from warren.sessions.operations.call import Call, Handler, OperationContext, Reply, Values
 from warren.sessions.schemas import PatchBody, SessionBody, SessionPage, SessionView, isolation_view, session_view
 
@@ -33,11 +32,11 @@ async def create_session(call: Call, body: SessionBody | None) -> Reply:
     `replace_lost` asks for a fresh one; `previous` then says whose files are gone.
     """
     body = body or SessionBody()
-    check_place(call.context, body.provider, body.labels)
-    opened = await call.sessions.create(call.tenant, body.wanted(), call.key)
-    view = show(call, opened.session)
-    headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if opened.replayed else {})}
-    return Reply({**view, "created": opened.created}, 201 if opened.created or opened.replayed else 200, headers)
+    check_labels(call.context, body.labels)
+    result = await call.sessions.create(call.tenant, body.to_new_session(), call.key)
+    view = show(call, result.session)
+    headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if result.replayed else {})}
+    return Reply({**view, "created": result.created}, 201 if result.created or result.replayed else 200, headers)
 
 
 async def list_sessions(call: Call, query: SessionsQuery) -> Values:
@@ -48,17 +47,31 @@ async def list_sessions(call: Call, query: SessionsQuery) -> Values:
         environment=query.environment,
         metadata=read_pairs(query.metadata or []),
         after=query.after,
-        limit=query.limit,
+        limit=query.limit + 1,
         **chosen,
     )
-    found, more = await listed(call.sessions, call.tenant, page)
-    return {"sessions": [show(call, session) for session in found], "next": more}
+    found = list(await call.sessions.list(call.tenant, page))
+    more = found[query.limit - 1].id if len(found) > query.limit else None
+    return {"sessions": [show(call, session) for session in found[: query.limit]], "next": more}
+
+
+def read_pairs(metadata: Sequence[str]) -> dict[str, str]:
+    """Reads texts such as `name=value`."""
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequest(f"{len(metadata)} metadata were asked for, no session has more than {MAX_METADATA}")
+    pairs = {}
+    for text in metadata:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise InvalidRequest(f"metadata is {text!r}", remedy="write name=value")
+        pairs[name] = value
+    return pairs
 
 
 async def get_session(call: Call) -> Values:
     """With the isolation that is really in force, as the kernel reports it. Looking does not count as use."""
     session = await call.sessions.get(call.tenant, call.session_id)
-    sandbox = await call.sessions.look(session)
+    sandbox = await call.sessions.find_sandbox(session)
     return {**show(call, session), "isolation": isolation_view(sandbox.isolation) if sandbox else None}
 
 
@@ -79,22 +92,17 @@ async def change_session(call: Call, body: PatchBody) -> Values:
 
 
 def show(call: Call, session: Session) -> Values:
-    return session_view(session, call.sessions.clock, call.reached_at())
+    return session_view(session, call.sessions.clock, call.base_url())
 
 
-def check_place(context: OperationContext, provider: str, labels: Mapping[str, str]) -> None:
-    """Whether a session may be made by this server at all."""
+def check_labels(context: OperationContext, labels: Mapping[str, str]) -> None:
+    """Raises InvalidRequest for a label that this worker does not have."""
     for name, value in labels.items():
         if context.labels.get(name) != value:
             raise InvalidRequest(
                 f"there is no worker with the label {name}={value} here",
                 remedy="leave labels out, or start such a worker",
             )
-    if provider not in ("", "e2b", context.provider):
-        raise InvalidRequest(
-            f"this server makes its sandboxes with {context.provider}, not {provider!r}",
-            remedy=f"leave provider out, or start a server with --provider {provider}",
-        )
 
 
 HANDLERS = (

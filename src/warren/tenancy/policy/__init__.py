@@ -1,4 +1,4 @@
-"""Which commands may be run: judged as a shell would read them, before anything is run."""
+"""Judges whether a command may run, reading it as a shell would, before anything runs."""
 
 from warren.tenancy.policy.judge import PolicyVerdict, judge, refusal
 

@@ -1,15 +1,14 @@
-"""What a command starts in its turn: other commands, text for a shell, or something that cannot be known."""
+"""Finds what a command starts in its turn: other commands, text for a shell, or something that cannot be known."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from warren.tenancy.policy.findings import Doubt, Findings, Script
-from warren.tenancy.policy.launchers import MURKY, launcher, started
-from warren.tenancy.policy.parse import CODE_VARIABLES, LOOKUP_VARIABLES
-from warren.tenancy.policy.words import Word
+from warren.tenancy.policy.launchers import OPAQUE, find_launcher, find_started
+from warren.tenancy.policy.parse import CODE_VARIABLES, LOOKUP_VARIABLES, Doubt, FoundCommand, Script
+from warren.tenancy.policy.shell_words import Word
 
-Item = Findings | Doubt | Script
+Item = FoundCommand | Doubt | Script
 _MOST_GUESSES = 64
 _RESERVED: Final = frozenset({
     "!", "{", "}", "[[", "]]", "case", "coproc", "do", "done", "elif", "else", "esac", "fi", "for", "function", "if",
@@ -22,8 +21,8 @@ _SHELL_LONG: Final = frozenset(["--login", "--norc", "--noprofile", "--posix", "
 _EXECUTES: Final = frozenset(["-exec", "-execdir", "-ok", "-okdir"])
 
 
-def opened(found: Findings) -> Iterator[Item]:
-    """What `found` leads to. It never runs on: what is opened again is up to the caller."""
+def expand(found: FoundCommand) -> Iterator[Item]:
+    """Gives what `found` starts, one level deep: the caller expands the result again."""
     if found.words[0].text is None:
         yield _doubt(found, "its name is known only when it runs")
         return
@@ -33,28 +32,28 @@ def opened(found: Findings) -> Iterator[Item]:
         yield from _command(found, found.words[1:], found.name)
     elif name in _UNKNOWABLE:
         yield _doubt(found, f"`{name}` can change what names stand for")
-    elif name in MURKY:
-        yield from _murky(found, name)
+    elif name in OPAQUE:
+        yield from _opaque(found, name)
     elif name in _OTHER_SHELLS:
         yield _doubt(found, f"`{name}` is another shell")
     elif name in _SHELLS:
         yield from _shell(found, name)
     elif name in _SPECIAL:
         yield from _SPECIAL[name](found)
-    elif kind := launcher(name):
-        start = started(found.words[1:], kind)
+    elif kind := find_launcher(name):
+        start = find_started(found.words[1:], kind)
         if start.why:
             yield _doubt(found, start.why)
         yield from _assigned(found, start.assigned)
         yield from _command(found, start.words, name)
 
 
-def _command(found: Findings, words: tuple[Word, ...], through: str) -> Iterator[Item]:
+def _command(found: FoundCommand, words: tuple[Word, ...], through: str) -> Iterator[Item]:
     if words:
         yield replace(found, words=words, route=(*found.route, through), function=False)
 
 
-def _assigned(found: Findings, names: tuple[str, ...]) -> Iterator[Item]:
+def _assigned(found: FoundCommand, names: tuple[str, ...]) -> Iterator[Item]:
     for name in names:
         if name in CODE_VARIABLES:
             yield _doubt(found, f"a shell may run what {name} has in it")
@@ -63,7 +62,7 @@ def _assigned(found: Findings, names: tuple[str, ...]) -> Iterator[Item]:
             yield Doubt(why, found.place, found.route, lookup=True)
 
 
-def _shell(found: Findings, name: str) -> Iterator[Item]:
+def _shell(found: FoundCommand, name: str) -> Iterator[Item]:
     text, stdin, operands, why = _shell_options(found.words[1:])
     if why:
         yield _doubt(found, why)
@@ -107,7 +106,7 @@ def _shell_options(words: tuple[Word, ...]) -> tuple[bool | None, bool, tuple[Wo
     return text, stdin, words[place:], why
 
 
-def _murky(found: Findings, name: str) -> Iterator[Item]:
+def _opaque(found: FoundCommand, name: str) -> Iterator[Item]:
     yield _doubt(found, f"what `{name}` starts cannot be told from its arguments", vouch=True)
     if found.guess:
         return
@@ -118,7 +117,7 @@ def _murky(found: Findings, name: str) -> Iterator[Item]:
             yield Script(word.text, route, found.place, guess=True)
 
 
-def _find(found: Findings) -> Iterator[Item]:
+def _find(found: FoundCommand) -> Iterator[Item]:
     words = found.words[1:]
     place = 0
     while place < len(words):
@@ -146,9 +145,9 @@ def _without(word: Word, placeholder: str) -> Word:
     return Word(None, begins=word.text.partition(placeholder)[0])
 
 
-def _xargs(found: Findings) -> Iterator[Item]:
-    kind = launcher("xargs")
-    start = started(found.words[1:], kind) if kind else None
+def _xargs(found: FoundCommand) -> Iterator[Item]:
+    kind = find_launcher("xargs")
+    start = find_started(found.words[1:], kind) if kind else None
     if start is None or not start.words:
         return
     if start.why:
@@ -163,9 +162,9 @@ def _xargs(found: Findings) -> Iterator[Item]:
     yield from _command(replace(found, stdin=None), (*words, *rest), "xargs")
 
 
-def _env(found: Findings) -> Iterator[Item]:
-    kind = launcher("env")
-    start = started(found.words[1:], kind) if kind else None
+def _env(found: FoundCommand) -> Iterator[Item]:
+    kind = find_launcher("env")
+    start = find_started(found.words[1:], kind) if kind else None
     if start is None:
         return
     if start.why:
@@ -177,7 +176,7 @@ def _env(found: Findings) -> Iterator[Item]:
     yield from _command(found, start.words, "env")
 
 
-def _eval(found: Findings) -> Iterator[Item]:
+def _eval(found: FoundCommand) -> Iterator[Item]:
     words = found.words[2:] if found.words[1:2] == (Word("--"),) else found.words[1:]
     texts = [word.text for word in words if word.text is not None]
     if len(texts) < len(words):
@@ -185,7 +184,7 @@ def _eval(found: Findings) -> Iterator[Item]:
     yield Script(" ".join(texts), (*found.route, "eval"), found.place, found.guess)
 
 
-def _trap(found: Findings) -> Iterator[Item]:
+def _trap(found: FoundCommand) -> Iterator[Item]:
     words = [word for word in found.words[1:] if word.text != "--"]
     if len(words) > 1 and words[0].text is None:
         yield _doubt(found, "the text for `trap` is known only when it runs")
@@ -193,11 +192,11 @@ def _trap(found: Findings) -> Iterator[Item]:
         yield Script(words[0].text or "", (*found.route, "trap"), found.place, found.guess)
 
 
-def _source(found: Findings) -> Iterator[Item]:
+def _source(found: FoundCommand) -> Iterator[Item]:
     yield _doubt(found, f"`{found.name}` runs a file", vouch=True)
 
 
-def _alias(found: Findings) -> Iterator[Item]:
+def _alias(found: FoundCommand) -> Iterator[Item]:
     for word in found.words[1:]:
         _, equals, value = (word.text or word.begins).partition("=")
         if equals or word.text is None:
@@ -205,8 +204,8 @@ def _alias(found: Findings) -> Iterator[Item]:
             yield Script(value, (*found.route, "alias"), found.place, found.guess)
 
 
-def _with_option(letter: str) -> Callable[[Findings], Iterator[Item]]:
-    def look(found: Findings) -> Iterator[Item]:
+def _with_option(letter: str) -> Callable[[FoundCommand], Iterator[Item]]:
+    def look(found: FoundCommand) -> Iterator[Item]:
         for word in found.words[1:]:
             text = word.text if word.text is not None else word.begins or "-"
             if text.startswith("-") and (letter in text or word.text is None):
@@ -215,7 +214,7 @@ def _with_option(letter: str) -> Callable[[Findings], Iterator[Item]]:
     return look
 
 
-_SPECIAL: Final[dict[str, Callable[[Findings], Iterator[Item]]]] = {
+_SPECIAL: Final[dict[str, Callable[[FoundCommand], Iterator[Item]]]] = {
     ".": _source,
     "alias": _alias,
     "env": _env,
@@ -230,5 +229,5 @@ _SPECIAL: Final[dict[str, Callable[[Findings], Iterator[Item]]]] = {
 }
 
 
-def _doubt(found: Findings, why: str, vouch: bool = False) -> Doubt:
+def _doubt(found: FoundCommand, why: str, vouch: bool = False) -> Doubt:
     return Doubt(why, found.place, found.route, found=found if vouch else None)

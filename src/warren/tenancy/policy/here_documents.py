@@ -1,15 +1,15 @@
-"""Here-documents, taken out of a text before the grammar sees it.
+"""Cuts here-documents out of a text before the grammar parses it.
 
-A file written with `cat > x <<'EOF'` may be long, and nothing in it is for the shell. Its lines are put aside and
-one line, a mark, is left in their place. Whether that place really was a here-document is for the grammar to say:
-whoever reads the text must find every mark as the body of one, or read the text as it was.
+A file written with `cat > x <<'EOF'` may be long, and nothing in it is for the shell. One line, a mark, replaces its
+lines. The grammar decides whether that was a here-document: the parser must find every mark as the body of one, or
+parse the text as it was.
 """
 
 import re
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from warren.tenancy.policy.words import in_here_document
+from warren.tenancy.policy.shell_words import in_here_document
 
 _START = re.compile(
     r"(?<!<)<<(?P<dash>-?)[ \t]*(?:'(?P<single>[\w.-]+)'|\"(?P<double>[\w.-]+)\"|\\(?P<escaped>[\w.-]+)|(?P<plain>\w+))"
@@ -25,7 +25,7 @@ class Cut:
     bodies: dict[str, str]  # by their marks
 
 
-def cut(text: str) -> Cut:
+def cut_here_documents(text: str) -> Cut:
     if "<<" not in text or _MARK in text:
         return Cut(text, {})
     lines = text.split("\n")

@@ -1,19 +1,26 @@
-"""Policy and command -> verdict. Pure: nothing is run, nothing is looked up, the same question has the same answer.
+"""Judges a command by a policy. Pure: it runs nothing and looks nothing up, so the same question has the same verdict.
 
-Every command that the line can be seen to run is held against the rules, also those that other commands start. What
-cannot be seen is a verdict of its own. It is a guard rail and no wall: which program stands behind a name, and what
-an allowed program does, is for the sandbox to contain.
+The rules apply to every command that the line visibly runs, also to those that other commands start. What cannot be
+seen has a verdict of its own. This is a guard rail, not a wall: which program a name stands for, and what an allowed
+program does, is for the sandbox to contain.
 """
 
 from dataclasses import dataclass
 
 from warren.model.operations import Command, ExecResult, Reason
 from warren.model.policy import Policy, PolicyMode
-from warren.tenancy.policy.expand import opened
-from warren.tenancy.policy.findings import Doubt, Findings, Script
+from warren.tenancy.policy.expand import expand
 from warren.tenancy.policy.matching import allows, denies
-from warren.tenancy.policy.parse import CODE_VARIABLES, LONGEST_TEXT, LOOKUP_VARIABLES, parse
-from warren.tenancy.policy.words import Word
+from warren.tenancy.policy.parse import (
+    CODE_VARIABLES,
+    LONGEST_TEXT,
+    LOOKUP_VARIABLES,
+    Doubt,
+    FoundCommand,
+    Script,
+    parse,
+)
+from warren.tenancy.policy.shell_words import Word
 
 NOT_ALLOWED = "not on the allow list"
 UNKNOWN = "cannot be known"
@@ -55,8 +62,8 @@ def judge(policy: Policy, command: Command) -> PolicyVerdict:
     """Never raises, whatever the command is."""
     if policy.mode is PolicyMode.OFF:
         return PolicyVerdict(allowed=True)
-    items = _everything(command)
-    names = dict.fromkeys(item.name or "?" for item in items if isinstance(item, Findings) and not item.guess)
+    items = _find_all(command)
+    names = dict.fromkeys(item.name or "?" for item in items if isinstance(item, FoundCommand) and not item.guess)
     found = tuple(names)[:_MOST_NAMES]
     objections = [objection for item in items if (objection := _objection(policy, item))]
     if not objections:
@@ -76,10 +83,10 @@ def refusal(verdict: PolicyVerdict) -> ExecResult:
     )  # fmt: skip
 
 
-def _everything(command: Command) -> list[Findings | Doubt]:
-    """All commands that can be seen, each followed by what it leads to."""
-    result: list[Findings | Doubt] = list(_environment(command))
-    waiting: list[Findings | Doubt | Script] = _first(command)
+def _find_all(command: Command) -> list[FoundCommand | Doubt]:
+    """Finds all visible commands, each followed by what it starts."""
+    result: list[FoundCommand | Doubt] = list(_environment(command))
+    waiting: list[FoundCommand | Doubt | Script] = _first(command)
     steps = nested = 0
     while waiting:
         item = waiting.pop()
@@ -93,11 +100,11 @@ def _everything(command: Command) -> list[Findings | Doubt]:
             waiting += reversed(parse(item))
         else:
             result.append(item)
-            waiting += reversed(list(opened(item))) if isinstance(item, Findings) else ()
+            waiting += reversed(list(expand(item))) if isinstance(item, FoundCommand) else ()
     return result
 
 
-def _first(command: Command) -> list[Findings | Doubt | Script]:
+def _first(command: Command) -> list[FoundCommand | Doubt | Script]:
     if command.shell:
         return [Script(command.shell)]
     words, room = [], LONGEST_TEXT
@@ -106,7 +113,7 @@ def _first(command: Command) -> list[Findings | Doubt | Script]:
         if room >= 0:
             words.append(Word(text))
     place = " ".join(command.argv[:30])[:60]
-    found: list[Findings | Doubt | Script] = [Findings(tuple(words), place)] if words else []
+    found: list[FoundCommand | Doubt | Script] = [FoundCommand(tuple(words), place)] if words else []
     return found if room >= 0 else [*found, Doubt(f"it is longer than {LONGEST_TEXT // 1024} KiB", place)]
 
 
@@ -120,7 +127,7 @@ def _environment(command: Command) -> list[Doubt]:
     return doubts
 
 
-def _objection(policy: Policy, item: Findings | Doubt) -> _Objection | None:
+def _objection(policy: Policy, item: FoundCommand | Doubt) -> _Objection | None:
     return _to_doubt(policy, item) if isinstance(item, Doubt) else _to_command(policy, item)
 
 
@@ -137,7 +144,7 @@ def _unknown(why: str, place: str, route: tuple[str, ...]) -> _Objection:
     return _Objection(UNKNOWN, words, 2)
 
 
-def _to_command(policy: Policy, found: Findings) -> _Objection | None:
+def _to_command(policy: Policy, found: FoundCommand) -> _Objection | None:
     perhaps = False
     for rule in policy.deny:
         answer = denies(rule, found.words)
@@ -158,7 +165,7 @@ def _to_command(policy: Policy, found: Findings) -> _Objection | None:
     return None
 
 
-def _named(found: Findings) -> str:
+def _named(found: FoundCommand) -> str:
     return f"`{found.name}` in {_where(found.place, found.route)}"
 
 

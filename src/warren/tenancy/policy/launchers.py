@@ -1,14 +1,14 @@
 """Programs that start the program named among their arguments.
 
-For each is written down which of its options take a value and how many operands come before the command. An option
-that is not written down here makes the command unknown: it might swallow a word.
+The table says for each which of its options take a value and how many operands come before the command. An option that
+is not in the table makes the command unknown: it might take the next word as its value.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Final
 
-from warren.tenancy.policy.words import Word
+from warren.tenancy.policy.shell_words import Word
 
 ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=")
 _NUMBER: Final = re.compile(r"-\d+")
@@ -53,7 +53,7 @@ LAUNCHERS: Final[dict[str, Launcher]] = {
     "xargs": Launcher("0rtxpo", "IaEdLnPs", "--null --no-run-if-empty --max-args= --max-procs= --delimiter="),
 }  # fmt: skip
 # What these start stands somewhere among their arguments, as words or as a text for a shell.
-MURKY: Final = frozenset({
+OPAQUE: Final = frozenset({
     "at", "batch", "bwrap", "catchsegv", "chrt", "crontab", "daemonize", "dbus-run-session", "entr", "expect",
     "faketime", "fd", "fdfind", "firejail", "flock", "gdb", "linux32", "linux64", "ltrace", "nsenter", "parallel",
     "pkexec", "prlimit", "proot", "rlwrap", "run-parts", "runuser", "screen", "script", "setarch", "setpriv",
@@ -62,7 +62,7 @@ MURKY: Final = frozenset({
 _LOADER: Final = re.compile(r"(ld-(linux|musl).*\.so.*|ld.*\.so(\.\d+)?)")
 
 
-def launcher(name: str) -> Launcher | None:
+def find_launcher(name: str) -> Launcher | None:
     if _LOADER.fullmatch(name):
         return Launcher(
             words="--library-path= --preload= --argv0= --inhibit-cache --inhibit-rpath=", stops="--list --verify"
@@ -79,7 +79,7 @@ class Start:
     assigned: tuple[str, ...] = ()
 
 
-def started(words: tuple[Word, ...], kind: Launcher) -> Start:
+def find_started(words: tuple[Word, ...], kind: Launcher) -> Start:
     """`words` without the launcher's own name."""
     place, operands, assigned, why = 0, kind.operands, [], ""
     ended = False

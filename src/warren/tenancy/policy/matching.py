@@ -1,4 +1,4 @@
-"""Whether a rule speaks of a command. Where a word cannot be known the answer may be `None`: perhaps.
+"""Whether a rule applies to a command. `None` means perhaps: a word of the command cannot be known.
 
 The two lists are read differently, each to the safe side. A deny rule is about the program however it is written
 (`/usr/bin/curl`, `./curl`), and options may stand between its words (`git -C x push`). An allow rule is about a
@@ -9,7 +9,7 @@ import posixpath
 from fnmatch import fnmatchcase
 
 from warren.model.policy import Rule
-from warren.tenancy.policy.words import Word
+from warren.tenancy.policy.shell_words import Word
 
 _USUAL = frozenset(["/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"])
 

@@ -1,19 +1,18 @@
-"""Text of a shell -> the commands in it, and what cannot be known about it.
+"""Finds the commands in a shell text, and what cannot be known about it.
 
-The tree of the grammar is walked with a stack of our own, so that nesting costs nothing. Every simple command is
-found wherever it stands: in pipes, lists, loops, functions, substitutions. What a command starts in its turn is no
-business of this file.
+`parse` walks the syntax tree with a stack of its own, so that nesting costs nothing. It finds every simple command: in
+pipes, lists, loops, functions, substitutions. expand.py finds what a command starts in its turn.
 """
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from warren.tenancy.policy.findings import Doubt, Findings, Script
-from warren.tenancy.policy.here_documents import Cut, cut
+from warren.tenancy.policy.here_documents import Cut, cut_here_documents
+from warren.tenancy.policy.shell_words import Word
 from warren.tenancy.policy.syntax import gap_doubt, odd_doubt, text_doubt, token_doubt
 from warren.tenancy.policy.tokens import Source
-from warren.tenancy.policy.words import Word
 
 if TYPE_CHECKING:
     from tree_sitter import Language, Node, Tree
@@ -33,9 +32,54 @@ _EVALUATES = frozenset({"arithmetic_expansion", "((", "subscript", "c_style_for_
 _EVALUATORS = frozenset({"let", "declare", "typeset", "local", "export", "readonly", "printf", "read", "unset", "test"})
 
 
+@dataclass(frozen=True, slots=True)
+class FoundCommand:
+    """A command with its words.
+
+    `place` is its part of the line; `route` names the programs that start it (`bash -c`, `find -exec`). `stdin` holds
+    the here-documents it reads; None: other input may come. `function`: a function of that name was surely defined
+    before. `guess`: these words may well be no command.
+    """
+
+    words: tuple[Word, ...]
+    place: str = ""
+    route: tuple[str, ...] = ()
+    stdin: tuple[str, ...] | None = None
+    function: bool = False
+    guess: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.words[0].text or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something that cannot be known before it runs. `lookup`: only which program a name stands for.
+
+    `found` is the command in doubt, if an allow rule may vouch for it.
+    """
+
+    why: str
+    place: str = ""
+    route: tuple[str, ...] = ()
+    lookup: bool = False
+    found: FoundCommand | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Text that a shell will read."""
+
+    text: str
+    route: tuple[str, ...] = ()
+    place: str = ""
+    guess: bool = False
+
+
 @cache
 def _grammar() -> "Language":
-    """Loaded when the first text is judged: a server without policies does without."""
+    """Loads the grammar with the first text: a server without policies does not need it."""
     import tree_sitter
     import tree_sitter_bash
 
@@ -49,12 +93,12 @@ def _tree(raw: bytes) -> "Tree":
     return tree_sitter.Parser(_grammar()).parse(raw)
 
 
-def parse(script: Script) -> list[Findings | Doubt]:
+def parse(script: Script) -> list[FoundCommand | Doubt]:
     """Never raises; takes time in proportion to the text."""
     if len(script.text) > LONGEST_TEXT:
         why = f"it is longer than {LONGEST_TEXT // 1024} KiB"
         return [Doubt(why, _excerpt(script.text), script.route)]
-    without = cut(script.text)
+    without = cut_here_documents(script.text)
     walk = _Walk(script, without)
     if walk.run() and walk.marks_seen == set(without.bodies):
         return walk.result
@@ -70,7 +114,7 @@ class _Walk:
     def __init__(self, script: Script, without: Cut) -> None:
         self._script = script
         self._cut = without
-        self.result: list[Findings | Doubt] = []
+        self.result: list[FoundCommand | Doubt] = []
         self.marks_seen: set[str] = set()
         self._functions: set[str] = set()
         self._done: set[int] = set()
@@ -160,7 +204,7 @@ class _Walk:
             self._functions.clear()
         place = _excerpt(self._source.text(node))
         known = name in self._functions
-        self.result.append(Findings(words, place, self._script.route, stdin, known, self._script.guess))
+        self.result.append(FoundCommand(words, place, self._script.route, stdin, known, self._script.guess))
         for word in words[1:] if name in ("read", "printf", "mapfile", "readarray", "getopts", "let") else ():
             self._assigned((word.text or word.begins).partition("=")[0], node)
 

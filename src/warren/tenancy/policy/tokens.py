@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from warren.tenancy.policy.words import (
+from warren.tenancy.policy.shell_words import (
     Word,
     WordPart,
-    ansi,
+    decode_ansi,
     in_double_quotes,
     in_here_document,
-    joined,
+    join_parts,
     without_backslashes,
 )
 
@@ -33,7 +33,7 @@ class Source:
         return self.raw[node.start_byte : node.end_byte].decode("utf-8", "surrogateescape")
 
     def word(self, node: "Node") -> Word:
-        return joined(self._parts(node))
+        return join_parts(self._parts(node))
 
     def literal(self, node: "Node") -> str:
         """The text of a word as far as it is written out."""
@@ -94,7 +94,7 @@ class Source:
         if kind == "raw_string":
             return [WordPart(text[1:-1])]
         if kind == "ansi_c_string":
-            return [WordPart(ansi(text[2:-1]))]
+            return [WordPart(decode_ansi(text[2:-1]))]
         if kind == "string":
             return self._in_string(node)
         if not node.is_named:

@@ -172,7 +172,7 @@ class Webhooks:
         if not wanting:
             return
         now = self._clock.wall()
-        message = new_message(event.id, str(event.kind), event.at, event.tenant, event.session_id, event.data)
+        message = new_message(event.id, str(event.kind), event.at, event.tenant, event.session_id, event.json_data())
         for hook in wanting:
             if cached.waiting >= self._max_waiting:
                 self._drop(event.tenant)

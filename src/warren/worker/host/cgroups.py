@@ -9,7 +9,6 @@ import asyncio
 import fcntl
 import os
 import re
-import signal
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from warren.model.errors import ProviderUnavailable
+from warren.worker.host.processes import kill_if
 
 NEEDED: Final = ("memory", "cpu", "pids")
 _UNIFIED: Final = ""
@@ -73,7 +73,7 @@ class Hierarchies:
         return self._cgroup({name: self.mounts[name] / own[name].strip("/") for name in own if name in self.mounts})
 
     def remove_parent(self, path: str) -> None:
-        """Removes the directory above the sandboxes' if it is empty and nobody is making one in it."""
+        """Removes the directory above the sandboxes' if it is empty and no sandbox is being made in it."""
         with _parent_lock(fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
             for mount in set(self.mounts.values()) if locked else ():
                 with suppress(OSError):
@@ -94,9 +94,9 @@ class CgroupLimits:
 
 
 class OomCounter:
-    """Gives the number of processes killed for want of memory; 0 when the cgroup is gone.
+    """Reads how many processes the kernel has killed for lack of memory; 0 when the cgroup is gone.
 
-    It is asked with every command, so it keeps its file open, for as long as it is held itself.
+    Every command reads it, so it keeps its file open for as long as it lives.
     """
 
     __slots__ = ("__weakref__", "_fd")
@@ -125,7 +125,7 @@ class SandboxCgroup:
     unified: bool = field(default=False)
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has killed here for want of memory; 0 when it is gone."""
+        """How many processes the kernel has killed here for lack of memory; 0 when it is gone."""
         return self.oom_counter()()
 
     def oom_counter(self) -> "OomCounter":
@@ -140,7 +140,7 @@ class SandboxCgroup:
         return self._limits_v2() if self.unified else self._limits_v1()
 
     def pids(self) -> frozenset[int]:
-        """Every process in it, whichever hierarchy still knows it."""
+        """Every process that any of the hierarchies has in it."""
         found: set[int] = set()
         for directory in self._existing():
             for folder, _, _ in os.walk(directory):
@@ -149,13 +149,13 @@ class SandboxCgroup:
         return frozenset(found - {0})
 
     async def clear(self) -> None:
-        """Ends what runs in it and removes it. Mostly nothing does: then looking for it is not worth the while."""
+        """Kills what runs in it and removes it. Mostly nothing runs, so it tries to remove it first."""
         if await asyncio.to_thread(self._remove_once):
             await self.kill()
             await self.remove()
 
     async def kill(self) -> None:
-        """Ends every process in it; returns when none is left."""
+        """Kills every process in it; returns when none is left."""
         for directory in self._existing():
             with suppress(OSError):
                 if (directory / "cgroup.kill").exists():
@@ -165,12 +165,12 @@ class SandboxCgroup:
             if not pids:
                 return
             for pid in pids:
-                self._kill_one(pid)
+                kill_if(pid, lambda pid: pid in self.pids())
             await asyncio.sleep(_PAUSE_S if round_ else 0)
         raise ProviderUnavailable(f"processes {sorted(self.pids())[:5]} of a sandbox do not die")
 
     async def remove(self) -> None:
-        """Idempotent. The kernel needs a moment after the last process has ended."""
+        """Removes it. Idempotent. The kernel needs a moment after the last process has ended."""
         for _ in range(_KILL_ROUNDS):
             if not await asyncio.to_thread(self._remove_once):
                 return
@@ -178,7 +178,7 @@ class SandboxCgroup:
         raise ProviderUnavailable(f"the cgroup {next(self._existing(), '')} cannot be removed: it is still in use")
 
     def _remove_once(self) -> bool:
-        """True when something is left. The kernel takes its time over this: for a thread."""
+        """Returns whether something is left. Slow in the kernel, so callers use a thread."""
         left = False
         for directory in self.directories.values():
             try:
@@ -191,19 +191,6 @@ class SandboxCgroup:
                     with suppress(OSError):
                         os.rmdir(folder)
         return left
-
-    def _kill_one(self, pid: int) -> None:
-        """Through a descriptor, and only while it is still in here: a number alone may be somebody else's by now."""
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError:
-            return
-        try:
-            if pid in self.pids():
-                with suppress(OSError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        finally:
-            os.close(pidfd)
 
     def _existing(self) -> Iterator[Path]:
         return (path for path in dict.fromkeys(self.directories.values()) if path.is_dir())
@@ -246,7 +233,7 @@ class SandboxCgroup:
 
 @contextmanager
 def parent_in_use() -> Iterator[None]:
-    """While a runtime makes a sandbox's cgroup, the one above must not vanish under it."""
+    """Keeps the directory above while a runtime makes a sandbox's cgroup in it."""
     with _parent_lock(fcntl.LOCK_SH):
         yield
 

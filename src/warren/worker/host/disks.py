@@ -1,13 +1,14 @@
 """Disks for sandboxes: ext4 images, copied ahead from a template.
 
-A template per size is made once by mke2fs, sparse and without a journal; a disk is a copy of its
-few written blocks. A stock of copies is kept for the sizes in use, refilled in the background;
-`take` is then a rename. The launcher attaches a disk to a loop device and unlinks it, so it
-vanishes with its sandbox. Where loop devices cannot be had, a tmpfs takes the disk's place: it is
-smaller, because it counts as memory.
+mke2fs makes a template per size once, sparse and without a journal; a disk is a copy of its few written blocks. A
+stock of copies is kept for the sizes in use and refilled in the background; `take` is then a rename. The launcher
+attaches a disk to a loop device and unlinks it, so it vanishes with its sandbox. Where there are no loop devices, a
+tmpfs takes the disk's place: it is smaller, because it counts as memory.
 """
 
 import asyncio
+import ctypes
+import errno
 import fcntl
 import os
 import secrets
@@ -20,16 +21,17 @@ from typing import Final
 from warren.model.errors import NoSpace, ProviderUnavailable
 from warren.model.spec import MIB, Limits
 from warren.shielding import run_shielded
-from warren.worker.host.boot import boot_id
-from warren.worker.host.spawning import run
+from warren.worker.host.processes import boot_id, run
 
 STOCK: Final = 4
 _BYTES_PER_INODE: Final = 16384
 _FICLONE: Final = 0x40049409
 _STALE_S: Final = 600.0
 _TRY_MB: Final = 16
+_UMOUNT_FLAGS: Final = 2 | 8  # MNT_DETACH, UMOUNT_NOFOLLOW
+_libc = ctypes.CDLL(None, use_errno=True)
 
-# What a tmpfs must leave of the memory limit: else it fills the memory and nothing can run any more.
+# What a tmpfs must leave of the memory limit: otherwise a full one leaves no memory to run anything.
 _TMPFS_MEMORY_LEFT_MB: Final = 64
 
 
@@ -96,7 +98,7 @@ class Disks:
             self._refills[size_mb] = asyncio.create_task(self._refill_quietly(size_mb), name=f"disks-{size_mb}")
 
     async def _refill_quietly(self, size_mb: int) -> None:
-        # A stock that cannot be refilled is no error yet: `take` makes its own copy and says why if it cannot.
+        # A stock that cannot be refilled is no error yet: `take` makes its own copy, and raises if that fails too.
         with suppress(ProviderUnavailable, NoSpace):
             await self.prepare(size_mb, self._stock)
 
@@ -129,7 +131,7 @@ class Disks:
     async def _copy(self, size_mb: int, target: Path) -> None:
         template = await self._template(size_mb)
         try:
-            # A thread cannot be cancelled: waited for, so that it does not write what is being removed.
+            # A thread cannot be cancelled. Waiting for it keeps it from writing to what is being removed.
             await run_shielded(asyncio.to_thread(copy_sparse, template, target))
         except OSError as exc:
             target.unlink(missing_ok=True)
@@ -163,7 +165,7 @@ class Disks:
             temporary.unlink(missing_ok=True)
 
     def _sweep(self) -> None:
-        """Removes what copies and trials that were cut short have left."""
+        """Removes what interrupted copies and trials have left."""
         for path in (*self._directory.glob(".*"), *self._directory.glob("stock-*/.*"), *self._directory.glob("try-*")):
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_S:
@@ -171,7 +173,7 @@ class Disks:
 
 
 def mke2fs_argv() -> list[str]:
-    # No resize_inode, no journal, no reserve: nothing that takes room or time on a disk that lives for an hour.
+    # No resize_inode, no journal, no reserve: they cost room and time on a disk that lives for an hour.
     features = "^has_journal,^resize_inode,^metadata_csum,uninit_bg,extent,sparse_super"
     extended = "lazy_itable_init=1,nodiscard,root_owner=0:0"
     return ["mke2fs", "-q", "-F", "-t", "ext4", "-O", features, "-m", "0", "-i", str(_BYTES_PER_INODE), "-E", extended]
@@ -180,6 +182,15 @@ def mke2fs_argv() -> list[str]:
 def tmpfs_options(limits: Limits) -> str:
     size_mb = max(8, min(limits.disk_mb, limits.memory_mb // 2, limits.memory_mb - _TMPFS_MEMORY_LEFT_MB))
     return f"size={size_mb}m,nr_inodes={size_mb * MIB // _BYTES_PER_INODE},mode=755"
+
+
+def unmount(where: Path) -> None:
+    """Takes whatever is mounted at `where` off the host's mount table; sandboxes that hold it keep it. Idempotent."""
+    while _libc.umount2(os.fsencode(where), _UMOUNT_FLAGS) == 0:
+        pass  # one mount may lie upon another
+    number = ctypes.get_errno()
+    if number not in (errno.EINVAL, errno.ENOENT):  # not a mount point, not there
+        raise OSError(number, os.strerror(number), str(where))
 
 
 def copy_sparse(source: Path, target: Path) -> None:

@@ -41,7 +41,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the kernel says about one process, as it stands in /proc."""
+    """What /proc and /sys say about one process."""
 
     status: Mapping[str, str]
     namespaces: Mapping[str, str]
@@ -78,7 +78,7 @@ def gather(pid: int, limits: CgroupLimits) -> Facts:
 
 
 def judge(facts: Facts, *, uids: range, capabilities: Iterable[str]) -> Evidence:
-    """Which layers hold, by the evidence. `uids` are the host uids that are this sandbox's alone."""
+    """Which layers the facts prove. `uids` are the host uids that belong to this sandbox alone."""
     found = Evidence()
     for layer, kind in _NAMESPACES.items():
         ours, theirs = facts.host_namespaces.get(kind), facts.namespaces.get(kind)
@@ -90,12 +90,8 @@ def judge(facts: Facts, *, uids: range, capabilities: Iterable[str]) -> Evidence
     return found
 
 
-def report(provider: str, runtime: str, found: Evidence) -> Isolation:
-    return Isolation(provider, runtime, found.layers, found.missing)
-
-
 def check(isolation: Isolation, required: Iterable[Layer]) -> None:
-    """Raises IsolationUnavailable that names every layer which is required and not there."""
+    """Raises IsolationUnavailable that names every required layer which is not in force."""
     absent = sorted(layer for layer in required if layer not in isolation)
     if absent:
         reasons = "; ".join(f"{layer}: {isolation.missing.get(layer, 'unknown to this provider')}" for layer in absent)

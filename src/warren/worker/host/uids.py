@@ -1,11 +1,11 @@
 """A range of host uids for every sandbox, host-wide.
 
-A claim is a symbolic link `<directory>/<n>` that points to the sandbox's directory: made and read
-in one step, so a claim without its owner cannot be seen. A claim whose owner's directory is gone is
-stale and may be taken over, unless a process still has one of its uids: somebody has removed the
-directory of a live sandbox. Several processes, with several state directories, share the ranges: a free one is taken
-in one step, and only for taking over a stale one there is a file lock. Nobody waits for it, because whoever has it may
-be standing still: there are other ranges. The claims do not outlive a boot, nor do sandboxes.
+A claim is a symbolic link `<directory>/<n>` that points to the sandbox's directory. It is made and read in one step, so
+no claim is without an owner. A claim whose owner's directory is gone is stale and may be taken over, unless a process
+still has one of its uids: then somebody has removed the directory of a live sandbox. Several processes, with several
+state directories, share the ranges. A free range is taken in one step; only taking over a stale one needs a
+file lock. Nobody waits for the lock, because its holder may be suspended: there are other ranges. Claims do not outlive
+a boot, and neither do sandboxes.
 """
 
 import contextlib
@@ -37,23 +37,23 @@ class UidRanges:
         self._count = count
 
     def claim(self, owner: Path) -> int:
-        """The index of a range that is `owner`'s alone. `owner` must be an existing directory."""
-        start = random.randrange(self._count)  # not the lowest: a range rests before it is used again
+        """Claims a range for `owner`, an existing directory, and returns its index."""
+        start = random.randrange(self._count)  # at random, so that a range rests before it is used again
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for step in range(self._count):
             index = (start + step) % self._count
-            if self._is_free(index, owner) or self._take_over(index, owner):
+            if self._take_free(index, owner) or self._take_over(index, owner):
                 return index
         raise ProviderUnavailable(f"all {self._count} uid ranges are in use", remedy="destroy some sandboxes")
 
     def release(self, index: int, owner: Path) -> None:
-        """Idempotent; a claim that has become somebody else's stays. While the owner is there nobody takes it over."""
+        """Idempotent; leaves a claim that another owner has taken over. Nobody takes it over while the owner exists."""
         with contextlib.nullcontext() if owner.is_dir() else self._locked(fcntl.LOCK_EX):
             if self.owner(index) == owner:
                 self._link(index).unlink(missing_ok=True)
 
     def release_all(self, owner: Path) -> None:
-        """For an owner that died before it wrote down what it had claimed."""
+        """Releases the claims of an owner that died before it recorded them."""
         for link in self._directory.glob("[0-9]*"):
             self.release(int(link.name), owner)
 
@@ -63,8 +63,8 @@ class UidRanges:
         except FileNotFoundError:
             return None
 
-    def _is_free(self, index: int, owner: Path) -> bool:
-        """If so, it is the owner's now."""
+    def _take_free(self, index: int, owner: Path) -> bool:
+        """Returns False if the range is not free."""
         try:
             os.symlink(owner, self._link(index))
         except FileExistsError:
@@ -74,17 +74,17 @@ class UidRanges:
     def _take_over(self, index: int, owner: Path) -> bool:
         if not self._is_stale(index):
             return False
-        with self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB) as is_mine:
-            if not is_mine or not self._is_stale(index):
+        with self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
+            if not locked or not self._is_stale(index):
                 return False
             self._link(index).unlink(missing_ok=True)
-            return self._is_free(index, owner)
+            return self._take_free(index, owner)
 
     def _is_stale(self, index: int) -> bool:
         holder = self.owner(index)
         if holder is None or holder.is_dir():
             return False
-        return not _lives_in(range(uid_base(index), uid_base(index) + RANGE))
+        return not _is_used(range(uid_base(index), uid_base(index) + RANGE))
 
     def _link(self, index: int) -> Path:
         return self._directory / str(index)
@@ -104,8 +104,8 @@ class UidRanges:
             os.close(fd)
 
 
-def _lives_in(uids: range) -> bool:
-    """Whether any process has one of these uids; not by the owner of /proc/PID, which may say root of others."""
+def _is_used(uids: range) -> bool:
+    """Whether any process has one of these uids. The owner of /proc/PID does not tell: it may be root for others."""
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             text = status.read_text()

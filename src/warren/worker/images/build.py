@@ -1,9 +1,9 @@
-"""The two images Warren makes by itself.
+"""The two images that Warren builds.
 
-`base`: a small Debian (or Ubuntu) made on this machine from its own package sources, by mmdebstrap in
-namespaces of its own: if this program dies, all of the build dies with it and its mounts are gone.
-`host`: a skeleton without programs; the host's /usr is mounted into it, read-only. Of the host's /etc
-it takes only what is named here, readable by everybody, and no key.
+`base`: a small Debian (or Ubuntu) made on this machine from its own package sources, by mmdebstrap in namespaces of its
+own: if this program dies, the whole build dies with it, and its mounts are gone.
+`host`: a skeleton without programs; the host's /usr is mounted into it, read-only. It copies only those files of the
+host's /etc that are listed here and that everybody may read, and no keys.
 """
 
 import fnmatch
@@ -128,7 +128,7 @@ def _run_mmdebstrap(command: list[str], progress: Progress) -> None:
 
 
 def _follow(lines: Iterator[str], progress: Progress) -> list[str]:
-    """Turns mmdebstrap's talk into progress; gives back the last lines of it."""
+    """Reports progress by mmdebstrap's output; returns the last lines of it."""
     tail: list[str] = []
     step, events = "starting", 0
     for line in lines:
@@ -155,7 +155,7 @@ def _build_failure(tail: list[str], code: int) -> Exception:
 
 
 def _traces_of(tree: Tree) -> Iterator[str]:
-    """What the build leaves of this machine: package sources, which may hold credentials, and its settings."""
+    """Files of this machine that the build leaves: package sources, which may hold credentials, and its settings."""
     yield from ("etc/apt/sources.list", "etc/apt/auth.conf", "etc/apt/apt.conf.d/99mmdebstrap", "var/log/dpkg.log")
     for directory in ("etc/apt/sources.list.d", "etc/apt/auth.conf.d", "var/log/apt"):
         if tree.stat(directory) is None:
@@ -195,7 +195,7 @@ def copy_public_etc(etc: Path, tree: Tree) -> None:
 
 
 def _copy_public(source: Path, path: str, tree: Tree) -> None:
-    """Copies links, directories and files that everybody may read; leaves out the rest and what looks like a key."""
+    """Copies links, directories and files that everybody may read; leaves out others and what looks like a key."""
     found = source.lstat()
     if any(fnmatch.fnmatch(source.name.lower(), pattern) for pattern in _NEVER):
         return

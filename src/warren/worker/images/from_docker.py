@@ -1,113 +1,79 @@
-"""A Docker image as a tar stream, through the engine's API: a container is created, exported and removed.
+"""Takes the files of a Docker image: a container is created from it, exported as a tar stream and removed.
 
-The container never runs. It carries a label with the directory the import works in: if that directory
-is gone, its importer has died, and the next import removes the container.
+The container never runs. It carries a label with the directory that the import works in: if that directory is gone,
+its importer has died, and the next import removes the container.
 """
 
-import contextlib
-import http.client
-import json
+import asyncio
+import io
 import os
-import socket
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, cast
-from urllib.parse import quote, urlsplit
+from typing import IO, Any, Final, cast
 
-from warren.model.errors import ImageNotFound, InvalidRequest, ProviderUnavailable
+import aiohttp
 
-DEFAULT_DOCKER_URL = "unix:///var/run/docker.sock"
-_LABEL = "warren.image-import"
-_TIMEOUT_S = 120.0
+from warren.model.errors import ImageNotFound, ProviderUnavailable
+from warren.shielding import run_shielded
+from warren.worker.providers.docker_engine import DockerEngine
 
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=_TIMEOUT_S)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(_TIMEOUT_S)
-        self.sock.connect(self._path)
+_LABEL: Final = "warren.image-import"
+_PART: Final = 1024 * 1024
 
 
-@contextlib.contextmanager
-def exported(docker_url: str, reference: str, owner: Path) -> Iterator[IO[bytes]]:
-    """The image's files as an uncompressed tar; whatever happens, the container is gone afterwards."""
-    with _docker_errors(docker_url):
-        _remove_abandoned(docker_url)
-        container = _create(docker_url, reference, owner)
+async def unpack_docker_image(
+    docker_url: str, reference: str, owner: Path, unpack: Callable[[IO[bytes]], None]
+) -> None:
+    """Calls `unpack` in a thread with the image's files as an uncompressed tar; leaves nothing in the engine."""
+    engine = DockerEngine(docker_url)
     try:
-        with contextlib.closing(_connection(docker_url)) as connection:
-            with _docker_errors(docker_url):
-                connection.request("GET", f"/containers/{container}/export")
-                response = connection.getresponse()
-                _check(response, f"exporting {reference}")
-            yield cast(IO[bytes], response)
+        await _remove_abandoned(engine)
+        if await engine.image(reference) is None:
+            raise ImageNotFound(
+                f"the Docker engine has no image {reference!r}",
+                remedy="docker pull it first; `docker images` shows those it has",
+            )
+        container = await engine.create("", _container(reference, owner))
+        try:
+            async with engine.export(container) as content:
+                stream = io.BufferedReader(_BlockingStream(content), _PART)
+                await asyncio.to_thread(unpack, cast(IO[bytes], stream))
+        finally:
+            await run_shielded(engine.remove(container))
     finally:
-        with _docker_errors(docker_url):
-            _call(docker_url, "DELETE", f"/containers/{container}?force=1&v=1")
+        await engine.close()
 
 
-def _create(docker_url: str, reference: str, owner: Path) -> str:
-    body = {
+class _BlockingStream(io.RawIOBase):
+    """Reads, in a thread, what arrives in the event loop that made it."""
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content, self._loop = content, asyncio.get_running_loop()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            part = asyncio.run_coroutine_threadsafe(self._content.read(len(buffer)), self._loop).result()
+        except (aiohttp.ClientError, TimeoutError) as exc:
+            raise ProviderUnavailable(f"the Docker engine broke off the export of the image: {exc}") from exc
+        buffer[: len(part)] = part
+        return len(part)
+
+
+def _container(reference: str, owner: Path) -> dict[str, Any]:
+    return {
         "Image": reference,
         "Cmd": ["/never-run"],
         "NetworkDisabled": True,
         "Labels": {_LABEL: f"{os.uname().nodename}:{owner}"},
         "HostConfig": {"NetworkMode": "none", "LogConfig": {"Type": "none"}},
     }
-    return str(_call(docker_url, "POST", "/containers/create", body, what=f"taking the image {reference}")["Id"])
 
 
-def _remove_abandoned(docker_url: str) -> None:
-    filters = quote(json.dumps({"label": [_LABEL]}))
-    for container in _call(docker_url, "GET", f"/containers/json?all=1&filters={filters}"):
+async def _remove_abandoned(engine: DockerEngine) -> None:
+    for container in await engine.containers(_LABEL):
         machine, _, path = container["Labels"][_LABEL].partition(":")
         if machine == os.uname().nodename and not Path(path).exists():
-            _call(docker_url, "DELETE", f"/containers/{container['Id']}?force=1&v=1")
-
-
-def _call(docker_url: str, method: str, path: str, body: object = None, *, what: str = "") -> Any:
-    with contextlib.closing(_connection(docker_url)) as connection:
-        headers = {"Content-Type": "application/json"} if body is not None else {}
-        connection.request(method, path, json.dumps(body) if body is not None else None, headers)
-        response = connection.getresponse()
-        _check(response, what or f"{method} {path.partition('?')[0]}")
-        text = response.read()
-        return json.loads(text) if text else None
-
-
-def _check(response: http.client.HTTPResponse, what: str) -> None:
-    if response.status < 400:
-        return
-    text = response.read(65536).decode(errors="replace")
-    with contextlib.suppress(ValueError, AttributeError):
-        text = json.loads(text).get("message", text)
-    if response.status == 404 and "image" in text.lower():
-        raise ImageNotFound(f"{what}: {text.strip()}", remedy="docker pull it first; `docker images` shows the rest")
-    kind = InvalidRequest if response.status == 400 else ProviderUnavailable
-    raise kind(f"docker, {what}: {text.strip()}")
-
-
-def _connection(docker_url: str) -> http.client.HTTPConnection:
-    parts = urlsplit(docker_url or DEFAULT_DOCKER_URL)
-    if parts.scheme == "unix":
-        return _UnixConnection(parts.path)
-    if parts.scheme in ("tcp", "http") and parts.hostname:
-        return http.client.HTTPConnection(parts.hostname, parts.port or 2375, timeout=_TIMEOUT_S)
-    raise InvalidRequest(
-        f"the Docker address {docker_url!r} cannot be used here", remedy="set DOCKER_HOST to unix://… or tcp://…"
-    )
-
-
-@contextlib.contextmanager
-def _docker_errors(docker_url: str) -> Iterator[None]:
-    try:
-        yield
-    except (ConnectionError, FileNotFoundError, PermissionError, TimeoutError, http.client.HTTPException) as exc:
-        raise ProviderUnavailable(
-            f"the Docker engine at {docker_url or DEFAULT_DOCKER_URL} does not answer: {exc}",
-            remedy="start it (systemctl start docker), or set DOCKER_HOST",
-        ) from exc
+            await engine.remove(container["Id"])

@@ -1,8 +1,7 @@
 """Root filesystems from elsewhere: a directory, a tar, a container engine's export.
 
-Whatever the source holds, nothing is written outside the tree, and nothing but directories, regular
-files and links is made: devices, FIFOs and sockets are left out, set-id bits are taken off. A source
-that tries to climb out is refused as a whole.
+Whatever the source holds, an import writes nothing outside the tree and makes only directories, regular files and
+links: it leaves out devices, FIFOs and sockets, and clears set-id bits. It refuses a source that tries to climb out.
 """
 
 import os
@@ -28,7 +27,7 @@ _HEADER_TYPES = (
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How much an import may be: against bombs and mistakes, far above any real image."""
+    """The limits of an import, against bombs and mistakes; far above any real image."""
 
     members: int = 2_000_000
     size: int = 64 << 30
@@ -38,7 +37,7 @@ class Caps:
 
 
 class _Budget:
-    """Counts what comes and stops it at the caps."""
+    """Counts what is read and written, and raises at the caps."""
 
     def __init__(self, caps: Caps) -> None:
         self._caps = caps
@@ -71,7 +70,7 @@ class _CountedStream:
 
 
 def unpack_tar(stream: IO[bytes], tree: Tree, caps: Caps = Caps()) -> None:
-    """Unpacks a tar, plain or compressed, as it streams in; it needs not be seekable."""
+    """Unpacks a tar, plain or compressed, as it streams in; it need not be seekable."""
     budget = _Budget(caps)
     source = cast(IO[bytes], _CountedStream(stream, budget))
     try:
@@ -86,7 +85,7 @@ def unpack_tar(stream: IO[bytes], tree: Tree, caps: Caps = Caps()) -> None:
 
 def _guarded(caps: Caps) -> type[tarfile.TarInfo]:
     class GuardedTarInfo(tarfile.TarInfo):
-        """tarfile reads a long name or extended header into memory whole: not one of any size."""
+        """Refuses huge headers: tarfile reads a long name or extended header into memory whole."""
 
         def _proc_member(self, tar: tarfile.TarFile) -> Any:
             if self.type in _HEADER_TYPES and self.size > caps.header:

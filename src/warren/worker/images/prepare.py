@@ -1,7 +1,7 @@
-"""What every root filesystem needs before a sandbox can stand on it.
+"""Prepares a root filesystem for sandboxes.
 
-The root is read-only in a sandbox, so every mount point, the sandbox user and the few files of /etc
-that a sandbox has its own of are made here, once, whatever the tree came from.
+The root is read-only in a sandbox, so the mount points, the sandbox user and a few files of /etc are made here, once,
+wherever the tree came from.
 """
 
 import os
@@ -35,7 +35,7 @@ def check_is_root_filesystem(tree: Tree, what: str, *, shell_needed: bool = True
 
 
 def prepare(tree: Tree, shell: str = "") -> TreeSize:
-    """Makes the tree ready for sandboxes; the same tree may be prepared again."""
+    """Makes the tree ready for sandboxes. Idempotent."""
     tree.make_directory("/", 0o755)
     tree.set_owner("/", 0, 0)
     for path in _KERNEL_MOUNTS:
@@ -49,7 +49,7 @@ def prepare(tree: Tree, shell: str = "") -> TreeSize:
     tree.put_file("/etc/hosts", _HOSTS)
     tree.put_file("/etc/hostname", "sandbox\n")
     tree.put_file("/etc/resolv.conf", "")
-    return _tame(tree)
+    return _clean_and_measure(tree)
 
 
 def passwd_with_user(text: str, shell: str) -> str:
@@ -73,8 +73,8 @@ def _joined(lines: list[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _tame(tree: Tree) -> TreeSize:
-    """Takes set-id bits off, lets pip install again (a sandbox is disposable), and measures the tree."""
+def _clean_and_measure(tree: Tree) -> TreeSize:
+    """Clears set-id bits, lets pip install (a sandbox is disposable), and measures the tree."""
     files = size = 0
     seen: set[tuple[int, int]] = set()
     for _, directories, names, fd in os.fwalk(".", dir_fd=tree.fd, follow_symlinks=False):

@@ -1,12 +1,12 @@
 """The images of this machine: root filesystems by name, under STATE_DIR/images.
 
-An image is a directory with `rootfs/` and `image.json`. It is made in a temporary directory beside
-its place and renamed into it, so that an image is either there whole or not at all. The maker holds a
-lock on the temporary directory; one whose lock is free belongs to a maker that died, and the next one
-to make or remove an image sweeps it away. Names may be those of Docker images (`ubuntu:22.04`); the
-directory's name is the quoted one.
+An image is a directory with `rootfs/` and `image.json`. It is made in a temporary directory and renamed, so an image
+is either complete or absent. The maker holds a lock on the temporary directory; one whose lock is free belongs to a
+maker that died, and the next process that makes or removes an image deletes it. Names may be those of Docker images
+(`ubuntu:22.04`); the directory has the quoted name.
 """
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote, unquote
@@ -25,7 +26,6 @@ from warren.interfaces.images import RootFs
 from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
 from warren.model.spec import check_image_name
 from warren.worker.images.build import Progress, build_base, build_host
-from warren.worker.images.from_docker import exported
 from warren.worker.images.import_tree import copy_directory, unpack_tar
 from warren.worker.images.prepare import check_is_root_filesystem, prepare
 from warren.worker.images.tree import Tree
@@ -47,7 +47,7 @@ class ImageInfo:
 
 
 def silent(step: str, fraction: float | None) -> None:
-    """Progress for those who do not want to see it."""
+    """Ignores progress."""
 
 
 class ImageStore:
@@ -119,20 +119,23 @@ class ImageStore:
     def import_docker(
         self, name: str, reference: str, docker_url: str, progress: Progress = silent, *, shell_needed: bool = True
     ) -> ImageInfo:
-        """Takes an image the Docker engine at `docker_url` has; nothing is left in the engine."""
+        """Takes an image of the Docker engine at `docker_url` and leaves nothing in the engine."""
 
         def fill(path: Path) -> None:
+            from warren.worker.images.from_docker import unpack_docker_image  # takes a while to import
+
             progress(f"taking {reference} from the Docker engine", None)
-            with _new_tree(path) as tree, exported(docker_url, reference, owner=path) as stream:
-                unpack_tar(stream, tree)
+            with _new_tree(path) as tree:
+                unpack = partial(unpack_tar, tree=tree)
+                asyncio.run(unpack_docker_image(docker_url, reference, owner=path, unpack=unpack))
 
         return self._make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
 
     def remove(self, name: str) -> None:
-        """Removes an image; sandboxes that stand on it lose the programs they have not read yet."""
+        """Removes an image; sandboxes that use it lose the files that they have not opened yet."""
         self.rootfs(name)
-        with self._temporary() as workplace, _said_clearly("removing the image", workplace):
-            os.rename(self._place(name), workplace / "removed")
+        with self._temporary() as temporary, _explain_errors("removing the image", temporary):
+            os.rename(self._place(name), temporary / "removed")
 
     def _make(
         self,
@@ -145,8 +148,8 @@ class ImageStore:
         shell_needed: bool = True,
     ) -> ImageInfo:
         place = self._place(name)
-        with self._temporary() as workplace, _said_clearly(f"making the image {name}", workplace):
-            new = workplace / "new"
+        with self._temporary() as temporary, _explain_errors(f"making the image {name}", temporary):
+            new = temporary / "new"
             new.mkdir()
             fill(new / "rootfs")
             progress("preparing", 0.98)
@@ -157,7 +160,7 @@ class ImageStore:
             info = ImageInfo(name, source, time.time(), size.files, size.bytes, host_usr)
             _write_info(new, info)
             if place.exists():
-                os.rename(place, workplace / "old")
+                os.rename(place, temporary / "old")
             os.rename(new, place)
         progress("done", 1.0)
         return info
@@ -184,9 +187,9 @@ class ImageStore:
 
     @contextlib.contextmanager
     def _temporary(self) -> Iterator[Path]:
-        """A directory beside the images that is gone afterwards; those of makers that died are swept."""
+        """A directory beside the images, removed afterwards; deletes those that dead makers have left."""
         with contextlib.ExitStack() as held:
-            with _said_clearly("making the directory of the images", self._images):
+            with _explain_errors("making the directory of the images", self._images):
                 self._images.mkdir(parents=True, exist_ok=True)
                 with _locked(self._images, fcntl.LOCK_EX):
                     self._sweep()
@@ -222,7 +225,7 @@ def _new_tree(path: Path) -> Iterator[Tree]:
 
 
 @contextlib.contextmanager
-def _said_clearly(doing: str, where: Path) -> Iterator[None]:
+def _explain_errors(doing: str, where: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:

@@ -7,52 +7,57 @@ A sandbox is a directory `<state>/docker/<id>`, made first and removed last, and
     disk/         where its disk is mounted until the container has it; agent and /etc are copied there
     disk.img      for a moment, until the launcher has attached and unlinked it
 
-Its agent listens in /run/warren/docker/<id>, which is root's alone: nobody in the sandbox can enter it.
-(It is not in the state directory because the sandbox's mount table tells where it is.)
+Its agent listens in /run/warren/docker/<id>, which only the host's root can enter.
+(It is not in the state directory because the sandbox's mount table shows where it is.)
 
-The engine makes the container and starts it; from then on Warren speaks with the agent over the
-socket and asks the engine for nothing until it removes the container. So commands run, and a
-sandbox can be adopted, also while the engine is away. The disk's mount is taken off the host as
-soon as the container stands on it; like all else it vanishes with the container's processes.
+The engine makes the container and starts it; from then on Warren talks to the agent over the socket and does not need
+the engine until it removes the container. So commands run, and a sandbox can be adopted, while the engine is down. The
+disk is unmounted from the host as soon as the container has it; its last mount vanishes with the container's processes.
 """
 
-import asyncio
 import hashlib
 import os
 import resource
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from warren.interfaces.images import Images
+from warren.model.capability import Capability
 from warren.model.errors import ProviderUnavailable, SandboxLost
 from warren.model.spec import USER_UID, Layer, SandboxSpec
-from warren.worker.agent.link import AgentLink
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
-from warren.worker.host.boot import boot_id
 from warren.worker.host.cgroups import SandboxCgroup
-from warren.worker.host.disks import STOCK, tmpfs_options
-from warren.worker.host.mounts import unmount
-from warren.worker.host.spawning import run
+from warren.worker.host.disks import STOCK, tmpfs_options, unmount
+from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
-from warren.worker.providers import docker_spec, first_process
-from warren.worker.providers.docker_api import Engine
+from warren.worker.providers import docker_spec
+from warren.worker.providers.connection import AgentDialer, IsolationReader
+from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_images import EngineImages
-from warren.worker.providers.docker_record import DockerRecord
 from warren.worker.providers.docker_spec import EngineImage, container_name
-from warren.worker.providers.host_provider import Fault, HostProvider, translated
+from warren.worker.providers.host_provider import Fault, HostProvider, translate_os_error
+from warren.worker.providers.record import Record, kill_first_process
 
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "files", "container", "created", "start", "started"),
     *("detach", "dial", "dialled", "checked"),
 )
-# Docker has no user namespace per container. One that the engine gives all the same is reported.
+# Docker has no user namespace per container. If the engine remaps users all the same, the isolation report says so.
 PROMISED: Final = isolation.ALL_BUT_KERNEL - {Layer.USER_NAMESPACE}
 _RUN: Final = Path("/run/warren/docker")
 _AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DockerRecord(Record):
+    """`container` is the engine's id of it."""
+
+    container: str = ""
 
 
 class DockerProvider(HostProvider[DockerRecord, EngineImage]):
@@ -60,6 +65,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     folder = "docker"
     record_class = DockerRecord
     promised = PROMISED
+    capabilities = frozenset({Capability.TERMINALS})
 
     def __init__(
         self,
@@ -71,6 +77,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         disk_stock: int = STOCK,
         start_timeout_s: float = 30.0,
         fault: Fault = lambda step: None,
+        dialer: AgentDialer | None = None,
+        isolation_reader: IsolationReader | None = None,
     ) -> None:
         super().__init__(
             *(state_dir, bin_dir),
@@ -78,20 +86,22 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             start_timeout_s=start_timeout_s,
             fault=fault,
             at_once=_AT_ONCE,
+            dialer=dialer,
+            isolation_reader=isolation_reader,
         )
-        self.engine = Engine(docker_url or "")
+        self.engine = DockerEngine(docker_url or "")
         self._images = EngineImages(images, self.engine)
         self._runtime = ""
 
     def __repr__(self) -> str:
         return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
 
-    async def _ids(self) -> Sequence[str]:
-        found = set(await super()._ids())
-        # Without the engine the directories tell: every sandbox had one before it had a container.
+    async def _list_all(self) -> Sequence[str]:
+        found = set(await super()._list_all())
+        # Without the engine the directories suffice: every sandbox had one before it had a container.
         with suppress(ProviderUnavailable):
-            labels = await self.engine.containers(f"{docker_spec.STATE_LABEL}={self._state_id}")
-            found.update(label.get(docker_spec.SANDBOX_LABEL, "") for label in labels)
+            containers = await self.engine.containers(f"{docker_spec.STATE_LABEL}={self._state_id}")
+            found.update(container["Labels"].get(docker_spec.SANDBOX_LABEL, "") for container in containers)
         return sorted(found - {""})
 
     async def close(self) -> None:
@@ -111,7 +121,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                         path.chmod(0o700)
                     await self.disks.probe()
                 except OSError as exc:
-                    raise translated("preparing the state directory", exc) from exc
+                    raise translate_os_error("preparing the state directory", exc) from exc
                 self._runtime = runtime
 
     def _check_host(self) -> None:
@@ -139,7 +149,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         return await self._images.find(spec.image)
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: EngineImage) -> AgentSandbox:
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
         self._fault("uids")
@@ -154,7 +164,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._fault("container")
         container = await self.engine.create(container_name(sandbox_id), self._config(record, plan))
         self._fault("created")
-        record = record.created(container)
+        record = replace(record, container=container)
         record.save(directory)
         self._fault("start")
         await self.engine.start(container)
@@ -167,7 +177,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         return await self._connect(record, creating=True)
 
     async def _mount_disk(self, record: DockerRecord, image: EngineImage) -> None:
-        directory, limits = self._directory(record.sandbox_id), record.spec.limits
+        directory, limits = self.directory(record.sandbox_id), record.spec.limits
         (directory / "disk").mkdir(mode=0o700)
         if self.disks.why_not_loop:
             disk = ("--tmpfs", tmpfs_options(limits))
@@ -182,9 +192,9 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             raise ProviderUnavailable(f"docker, mounting a sandbox's disk: {outcome.last_line}")
 
     def _write_files(self, record: DockerRecord) -> None:
-        """Onto a disk that no sandbox has seen yet: no name on it can be a link."""
-        (_RUN / record.sandbox_id).mkdir(mode=0o700)
-        system = self._directory(record.sandbox_id) / "disk" / docker_spec.SYSTEM
+        """Writes to a disk that no sandbox has seen yet, so no name on it can be a link."""
+        (self._socket_directory(record.sandbox_id)).mkdir(mode=0o700)
+        system = self.directory(record.sandbox_id) / "disk" / docker_spec.SYSTEM
         system.mkdir()
         for name, text in docker_spec.etc_files(uid_base(record.uid_index)).items():
             (system / name).write_text(text)
@@ -193,49 +203,35 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         (system / "agent").chmod(0o755)
 
     def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:
-        directory = self._directory(record.sandbox_id)
+        directory = self.directory(record.sandbox_id)
         return docker_spec.container(
             record.spec,
             image,
-            docker_spec.SandboxPaths(directory / "disk", _RUN / record.sandbox_id),
+            docker_spec.SandboxPaths(directory / "disk", self._socket_directory(record.sandbox_id)),
             sandbox_id=record.sandbox_id,
             state_id=self._state_id,
             uid_base=uid_base(record.uid_index),
             hard_limits=_hard_limits(),
         )
 
-    async def _dial(self, record: DockerRecord) -> AgentLink:
-        """Also hears of an agent that ends before it answers."""
-        dialling = asyncio.ensure_future(AgentLink.dial(_RUN / record.sandbox_id, timeout_s=self._start_timeout_s))
-        dying = asyncio.ensure_future(first_process.ended(record))
-        try:
-            await asyncio.wait({dialling, dying}, return_when=asyncio.FIRST_COMPLETED)
-            if dialling.done():
-                return dialling.result()
-            raise SandboxLost("the sandbox's agent ended before it answered")
-        except asyncio.CancelledError:
-            if dialling.done() and not dialling.exception():
-                dialling.result().abort()
-            raise
-        finally:
-            dying.cancel()
-            dialling.cancel()
+    def _socket_directory(self, sandbox_id: str) -> Path:
+        return _RUN / sandbox_id
 
     # -- unmaking
 
     async def _unmake(self, sandbox_id: str) -> None:
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         record = DockerRecord.load(directory)
         cgroup = SandboxCgroup({})
         if record is not None:
             with suppress(SandboxLost):
                 cgroup = self._cgroup(record)
-            await first_process.end(record)
+            await kill_first_process(record)
         await self.engine.remove(container_name(sandbox_id))
-        # The engine has removed them too, unless it had lost the container.
+        # The engine has removed the cgroups too, unless it had lost the container.
         await cgroup.clear()
-        shutil.rmtree(_RUN / sandbox_id, ignore_errors=True)
+        shutil.rmtree(self._socket_directory(sandbox_id), ignore_errors=True)
         if not directory.is_dir():
             return
         unmount(directory / "disk")
@@ -244,7 +240,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         if directory.exists():
             raise ProviderUnavailable(f"the directory {directory} cannot be removed")
 
-    # -- small things
+    # -- names and cgroups
 
     @property
     def _state_id(self) -> str:
@@ -261,13 +257,13 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
 def _first_pid(state: docker_spec.Json) -> int:
     if not state["Pid"]:
-        said = state.get("Error") or f"exit code {state.get('ExitCode')}"
-        raise ProviderUnavailable(f"docker, starting a sandbox: its agent ended at once ({said})")
+        why = state.get("Error") or f"exit code {state.get('ExitCode')}"
+        raise ProviderUnavailable(f"docker, starting a sandbox: its agent ended at once ({why})")
     return int(state["Pid"])
 
 
 def _hard_limits() -> dict[str, int]:
-    """Where even root may not raise its limits, the engine may not either."""
+    """The limits that even root may not raise here; the engine may not either."""
     kinds = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK, "fsize": resource.RLIMIT_FSIZE}
     limits = {name: resource.getrlimit(kind)[1] for name, kind in kinds.items()}
     return {name: value for name, value in limits.items() if value != resource.RLIM_INFINITY}

@@ -1,8 +1,8 @@
 """Warren's images in the engine.
 
-A root filesystem of Warren's is loaded into the engine once, as `warren/<name>:<version>`; the version
-says which tree it was, so an image that was built anew is loaded anew, and the older one is removed as
-soon as nobody stands on it. Every other name is that of an image the engine already has.
+A root filesystem of Warren's is loaded into the engine once, as `warren/<name>:<version>`. The version identifies the
+tree, so an image that was rebuilt is loaded again, and the older one is removed as soon as no container uses it. Every
+other name is that of an image the engine already has.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from typing import Any, Final
 from warren.interfaces.images import Images
 from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.shielding import run_shielded
-from warren.worker.providers.docker_api import Engine
+from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_spec import EngineImage
 
 _LABEL: Final = "warren.rootfs"
@@ -26,17 +26,17 @@ _PART: Final = 1024 * 1024
 
 
 class EngineImages:
-    def __init__(self, images: Images, engine: Engine) -> None:
+    def __init__(self, images: Images, engine: DockerEngine) -> None:
         self._images = images
         self._engine = engine
         self._loading = asyncio.Lock()
 
     async def find(self, name: str) -> EngineImage:
-        """The image of that name, loaded if need be. It is named by its id from here on: tags can move."""
+        """Finds the image of that name, and loads it if necessary. Callers use its id from then on: tags can move."""
         try:
             rootfs = self._images.rootfs(name)
         except ImageNotFound:
-            return await self._of_the_engine(name)
+            return await self._find_in_engine(name)
         if rootfs.host_usr:
             raise InvalidRequest(
                 f"the image {name!r} stands on the /usr of this machine, which the docker provider cannot give",
@@ -53,7 +53,7 @@ class EngineImages:
             await self._remove_older(label, found["Id"])
             return _image(found)
 
-    async def _of_the_engine(self, name: str) -> EngineImage:
+    async def _find_in_engine(self, name: str) -> EngineImage:
         found = await self._engine.image(name)
         if found is None:
             raise ImageNotFound(
@@ -74,7 +74,7 @@ def slug(name: str) -> str:
 
 
 def version(rootfs: Path) -> str:
-    """An image is made beside its place and moved there: another one is another directory."""
+    """Identifies the tree: a rebuilt image is another directory, because it is made elsewhere and renamed."""
     found = rootfs.stat()
     return _digest(f"{rootfs} {found.st_dev} {found.st_ino} {found.st_mtime_ns}")
 
@@ -89,14 +89,14 @@ def _image(found: dict[str, Any]) -> EngineImage:
 
 
 async def _tar(root: Path) -> AsyncIterator[bytes]:
-    """The tree as a tar, read by threads, never more than a part of it in memory."""
+    """The tree as a tar, read in threads, one part in memory at a time."""
     parts = tar_parts(root)
     while part := await run_shielded(asyncio.to_thread(next, parts, b"")):
         yield part
 
 
 def tar_parts(root: Path) -> Iterator[bytes]:
-    """The tree as a tar, in parts of about a mebibyte. Devices and sockets are not for a sandbox."""
+    """The tree as a tar, in parts of about a mebibyte, without devices and sockets."""
     buffer = bytearray()
     for piece in _pieces(root):
         buffer += piece

@@ -1,11 +1,11 @@
-"""The container of a sandbox, as the Engine API takes it, and the files of /etc it gets. Pure.
+"""The container of a sandbox in the terms of the engine's API, and the files of /etc it gets. Pure.
 
-The same hardening as oci's, in Docker's words, with two differences. There is no user namespace per
-container: the sandbox has a user uid and an agent uid of its own on the host instead, and its first
-process, which the engine starts as root with four capabilities, becomes the agent uid for good. And
-Docker's own ways in (exec, archive, logs, health checks, volumes of the image) are shut or unused.
+The hardening is that of the oci provider, with two differences. There is no user namespace per container: the sandbox
+has a user uid and an agent uid of its own on the host instead, and its first process, which the engine starts as root
+with four capabilities, becomes the agent uid for good. And Docker's own ways in (exec, archive, logs, health checks,
+volumes of the image) are closed or unused.
 
-Every path of the host in here is Warren's own: the sandbox's disk, and where its agent listens.
+The only paths of the host in it are Warren's own: the sandbox's disk, and where its agent listens.
 """
 
 import json
@@ -51,10 +51,10 @@ class EngineImage:
 
 @dataclass(frozen=True, slots=True)
 class SandboxPaths:
-    """What of the host a sandbox's container is made of.
+    """The directories of the host that a sandbox's container mounts.
 
-    The agent and the files of /etc lie on the sandbox's own disk (`SYSTEM`): a file that two sandboxes
-    share is a channel between them, by its locks, and the mount table would tell where it lies.
+    The agent and the files of /etc are on the sandbox's own disk (`SYSTEM`): two sandboxes could signal each other
+    through the locks of a shared file, and the mount table would show where it is.
     """
 
     disk: Path
@@ -104,7 +104,7 @@ def agent_argv(spec: SandboxSpec, uid_base: int) -> list[str]:
 
 
 def etc_files(uid_base: int) -> dict[str, str]:
-    """/etc of the sandbox: its user has a uid that no image knows."""
+    """The sandbox's own files of /etc: no image knows the uid of its user."""
     user = uid_base + USER_UID
     return {
         "passwd": (
@@ -120,7 +120,7 @@ def etc_files(uid_base: int) -> dict[str, str]:
 
 
 def directories(image: EngineImage) -> dict[str, tuple[str, int]]:
-    """The writable places: path in the sandbox, directory on the disk, mode; the image's volumes among them."""
+    """The writable paths, including the image's volumes, each with its directory on the disk and its mode."""
     places = dict(disk_directories())
     for number, path in enumerate(image.volumes):
         if path not in places:

@@ -1,13 +1,13 @@
 """What code in a sandbox may ask of the kernel: system calls, capabilities, paths of /proc.
 
-Pure, and shared by all providers that use this machine's kernel. The list of system calls says
-what is allowed; everything else, also what future kernels bring, is refused with EPERM, and other
-ABIs than the native one are killed. Three rules shape the conditions on arguments:
+Pure, and shared by all providers that use this machine's kernel. The filter allows the system calls that are listed
+and refuses all others, including those of future kernels, with EPERM; it kills a process that uses another ABI than the
+native one. Three rules shape the conditions on arguments:
 
 - The kernel cuts an `int` argument to 32 bits but the filter sees 64. An equality that allows may
   ignore this (a stray high bit merely refuses); whatever must be refused is compared under a mask.
-- A filter cannot read memory, so calls that take their flags by pointer (clone3) are not there
-  (ENOSYS): libc then uses the older call, whose flags can be seen.
+- A filter cannot read memory, so a call that takes its flags by pointer (clone3) gets ENOSYS: libc then uses the older
+  call, whose flags the filter can see.
 - Sockets are allowed by family *and* protocol: asking for a rare protocol makes the kernel load it.
 """
 
@@ -105,7 +105,7 @@ def seccomp_oci(*, ptrace: bool = False, machine: str = "") -> dict[str, Any]:
 
 
 def seccomp_docker(*, ptrace: bool = False, machine: str = "") -> dict[str, Any]:
-    """The profile as Docker takes it in `SecurityOpt: seccomp=…`. EPERM is its default answer."""
+    """The profile for Docker's `SecurityOpt: seccomp=…`, whose default error is EPERM."""
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "archMap": [{"architecture": _architecture(machine), "subArchitectures": []}],
@@ -114,7 +114,7 @@ def seccomp_docker(*, ptrace: bool = False, machine: str = "") -> dict[str, Any]
 
 
 def allowed_names(*, ptrace: bool = False) -> frozenset[str]:
-    """Every system call that is allowed at all, under whatever condition."""
+    """Every system call that is allowed, with or without conditions."""
     return frozenset(name for rule in _rules(ptrace) if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"])
 
 
@@ -174,7 +174,7 @@ def _masked(index: int, mask: int, value: int) -> Rule:
 
 
 def ipc_sysctls(shm_bytes: int) -> dict[str, str]:
-    """SysV objects are no process's own: nobody is killed for them when they have filled the memory."""
+    """Limits SysV objects, which belong to no process: the kernel can kill nobody to get their memory back."""
     return {
         "kernel.shmmax": str(shm_bytes),
         "kernel.shmall": str(shm_bytes // getpagesize()),

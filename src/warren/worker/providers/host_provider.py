@@ -1,11 +1,13 @@
 """What oci and docker share: sandboxes on this host, each with a directory, a record, uids, a disk and an agent.
 
-A sandbox's directory is made first and removed last, and the record in it is written before anything
-else is made: whatever a crash leaves can be found, judged and undone. A provider says how a sandbox
-is made (`_make`), unmade (`_unmake`) and reached (`_dial`, `_cgroup`); the rest is here.
+A sandbox's directory is made first and removed last, and the record in it is written before anything else is made, so
+that whatever a crash leaves can be found, judged and undone. A subclass says how a sandbox is made (`_make`) and
+unmade (`_unmake`), and where its socket and its cgroup are; the rest is here. How its agent is dialled and how its
+isolation is read are parts that the provider is given (connection.py).
 """
 
 import asyncio
+import errno
 import os
 import re
 import secrets
@@ -15,22 +17,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypeVar
 
+from warren.model.capability import Capability
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import Isolation, Layer, SandboxSpec
+from warren.model.spec import Layer, SandboxSpec
 from warren.shielding import run_shielded
-from warren.worker.agent.link import AgentLink
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
-from warren.worker.host.boot import boot_id
 from warren.worker.host.cgroups import Hierarchies, SandboxCgroup
 from warren.worker.host.disks import Disks
-from warren.worker.host.uids import RANGE, UidRanges, uid_base
-from warren.worker.providers.hardening import AGENT_CAPABILITIES
-from warren.worker.providers.record import Record, abandoned
+from warren.worker.host.processes import boot_id, is_exiting
+from warren.worker.host.uids import UidRanges
+from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
+from warren.worker.providers.record import Record, is_abandoned
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-_NO_SPACE: Final = (28, 122)
-_PF_EXITING: Final = 0x4
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 Fault = Callable[[str], None]
 R = TypeVar("R", bound=Record)
@@ -38,16 +39,29 @@ Plan = TypeVar("Plan")
 
 
 class HostProvider(ABC, Generic[R, Plan]):
-    """`fault` is called with the name of each step of create before it is taken, for tests of what remains."""
+    """`promised` are the layers without which no sandbox is handed out. Tests pass `fault`, which is called with the
+    name of each step of `create` before it is taken."""
 
     name: ClassVar[str]
     folder: ClassVar[str]
     record_class: type[R]
     promised: ClassVar[frozenset[Layer]]
+    capabilities: ClassVar[frozenset[Capability]]
 
     def __init__(
-        self, state_dir: Path, bin_dir: Path, *, disk_stock: int, start_timeout_s: float, fault: Fault, at_once: int
+        self,
+        state_dir: Path,
+        bin_dir: Path,
+        *,
+        disk_stock: int,
+        start_timeout_s: float,
+        fault: Fault,
+        at_once: int,
+        dialer: AgentDialer | None = None,
+        isolation_reader: IsolationReader | None = None,
     ) -> None:
+        self._dialer = dialer or SocketDialer()
+        self._isolation_reader = isolation_reader or ProcIsolationReader()
         self._state = state_dir.absolute()
         self._launcher = bin_dir.absolute() / "warren-launch"
         self._agent = bin_dir.absolute() / "warren-agent"
@@ -74,16 +88,16 @@ class HostProvider(ABC, Generic[R, Plan]):
             except BaseException as exc:
                 await run_shielded(self._unmake(sandbox_id))
                 if isinstance(exc, OSError):
-                    raise translated("creating a sandbox", exc) from exc
+                    raise translate_os_error("creating a sandbox", exc) from exc
                 raise
 
     async def adopt(self, sandbox_id: str) -> AgentSandbox:
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         if not directory.is_dir():
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
-        record = self.record_class.load(directory)
+        record = self.load_record(sandbox_id)
         if record is None or not record.alive():
-            raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._why_lost(record)}")
+            raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._loss_reason(record)}")
         return await self._connect(record)
 
     async def destroy(self, sandbox_id: str) -> None:
@@ -94,24 +108,24 @@ class HostProvider(ABC, Generic[R, Plan]):
             try:
                 await self._unmake(sandbox_id)
             except OSError as exc:
-                raise translated(f"destroying sandbox {sandbox_id}", exc) from exc
+                raise translate_os_error(f"destroying sandbox {sandbox_id}", exc) from exc
 
     async def list_ids(self, labels: Mapping[str, str] | None = None) -> Sequence[str]:
-        found = await self._ids()
-        return await asyncio.to_thread(self._labelled, found, labels) if labels else found
+        sandbox_ids = await self._list_all()
+        return await asyncio.to_thread(self._with_labels, sandbox_ids, labels) if labels else sandbox_ids
 
-    async def _ids(self) -> Sequence[str]:
+    async def _list_all(self) -> Sequence[str]:
         try:
             return sorted(name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name))
         except FileNotFoundError:
             return []
 
-    def _labelled(self, sandbox_ids: Sequence[str], labels: Mapping[str, str]) -> Sequence[str]:
-        records = {name: self.record_class.load(self._directory(name)) for name in sandbox_ids}
+    def _with_labels(self, sandbox_ids: Sequence[str], labels: Mapping[str, str]) -> Sequence[str]:
+        records = {name: self.load_record(name) for name in sandbox_ids}
         return [name for name, record in records.items() if record and labels.items() <= record.spec.labels.items()]
 
     async def sweep(self) -> int:
-        left = [name for name in await self.list_ids() if abandoned(self._directory(name), self.record_class)]
+        left = [name for name in await self.list_ids() if is_abandoned(self.directory(name), self.record_class)]
         for sandbox_id in left:
             await self.destroy(sandbox_id)
         return len(left)
@@ -121,11 +135,20 @@ class HostProvider(ABC, Generic[R, Plan]):
         for sandbox in list(self._open):
             await sandbox.close()
 
-    # -- what a provider says
+    def load_record(self, sandbox_id: str) -> R | None:
+        return self.record_class.load(self.directory(sandbox_id))
+
+    def directory(self, sandbox_id: str) -> Path:
+        """Raises SandboxNotFound for what cannot be an id."""
+        if not _ID.fullmatch(sandbox_id):
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")
+        return self._state / self.folder / sandbox_id
+
+    # -- what a subclass says
 
     @abstractmethod
     async def _plan(self, spec: SandboxSpec) -> Plan:
-        """Makes sure that this host can make sandboxes, and finds what this one is made of."""
+        """Ensures that this host can make sandboxes, and finds what this one is made of."""
 
     @abstractmethod
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Plan) -> AgentSandbox: ...
@@ -135,12 +158,13 @@ class HostProvider(ABC, Generic[R, Plan]):
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
 
     @abstractmethod
-    async def _dial(self, record: R) -> AgentLink: ...
+    def _socket_directory(self, sandbox_id: str) -> Path:
+        """Where its agent listens."""
 
     @abstractmethod
     def _cgroup(self, record: R) -> SandboxCgroup: ...
 
-    # -- what they share
+    # -- what subclasses use
 
     def _check_programs(self) -> None:
         for program in (self._launcher, self._agent):
@@ -150,32 +174,27 @@ class HostProvider(ABC, Generic[R, Plan]):
     async def _connect(self, record: R, *, creating: bool = False) -> AgentSandbox:
         step = self._fault if creating else lambda _: None
         try:
-            link = await self._dial(record)
+            directory = self._socket_directory(record.sandbox_id)
+            link = await self._dialer.dial(record, directory, self._start_timeout_s)
         except SandboxLost as exc:
-            raise SandboxLost(f"{exc.message}: {self._why_lost(record)}") from exc
+            raise SandboxLost(f"{exc.message}: {self._loss_reason(record)}") from exc
         try:
             step("dialled")
             cgroup = self._cgroup(record)
-            found = self._read_isolation(record, cgroup)
-            isolation.check(found, record.spec.require | self.promised)
+            in_force = self._isolation_reader.read(self.name, record, cgroup.limits())
+            isolation.check(in_force, record.spec.require | self.promised)
             step("checked")
         except BaseException:
             await run_shielded(link.close())
             raise
         sandbox = AgentSandbox(
-            *(record.sandbox_id, link, found),
+            *(record.sandbox_id, link, in_force),
             env=record.spec.env,
             oom_kills=cgroup.oom_counter(),
-            why_lost=lambda: self._why_lost(record),
+            why_lost=lambda: self._loss_reason(record),
         )
         self._open.add(sandbox)
         return sandbox
-
-    def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
-        base = uid_base(record.uid_index)
-        facts = isolation.gather(record.pid, cgroup.limits())
-        found = isolation.judge(facts, uids=range(base, base + RANGE), capabilities=AGENT_CAPABILITIES)
-        return isolation.report(self.name, record.runtime, found)
 
     def _release_uids(self, record: R | None, directory: Path) -> None:
         if record is not None:
@@ -183,33 +202,19 @@ class HostProvider(ABC, Generic[R, Plan]):
         else:
             self._uids.release_all(directory)
 
-    def _directory(self, sandbox_id: str) -> Path:
-        if not _ID.fullmatch(sandbox_id):
-            raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")
-        return self._state / self.folder / sandbox_id
-
-    def _why_lost(self, record: R | None) -> str:
+    def _loss_reason(self, record: R | None) -> str:
         if record is None or not record.pid:
             return "it was never finished"
         if record.boot_id != boot_id():
             return "the machine was restarted"
-        if record.alive() and not _is_ending(record.pid):
+        if record.alive() and not is_exiting(record.pid):
             return "its agent does not answer"
-        if not self._directory(record.sandbox_id).is_dir():
+        if not self.directory(record.sandbox_id).is_dir():
             return "it was destroyed"
         return "its first process has ended"
 
 
-def _is_ending(pid: int) -> bool:
-    """A process closes its sockets some time before it is seen to be dead: the kernel has marked it by then."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
-
-
-def translated(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:
+def translate_os_error(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:
     if exc.errno in _NO_SPACE:
         return NoSpace(f"{doing}: {exc.strerror} ({exc.filename})", remedy="free some space in the state directory")
     return ProviderUnavailable(f"{doing}: {exc.strerror} ({exc.filename})")

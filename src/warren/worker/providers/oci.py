@@ -7,10 +7,10 @@ A sandbox is a directory `<state>/sandboxes/<id>`, made first and removed last:
     bundle/       what the runtime reads; the launcher mounts into it, in a namespace of its own
     disk.img      for a moment, until the launcher has attached and unlinked it
 
-The launcher, then the runtime, run for some milliseconds; after that nothing of ours on the host
-belongs to the sandbox but its own processes. All that is left to undo is: kill the first process
-(the kernel kills the rest), remove the cgroups and the directories. Hence the runtime's own
-`delete` is not needed, and a sandbox can be destroyed even when its runtime is no longer installed.
+The launcher and then the runtime run for some milliseconds; after that the sandbox consists of its own processes
+alone. Destroying it means killing the first process (the kernel kills the rest) and removing the cgroups and the
+directories. The runtime's own `delete` is not needed, so a sandbox can be destroyed even when its runtime is no longer
+installed.
 """
 
 import asyncio
@@ -23,21 +23,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from warren.interfaces.images import Images, RootFs
+from warren.model.capability import Capability
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
-from warren.worker.agent.link import AgentLink
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
-from warren.worker.host.boot import boot_id
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.host.disks import STOCK
-from warren.worker.host.spawning import Finished, run
+from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.uids import uid_base
-from warren.worker.providers import first_process, oci_bundle, oci_launch
-from warren.worker.providers.host_provider import Fault, HostProvider, translated
+from warren.worker.providers import oci_bundle, oci_launch
+from warren.worker.providers.connection import AgentDialer, IsolationReader
+from warren.worker.providers.host_provider import Fault, HostProvider, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
-from warren.worker.providers.record import Record
+from warren.worker.providers.record import Record, kill_first_process
 
 STEPS: Final = (
     *("directory", "uids", "record", "bundle", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
@@ -52,6 +52,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
     folder = "sandboxes"
     record_class = Record
     promised = isolation.ALL_BUT_KERNEL
+    capabilities = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS})
 
     def __init__(
         self,
@@ -63,6 +64,8 @@ class OciProvider(HostProvider[Record, "Plan"]):
         disk_stock: int = STOCK,
         start_timeout_s: float = 30.0,
         fault: Fault = lambda step: None,
+        dialer: AgentDialer | None = None,
+        isolation_reader: IsolationReader | None = None,
     ) -> None:
         super().__init__(
             *(state_dir, bin_dir),
@@ -70,6 +73,8 @@ class OciProvider(HostProvider[Record, "Plan"]):
             start_timeout_s=start_timeout_s,
             fault=fault,
             at_once=_AT_ONCE,
+            dialer=dialer,
+            isolation_reader=isolation_reader,
         )
         self._images = images
         self._agent_layer = Path()
@@ -110,11 +115,11 @@ class OciProvider(HostProvider[Record, "Plan"]):
         try:
             self._make_directories()
         except OSError as exc:
-            raise translated("preparing the state directory", exc) from exc
+            raise translate_os_error("preparing the state directory", exc) from exc
         await self.disks.probe()
 
     def _make_directories(self) -> None:
-        # The sandbox's root walks to the bundle, so these must let it pass; the state directory need not.
+        # The sandbox's root user opens the bundle, so it must be able to enter these; not the state directory.
         for path in (Path(oci_bundle.BUNDLE).parent, Path(oci_bundle.BUNDLE)):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o711)
@@ -123,9 +128,9 @@ class OciProvider(HostProvider[Record, "Plan"]):
         self._agent_layer = oci_launch.agent_layer(self._agent, self._state / "agent")
 
     async def _probe(self, runtime: str) -> Finished:
-        """Starts and ends a sandbox without an image: its agent only says its version."""
+        """Starts and ends a sandbox without an image, whose agent only prints its version."""
         sandbox_id = secrets.token_hex(16)
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         try:
             directory.mkdir(mode=0o700)
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
@@ -148,7 +153,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: "Plan") -> AgentSandbox:
         runtime, rootfs = plan.runtime, plan.rootfs
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
         self._fault("uids")
@@ -171,14 +176,14 @@ class OciProvider(HostProvider[Record, "Plan"]):
         if outcome.code != 0:
             raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {outcome.last_line}")
         pid = int((directory / oci_launch.PID).read_text())
-        oci_launch.put_first(pid)
+        oci_launch.raise_priority(pid)
         record = record.started(pid)
         self._fault("started")
         record.save(directory)
         return await self._connect(record, creating=True)
 
-    async def _dial(self, record: Record) -> AgentLink:
-        return await AgentLink.dial(self._directory(record.sandbox_id), timeout_s=self._start_timeout_s)
+    def _socket_directory(self, sandbox_id: str) -> Path:
+        return self.directory(sandbox_id)
 
     def _config(self, record: Record) -> dict[str, Any]:
         return oci_bundle.config(
@@ -197,7 +202,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
             record,
             oci_launch.Programs(self._launcher, self._agent_layer, self._runtimes.path(record.runtime)),
             rootfs=rootfs,
-            directory=self._directory(record.sandbox_id),
+            directory=self.directory(record.sandbox_id),
             runtime_state=self._state / "runtime" / record.runtime,
             loop_disk=not self.disks.why_not_loop,
             hide=self._hierarchies.hybrid,
@@ -208,20 +213,20 @@ class OciProvider(HostProvider[Record, "Plan"]):
 
     async def _unmake(self, sandbox_id: str) -> None:
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
-        directory = self._directory(sandbox_id)
+        directory = self.directory(sandbox_id)
         if not directory.is_dir():
             return
         record = Record.load(directory)
         cgroup = self._cgroup_of(sandbox_id)
         if record is not None and record.pid:
-            await first_process.end(record)
+            await kill_first_process(record)
         else:
             await _stop_launch(sandbox_id, cgroup)
         await cgroup.clear()
         self._release_uids(record, directory)
         await asyncio.to_thread(_remove, [*(self._state / "runtime").glob(f"*/{sandbox_id}"), directory])
 
-    # -- small things
+    # -- cgroups
 
     def _cgroup(self, record: Record) -> SandboxCgroup:
         return self._cgroup_of(record.sandbox_id)
@@ -229,11 +234,11 @@ class OciProvider(HostProvider[Record, "Plan"]):
     def _cgroup_of(self, sandbox_id: str) -> SandboxCgroup:
         return self._hierarchies.at(oci_bundle.cgroup_path(sandbox_id))
 
-    def _why_lost(self, record: Record | None) -> str:
-        why = super()._why_lost(record)
-        if record is not None and why == "its first process has ended" and self._cgroup(record).oom_kills():
-            return f"{why}, after it ran out of memory"
-        return why
+    def _loss_reason(self, record: Record | None) -> str:
+        reason = super()._loss_reason(record)
+        if record is not None and reason == "its first process has ended" and self._cgroup(record).oom_kills():
+            return f"{reason}, after it ran out of memory"
+        return reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +248,9 @@ class Plan:
 
 
 async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
-    """Of a sandbox that was never finished: whoever may still be at work on it.
+    """Kills the launchers and runtimes that may still work on a sandbox that was never finished.
 
-    One look is not enough: a process in the middle of execve has no command line to be known by.
+    One look is not enough: a process in the middle of execve has no command line to be recognized by.
     """
     quiet = 0
     for _ in range(_STRAY_ROUNDS):

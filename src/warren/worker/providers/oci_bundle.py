@@ -1,9 +1,8 @@
 """config.json of a sandbox, from its spec. Pure.
 
-All paths of the host in it lie below BUNDLE, where the launcher makes the bundle appear for this
-one sandbox: the root filesystem, the disk, the agent and the user namespace are in place when the
-runtime reads this. The root is read-only; every place that can be written is a directory of the
-one disk, or a small tmpfs.
+All paths of the host in it are below BUNDLE, where the launcher mounts the bundle for this one sandbox: the root
+filesystem, the disk, the agent and the user namespace are in place when the runtime reads the file. The root is
+read-only; every writable path is a directory of the one disk, or a small tmpfs.
 """
 
 from typing import Any, Final
@@ -63,7 +62,7 @@ def cgroup_path(sandbox_id: str) -> str:
 
 
 def disk_directories() -> dict[str, tuple[str, int]]:
-    """The writable places: path in the sandbox, directory on the disk, mode."""
+    """The writable paths, each with its directory on the disk and its mode."""
     return {path: (path.strip("/").replace("/", "-"), mode) for path, mode in WRITABLE.items()}
 
 

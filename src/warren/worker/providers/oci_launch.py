@@ -1,14 +1,12 @@
-"""What stands in a sandbox's directory before it is launched, and the command line that launches it."""
+"""The content of a sandbox's directory before it is launched, and the command line that launches it."""
 
 import contextlib
 import hashlib
 import json
 import os
 import shutil
-import signal
 import socket
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +14,7 @@ from typing import Any, Final
 from warren.interfaces.images import RootFs
 from warren.model.spec import MIB, USER_UID
 from warren.worker.host.disks import tmpfs_options
+from warren.worker.host.processes import kill_if
 from warren.worker.host.uids import uid_base
 from warren.worker.providers.oci_bundle import AGENT, BUNDLE, disk_directories
 from warren.worker.providers.record import Record
@@ -65,18 +64,17 @@ def argv(
 
 
 def kill_strays(sandbox_id: str) -> int:
-    """Kills launchers and runtimes at work on this sandbox, and says how many there were.
+    """Kills launchers and runtimes that work on this sandbox, and returns how many there were.
 
-    A runtime goes on in children of its own when it is killed, and would finish a sandbox that
-    nobody waits for. Until it starts the agent, which is in the sandbox's cgroup, all of them have
-    the command line that was made here.
+    When a runtime is killed its children go on, and would finish a sandbox that nobody waits for. Until the agent
+    starts, which is in the sandbox's cgroup, all of them have the command line that was made here.
     """
     marks = {sandbox_id.encode(), BUNDLE.encode()}
     found = 0
     for entry in os.listdir("/proc"):
         if entry.isdigit() and marks <= _arguments(entry):
             found += 1
-            _kill_if(int(entry), lambda pid: marks <= _arguments(str(pid)))
+            kill_if(int(entry), lambda pid: marks <= _arguments(str(pid)))
     return found
 
 
@@ -88,31 +86,17 @@ def _arguments(pid: str) -> set[bytes]:
         return set()
 
 
-def _kill_if(pid: int, still: Callable[[int], bool]) -> None:
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        if still(pid):
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(pidfd)
-
-
 def write_bundle(bundle: Path, config: dict[str, Any]) -> None:
     bundle.mkdir()
     for name in ("rootfs", "disk", "dev", "image", "agent", "tree0", "empty"):
         (bundle / name).mkdir()
     (bundle / "userns").touch()
     (bundle / "config.json").write_text(json.dumps(config))
-    bundle.chmod(0o711)  # the sandbox's root walks through it while the runtime sets the sandbox up
+    bundle.chmod(0o711)  # the sandbox's root user enters it while the runtime sets the sandbox up
 
 
 def agent_layer(agent: Path, folder: Path) -> Path:
-    """A tree that holds nothing but the agent; named after its content, so that it never changes under a sandbox."""
+    """A tree with only the agent in it, named after its content, so that it never changes under a sandbox."""
     layer = folder / hashlib.sha256(agent.read_bytes()).hexdigest()[:16]
     if not layer.is_dir():
         making = Path(tempfile.mkdtemp(dir=folder))
@@ -130,13 +114,13 @@ def agent_layer(agent: Path, folder: Path) -> Path:
 
 
 def make_mount_points(root: Path) -> None:
-    """A root filesystem of nothing but the places that things are mounted on."""
+    """Makes a root filesystem of nothing but mount points."""
     for name in ("proc", "dev", "sys", *(path.strip("/") for path in disk_directories())):
         (root / name).mkdir(parents=True, exist_ok=True)
 
 
 def listening(directory: Path) -> socket.socket:
-    """Bound through a descriptor: a unix socket's path is limited to 107 bytes, a state directory's is not."""
+    """A socket for the agent. It is bound through a descriptor, because its path is limited to 107 bytes."""
     folder = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -150,7 +134,7 @@ def listening(directory: Path) -> socket.socket:
     return listener
 
 
-def put_first(pid: int) -> None:
-    """The agent goes before what it runs (it puts that to 0). It was started behind everything else."""
+def raise_priority(pid: int) -> None:
+    """Puts the agent before what it runs, which it sets to 0. The launcher has started it with a low priority."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.setpriority(os.PRIO_PROCESS, pid, _AGENT_NICE)

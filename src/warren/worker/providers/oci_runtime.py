@@ -1,8 +1,8 @@
 """Which OCI runtime works on this machine.
 
-Being installed says little: a runtime may refuse the cgroups, lack user namespaces or be built
-without seccomp. So each is tried with a throw-away sandbox that has everything a real one has,
-and the outcome is kept for as long as the machine and the program stay the same.
+An installed runtime need not work: it may refuse the cgroups, lack user namespaces or be built without seccomp. So
+each is tried with a throw-away sandbox that has everything a real one has, and the result is kept until the machine is
+restarted or the program changes.
 """
 
 import json
@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from warren.model.errors import InvalidRequest, ProviderUnavailable
-from warren.worker.host.boot import boot_id
-from warren.worker.host.spawning import ENVIRONMENT, Finished, run
+from warren.worker.host.processes import ENVIRONMENT, Finished, boot_id, run
 
 # Best first: crun starts a sandbox in half of runc's time, and needs no daemon or Go runtime to do it.
 PREFERRED: Final = ("crun", "runc")
@@ -41,12 +40,12 @@ class RuntimeReport:
 
 
 class Runtimes:
-    """`probe(name)` starts and ends a throw-away sandbox. `wanted` leaves no choice."""
+    """`probe(name)` starts and ends a throw-away sandbox. With `wanted` no other runtime is chosen."""
 
     def __init__(self, state_dir: Path, probe: Probe, wanted: str | None) -> None:
         if wanted is not None and wanted not in KNOWN:
             raise InvalidRequest(f"there is no runtime {wanted!r}", remedy=f"one of {', '.join(KNOWN)}")
-        self._memory = state_dir / f"runtime-{boot_id()}.json"
+        self._cache_file = state_dir / f"runtime-{boot_id()}.json"
         self._probe = probe
         self._wanted = wanted
         self._tried: dict[str, Runtime] = {}
@@ -83,8 +82,8 @@ class Runtimes:
         path = shutil.which(name, path=ENVIRONMENT["PATH"])
         if path is None:
             return Runtime(name, "", "", False, "not installed")
-        mark = _mark(path)
-        known = self._recall().get(mark)
+        fingerprint = _fingerprint(path)
+        known = self._read_cache().get(fingerprint)
         if known is not None:
             return known
         version = await _version(path)
@@ -94,30 +93,30 @@ class Runtimes:
             outcome = await self._probe(name)
             works = outcome.code == 0
             runtime = Runtime(name, path, version, works, "a sandbox was tried" if works else outcome.last_line)
-        self._remember(mark, runtime)
+        self._add_to_cache(fingerprint, runtime)
         return runtime
 
-    def _recall(self) -> dict[str, Runtime]:
+    def _read_cache(self) -> dict[str, Runtime]:
         try:
-            return {mark: Runtime(**values) for mark, values in json.loads(self._memory.read_text()).items()}
+            return {mark: Runtime(**values) for mark, values in json.loads(self._cache_file.read_text()).items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
-    def _remember(self, mark: str, runtime: Runtime) -> None:
-        """Only what works: a failure may be cured the next minute, by what its message told."""
+    def _add_to_cache(self, fingerprint: str, runtime: Runtime) -> None:
+        """Keeps only success: an operator may cure a failure the next minute."""
         if not runtime.works:
             return
-        known = {**self._recall(), mark: runtime}
-        self._memory.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-        temporary = self._memory.with_name(f".{self._memory.name}.{os.getpid()}")
+        known = {**self._read_cache(), fingerprint: runtime}
+        self._cache_file.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        temporary = self._cache_file.with_name(f".{self._cache_file.name}.{os.getpid()}")
         temporary.write_text(json.dumps({mark: asdict(value) for mark, value in known.items()}))
-        temporary.rename(self._memory)
-        for old in self._memory.parent.glob("runtime-*.json"):
-            if old != self._memory:
+        temporary.rename(self._cache_file)
+        for old in self._cache_file.parent.glob("runtime-*.json"):
+            if old != self._cache_file:
                 old.unlink(missing_ok=True)
 
 
-def _mark(path: str) -> str:
+def _fingerprint(path: str) -> str:
     """Changes when the program does."""
     stat = os.stat(path)
     return f"{path} {stat.st_size} {stat.st_mtime_ns}"

@@ -1,22 +1,26 @@
 """What is written down about a sandbox before it exists, and what a later process reads.
 
-The record is in the sandbox's directory from the first moment on. With `pid` it says that the
-sandbox was started; the start time tells that process from a later one with the same number, the
-boot id tells that the machine was restarted since.
+The record is in the sandbox's directory from the first moment on. A `pid` means that the sandbox was started; the start
+time tells its first process from a later one with the same number, and the boot id tells that the machine was
+restarted since. When the first process ends, the kernel kills all others of the sandbox.
 """
 
+import asyncio
 import json
 import os
+import signal
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
+from warren.model.errors import ProviderUnavailable
 from warren.model.spec import Layer, Limits, SandboxSpec
-from warren.worker.host.boot import boot_id
+from warren.worker.host.processes import boot_id, open_process, readable, start_time
 
 NAME: Final = "record.json"
 _UNRECORDED_S: Final = 60.0
+_DEATH_S: Final = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Record:
 
     @property
     def abandoned(self) -> bool:
-        """Nobody will ever use it: it ended with its maker, or its maker ended before it was finished."""
+        """Nobody will ever use it: it has ended and was its maker's alone, or its maker died before finishing it."""
         maker_lives = self.boot_id == boot_id() and start_time(self.maker) == self.maker_start_time
         return not maker_lives and not self.alive() and (self.spec.ephemeral or not self.pid)
 
@@ -54,7 +58,7 @@ class Record:
 
     @classmethod
     def load(cls, directory: Path) -> Self | None:
-        """None where there is none, or none that can be read."""
+        """None if there is no record, or none that can be read."""
         try:
             values: dict[str, Any] = json.loads((directory / NAME).read_text())
             return cls(**{**values, "spec": _spec(values["spec"])})
@@ -68,8 +72,8 @@ def _spec(values: dict[str, Any]) -> SandboxSpec:
     return SandboxSpec(**{**values, "limits": limits, "require": require})
 
 
-def abandoned(directory: Path, kind: type[Record] = Record) -> bool:
-    """Whether a sandbox's directory is what a maker left that is gone. One without a record is, after a while."""
+def is_abandoned(directory: Path, kind: type[Record] = Record) -> bool:
+    """Whether a maker that is gone has left this sandbox's directory. One without a record counts after a minute."""
     record = kind.load(directory)
     if record is not None:
         return record.abandoned
@@ -79,11 +83,22 @@ def abandoned(directory: Path, kind: type[Record] = Record) -> bool:
         return False
 
 
-def start_time(pid: int) -> int | None:
-    """In clock ticks since boot; None when the process has ended, also when nobody has reaped it yet."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+async def kill_first_process(record: Record) -> None:
+    """Returns when it is dead; does nothing if it never ran, or has ended."""
+    with open_process(record.pid) as pidfd:
+        if pidfd is None or not record.alive():
+            return
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            await asyncio.wait_for(readable(pidfd), _DEATH_S)
+        except ProcessLookupError:
+            return
+        except TimeoutError:
+            raise ProviderUnavailable(f"process {record.pid} of a sandbox does not die") from None
+
+
+async def wait_for_first_process(record: Record) -> None:
+    """Returns when it has ended."""
+    with open_process(record.pid) as pidfd:
+        if pidfd is not None and record.alive():
+            await readable(pidfd)

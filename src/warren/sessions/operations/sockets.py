@@ -1,13 +1,31 @@
-"""What a caller may say to a process over a WebSocket, or over the local mode's stand-in for one."""
+"""What WebSockets and the sockets of the local mode do: open terminals, apply messages of the caller to a process."""
 
-from typing import Any
+from typing import Any, Final
 
-from warren.interfaces.sandbox import Process
+from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidJson, InvalidRequest
-from warren.model.operations import TerminalSize
+from warren.model.operations import Command, TerminalSize
+from warren.model.session import Session
 from warren.model.strict_json import read_json
-from warren.sessions.processes import signal_number
+from warren.sessions.operations.processes import signal_number
 from warren.sessions.schemas import data_of
+
+_SHELL: Final = "exec bash -l"
+
+
+async def open_terminal(
+    session: Session, sandbox: Sandbox, size: TerminalSize, *, process_id: str = "", command: str = "", cwd: str = ""
+) -> Process:
+    """Resizes and returns the terminal `process_id`; starts it, with `command` or a shell, if it does not exist."""
+    existing = [info for info in await sandbox.processes() if info.id == process_id] if process_id else []
+    if not existing:
+        in_terminal = Command(shell=command or _SHELL, cwd=cwd, base_env=session.env, terminal=size)
+        return await sandbox.start(in_terminal, process_id=process_id)
+    if not existing[0].terminal:
+        raise InvalidRequest(f"{process_id!r} has no terminal", remedy="attach to it instead")
+    process = await sandbox.process(process_id)
+    await process.resize(size)
+    return process
 
 
 async def apply_message(process: Process, message: dict[str, Any]) -> None:

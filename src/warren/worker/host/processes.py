@@ -1,26 +1,77 @@
-"""Starting a helper program and waiting for its end, without forking this process.
+"""Processes of the host: running a helper program, recognizing a process again, killing one safely.
 
-A fork copies the page tables of a big Python process; posix_spawn does not. The end is awaited
-through a pidfd, so no signal handler or thread is needed. What the program started may outlive it
-and hold its stderr open: the text is read when the program has ended, not at end of file.
+`run` does not fork this process: a fork copies the page tables of a big Python process, posix_spawn does not. It waits
+for the end through a pidfd, so it needs no signal handler or thread. What the program started may outlive it and hold
+its stderr open: the text is read when the program has ended, not at end of file.
 """
 
 import asyncio
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from warren.model.errors import ProviderUnavailable
 
 ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _MAX_STDERR: Final = 16 * 1024
+_PF_EXITING: Final = 0x4
+
+
+@cache
+def boot_id() -> str:
+    """Tells this boot of the machine from earlier ones, whose processes and mounts are gone."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """In clock ticks since boot; None when the process has ended, even if nobody has reaped it yet."""
+    stat = _stat_fields(pid)
+    return None if not stat or stat[0] in "ZX" else int(stat[19])
+
+
+def is_exiting(pid: int) -> bool:
+    """Whether the kernel has begun to end it. A process closes its sockets some time before it counts as dead."""
+    stat = _stat_fields(pid)
+    return not stat or bool(int(stat[6]) & _PF_EXITING)
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the program's name; none for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+@contextmanager
+def open_process(pid: int) -> Iterator[int | None]:
+    """A pidfd of the process, None if there is none. The number alone may belong to another process by now: check
+    after opening that it is the right one."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        yield None
+        return
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
+
+
+def kill_if(pid: int, is_right_one: Callable[[int], bool]) -> None:
+    with open_process(pid) as pidfd, suppress(ProcessLookupError):
+        if pidfd is not None and is_right_one(pid):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`code` is negative for a signal. `stderr` is the end of what was said."""
+    """`code` is negative for a signal. `stderr` is the end of the output."""
 
     code: int
     stderr: str
@@ -84,20 +135,20 @@ async def _end_of(pid: int, timeout_s: float) -> int:
 
 
 def _reap(pid: int) -> int:
-    """Of a process that has ended or was killed: does not wait to speak of."""
+    """Collects a process that has ended or was killed, so it hardly waits."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 async def readable(fd: int) -> None:
-    """Returns when `fd` has something to say; of a pidfd: when the process has ended."""
+    """Returns when `fd` is readable; a pidfd is when its process has ended."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
 
-    def tell() -> None:
+    def note_ready() -> None:
         if not ready.done():
             ready.set_result(None)
 
-    loop.add_reader(fd, tell)
+    loop.add_reader(fd, note_ready)
     try:
         await ready
     finally:

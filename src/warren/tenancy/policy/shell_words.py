@@ -1,7 +1,7 @@
-"""What a word of a command line is once the shell has taken its quotes away.
+"""The words of a command line after the shell has removed their quotes. Pure.
 
-Pure text: the grammar says where a word and its parts are, this file says what they mean. A part that only
-running the line would tell (a variable, a substitution, a glob) is a hole.
+The grammar tells where a word and its parts are, this module what they mean. A part that is known only when the line
+runs (a variable, a substitution, a glob) is a hole.
 """
 
 import re
@@ -42,7 +42,7 @@ class WordPart:
     many: bool = False
 
 
-def joined(parts: Iterable[WordPart]) -> Word:
+def join_parts(parts: Iterable[WordPart]) -> Word:
     known, begins, whole, many, bare = [], "", True, False, ""
     for part in parts:
         if part.text is None:
@@ -77,7 +77,7 @@ def in_here_document(text: str) -> str:
     return _IN_DOCUMENT.sub(lambda found: "" if found[1] == "\n" else found[1], text)
 
 
-def ansi(text: str) -> str | None:
+def decode_ansi(text: str) -> str | None:
     """The inside of `$'…'`. None if it has a NUL, at which shells differ, or a number that is no character."""
     try:
         found = _ANSI.sub(_ansi_character, text)

@@ -1,14 +1,14 @@
-"""The border to the Docker engine: the few calls Warren makes, and its errors in Warren's words.
+"""The few calls that Warren makes to a Docker engine, with the engine's errors in Warren's words.
 
-Calls that make or start something are never left half done (`to_its_end`): an engine goes on with
-a request whose caller has gone, and what it then makes would be missed by the cleaning up.
+Calls that make or start something are shielded from cancellation: an engine goes on with a request whose caller has
+gone, and the clean-up would miss what it makes then.
 """
 
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any, Final, cast
 
 import aiohttp
@@ -21,7 +21,7 @@ from warren.shielding import run_shielded
 DEFAULT_URL: Final = "unix:///var/run/docker.sock"
 _UNIX: Final = "unix://"
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=120, sock_connect=10)
-_LOAD_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
+_BULK_TIMEOUT: Final = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=600)
 _NO_CONNECTION: Final = 900  # aiodocker's own, beside the engine's HTTP codes
 _READ_S: Final = 20.0
 _REMOVE_S: Final = 60.0
@@ -30,7 +30,7 @@ _PAUSE_S: Final = 0.05
 Json = dict[str, Any]
 
 
-class Engine:
+class DockerEngine:
     """Connects when first used, and again after `close`."""
 
     def __init__(self, url: str = "") -> None:
@@ -43,7 +43,7 @@ class Engine:
         self._connector: aiohttp.BaseConnector | None = None
 
     def __repr__(self) -> str:
-        return f"<Engine {self.url}>"
+        return f"<DockerEngine {self.url}>"
 
     async def close(self) -> None:
         docker, self._docker = self._docker, None
@@ -60,7 +60,7 @@ class Engine:
     # -- containers
 
     async def create(self, name: str, config: Json) -> str:
-        """The new container's id."""
+        """Returns the new container's id. Without a name the engine invents one."""
         with self._errors("creating a sandbox"):
             container = await run_shielded(self._client().containers.create(config, name=name))
             return str(container.id)
@@ -75,7 +75,7 @@ class Engine:
                 return cast(Json, (await self._client().containers.container(container).show())["State"])
 
     async def remove(self, name: str) -> None:
-        """Ends and removes it; returns when it is gone. Idempotent."""
+        """Kills and removes a container, by name or id; returns when it is gone. Idempotent."""
         with self._errors("removing a sandbox"):
             container = self._client().containers.container(name)
             deadline = time.monotonic() + _REMOVE_S
@@ -90,10 +90,20 @@ class Engine:
                         raise
                 await asyncio.sleep(_PAUSE_S)
 
-    async def containers(self, label: str) -> Sequence[Mapping[str, str]]:
-        """The labels of every container, running or not, that has this one."""
-        with self._errors("listing sandboxes"):
-            return [container["Labels"] for container in await self._list("containers/json", label)]
+    async def containers(self, label: str) -> Sequence[Json]:
+        """Every container, running or not, that has this label."""
+        with self._errors("listing containers"):
+            return await self._list("containers/json", label)
+
+    @asynccontextmanager
+    async def export(self, container: str) -> AsyncIterator[aiohttp.StreamReader]:
+        """The files of a container as a tar stream."""
+        async with AsyncExitStack() as stack:
+            with self._errors("exporting a container"):
+                # aiodocker has no method for it.
+                query = self._client()._query(f"containers/{container}/export", timeout=_BULK_TIMEOUT)
+                response = await stack.enter_async_context(query)
+            yield response.content
 
     # -- images
 
@@ -108,16 +118,16 @@ class Engine:
                 raise
 
     async def load(self, repository: str, tag: str, label: str, tar: AsyncIterator[bytes]) -> None:
-        """Makes an image of one layer out of a root filesystem."""
+        """Makes an image of one layer from a root filesystem."""
         params = {"fromSrc": "-", "repo": repository, "tag": tag, "changes": f"LABEL {label}"}
         with self._errors(f"loading the image {repository}:{tag}"):
-            # aiodocker has a word for `docker load`, none for `docker import`.
+            # aiodocker has a method for `docker load`, none for `docker import`.
             query = self._client()._query(
                 *("images/create", "POST"),
                 params=params,
                 data=tar,
                 headers={"Content-Type": "application/x-tar"},
-                timeout=_LOAD_TIMEOUT,
+                timeout=_BULK_TIMEOUT,
             )
             async with query as response:
                 async for line in response.content:
@@ -128,7 +138,7 @@ class Engine:
             return [str(image["Id"]) for image in await self._list("images/json", label)]
 
     async def remove_image(self, image_id: str) -> bool:
-        """False if it is in use, or gone."""
+        """Returns False if it is in use, or gone."""
         with self._errors("removing an image"):
             try:
                 await self._client().images.delete(image_id, force=False)
@@ -138,7 +148,7 @@ class Engine:
                 raise
             return True
 
-    # -- the border
+    # -- calls and errors
 
     async def _list(self, what: str, label: str) -> list[Json]:
         # How aiodocker's own lists take a filter changes from release to release.
@@ -148,7 +158,7 @@ class Engine:
 
     def _client(self) -> Docker:
         if self._docker is None:
-            # A connection of its own for every request: one that is kept dies with the engine's restart.
+            # Every request has a connection of its own: a kept one would not survive a restart of the engine.
             if self.url.startswith(_UNIX):
                 self._connector = aiohttp.UnixConnector(self.url.removeprefix(_UNIX), force_close=True)
             else:
@@ -163,14 +173,14 @@ class Engine:
             yield
         except DockerError as exc:
             if exc.status == _NO_CONNECTION:
-                raise self._away(doing, exc.__context__ or exc) from exc
-            raise translated(doing, exc.status, exc.message) from exc
+                raise self._unreachable(doing, exc.__context__ or exc) from exc
+            raise translate_error(doing, exc.status, exc.message) from exc
         except TimeoutError as exc:
             raise ProviderUnavailable(f"docker, {doing}: the engine did not answer in time") from exc
         except (aiohttp.ClientError, OSError, ValueError) as exc:
-            raise self._away(doing, exc) from exc
+            raise self._unreachable(doing, exc) from exc
 
-    def _away(self, doing: str, exc: BaseException) -> ProviderUnavailable:
+    def _unreachable(self, doing: str, exc: BaseException) -> ProviderUnavailable:
         why = getattr(exc, "strerror", None) or exc
         return ProviderUnavailable(
             f"the Docker engine at {self.url} does not answer ({doing}: {why})",
@@ -178,8 +188,8 @@ class Engine:
         )
 
 
-def translated(doing: str, status: int, message: str) -> WarrenError:
-    """An answer of the engine that is an error, as one of ours. Pure."""
+def translate_error(doing: str, status: int, message: str) -> WarrenError:
+    """An error response of the engine as an error of Warren's. Pure."""
     text, lower = f"docker, {doing}: {message.strip()}", message.lower()
     if "bind source path does not exist" in lower:
         return ProviderUnavailable(
@@ -196,10 +206,10 @@ def translated(doing: str, status: int, message: str) -> WarrenError:
 
 
 def _check_progress(line: bytes) -> None:
-    """The engine says 200 first and what went wrong later."""
+    """Raises the error that the engine reports in the body, after a status of 200."""
     try:
-        said = json.loads(line)
+        progress = json.loads(line)
     except ValueError:
         return
-    if isinstance(said, dict) and "error" in said:
-        raise DockerError(500, str(said["error"]))
+    if isinstance(progress, dict) and "error" in progress:
+        raise DockerError(500, str(progress["error"]))

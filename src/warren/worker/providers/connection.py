@@ -1,0 +1,58 @@
+"""Connecting to a running sandbox: dialling its agent, and reading back from the kernel which isolation is in force.
+
+A provider is given both parts. Those here are for sandboxes whose processes and sockets are on this host; a sandbox
+with a kernel of its own needs others.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+from warren.model.errors import SandboxLost
+from warren.model.spec import Isolation
+from warren.worker.agent.link import AgentLink
+from warren.worker.host import isolation
+from warren.worker.host.cgroups import CgroupLimits
+from warren.worker.host.uids import RANGE, uid_base
+from warren.worker.providers.hardening import AGENT_CAPABILITIES
+from warren.worker.providers.record import Record, wait_for_first_process
+
+
+class AgentDialer(Protocol):
+    async def dial(self, record: Record, directory: Path, timeout_s: float) -> AgentLink:
+        """Connects to the agent that listens in `directory`. Raises SandboxLost when it does not answer."""
+
+
+class IsolationReader(Protocol):
+    def read(self, provider: str, record: Record, limits: CgroupLimits) -> Isolation:
+        """Which layers hold for a running sandbox, each with its evidence. Raises SandboxLost."""
+
+
+class SocketDialer:
+    """Dials a unix socket, and stops waiting when the sandbox's first process ends."""
+
+    async def dial(self, record: Record, directory: Path, timeout_s: float) -> AgentLink:
+        dialling = asyncio.ensure_future(AgentLink.dial(directory, timeout_s=timeout_s))
+        ending = asyncio.ensure_future(wait_for_first_process(record))
+        try:
+            await asyncio.wait({dialling, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if dialling.done():
+                return dialling.result()
+            raise SandboxLost("the sandbox's agent ended before it answered")
+        except asyncio.CancelledError:
+            if dialling.done() and not dialling.exception():
+                dialling.result().abort()
+            raise
+        finally:
+            ending.cancel()
+            dialling.cancel()
+
+
+class ProcIsolationReader:
+    """Reads the host's /proc and /sys about the sandbox's first process."""
+
+    def read(self, provider: str, record: Record, limits: CgroupLimits) -> Isolation:
+        base = uid_base(record.uid_index)
+        facts = isolation.gather(record.pid, limits)
+        evidence = isolation.judge(facts, uids=range(base, base + RANGE), capabilities=AGENT_CAPABILITIES)
+        return Isolation(provider, record.runtime, evidence.layers, evidence.missing)

@@ -1,0 +1,98 @@
+"""Links in the documentation lead somewhere; docs/architecture.md agrees with the code about folders and states."""
+
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warren.model.session import STATES, SessionState, StateRules
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CONTRACTS: list[dict[str, Any]] = PROJECT["tool"]["importlinter"]["contracts"]
+LAYERS = [layer.split(" | ") for layer in CONTRACTS[0]["layers"]]
+
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+
+
+def anchors(page: Path) -> set[str]:
+    """The names by which GitHub links to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.M)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        assert path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+def table_under(heading: str) -> list[list[str]]:
+    """The first table of a chapter, without its head."""
+    chapter = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in chapter.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def names_in(cell: str) -> list[str]:
+    return re.findall(r"`(\w+)`", cell)
+
+
+def layers_from(name: str) -> set[str]:
+    (start,) = [number for number, layer in enumerate(LAYERS) if name in layer]
+    return {each for layer in LAYERS[start:] for each in layer}
+
+
+def may_import(folder: str) -> set[str]:
+    """What the contracts allow."""
+    allowed = layers_from(folder) - next(set(layer) for layer in LAYERS if folder in layer)
+    for contract in CONTRACTS[1:]:
+        if f"warren.{folder}" in contract["source_modules"]:
+            allowed -= {name.removeprefix("warren.") for name in contract["forbidden_modules"]}
+    return allowed
+
+
+def test_every_folder_is_in_the_table_with_its_layer() -> None:
+    shown = [names_in(row[0]) for row in table_under("Folders")]
+    assert shown == LAYERS
+    source = ROOT / "src" / "warren"
+    folders = {path.parent.name for path in source.glob("*/__init__.py")}
+    modules = {path.stem for path in source.glob("*.py")} - {"__init__"}
+    assert {name for row in shown for name in row} == folders | modules
+
+
+def test_the_table_says_what_a_folder_may_import() -> None:
+    for folders, job, imports in table_under("Folders"):
+        assert job
+        named = names_in(imports)
+        shown = layers_from(named[0]) if imports.endswith("and below") else set(named)
+        for folder in names_in(folders):
+            assert shown == may_import(folder), folder
+
+
+def test_the_table_of_states_is_that_of_the_model() -> None:
+    rules = [each.name for each in fields(StateRules) if each.name != "next"]
+    assert names_in(PAGE.split("| state |")[1].splitlines()[0]) == rules
+    shown = {names_in(row[0])[0]: [cell == "yes" for cell in row[1:]] for row in table_under("The life of a session")}
+    assert shown == {state: [getattr(STATES[state], rule) for rule in rules] for state in SessionState}
+
+
+def test_the_picture_of_a_session_has_every_move() -> None:
+    chapter = PAGE.split("\n## The life of a session\n")[1].split("\n## ")[0]
+    shown = set(re.findall(r"^    (\w+) --> (\w+):", chapter, flags=re.M))
+    assert shown == {(state, after) for state in SessionState for after in STATES[state].next if after != state}
+
+
+def test_every_file_that_is_named_is_there() -> None:
+    for name in re.findall(r"\b(\w+/[\w/]+\.py)\b", PAGE):
+        assert (ROOT / "src" / "warren" / name).exists(), name
