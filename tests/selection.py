@@ -27,6 +27,7 @@ _EXTENDED: Final = (
     # Long ones: many faults, whole programs, all attacks.
     r"faults/test_random_kills\.py",
     r"faults/cluster/test_cluster_(partitions|pauses|spread|random_faults)\.py",
+    r"faults/cluster/test_cluster_failures\.py::(?!test_a_rolling_restart)",
     r"integration/test_ordinary_programs\.py",
     r"integration/test_attack\.py::test_everything_is_contained",
     r"integrations/test_vendor_suite\.py::test_86",
@@ -42,7 +43,6 @@ _ONE_OF: Final[Mapping[str, Sequence[str]]] = {
     r"integrations/test_mcp_tools\.py::TestEveryTransport": (r"\[http",),
     r"faults/test_kill_points\.py": (_FIRST,),
     r"faults/test_clock_jump\.py": (_FIRST,),
-    r"faults/cluster/test_cluster_failures\.py": (_FIRST,),
     r"integration/test_cluster_bad_input\.py::test_settings_that_cannot_be": (_FIRST,),
 }
 """Of the variants of one test `make test` runs those that match the first of these patterns that matches any."""
