@@ -87,8 +87,11 @@ def pytest_sessionstart() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the tests before pytest chooses by mark; the groups that take longest come first."""
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if is_whole and (idle := selection.idle_patterns(item.nodeid for item in items)):
+        raise pytest.UsageError(f"no test has a name that tests/selection.py expects: {idle}")
     for item, mark in selection.marks(items):
         item.add_marker(mark)
     items.sort(key=lambda item: selection.start_order(item.nodeid))

@@ -11,6 +11,7 @@ than three flaky tests make it red. At the end it prints the slowest tests, what
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -84,7 +85,10 @@ def run_pytest(arguments: Sequence[str]) -> Part:
     command += [f"--basetemp={this_run.basetemp()}", *arguments]
     environ = {**os.environ, "PYTHONPATH": path}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest compiles hundreds of files, which should not be in vain
-    exit_code = subprocess.run(command, env=environ, check=False).returncode
+    with subprocess.Popen(command, env=environ) as process:
+        # Whoever ends this run ends it in order: pytest stops what its tests have started.
+        signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
+        exit_code = process.wait()
     try:
         return Part(exit_code, read_results(file.read_text().splitlines()))
     finally:
@@ -151,6 +155,8 @@ class Summary:
 
 def run(everything: bool, processes: int, arguments: Sequence[str]) -> Summary:
     selected = "" if everything else "not extended and "
+    if everything:
+        os.environ[this_run.EVERYTHING] = "1"
     print(f"in {processes} processes", flush=True)
     together = run_pytest(["-n", str(processes), "-m", f"{selected}not serial", *arguments])
     print("\none after the other", flush=True)

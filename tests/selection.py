@@ -27,6 +27,7 @@ _EXTENDED: Final = (
     # Long ones: many faults, whole programs, all attacks.
     r"faults/test_random_kills\.py",
     r"faults/cluster/test_cluster_(partitions|pauses|spread|random_faults)\.py",
+    r"faults/cluster/test_cluster_failures\.py::(?!test_a_rolling_restart)",
     r"integration/test_ordinary_programs\.py",
     r"integration/test_attack\.py::test_everything_is_contained",
     r"integrations/test_vendor_suite\.py::test_86",
@@ -34,18 +35,18 @@ _EXTENDED: Final = (
 )
 """Left to `make test-all`."""
 
+_FIRST: Final = "first"
 _ONE_OF: Final[Mapping[str, Sequence[str]]] = {
     r"contract/test_sdk\.py::TestAsync": (r"\[local-fake", r"\[local-oci"),
     r"contract/test_sdk\.py::Test(?!Async)": (r"\[remote-fake", r"\[remote-oci"),
     r"e2e/": (r"\[alone", r""),
     r"integrations/test_mcp_tools\.py::TestEveryTransport": (r"\[http",),
-    r"faults/test_kill_points\.py": ("first",),
-    r"faults/cluster/test_cluster_failures\.py": ("first",),
-    r"integration/test_cluster_bad_input\.py::test_settings_that_cannot_be": ("first",),
+    r"faults/test_kill_points\.py": (_FIRST,),
+    r"faults/test_clock_jump\.py": (_FIRST,),
+    r"integration/test_cluster_bad_input\.py::test_settings_that_cannot_be": (_FIRST,),
 }
 """Of the variants of one test `make test` runs those that match the first of these patterns that matches any."""
 
-_FIRST: Final = "first"
 SUITES_OF_THE_FAKE: Final = {
     *("CommandSuite", "ExpirySuite", "FileSuite", "FlatSuite", "OnceSuite", "ProcessSuite"),
     *("ServerSuite", "SessionSuite", "SocketSuite", "StreamSuite"),
@@ -55,8 +56,9 @@ SUITES_OF_THE_FAKE: Final = {
 _SERIAL: Final = (
     # They say how long something may take.
     r"faults/test_clock_jump\.py",
-    # It measures how much of the processors eight busy processes get.
-    r"integration/test_attack\.py",
+    # They measure how much of the processors eight busy processes get.
+    r"integration/test_attack\.py::test_a_weakened_sandbox_is_seen_through\[without_limits",
+    r"integration/test_attack\.py::test_everything_is_contained",
 )
 """Run when no other test does."""
 
@@ -77,6 +79,12 @@ _LONGEST: Final = (
     "integration/",
 )
 """Groups that begin with these are started first, so that no process is left with a long one at the end."""
+
+
+def idle_patterns(names: Iterable[str]) -> list[str]:
+    """Patterns that match none of all tests: a test that they were written for has another name by now."""
+    everything = "\n".join(names)
+    return [pattern for pattern in (*_EXTENDED, *_ONE_OF, *_SERIAL, *_GROUPS) if not re.search(pattern, everything)]
 
 
 def marks(tests: Sequence[pytest.Item]) -> Iterable[tuple[pytest.Item, str]]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "TEST_RUN"
+EVERYTHING: Final = "TEST_EVERYTHING"
+"""The environment variable that says that the extended tests run as well."""
 _FILES_OF_PYTEST: Final = "p"  # one letter, because sockets live below it and their paths must be short
 
 
@@ -45,6 +47,11 @@ def new_state_dir(image_cache: Path | None = None) -> Path:
     if image_cache is not None:
         (path / "images").symlink_to(image_cache / "images")
     return path
+
+
+def examples(count: int) -> int:
+    """How many examples of so many a costly test of random values tries: all of them with the extended tests."""
+    return count if EVERYTHING in os.environ else count // 3
 
 
 def end() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import this_run
 from contract.store_values import S, a_session
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -174,5 +175,8 @@ async def _answer(store: SessionStore, method: str, values: tuple[Any, ...]) -> 
 
 TestStoresAlike = Stores.TestCase
 TestStoresAlike.settings = settings(
-    max_examples=30, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=this_run.examples(30),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
