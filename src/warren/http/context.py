@@ -83,10 +83,6 @@ class JsonAnswer(Response):
         await send({"type": "http.response.body", "body": self.body})
 
 
-def answer(values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return JsonAnswer(values, status, headers)
-
-
 async def pool_size(context: Context) -> int:
     """The number of sandboxes that are ready in the pools."""
     if context.cluster is not None:

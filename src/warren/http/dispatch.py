@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warren.http.context import Context, answer, check_scope
+from warren.http.context import Context, JsonAnswer, check_scope
 from warren.http.event_streams import EVENT_STREAM, stream_events
 from warren.http.problems import invalid_arguments, problem
 from warren.http.routes import e2b, flat
@@ -93,14 +93,14 @@ async def respond(handler: Handler, context: Context, request: Request) -> Respo
     if operation.answers is Answers.EVENTS or _wants_events(operation, headers, arguments):
         return await stream_events(perform_stream(handler, call, *arguments))
     if operation.answers is Answers.BYTES:
-        return await _answer_bytes(perform_stream(handler, call, *arguments), handler, call)
+        return await _answer_bytes(perform_stream(handler, call, *arguments), handler.media_type)
     work = perform(handler, call, *arguments)
     result = await cancel_if_gone(request, work) if operation.watched else await work
     if isinstance(result, AsyncGenerator):
-        return await _answer_bytes(result, handler, call)
+        return await _answer_bytes(result, handler.media_type)
     if isinstance(result, Reply):
-        return answer(result.values, result.status, result.headers)
-    return Response(status_code=operation.status) if result is None else answer(result, operation.status)
+        return JsonAnswer(result.values, result.status, result.headers)
+    return Response(status_code=operation.status) if result is None else JsonAnswer(result, operation.status)
 
 
 # -- arguments
@@ -203,7 +203,7 @@ def _wants_events(operation: Operation, headers: Mapping[bytes, bytes], argument
 # -- answers
 
 
-async def _answer_bytes(source: AsyncGenerator[BytesHead | bytes, None], handler: Handler, call: Call) -> Response:
+async def _answer_bytes(source: AsyncGenerator[BytesHead | bytes, None], media_type: str) -> Response:
     """The first item of the source says what follows. An error before it is answered like any other."""
     head = await anext(source)
     assert isinstance(head, BytesHead)
@@ -215,7 +215,7 @@ async def _answer_bytes(source: AsyncGenerator[BytesHead | bytes, None], handler
             await source.aclose()
             return _refuse_range(head)
         headers["Content-Range"], status = f"bytes {head.start}-{head.end - 1}/{head.size}", 206
-    return StreamedAnswer(_only_bytes(source), status, headers, handler.media_type)
+    return StreamedAnswer(_only_bytes(source), status, headers, media_type)
 
 
 def _refuse_range(head: BytesHead) -> Response:

@@ -12,7 +12,7 @@ from fastapi import Depends, Header, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from warren.http.context import Admin, Context, Ctx, Reader, answer, new_router
+from warren.http.context import Admin, Context, Ctx, JsonAnswer, Reader, new_router
 from warren.interfaces import audit
 from warren.model.audit import AuditEntry
 from warren.model.errors import InvalidRequest, NotFound
@@ -125,7 +125,7 @@ async def read_all_audit(context: Ctx, tenant: Admin, filters: Filters, of: OfTe
 
 @router.get("/usage", response_model=UsageTable, responses=_AS_TABLE, summary="What your tenant used, by day")
 async def read_usage(context: Ctx, tenant: Reader, span: Span) -> Response:
-    """Of a session the whole life counts on the day it ends. As JSON, or as CSV if that is asked for."""
+    """The whole life of a session counts on the day it ends. As JSON, or as CSV if that is asked for."""
     return await _read_usage(context, tenant, span)
 
 
@@ -140,7 +140,7 @@ async def _find_entries(context: Context, tenant: str | None, filters: audit.Que
     if log is None:
         raise NotFound("this server keeps no audit record", remedy="start it with --audit (WARREN_AUDIT=true)")
     page = await log.find(replace(filters, tenant=tenant))
-    return answer({"deeds": [deed_view(deed) for deed in page.entries], "next": page.after or None})
+    return JsonAnswer({"deeds": [deed_view(deed) for deed in page.entries], "next": page.after or None})
 
 
 async def _read_usage(context: Context, tenant: str | None, span: _Span) -> Response:
@@ -153,7 +153,7 @@ async def _read_usage(context: Context, tenant: str | None, span: _Span) -> Resp
     for row in rows:
         total = total.plus(row.usage)
     days = {"first": first.isoformat(), "last": last.isoformat()}
-    return answer({**days, "usage": [row_view(row) for row in rows], "total": total.as_mapping()})
+    return JsonAnswer({**days, "usage": [row_view(row) for row in rows], "total": total.as_mapping()})
 
 
 def deed_view(deed: AuditEntry) -> dict[str, Any]:
