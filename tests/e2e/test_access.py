@@ -19,7 +19,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.routing import Route
 
 from warren.config.settings import read_settings
-from warren.http.admission import OPEN
+from warren.http.admission import OPEN_PATHS
 from warren.http.app import new_fastapi_app
 from warren.http.context import tenant_of
 from warren.model.access import Scope
@@ -81,7 +81,7 @@ def flattened(routes: Iterable[Any]) -> Iterator[Any]:
 
 
 WAYS = list(ways())
-GUARDED = [way for way in WAYS if way.path not in OPEN]
+GUARDED = [way for way in WAYS if way.path not in OPEN_PATHS]
 OF_SESSIONS = [way for way in GUARDED if "{session_id}" in way.path]
 
 
@@ -124,7 +124,7 @@ def test_there_are_routes_to_walk() -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_route_has_decided_who_may_use_it(way: Way) -> None:
-    assert way.decided != (way.path in OPEN), "a route takes a tenant by one of the kinds in api/context.py"
+    assert way.decided != (way.path in OPEN_PATHS), "a route takes a tenant by one of the kinds in api/context.py"
 
 
 @pytest.mark.parametrize("way", GUARDED, ids=str)
