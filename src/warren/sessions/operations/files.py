@@ -77,8 +77,12 @@ class WatchQuery(BaseModel):
 
 class SearchQuery(BaseModel):
     path: SandboxPath = WORKSPACE
-    glob: Annotated[AnyText, Field(description="Of names: `*.py`, or of paths: `src/**/*.{js,ts}`")] = ""
-    pattern: Annotated[str, Field(description="POSIX extended regular expression, matched with each line")] = ""
+    glob: Annotated[
+        AnyText, Field(description="Of names: `*.py`, or of paths: `src/**/*.{js,ts}`", examples=["*.txt"])
+    ] = ""
+    pattern: Annotated[
+        str, Field(description="POSIX extended regular expression, matched with each line", examples=["TODO"])
+    ] = ""
     ignore_case: Annotated[bool, Field(description="In the glob and the pattern")] = False
     hidden: Annotated[bool, Field(description="Also names that begin with a dot")] = False
     max_matches: Annotated[int, Field(ge=1, le=100_000, description="So many at most")] = 1000
