@@ -1,10 +1,9 @@
-"""Time as a parameter.
+"""Clocks, which components get as a parameter.
 
-Deadlines are counted on `now`: seconds since the machine was started, suspended time included. Setting
-the machine's clock does not move it, and it goes on when a server is restarted. Its figures mean
-something only together with `epoch`, which changes when the machine is restarted. `wall` is the time
-of day, for people; `wall_at` the time of day that belongs to a moment of `now`, the same each time it is asked for
-unless the machine's clock was set in between.
+Deadlines use `now`: seconds since the machine was started, including the time it was suspended. Setting the machine's
+clock does not change it, and a restart of the server does not either. Its values can be compared only within one
+`epoch`, which changes when the machine is restarted. `wall` is the time of day, for people. `wall_at` converts a moment
+of `now` to a time of day; it gives the same result each time, unless the machine's clock was set in between.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Final, Protocol
 
-CLOCK_WAS_SET_S: Final = 0.5  # less than that is the two clocks being read one after the other, or being slewed
+CLOCK_WAS_SET_S: Final = 0.5  # a smaller difference comes from reading two clocks in turn, or from slewing
 
 
 class Clock(Protocol):
@@ -50,10 +49,10 @@ class SystemClock:
 
 
 class ClusterClock(SystemClock):
-    """The clock of a process in a cluster: goes as its machine's does, from where the time of day of Redis stood.
+    """The clock of a process in a cluster: it starts at the time of day of Redis and runs with the machine's clock.
 
-    So processes whose machines disagree about the time of day agree about deadlines. What is set on a machine, or in
-    Redis, later moves nothing.
+    So processes on machines with different times of day agree about deadlines. Setting the time of a machine, or of
+    Redis, does not change it later.
     """
 
     def __init__(self, offset_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Work that is not left half done when the caller is cancelled."""
+"""Awaits work to its end although the caller is cancelled."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 async def run_shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Awaits `work` through any cancellation; a cancellation that came meanwhile goes on afterwards."""
+    """Awaits `work` to its end; raises a cancellation that came meanwhile afterwards."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
-    # The shield keeps a scope around us from cancelling again and again while we wait.
+    # The shield keeps an enclosing scope from cancelling this task again and again.
     with anyio.CancelScope(shield=True):
         while not task.done():
             try:

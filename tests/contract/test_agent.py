@@ -29,6 +29,7 @@ class NamespaceHooks(ProviderHooks):
     async def provider(self, tmp_path: Path) -> AsyncIterator[Provider]:
         provider = NamespaceProvider(self.agent, tmp_path)
         yield provider
+        await provider.close()  # also the links to sandboxes that another provider has destroyed
         assert await provider.list_ids() == []
         assert list(tmp_path.iterdir()) == []
 

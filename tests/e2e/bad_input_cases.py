@@ -159,8 +159,9 @@ def files() -> Iterator[Case]:
     yield Request("POST", f"{_S}/files/move", json={"source": "no", "target": "x"}, what="nothing"), "file_not_found"
     yield Request("POST", f"{_S}/files/mkdir", json={"path": "x", "mode": 4096}, what="mode 4096"), "invalid_request"
     for user in ("nobody-of-that-name", "%00", "u" * 5000):
-        for part in ("", "/stat", "/content", "/archive", "/watch"):
+        for part in ("", "/stat", "/content", "/archive", "/watch", "/search"):
             query = {"path": "kept.txt" if part in ("/stat", "/content") else "/workspace", "user": user}
+            query |= {"glob": "*"} if part == "/search" else {}
             yield Request("GET", f"{_S}/files{part}", query=query, what=f"user {user[:20]}"), "unknown_user"
 
 

@@ -83,6 +83,7 @@ GOOD = [
     Request("GET", f"{_S}/files/archive"),
     Request("PUT", f"{_S}/files/archive", 201, raw=TAR_END),
     Request("GET", f"{_S}/files/watch"),
+    Request("GET", f"{_S}/files/search", query={"glob": "*"}),
     Request("POST", "/create_session", json={}),
     Request("POST", "/execute", json={**_ID, "command": "echo hello"}),
     Request("POST", "/upload_file", raw=FORM, headers={"Content-Type": FORM_TYPE}),

@@ -19,8 +19,8 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.routing import Route
 
 from warren.config.settings import read_settings
-from warren.http.admission import OPEN
-from warren.http.app import with_routes
+from warren.http.admission import OPEN_PATHS
+from warren.http.app import new_fastapi_app
 from warren.http.context import tenant_of
 from warren.model.access import Scope
 
@@ -62,7 +62,7 @@ def decision(dependant: Dependant) -> tuple[Scope | None, bool]:
 
 
 def ways() -> Iterator[Way]:
-    for route in flattened(with_routes("1").routes):
+    for route in flattened(new_fastapi_app("1").routes):
         if isinstance(route, APIRoute):
             for method in sorted(route.methods - {"HEAD"}):
                 yield Way(method, route.path, *decision(route.dependant))
@@ -81,7 +81,7 @@ def flattened(routes: Iterable[Any]) -> Iterator[Any]:
 
 
 WAYS = list(ways())
-GUARDED = [way for way in WAYS if way.path not in OPEN]
+GUARDED = [way for way in WAYS if way.path not in OPEN_PATHS]
 OF_SESSIONS = [way for way in GUARDED if "{session_id}" in way.path]
 
 
@@ -124,7 +124,7 @@ def test_there_are_routes_to_walk() -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_route_has_decided_who_may_use_it(way: Way) -> None:
-    assert way.decided != (way.path in OPEN), "a route takes a tenant by one of the kinds in api/context.py"
+    assert way.decided != (way.path in OPEN_PATHS), "a route takes a tenant by one of the kinds in api/context.py"
 
 
 @pytest.mark.parametrize("way", GUARDED, ids=str)

@@ -13,7 +13,7 @@ from e2e.api_client import Api, until
 from e2e.conftest import NewState
 from server_process import ServerProcess, running_server
 
-from warren.http.admission import REFUSED_A_MINUTE
+from warren.http.admission import RECORDED_REFUSALS_PER_MINUTE
 
 pytestmark = pytest.mark.anyio
 
@@ -154,12 +154,12 @@ async def test_what_comes_to_nothing_is_recorded_with_the_session_that_was_named
 async def test_a_flood_that_is_refused_at_the_door_does_not_fill_the_record(admin: Api) -> None:
     await admin.call("PUT", "/api/admin/tenants/flood", {"quota": {"requests_per_minute": 0}})
     async with of(admin, "flood") as api:
-        for _ in range(2 * REFUSED_A_MINUTE + 20):
+        for _ in range(2 * RECORDED_REFUSALS_PER_MINUTE + 20):
             await api.refused("GET", "/api/sessions", status=429, code="rate_limited")
     found = await admin.get("/api/admin/audit", tenant="flood", limit=1000)
     refused = [deed for deed in found["deeds"] if deed["result"] == "rate_limited"]
     # A minute may have ended in between, and then it is twice as many.
-    assert REFUSED_A_MINUTE <= len(refused) <= 2 * REFUSED_A_MINUTE
+    assert RECORDED_REFUSALS_PER_MINUTE <= len(refused) <= 2 * RECORDED_REFUSALS_PER_MINUTE
 
 
 async def test_strangers_are_in_nobodys_usage(new_state: NewState) -> None:

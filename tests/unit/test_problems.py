@@ -8,7 +8,7 @@ import pytest
 from warren.http.problems import MEDIA_TYPE, internal_problem, problem
 from warren.model.errors import InvalidJson, LimitReached, NoCapacity, SessionNotFound, TooLarge, WarrenError
 from warren.model.strict_json import MAX_VALUES, read_json
-from warren.sessions.validation import plain_error
+from warren.sessions.validation import validation_error
 
 
 def body_of(exc: WarrenError, instance: str = "") -> dict[str, Any]:
@@ -129,5 +129,5 @@ def test_text_may_hold_as_many_commas_as_it_likes() -> None:
 
 def test_the_value_of_a_variable_is_not_repeated_in_an_error() -> None:
     wrong = {"type": "string_type", "loc": ("env", "TOKEN"), "msg": "", "input": 12345678}
-    assert plain_error([wrong]).message == "`env.TOKEN` must be a string"
-    assert "12345678" in plain_error([{**wrong, "loc": ("cwd",)}]).message
+    assert validation_error([wrong]).message == "`env.TOKEN` must be a string"
+    assert "12345678" in validation_error([{**wrong, "loc": ("cwd",)}]).message

@@ -1,6 +1,7 @@
 """Sessions as callers see them: made once, kept by use, gone in time, and honest about it."""
 
 import asyncio
+import logging
 
 import pytest
 from unit.session_world import TENANT, world
@@ -9,6 +10,7 @@ from warren.interfaces.store import Page
 from warren.model.errors import (
     InvalidRequest,
     KeyReused,
+    NoCapacity,
     NoSpace,
     ProviderUnavailable,
     SandboxLost,
@@ -377,3 +379,34 @@ async def test_a_session_is_shown_also_while_its_sandbox_cannot_be_reached() -> 
         assert await w.sessions.find_sandbox(row) is None
         w.worker.no_sandboxes = None
         assert await w.sessions.find_sandbox(row) is not None
+
+
+async def test_the_life_of_a_session_is_logged_as_events(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "warren.sessions.lifecycle")
+    async with world() as w:
+        ended = (await w.sessions.create(TENANT, NewSession())).session
+        lost = (await w.sessions.create(TENANT, NewSession())).session
+        await w.sessions.delete(TENANT, ended.id)
+        await w.lifecycle.mark_lost(lost, "the sandbox is lost: killed")
+        w.worker.no_claims = NoCapacity("there is no room")
+        with pytest.raises(NoCapacity):
+            await w.sessions.create(TENANT, NewSession())
+    events = [(record.message, record.fields) for record in caplog.records]  # type: ignore[attr-defined]
+    assert [name for name, _ in events] == [
+        "session_created",
+        "session_created",
+        "session_ended",
+        "session_lost",
+        "session_not_created",
+    ]
+    created, values = events[0][1], {"session": ended.id, "tenant": TENANT}
+    assert created == {
+        **values,
+        "environment": "base",
+        "sandbox": ended.sandbox_id,
+        "pooled": ended.pooled,
+        "ms": created["ms"],
+    }
+    assert events[2][1] == {**values, "reason": EndReason.DELETED, "detail": None}
+    assert events[3][1] == {"session": lost.id, "tenant": TENANT, "detail": "killed"}
+    assert events[4][1]["detail"] == "there is no room"

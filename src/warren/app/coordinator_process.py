@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
-from warren.app.wiring import build_context, build_edge, build_sessions
+from warren.app.wiring import build_context, build_guard, build_sessions
 from warren.clock import ClusterClock
 from warren.cluster.auth import ClusterAuth
 from warren.cluster.failover import Failover
@@ -42,7 +42,7 @@ class CoordinatorService:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self.goodbye_s = settings.stop_grace_s  # its work is to forward, so responses get the time that work has
+        self.response_grace_s = settings.stop_grace_s  # its work is to forward, so responses get the time that work has
         self._link = wiring.build_redis_link(settings)
         self._worker_client = wiring.build_worker_client(settings)
         self._auth = ClusterAuth(settings.cluster_secret)
@@ -106,7 +106,7 @@ class CoordinatorService:
             )
 
         app = CoordinatorMiddleware(create_app(context, wrapped=with_router), self._auth, self._fleet)
-        return build_edge(settings, app)
+        return build_guard(settings, app)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Destroys nothing: the sessions belong to their workers."""

@@ -1,14 +1,13 @@
 """Everything that one machine runs, without HTTP: store, worker, sessions, reaper.
 
-One service owns a state directory, and a lock on it says so. It takes over what the one before it left,
-then takes work. `stop` is orderly; after a kill -9 the next one finds everything in the store and in the state
+A service owns its state directory by a lock. It takes over the sessions and sandboxes of the service before it, then
+accepts work. After `stop`, or after a kill -9, the next service finds everything in the store and in the state
 directory.
 """
 
 import asyncio
 import contextlib
 import fcntl
-import logging
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -29,6 +28,7 @@ from warren.clock import Clock
 from warren.config.settings import Settings
 from warren.interfaces.provider import Provider
 from warren.interfaces.store import SessionStore
+from warren.logs import get_log
 from warren.model.errors import Unavailable
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
@@ -39,7 +39,7 @@ from warren.worker.worker import LocalWorker
 
 LOCK: Final = "server.lock"
 
-_log = logging.getLogger("warren.app.service")
+_log = get_log(__name__)
 
 
 class Service:
@@ -48,7 +48,7 @@ class Service:
     sessions: Sessions
     tenancy: Tenancy
     in_cluster: ClassVar[bool] = False  # whether other workers share the store
-    goodbye_s: float = 1.0  # so long answers have to leave when the work is done
+    response_grace_s: float = 1.0  # the time in which clients may read their last answers
 
     def __init__(self, settings: Settings, *, fault: Callable[[str], None] = lambda _: None) -> None:
         self._settings = settings
@@ -64,7 +64,7 @@ class Service:
         self._tasks: list[asyncio.Task[Any]] = []
 
     async def start(self) -> None:
-        """Returns when it has taken over and takes work; if it cannot, nothing of it is left."""
+        """Takes over and begins to accept work; if that fails, nothing is left running."""
         try:
             await self._start()
         except BaseException:
@@ -73,54 +73,54 @@ class Service:
 
     async def _start(self) -> None:
         settings = self._settings
-        with _told(settings.state_dir):
+        with _state_dir_errors(settings.state_dir):
             settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
             self._lock = lock_state(settings.state_dir)
-        self._store = await self._opened_store()
+        self._store = await self._open_store()
         for name in settings.providers:
-            self._providers.append(build_provider(settings, name, partial(self._reached, "provider")))
-        self._worker = build_worker(settings, self._providers, partial(self._reached, "worker"))
+            self._providers.append(build_provider(settings, name, partial(self._call_fault, "provider")))
+        self._worker = build_worker(settings, self._providers, partial(self._call_fault, "worker"))
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
-        fault = partial(self._reached, "lifecycle")
+        fault = partial(self._call_fault, "lifecycle")
         self._lifecycle = build_lifecycle(
             settings, self._store, self._worker, self.tenancy, fault, clock=self._clock, in_cluster=self.in_cluster
         )
         self.sessions = build_sessions(settings, self._lifecycle, self.tenancy)
-        await self._join()
+        await self._before_recovery()
         reaper: Reaper = build_reaper(settings, self.sessions, rebooted=self._rebooted)
         await reaper.recover()
         await self._worker.start()
-        await self._serve()
+        await self._after_recovery()
         self._run(reaper.run(), "reaper")
         self._run(reaper.watch_losses(self._worker), "losses")
 
-    async def _opened_store(self) -> SessionStore:
+    async def _open_store(self) -> SessionStore:
         return await build_store(self._settings)
 
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
         return await build_tenancy(self._settings, store, self._clock)
 
-    async def _join(self) -> None:
-        """Before it is looked at what an earlier service has left."""
+    async def _before_recovery(self) -> None:
+        """Called before the service takes over what an earlier one has left."""
 
-    async def _serve(self) -> None:
-        """All that was left has been looked at."""
+    async def _after_recovery(self) -> None:
+        """Called when the service has taken over."""
         self.tenancy.start()
 
-    def _reached(self, part: str, step: str) -> None:
+    def _call_fault(self, part: str, step: str) -> None:
         self._fault(f"{part} {step}")
 
     def _run(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=name)
-        task.add_done_callback(_report)
+        task.add_done_callback(_log_failure)
         self._tasks.append(task)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
-        """Takes no more work, lets running commands finish for so long, and ends the sessions or lets them be."""
+        """Accepts no more work, waits up to `grace_s` for running commands, and with `destroy` ends the sessions."""
         try:
             await self.sessions.drain(grace_s)
             if self._worker is not None:
-                await self._worker.drain()  # who still waits for a sandbox hears it now, and not when its time is over
+                await self._worker.drain()  # callers that wait for a sandbox get their error now, not at their time-out
             await self.sessions.stop(0.0, destroy=destroy)
         finally:
             await run_shielded(self._close())
@@ -143,7 +143,7 @@ class Service:
 
 
 @contextlib.contextmanager
-def _told(state_dir: Path) -> Iterator[None]:
+def _state_dir_errors(state_dir: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
@@ -154,7 +154,7 @@ def _told(state_dir: Path) -> Iterator[None]:
 
 
 def lock_state(state_dir: Path) -> int:
-    """The state directory for this process alone, until the descriptor is closed or the process ends."""
+    """Locks the state directory for this process, until the descriptor is closed or the process ends."""
     fd = os.open(state_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,6 +170,6 @@ def lock_state(state_dir: Path) -> int:
     return fd
 
 
-def _report(task: asyncio.Task[Any]) -> None:
+def _log_failure(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (exc := task.exception()) is not None:
-        _log.error("the task %s has ended", task.get_name(), exc_info=exc)
+        _log.error("task_failed", task=task.get_name(), exc=exc)

@@ -1,6 +1,6 @@
-"""Puts the parts together: settings in, objects out. Only here are concrete classes chosen.
+"""Builds the parts of a process from its settings. Only this file and cluster_wiring.py choose concrete classes.
 
-What only a server needs is imported when one is built: `warren run` should not wait for it.
+Functions import what only a server needs, so that `warren run` does not wait for it.
 """
 
 import platform
@@ -90,16 +90,16 @@ def build_environments(settings: Settings) -> Callable[[str], Environment]:
     limits: dict[str, Any] = {"memory_mb": settings.memory_mb, "cpus": settings.cpus}
     changes = {name: value for name, value in limits.items() if value is not None}
 
-    made: dict[str, tuple[Environment, Environment]] = {}  # by name: as the registry has it, and as it is given
+    known: dict[str, tuple[Environment, Environment]] = {}  # by name: as in the registry, and with the settings applied
 
     def find(name: str) -> Environment:
         environment = registry.environment(name)
-        known = made.get(name)
-        if known is None or known[0] is not environment:
+        pair = known.get(name)
+        if pair is None or pair[0] is not environment:
             image = settings.container_image if name == settings.default_environment else ""
             limits = replace(environment.limits, **changes)
-            known = made[name] = environment, replace(environment, image=image or environment.image, limits=limits)
-        return known[1]
+            pair = known[name] = environment, replace(environment, image=image or environment.image, limits=limits)
+        return pair[1]
 
     return find
 
@@ -205,7 +205,7 @@ def build_sessions(settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy
 
 
 def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "Identity":
-    """Who may come in, as the settings say."""
+    """How callers are identified."""
     from warren.tenancy.identity import AnonymousIdentity, CredentialIdentity
 
     if not settings.auth:
@@ -214,7 +214,7 @@ def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | Non
 
 
 async def build_tokens(settings: Settings) -> "Tokens | None":
-    """Raises what is wrong with the settings: to be called before anything is started."""
+    """Raises what is wrong with the settings, so call it before anything is started."""
     if not (settings.auth and settings.jwt_jwks):
         return None
     from warren.tenancy.tokens import TokenRules, Tokens
@@ -264,7 +264,7 @@ def build_context(
 
 
 def build_labels(settings: Settings) -> dict[str, str]:
-    """What can be asked for of this worker."""
+    """The labels of this worker, which a new session may require."""
     given = dict(label.split("=", 1) for label in settings.labels)
     return {"arch": platform.machine(), **given}
 
@@ -278,11 +278,11 @@ def build_tls(settings: Settings) -> "ssl.SSLContext | None":
 def build_app(settings: Settings, sessions: "Sessions", tenancy: "Tenancy", identity: "Identity") -> "ASGIApp":
     from warren.http.app import create_app
 
-    return build_edge(settings, create_app(build_context(settings, sessions, tenancy, identity)))
+    return build_guard(settings, create_app(build_context(settings, sessions, tenancy, identity)))
 
 
-def build_edge(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":
-    """With `any_host` it does not matter by which name the server was addressed."""
+def build_guard(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":
+    """With `any_host` the server answers under every host name."""
     from warren.http.dispatch import takes_stream
     from warren.http.server.http_guard import HttpGuard
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
 from warren.app.service import Service
-from warren.app.wiring import build_context, build_edge, build_labels
+from warren.app.wiring import build_context, build_guard, build_labels
 from warren.cluster.auth import ClusterAuth, CoordinatorIdentity
 from warren.cluster.heartbeat import Heartbeat
 from warren.cluster.lease import Lease
@@ -54,7 +54,7 @@ class WorkerService(Service):
         self._home = ""
         self._stops_in_order = False
 
-    async def _opened_store(self) -> SessionStore:
+    async def _open_store(self) -> SessionStore:
         settings = self._settings
         self._home = wiring.state_dir_id(settings.state_dir)
         offset_s = await wiring.wait_for_redis_time(self._link)
@@ -69,7 +69,7 @@ class WorkerService(Service):
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
         return await wiring.build_tenancy(self._settings, store, self._link, self._clock)
 
-    async def _join(self) -> None:
+    async def _before_recovery(self) -> None:
         self.lease = Lease(self._clock)
         self._heartbeat = Heartbeat(
             Roster(self._link),
@@ -84,7 +84,7 @@ class WorkerService(Service):
         assert self._mirror is not None
         await self._mirror.reconcile()
 
-    async def _serve(self) -> None:
+    async def _after_recovery(self) -> None:
         assert self._heartbeat is not None
         await self._heartbeat.beat()
         self.tenancy.start(deliver_webhooks=False)
@@ -130,7 +130,7 @@ class WorkerService(Service):
     def app(self) -> ASGIApp:
         context = build_context(self._settings, self.sessions, self.tenancy, CoordinatorIdentity(self._auth))
         app = WorkerMiddleware(create_app(context, counts=False), self._auth, self.lease, self.describe)
-        return build_edge(self._settings, app, any_host=True)
+        return build_guard(self._settings, app, any_host=True)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Tells coordinators at once to send no new sessions, and at the end that the worker may come back."""

@@ -1,4 +1,4 @@
-"""What every route has at hand: the use cases, the limits, who is asking."""
+"""What every route needs: the context of the server, the caller and its scopes, JSON answers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(OperationContext):
-    """`identity` says who may come in; `with_key` that something must be shown for it. `cluster` is what a coordinator
-    has beside its sessions."""
+    """`identity` identifies callers; `with_key` tells whether they need a key or a token. Only a coordinator has
+    `cluster`."""
 
     tenancy: Tenancy
     identity: Identity
@@ -49,7 +49,7 @@ def check_scope(caller: Caller, scope: Scope) -> None:
 
 
 async def tenant_of(connection: HTTPConnection, needed: SecurityScopes) -> str:
-    """Whose request it is. Every route takes one of the kinds below; that is its decision about who may use it."""
+    """The caller's tenant, if the caller has the scopes. Every route takes one of the types below as a parameter."""
     caller: Caller = connection.scope["caller"]
     for name in needed.scopes:
         check_scope(caller, Scope(name))
@@ -65,9 +65,9 @@ Admin = Annotated[str, Security(tenant_of, scopes=[Scope.ADMIN])]
 
 
 class JsonAnswer(Response):
-    """JSON. Bytes that were no text are in it as lone surrogates, which only escapes can carry.
+    """A JSON answer, for nearly every request: it sends what Starlette's class would, with less work.
 
-    It sends what Starlette's own class would, with less work: this is how nearly every request is answered.
+    It is ASCII with escapes, because bytes that are not text are lone surrogates in it.
     """
 
     def __init__(self, values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
@@ -83,12 +83,8 @@ class JsonAnswer(Response):
         await send({"type": "http.response.body", "body": self.body})
 
 
-def answer(values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return JsonAnswer(values, status, headers)
-
-
 async def pool_size(context: Context) -> int:
-    """Sandboxes that are ready to be handed out."""
+    """The number of sandboxes that are ready in the pools."""
     if context.cluster is not None:
         return context.cluster.pool_size()
     workers = context.sessions.lifecycle.workers.values()

@@ -2,7 +2,7 @@
 
 The dispatcher finds a request's operation by its method and path, checks the caller's scope, reads the arguments as the
 operation's handler declares them, and turns the result into an answer. All other requests go on to the FastAPI app,
-which has a route for each operation too (routes/operations.py), for the OpenAPI document and for wrong methods.
+which has a route for each operation too (routes/operations.py): for the OpenAPI document, and to refuse wrong methods.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warren.http.context import Context, answer, check_scope
+from warren.http.context import Context, JsonAnswer, check_scope
 from warren.http.event_streams import EVENT_STREAM, stream_events
 from warren.http.problems import invalid_arguments, problem
 from warren.http.routes import e2b, flat
@@ -56,13 +56,13 @@ class Dispatcher:
 
 
 def takes_stream(scope: Scope) -> bool:
-    """Whether the body of a request may be of any length, because it is read as it comes."""
+    """Whether the body of a request may have any length, because the operation reads it as a stream."""
     found = _find(scope)
     return found is not None and found[0].takes_stream
 
 
 def _find(scope: Scope) -> tuple[Operation, dict[str, str]] | None:
-    """Looked up once for each request, and kept in its scope."""
+    """Finds the operation once for each request, and keeps it in the scope."""
     found: tuple[Operation, dict[str, str]] | None = scope.get("operation")
     if found is None:
         found = scope["operation"] = FINDER.find(scope["method"], scope["path"])
@@ -77,36 +77,36 @@ async def respond(handler: Handler, context: Context, request: Request) -> Respo
     errors: list[dict[str, Any]] = []
     arguments: list[Any] = []
     if handler.query is not None:
-        arguments.append(_validated(handler.query, _query_values(request.scope), "query", errors))
+        arguments.append(_validate(handler.query, _query_values(request.scope), "query", errors))
     if handler.headers:
         errors.extend(_read_headers(handler, call, headers))
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     if handler.body is not None:
-        data = await _read_all(request.receive)
-        arguments.append(_body(handler.body, operation, data, content_type, errors))
+        data = await _receive_body(request.receive)
+        arguments.append(_read_body(handler.body, operation, data, content_type, errors))
     elif operation.takes_stream:
         call.content_type = content_type
         call.fields = dict(request.query_params)
-        arguments.append(_data(request))
+        arguments.append(_stream_body(request))
     if errors:
         return invalid_arguments(errors)
     if operation.answers is Answers.EVENTS or _wants_events(operation, headers, arguments):
         return await stream_events(perform_stream(handler, call, *arguments))
     if operation.answers is Answers.BYTES:
-        return await _bytes_answer(perform_stream(handler, call, *arguments), handler, call)
+        return await _answer_bytes(perform_stream(handler, call, *arguments), handler.media_type)
     work = perform(handler, call, *arguments)
-    result = await unless_gone(request, work) if operation.watched else await work
+    result = await cancel_if_gone(request, work) if operation.watched else await work
     if isinstance(result, AsyncGenerator):
-        return await _bytes_answer(result, handler, call)
+        return await _answer_bytes(result, handler.media_type)
     if isinstance(result, Reply):
-        return answer(result.values, result.status, result.headers)
-    return Response(status_code=operation.status) if result is None else answer(result, operation.status)
+        return JsonAnswer(result.values, result.status, result.headers)
+    return Response(status_code=operation.status) if result is None else JsonAnswer(result, operation.status)
 
 
 # -- arguments
 
 
-def _validated(model: type[BaseModel], values: Any, where: str, errors: list[dict[str, Any]]) -> BaseModel | None:
+def _validate(model: type[BaseModel], values: Any, where: str, errors: list[dict[str, Any]]) -> BaseModel | None:
     try:
         return model.model_validate(values)
     except ValidationError as exc:
@@ -115,20 +115,20 @@ def _validated(model: type[BaseModel], values: Any, where: str, errors: list[dic
 
 
 def _query_values(scope: Scope) -> dict[str, Any]:
-    """Of a parameter that came several times the last one counts, unless it is one of those that are lists."""
+    """If a parameter comes several times the last value counts, unless the parameter is a list."""
     raw: str = scope["query_string"].decode("latin-1")
     values: dict[str, Any] = {}
     if not raw:
         return values
     for name, value in urllib.parse.parse_qsl(raw, keep_blank_values=True, errors="surrogateescape"):
         if name in sessions.LISTS:
-            values.setdefault(name, []).append(_as_text(value))
+            values.setdefault(name, []).append(_replace_surrogates(value))
         else:
-            values[name] = value if name in files.PATHS else _as_text(value)
+            values[name] = value if name in files.PATHS else _replace_surrogates(value)
     return values
 
 
-def _as_text(value: str) -> str:
+def _replace_surrogates(value: str) -> str:
     return value if value.isascii() else value.encode(errors="surrogateescape").decode(errors="replace")
 
 
@@ -155,7 +155,7 @@ def read_range(text: str) -> ByteRange:
     return part
 
 
-async def _read_all(receive: Receive) -> bytes:
+async def _receive_body(receive: Receive) -> bytes:
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body"):
         return bytes(message.get("body", b""))
@@ -169,23 +169,23 @@ async def _read_all(receive: Receive) -> bytes:
         message = await receive()
 
 
-def _body(
+def _read_body(
     model: type[BaseModel], operation: Operation, data: bytes, content_type: str, errors: list[dict[str, Any]]
 ) -> BaseModel | None:
-    """JSON under any content type but a form's."""
+    """Reads the body as JSON, whatever its content type, unless that is a form with files."""
     if content_type.startswith("multipart/"):
         errors.append({"type": "model_type", "loc": ("body",)})
         return None
     values = read_json(data) if data else None
     if values is not None:
-        return _validated(model, values, "body", errors)
+        return _validate(model, values, "body", errors)
     if operation.reads is Reads.JSON:
         errors.append({"type": "missing", "loc": ("body",)})
     return None
 
 
-async def _data(request: Request) -> AsyncIterator[bytes]:
-    """The body as it comes. A client that goes away in the middle fails the operation it is for."""
+async def _stream_body(request: Request) -> AsyncIterator[bytes]:
+    """Yields the body as it comes. The operation fails if the client disconnects in the middle."""
     try:
         async for part in request.stream():
             if part:
@@ -203,8 +203,8 @@ def _wants_events(operation: Operation, headers: Mapping[bytes, bytes], argument
 # -- answers
 
 
-async def _bytes_answer(source: AsyncGenerator[BytesHead | bytes, None], handler: Handler, call: Call) -> Response:
-    """The first item says what follows; an error before it is answered like any other."""
+async def _answer_bytes(source: AsyncGenerator[BytesHead | bytes, None], media_type: str) -> Response:
+    """The first item of the source says what follows. An error before it is answered like any other."""
     head = await anext(source)
     assert isinstance(head, BytesHead)
     headers, status = {}, 200
@@ -213,12 +213,12 @@ async def _bytes_answer(source: AsyncGenerator[BytesHead | bytes, None], handler
     if head.end is not None:
         if head.start >= head.end:
             await source.aclose()
-            return _no_such_range(head)
+            return _refuse_range(head)
         headers["Content-Range"], status = f"bytes {head.start}-{head.end - 1}/{head.size}", 206
-    return StreamedAnswer(_only_bytes(source), status, headers, handler.media_type)
+    return StreamedAnswer(_only_bytes(source), status, headers, media_type)
 
 
-def _no_such_range(head: BytesHead) -> Response:
+def _refuse_range(head: BytesHead) -> Response:
     message = f"the file has {head.size} bytes, and none in the range that was asked for"
     response = problem(RangeNotSatisfiable(message, remedy="ask for a part it has"))
     response.headers["Content-Range"] = f"bytes */{head.size}"
@@ -234,9 +234,9 @@ async def _only_bytes(source: AsyncGenerator[Any, None]) -> AsyncIterator[bytes]
             await source.aclose()
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result; a caller that goes away meanwhile cancels the work. What is quick is not watched."""
-    watch = _Watch(request)
+async def cancel_if_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Awaits the work, and cancels it if the caller disconnects."""
+    watch = _DisconnectWatch(request)
     try:
         return await work
     except asyncio.CancelledError:
@@ -248,8 +248,8 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         watch.end()
 
 
-class _Watch:
-    """Cancels the task that made it when the caller goes away. Looks only after a while: most are done before."""
+class _DisconnectWatch:
+    """Cancels the task that made it when the caller disconnects. Starts watching late: most work is done before."""
 
     def __init__(self, request: Request) -> None:
         task = asyncio.current_task()
@@ -261,9 +261,9 @@ class _Watch:
         self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._begin)
 
     def _begin(self) -> None:
-        self._watching = asyncio.create_task(self._until_gone(), name="is the caller still there?")
+        self._watching = asyncio.create_task(self._wait_for_disconnect(), name="disconnect watch")
 
-    async def _until_gone(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
         self.gone = True

@@ -1,4 +1,4 @@
-"""Server-sent events, with a comment as a sign of life when nothing happens."""
+"""Server-sent events, with a comment as a keep-alive when nothing happens."""
 
 import json
 from collections.abc import AsyncIterator
@@ -19,22 +19,22 @@ async def stream_events(source: Events) -> StreamedAnswer:
     """Errors before the first event are answered like any other; later ones become an `error` event."""
     first = await anext(source)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamedAnswer(_encoded(first, source), media_type=EVENT_STREAM, headers=headers)
+    return StreamedAnswer(_encode(first, source), media_type=EVENT_STREAM, headers=headers)
 
 
-async def _encoded(first: Event | None, source: Events) -> AsyncIterator[bytes]:
+async def _encode(first: Event | None, source: Events) -> AsyncIterator[bytes]:
     try:
-        yield _event_bytes(first)
+        yield _encode_event(first)
         async for event in source:
-            yield _event_bytes(event)
+            yield _encode_event(event)
     except WarrenError as exc:
-        yield _event_bytes(Event("error", error_values(exc)))
+        yield _encode_event(Event("error", error_values(exc)))
     finally:
         with anyio.CancelScope(shield=True):
             await source.aclose()
 
 
-def _event_bytes(event: Event | None) -> bytes:
+def _encode_event(event: Event | None) -> bytes:
     if event is None:
         return _KEEPALIVE
     number = "" if event.id is None else f"id: {event.id}\n"
@@ -42,7 +42,7 @@ def _event_bytes(event: Event | None) -> bytes:
 
 
 def error_values(exc: WarrenError) -> dict[str, Any]:
-    """An error as an event: the answer had begun already, so its status cannot tell."""
+    """An error as an event, for an answer whose status was sent before."""
     note(error=exc.code)
     values: dict[str, Any] = {"code": exc.code, "status": exc.http_status, "detail": exc.message}
     return {**values, "remedy": exc.remedy} if exc.remedy else values

@@ -1,10 +1,10 @@
 """Files in a multipart/form-data body, read as they come in.
 
-`read_parts` pulls one piece of the body at a time, only when the part at hand is asked for more, so nothing is
-kept in memory or on disk and a slow consumer slows the sender down. A part ends normally only when its closing
-boundary was seen: an upload that is cut off raises in the middle of `chunks`, it never looks complete.
+`read_parts` reads one piece of the body at a time, when the consumer asks for it. So nothing is kept in memory or on
+disk, and a slow consumer slows the sender down. A part ends normally only after its closing boundary: an upload that is
+cut off raises in the middle of `chunks` and never looks complete.
 
-The names are as the client sent them. Whether `../../etc/passwd` may be a file name is for the caller to decide.
+The names are as the client sent them. The caller decides whether `../../etc/passwd` may be a file name.
 """
 
 import re
@@ -42,7 +42,7 @@ class FormPart:
         self._form = form
         self._over = False
         self.headers: Final = headers
-        self.name, self.filename = _names(headers)
+        self.name, self.filename = _read_names(headers)
 
     def __repr__(self) -> str:
         return f"<Part {self.name!r}, file name {self.filename!r}>"
@@ -61,12 +61,12 @@ class FormPart:
             taken += chunk
             if len(taken) > limit:
                 raise TooLarge(f"the form field {self.name!r} is larger than {limit} bytes")
-        return _utf8(bytes(taken), f"the form field {self.name!r}")
+        return _decode_utf8(bytes(taken), f"the form field {self.name!r}")
 
 
 async def read_parts(stream: AsyncIterable[bytes], content_type: str) -> AsyncIterator[FormPart]:
-    """The parts in their order. What the caller did not read of a part is skipped when it asks for the next."""
-    form = _Form(stream, _boundary(content_type))
+    """Yields the parts in their order; skips what the caller has not read of a part."""
+    form = _Form(stream, _read_boundary(content_type))
     while await form.next("the form") is not _Mark.END:
         part = FormPart(form, form.headers())
         yield part
@@ -75,7 +75,7 @@ async def read_parts(stream: AsyncIterable[bytes], content_type: str) -> AsyncIt
 
 
 class _Form:
-    """The parser's calls, turned into a queue that is filled from the stream when it is empty."""
+    """Turns the callbacks of the parser into a queue, and fills the queue from the stream when it is empty."""
 
     def __init__(self, stream: AsyncIterable[bytes], boundary: bytes) -> None:
         self._stream = aiter(stream)
@@ -126,14 +126,14 @@ class _Form:
         self._name, self._value, self._head_size = b"", b"", 0
 
     def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._grow(end - start)
+        self._count_header_bytes(end - start)
         self._name += data[start:end]
 
     def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._grow(end - start)
+        self._count_header_bytes(end - start)
         self._value += data[start:end]
 
-    def _grow(self, size: int) -> None:
+    def _count_header_bytes(self, size: int) -> None:
         self._head_size += size
         if self._head_size > MAX_PART_HEADERS:
             raise TooLarge(f"the headers of a part of the form are larger than {MAX_PART_HEADERS} bytes")
@@ -142,7 +142,7 @@ class _Form:
         name = self._name.decode("ascii", "replace").lower()
         if name in self._current:
             raise InvalidRequest(f"a part of the form has two {name} headers")
-        self._current[name] = _utf8(self._value, f"the {name} header of a part of the form").strip()
+        self._current[name] = _decode_utf8(self._value, f"the {name} header of a part of the form").strip()
         self._name, self._value = b"", b""
 
     def _headers_finished(self) -> None:
@@ -153,14 +153,14 @@ class _Form:
         self._events.append(_Mark.PART)
 
 
-def _boundary(content_type: str) -> bytes:
+def _read_boundary(content_type: str) -> bytes:
     kind, _, _ = content_type.partition(";")
     if kind.strip().lower() != "multipart/form-data":
         raise InvalidRequest(
             f"the body is {kind.strip()[:80] or 'of no stated type'!r}, a form with files was expected",
             remedy="send it as multipart/form-data",
         )
-    boundary = dict(_parameters(content_type)).get("boundary", "")
+    boundary = dict(_read_parameters(content_type)).get("boundary", "")
     if not boundary or not boundary.isascii():
         raise InvalidRequest(
             "the Content-Type says multipart/form-data but names no boundary",
@@ -169,18 +169,18 @@ def _boundary(content_type: str) -> bytes:
     return boundary.encode("ascii")
 
 
-def _names(headers: dict[str, str]) -> tuple[str, str | None]:
+def _read_names(headers: dict[str, str]) -> tuple[str, str | None]:
     disposition = headers.get("content-disposition", "")
-    given = dict(_parameters(disposition))
+    given = dict(_read_parameters(disposition))
     if disposition.partition(";")[0].strip().lower() != "form-data" or "name" not in given:
         raise InvalidRequest("a part of the form has no Content-Disposition: form-data with a name")
     filename = given.get("filename")
     if "filename*" in given:
-        filename = _extended(given["filename*"])
+        filename = _decode_extended(given["filename*"])
     return given["name"], filename
 
 
-def _parameters(header: str) -> Iterator[tuple[str, str]]:
+def _read_parameters(header: str) -> Iterator[tuple[str, str]]:
     for name, value in _PARAMETER.findall(header):
         value = value.strip()
         if value.startswith('"') and value.endswith('"') and len(value) > 1:
@@ -188,17 +188,17 @@ def _parameters(header: str) -> Iterator[tuple[str, str]]:
         yield name.lower(), value
 
 
-def _extended(value: str) -> str:
+def _decode_extended(value: str) -> str:
     """`UTF-8''na%C3%AFve.txt`, as RFC 5987 writes names that are not ASCII."""
     charset, _, rest = value.partition("'")
     _, quote, encoded = rest.partition("'")
     if not quote or charset.lower() not in ("utf-8", "iso-8859-1"):
         raise InvalidRequest(f"the file name {value[:80]!r} is in an unknown notation", remedy="use filename*=UTF-8''…")
     raw = unquote_to_bytes(encoded)
-    return raw.decode("latin-1") if charset.lower() == "iso-8859-1" else _utf8(raw, "the file name of a part")
+    return raw.decode("latin-1") if charset.lower() == "iso-8859-1" else _decode_utf8(raw, "the file name of a part")
 
 
-def _utf8(data: bytes, what: str) -> str:
+def _decode_utf8(data: bytes, what: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as exc:

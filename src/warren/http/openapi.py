@@ -21,21 +21,27 @@ Errors are `application/problem+json` with a stable `code`, a sentence (`detail`
 about it (`remedy`). `/api/sessions` is the full API; the flat endpoints are the same in the words of older clients.
 
 Three addresses are WebSockets: `/api/sessions/{session_id}/exec`, `…/processes/{process_id}/attach` and
-`…/terminal`. An error is told there as a message `{"type": "error", "code": …, "detail": …}`, then the socket is
+`…/terminal`. An error comes as a message `{"type": "error", "code": …, "detail": …}`, then the socket is
 closed with 4000 plus the HTTP status.
 """
 TAGS: Final = [
-    {"name": "sessions", "description": "Made, shown, kept alive, changed, ended"},
-    {"name": "commands", "description": "Run to their end; the result at once or as it comes"},
-    {"name": "processes", "description": "Commands and terminals that run on their own"},
-    {"name": "files", "description": "Done inside the sandbox, with the rights of its user, streamed, of any size"},
+    {"name": "sessions", "description": "Create, show, keep alive, change and end sessions"},
+    {
+        "name": "commands",
+        "description": "Commands that a caller waits for: the result, or the output as it comes",
+    },
+    {"name": "processes", "description": "Commands and terminals in the background"},
+    {
+        "name": "files",
+        "description": "Files of any size, read and written with the rights of the sandbox's user",
+    },
     {"name": "flat", "description": "The same in the words of older clients"},
     {"name": "e2b", "description": "Code and files in the words of E2B-style clients"},
-    {"name": "webhooks", "description": "Whom to tell what happened"},
+    {"name": "webhooks", "description": "Addresses that get the events of sessions"},
     {"name": "records", "description": "What was done, and what was used"},
     {"name": "admin", "description": "Keys and tenants, for the operator of a server"},
     {"name": "cluster", "description": "Workers, for the operator of a cluster"},
-    {"name": "server", "description": "What machines ask a server about itself"},
+    {"name": "server", "description": "Health, version and figures of a server"},
 ]
 _OTHER_APIS: Final = ("flat", "e2b")
 _PROBLEM: Final[dict[str, Any]] = {

@@ -29,7 +29,7 @@ from warren.logs import get_log
 from warren.model.errors import InvalidJson, InvalidRequest, Misdirected, StoreAway, WarrenError
 from warren.model.strict_json import json_error, read_json, shortened, too_deep
 from warren.sessions.request_context import note
-from warren.sessions.validation import field_name, sentence, summary
+from warren.sessions.validation import describe_error, field_name, summary
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_S = 1.0
@@ -214,13 +214,13 @@ async def _on_invalid(request: Request, exc: Exception) -> Response:
 
 def invalid_arguments(found: Sequence[Mapping[str, Any]]) -> Response:
     """422 with a sentence for each argument that pydantic refused; the first part of a `loc` says where it was sent."""
-    errors = [{"field": field_name(error["loc"]), "message": sentence(error)} for error in found]
+    errors = [{"field": field_name(error["loc"]), "message": describe_error(error)} for error in found]
     return _problem_response(422, InvalidRequest.code, summary(errors), {"errors": errors[:100], "retryable": False})
 
 
 async def _on_invalid_socket(socket: WebSocket, exc: Exception) -> Response:
     assert isinstance(exc, WebSocketRequestValidationError)
-    return problem(InvalidRequest(summary([{"message": sentence(error)} for error in exc.errors()])))
+    return problem(InvalidRequest(summary([{"message": describe_error(error)} for error in exc.errors()])))
 
 
 def _broken_json(error: Mapping[str, Any], body: object) -> InvalidJson:

@@ -1,7 +1,7 @@
 """The SDK's local mode: sandboxes of this machine, in this process, without a server.
 
-Calls run on the loop of the engine (engine.py), each as a task of its own. What lasts (a stream, a file that is
-read, a terminal) is run there by one task from its beginning to its end, and what it yields is fetched (`Pump`).
+Each call runs as a task on the loop of the engine (engine.py). One task there runs a stream, a download or a terminal
+from beginning to end, and the caller takes the items that it yields from a queue (`_Pump`).
 """
 
 import asyncio
@@ -17,41 +17,41 @@ from collections.abc import (
 )
 from typing import TYPE_CHECKING, Any, Final
 
-from warren.local.engine import ENGINE, own_task
+from warren.local.engine import ENGINE, start_task
 
 if TYPE_CHECKING:
     from warren.local.calls import LocalCalls
 
-_AHEAD: Final = 4  # what a pump fetches before it is asked for
+_MAX_AHEAD: Final = 4  # items that a pump reads before the caller takes them
 _END: Final = object()
 
 
-class Pump:
-    """Runs an async generator in a task of the engine's loop; `take` gives what it yields, then `_END`.
+class _Pump:
+    """Runs an async generator in a task on the engine's loop; `take` returns its items, then `_END`.
 
-    Whoever makes one stops it, also if `begin` was cancelled and nobody knows how far it came.
+    The owner must call `stop`, also if `begin` was cancelled.
     """
 
     def __init__(self, source: AsyncGenerator[Any, None]) -> None:
         self._source = source
-        self._items: asyncio.Queue[tuple[Any, Exception | None]] = asyncio.Queue(_AHEAD)
+        self._queue: asyncio.Queue[tuple[Any, Exception | None]] = asyncio.Queue(_MAX_AHEAD)
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        self._task = own_task(self._run())
+        self._task = start_task(self._run())
 
     async def _run(self) -> None:
         failed: Exception | None = None
         try:
             async with contextlib.aclosing(self._source):
                 async for item in self._source:
-                    await self._items.put((item, None))
+                    await self._queue.put((item, None))
         except Exception as exc:
             failed = exc
-        await self._items.put((_END, failed))
+        await self._queue.put((_END, failed))
 
     async def take(self) -> Any:
-        item, failed = await self._items.get()
+        item, failed = await self._queue.get()
         if failed is not None:
             raise failed
         return item
@@ -79,7 +79,7 @@ async def _open_socket(opening: Any) -> AsyncGenerator[Any, None]:
 
 
 class _Client:
-    """Joins the engine with its first use."""
+    """Starts to use the engine with the first call."""
 
     def __init__(self) -> None:
         self._joining = threading.Lock()
@@ -109,46 +109,46 @@ class _Client:
 
 
 class Local(_Client):
-    """A backend for clients that block."""
+    """The backend of blocking clients."""
 
     def call(self, operation: str, session_id: str = "", **arguments: Any) -> Any:
         return ENGINE.wait(self._calls.call(operation, session_id, **arguments))
 
     def upload(self, operation: str, session_id: str, data: bytes | Iterable[bytes], **arguments: Any) -> Any:
-        body = data if isinstance(data, bytes) else _pulled(data)
+        body = data if isinstance(data, bytes) else _read_in_thread(data)
         return ENGINE.wait(self._calls.upload(operation, session_id, body, **arguments))
 
     def events(self, operation: str, session_id: str, **arguments: Any) -> Generator[Any, None, None]:
-        with self._pumped(self._calls.events(operation, session_id, **arguments)) as pump:
-            yield from _taken(pump)
+        with self._pump(self._calls.events(operation, session_id, **arguments)) as pump:
+            yield from _items(pump)
 
     @contextlib.contextmanager
     def download(self, operation: str, session_id: str, **arguments: Any) -> Iterator[Any]:
-        with self._pumped(_size_and_parts(self._calls.download(operation, session_id, **arguments))) as pump:
-            yield ENGINE.wait(pump.take()), _taken(pump)
+        with self._pump(_size_and_parts(self._calls.download(operation, session_id, **arguments))) as pump:
+            yield ENGINE.wait(pump.take()), _items(pump)
 
     @contextlib.contextmanager
     def socket(self, operation: str, session_id: str, **arguments: Any) -> Iterator["_Socket"]:
-        with self._pumped(_open_socket(self._calls.socket(operation, session_id, **arguments))) as pump:
+        with self._pump(_open_socket(self._calls.socket(operation, session_id, **arguments))) as pump:
             yield _Socket(ENGINE.wait(pump.take()))
 
     def stats(self) -> Any:
         return ENGINE.wait(self._calls.stats())
 
     @contextlib.contextmanager
-    def _pumped(self, source: AsyncGenerator[Any, None]) -> Iterator[Pump]:
-        pump = Pump(source)
+    def _pump(self, source: AsyncGenerator[Any, None]) -> Iterator[_Pump]:
+        pump = _Pump(source)
         try:
             ENGINE.wait(pump.begin())
             yield pump
         finally:
-            ENGINE.finished(pump.stop())
+            ENGINE.finish(pump.stop())
 
     def close(self) -> None:
         self._leave()
 
 
-def _taken(pump: Pump) -> Generator[Any, None, None]:
+def _items(pump: _Pump) -> Generator[Any, None, None]:
     while (item := ENGINE.wait(pump.take())) is not _END:
         yield item
 
@@ -166,59 +166,59 @@ class _Socket:
 
 
 class AsyncLocal(_Client):
-    """A backend for clients on an event loop, whichever."""
+    """The backend of async clients, on any event loop."""
 
     async def call(self, operation: str, session_id: str = "", **arguments: Any) -> Any:
         calls = await self._joined_calls()
-        return await ENGINE.there(calls.call(operation, session_id, **arguments))
+        return await ENGINE.run(calls.call(operation, session_id, **arguments))
 
     async def upload(
         self, operation: str, session_id: str, data: bytes | AsyncIterable[bytes], **arguments: Any
     ) -> Any:
         calls = await self._joined_calls()
-        body = data if isinstance(data, bytes) else _fed(data, asyncio.get_running_loop())
-        return await ENGINE.there(calls.upload(operation, session_id, body, **arguments))
+        body = data if isinstance(data, bytes) else _read_on_loop(data, asyncio.get_running_loop())
+        return await ENGINE.run(calls.upload(operation, session_id, body, **arguments))
 
     async def events(self, operation: str, session_id: str, **arguments: Any) -> AsyncGenerator[Any, None]:
         calls = await self._joined_calls()
-        async with self._pumped(calls.events(operation, session_id, **arguments)) as pump:
-            async for item in _taken_there(pump):
+        async with self._pump(calls.events(operation, session_id, **arguments)) as pump:
+            async for item in _async_items(pump):
                 yield item
 
     @contextlib.asynccontextmanager
     async def download(self, operation: str, session_id: str, **arguments: Any) -> AsyncIterator[Any]:
         calls = await self._joined_calls()
-        async with self._pumped(_size_and_parts(calls.download(operation, session_id, **arguments))) as pump:
-            yield await ENGINE.there(pump.take()), _taken_there(pump)
+        async with self._pump(_size_and_parts(calls.download(operation, session_id, **arguments))) as pump:
+            yield await ENGINE.run(pump.take()), _async_items(pump)
 
     @contextlib.asynccontextmanager
     async def socket(self, operation: str, session_id: str, **arguments: Any) -> AsyncIterator["_AsyncSocket"]:
         calls = await self._joined_calls()
-        async with self._pumped(_open_socket(calls.socket(operation, session_id, **arguments))) as pump:
-            yield _AsyncSocket(await ENGINE.there(pump.take()))
+        async with self._pump(_open_socket(calls.socket(operation, session_id, **arguments))) as pump:
+            yield _AsyncSocket(await ENGINE.run(pump.take()))
 
     async def stats(self) -> Any:
         calls = await self._joined_calls()
-        return await ENGINE.there(calls.stats())
+        return await ENGINE.run(calls.stats())
 
     async def _joined_calls(self) -> "LocalCalls":
         return self._calls if self._joined else await asyncio.to_thread(lambda: self._calls)
 
     @contextlib.asynccontextmanager
-    async def _pumped(self, source: AsyncGenerator[Any, None]) -> AsyncIterator[Pump]:
-        pump = Pump(source)
+    async def _pump(self, source: AsyncGenerator[Any, None]) -> AsyncIterator[_Pump]:
+        pump = _Pump(source)
         try:
-            await ENGINE.there(pump.begin())
+            await ENGINE.run(pump.begin())
             yield pump
         finally:
-            await ENGINE.finished_there(pump.stop())
+            await ENGINE.finish_async(pump.stop())
 
     async def close(self) -> None:
         await asyncio.to_thread(self._leave)
 
 
-async def _taken_there(pump: Pump) -> AsyncGenerator[Any, None]:
-    while (item := await ENGINE.there(pump.take())) is not _END:
+async def _async_items(pump: _Pump) -> AsyncGenerator[Any, None]:
+    while (item := await ENGINE.run(pump.take())) is not _END:
         yield item
 
 
@@ -227,10 +227,10 @@ class _AsyncSocket:
         self._socket = socket
 
     async def send(self, message: str | bytes) -> None:
-        await ENGINE.there(self._socket.send(message))
+        await ENGINE.run(self._socket.send(message))
 
     async def receive(self, timeout_s: float | None = None) -> str | bytes | None:
-        message: str | bytes | None = await ENGINE.there(self._socket.receive(timeout_s))
+        message: str | bytes | None = await ENGINE.run(self._socket.receive(timeout_s))
         return message
 
 
@@ -238,8 +238,8 @@ async def _next(source: AsyncIterator[Any]) -> Any:
     return await anext(source, _END)
 
 
-async def _fed(source: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) -> AsyncIterator[bytes]:
-    """What the caller's loop yields, on the engine's loop."""
+async def _read_on_loop(source: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) -> AsyncIterator[bytes]:
+    """Reads an iterator of the caller's loop from the engine's loop."""
     iterator = aiter(source)
     while True:
         item = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_next(iterator), loop))
@@ -248,8 +248,8 @@ async def _fed(source: AsyncIterable[bytes], loop: asyncio.AbstractEventLoop) ->
         yield item
 
 
-async def _pulled(source: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Read in a thread: reading may block."""
+async def _read_in_thread(source: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Reads an iterator in a thread, because it may block."""
     iterator = iter(source)
     while (part := await asyncio.to_thread(next, iterator, _END)) is not _END:
         assert isinstance(part, bytes)

@@ -1,4 +1,4 @@
-"""The operations of the table without HTTP: the same handlers, the same checks, the same answers.
+"""Performs the operations of the table without HTTP: the same handlers, checks and results.
 
 Everything here runs on the event loop of the service (engine.py).
 """
@@ -35,17 +35,17 @@ HANDLERS = {handler.name: handler for module in (sessions, commands, processes, 
 
 
 class LocalCalls:
-    """What the SDK's backends ask for (warren/sdk/aio/backend.py)."""
+    """The calls that the SDK's backends make (warren/sdk/aio/backend.py)."""
 
     def __init__(self, context: OperationContext) -> None:
         self._context = context
-        self.threadless: list[str] = []  # sessions without a thread that were made here, the last one first
+        self.threadless: list[str] = []  # ids of the sessions without a thread, newest first
 
     async def call(
         self, operation: str, session_id: str = "", *, key: str = "", work_s: float = 0.0, **arguments: Any
     ) -> Values | None:
         handler = HANDLERS[operation]
-        # A key is for a connection that breaks. Here none does: a caller that goes away ends what it began.
+        # A key is for repeating a create after a broken connection, and here no connection can break.
         call = self._new_call(handler, session_id, arguments, "" if operation == "create_session" else key)
         result = await perform(handler, call, *_arguments(handler, arguments))
         values: Values | None = result.values if isinstance(result, Reply) else result
@@ -117,20 +117,20 @@ class LocalCalls:
 
 
 def _arguments(handler: Handler, values: Values) -> list[Any]:
-    """The query and the body that the handler takes, from the arguments of a call."""
-    given = {name: value for name, value in values.items() if value is not None}
+    """Splits the arguments of a call into the query and the body that the handler takes."""
+    values = {name: value for name, value in values.items() if value is not None}
     found: list[Any] = []
     if handler.query is not None:
         fields = handler.query.model_fields
-        taken = {name: given.pop(name) for name in list(given) if handler.body is None or name in fields}
+        taken = {name: values.pop(name) for name in list(values) if handler.body is None or name in fields}
         found.append(validated(handler.query, taken))
     if handler.body is not None:
-        found.append(validated(handler.body, given))
+        found.append(validated(handler.body, values))
     return found
 
 
 class LocalSocket:
-    """A terminal's messages as a WebSocket would carry them."""
+    """A terminal with the messages that a WebSocket would carry."""
 
     def __init__(self, context: OperationContext, session_id: str, process: Process, offset: int) -> None:
         self._context, self._session_id, self._process = context, session_id, process

@@ -1,12 +1,12 @@
 """The service behind the SDK's local mode: one for the whole process, on an event loop in a thread of its own.
 
-It begins with the first use and ends with the last client that is closed, or with the process; so programs with several
-event loops, with threads, or with none can use it at once. The sessions of threads are kept in the state directory, as
-a server would, for the next program that uses it; other sessions end with the service at the latest. A state directory
-has one user at a time, a server or a program. A process that was forked cannot use the service of its parent.
+It starts with the first use, and stops when the last client is closed or the process ends. So programs with several
+event loops, with threads, or with neither can use it at once. As with a server, the sessions of threads stay in the
+state directory for the next program that uses it; other sessions end with the service at the latest. One process at a
+time uses a state directory, a server or a program. A forked process cannot use the service of its parent.
 
-Work is handed to the loop as a `_Call`, which tells whoever waits for it when it is done: a thread by a lock, another
-loop by a callback. That is what futures do, with a third of what they cost.
+Work goes to the loop as a `_Submission`, which notifies the waiting side when it is done: a thread by a lock, another
+loop by a callback. Futures do the same at three times the cost.
 """
 
 import asyncio
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Work = Coroutine[Any, Any, T]
 
-_WORK: Final[set[asyncio.Task[Any]]] = set()  # what callers have running on the loop; touched there only
+_TASKS: Final[set[asyncio.Task[Any]]] = set()  # the work of callers; used only on the engine's loop
 
 
-def own_task(work: Work[T]) -> asyncio.Task[T]:
-    """On the loop: a task that is ended before the service is."""
+def start_task(work: Work[T]) -> asyncio.Task[T]:
+    """Starts a task that ends before the service does. Call it on the engine's loop."""
     task = asyncio.get_running_loop().create_task(work)
-    _WORK.add(task)
-    task.add_done_callback(_WORK.discard)
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
     return task
 
 
-class _Call(Generic[T]):
-    """Work on the engine's loop. `tell` is called there when it is done."""
+class _Submission(Generic[T]):
+    """Work on the engine's loop, which calls `notify` when it is done."""
 
-    __slots__ = ("_cancelled", "_error", "_task", "_tell", "_told", "_value", "_work")
+    __slots__ = ("_cancelled", "_error", "_notified", "_notify", "_task", "_value", "_work")
 
-    def __init__(self, work: Work[T], tell: Callable[[], None]) -> None:
-        self._work, self._tell = work, tell
+    def __init__(self, work: Work[T], notify: Callable[[], None]) -> None:
+        self._work, self._notify = work, notify
         self._task: asyncio.Task[None] | None = None
-        self._cancelled = self._told = False
+        self._cancelled = self._notified = False
         self._value: T | None = None
         self._error: BaseException | None = None
 
     def begin(self) -> None:
-        self._task = own_task(self._run())
+        self._task = start_task(self._run())
         self._task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
@@ -59,17 +59,17 @@ class _Call(Generic[T]):
             self._value = await self._work
         except BaseException as exc:
             self._error = exc
-        self._told = True
-        self._tell()
+        self._notified = True
+        self._notify()
 
     def _ended(self, _: object) -> None:
-        if not self._told:  # cancelled before it ran at all
+        if not self._notified:  # cancelled before it ran at all
             self._work.close()
             self._error = asyncio.CancelledError()
-            self._tell()
+            self._notify()
 
     def cancel(self) -> None:
-        """On the loop, after `begin`: its caller does not want it any more."""
+        """Called on the loop, after `begin`, when the caller does not wait any more."""
         self._cancelled = True
         if self._task is not None:
             self._task.cancel()
@@ -80,23 +80,24 @@ class _Call(Generic[T]):
             return self._value  # type: ignore[return-value]
         try:
             if isinstance(error, asyncio.CancelledError) and not self._cancelled:
-                raise _closed() from error
+                raise _closed_error() from error
             raise error
         finally:
-            del error  # it holds this frame, and would wait for the collector
+            del error  # it refers to this frame, and only the collector would free both
 
 
-def _closed() -> InvalidRequest:
+def _closed_error() -> InvalidRequest:
     return InvalidRequest("this client was closed while it was in use", remedy="close it when all its calls are done")
 
 
 class Engine:
-    """The service of this process. `use` and `leave` count its clients."""
+    """The service of this process. `use` and `leave` count its clients; the first starts it, the last stops it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # held while it starts and stops
-        self._holder = 0  # the thread that holds it
-        # Held while work is handed over: none is when the loop has ended. The collector may come in between.
+        self._holder = 0  # the id of the thread that holds it
+        # Held while work is submitted, so that none is submitted to a loop that has ended. The collector may run code
+        # that submits work while this thread holds it.
         self._gate = threading.RLock()
         self._process = os.getpid()
         self._clients = 0
@@ -119,19 +120,19 @@ class Engine:
         if self._process != os.getpid():
             return
         if threading.current_thread() is self._thread or threading.get_ident() == self._holder:
-            # The collector closes a client that nobody has any more, in whatever thread it runs. Here nobody may wait.
-            with contextlib.suppress(RuntimeError):  # too late for threads: the end of the process does it
-                threading.Thread(target=self.leave, name="warren local is left").start()
+            # The collector closes an unused client in whatever thread it runs. This thread must not wait for the lock.
+            with contextlib.suppress(RuntimeError):  # the process ends, and `end` stops the service
+                threading.Thread(target=self.leave, name="warren local leave").start()
             return
         with self._held():
             if self._clients == 0:
-                return  # ended with the process before
+                return  # `end` has stopped it
             self._clients -= 1
             if self._clients == 0:
                 self._stop()
 
     def end(self) -> None:
-        """With the process: whoever forgot to close."""
+        """Stops the service when the process ends and clients were not closed."""
         if self._process != os.getpid():
             return
         with self._held():
@@ -156,7 +157,7 @@ class Engine:
             )
 
     def _start(self) -> None:
-        make, new_loop = _imported()
+        make, new_loop = _import_parts()
         loop = self._loop = new_loop()
         self._thread = threading.Thread(target=loop.run_forever, name="warren local", daemon=True)
         self._thread.start()
@@ -175,7 +176,7 @@ class Engine:
         assert service is not None
         assert calls is not None
         try:
-            self.wait(_stopped(service, calls))
+            self.wait(_stop_service(service, calls))
         finally:
             self._end_loop()
 
@@ -186,17 +187,17 @@ class Engine:
         if loop is not None and thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
-            loop.run_until_complete(_rest_cancelled())
+            loop.run_until_complete(_cancel_all())
             loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
     # -- work on its loop
 
     def wait(self, work: Work[T]) -> T:
-        """Its result, for a thread; interrupted here, it is cancelled there."""
+        """Blocks this thread until the work is done on the engine's loop; an interrupt cancels the work."""
         done = threading.Lock()
         done.acquire()
-        call = self._handed_over(work, done.release)
+        call = self._submit(work, done.release)
         try:
             done.acquire()
         except BaseException:
@@ -204,16 +205,16 @@ class Engine:
             raise
         return call.result()
 
-    async def there(self, work: Work[T]) -> T:
-        """Its result, for a task of another loop; cancelled here, it is cancelled there."""
+    async def run(self, work: Work[T]) -> T:
+        """Awaits the work from a task of another loop; cancelling that task cancels the work."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
 
-        def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # that loop was closed: nobody waits any more
-                loop.call_soon_threadsafe(_set, done)
+        def notify() -> None:
+            with contextlib.suppress(RuntimeError):  # that loop was closed, and nobody waits
+                loop.call_soon_threadsafe(_resolve, done)
 
-        call = self._handed_over(work, tell)
+        call = self._submit(work, notify)
         try:
             await done
         except BaseException:
@@ -221,57 +222,57 @@ class Engine:
             raise
         return call.result()
 
-    def finished(self, work: Work[Any]) -> None:
-        """Waits for what only lets go of something. Where it cannot be waited for, it is begun, or the end did it.
+    def finish(self, work: Work[Any]) -> None:
+        """Waits for work that releases something. If the engine has ended, the work was done before.
 
-        An iterator that was left is closed by whoever drops it last, which may be the collector, in any thread.
+        On the engine's own thread it only starts the work: the collector may close an iterator in any thread.
         """
         if threading.current_thread() is self._thread:
-            _Call(work, lambda: None).begin()
+            _Submission(work, lambda: None).begin()
             return
         with contextlib.suppress(InvalidRequest):
             self.wait(work)
 
-    async def finished_there(self, work: Work[Any]) -> None:
+    async def finish_async(self, work: Work[Any]) -> None:
         with contextlib.suppress(InvalidRequest):
-            await self.there(work)
+            await self.run(work)
 
-    def _handed_over(self, work: Work[T], tell: Callable[[], None]) -> _Call[T]:
-        call = _Call(work, tell)
+    def _submit(self, work: Work[T], notify: Callable[[], None]) -> _Submission[T]:
+        call = _Submission(work, notify)
         with self._gate:
             if self._loop is not None and self._process == os.getpid():
                 self._loop.call_soon_threadsafe(call.begin)
                 return call
         work.close()
         self._check_process()
-        raise _closed()
+        raise _closed_error()
 
-    def _cancel(self, call: _Call[Any]) -> None:
+    def _cancel(self, call: _Submission[Any]) -> None:
         with self._gate:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(call.cancel)
 
 
-def _set(done: "asyncio.Future[None]") -> None:
+def _resolve(done: "asyncio.Future[None]") -> None:
     if not done.done():
         done.set_result(None)
 
 
-async def _cancelled(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """All of them but this one have ended."""
+async def _cancel_tasks(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancels the tasks except this one, and waits for them."""
     if others := set(tasks) - {asyncio.current_task()}:
         for task in others:
             task.cancel()
         await asyncio.wait(others)
 
 
-async def _rest_cancelled() -> None:
-    """What was handed over at the last moment."""
-    await _cancelled(asyncio.all_tasks())
+async def _cancel_all() -> None:
+    """Cancels work that was submitted at the last moment."""
+    await _cancel_tasks(asyncio.all_tasks())
 
 
-def _imported() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], Callable[[], asyncio.AbstractEventLoop]]:
-    """What makes the service, and the loop it runs on."""
+def _import_parts() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], Callable[[], asyncio.AbstractEventLoop]]:
+    """Functions that make the service, and the loop it runs on."""
     try:
         import uvloop
 
@@ -283,7 +284,7 @@ def _imported() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], Calla
         raise InvalidRequest(
             f"local mode needs the packages of the server: {exc}", remedy="install them: pip install 'warren[server]'"
         ) from exc
-    settings = replace(read_settings(), audit=False, auth=False)  # there is one caller, and it is this process
+    settings = replace(read_settings(), audit=False, auth=False)  # the only caller is this process
 
     async def make() -> "tuple[Service, LocalCalls]":
         service = Service(settings)
@@ -294,9 +295,9 @@ def _imported() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], Calla
     return make, uvloop.new_event_loop
 
 
-async def _stopped(service: "Service", calls: "LocalCalls") -> None:
-    """Whoever still waits for something hears that it is over. Sessions that nobody could come back to are ended."""
-    await _cancelled(_WORK)
+async def _stop_service(service: "Service", calls: "LocalCalls") -> None:
+    """Cancels the work of callers, ends the sessions that have no thread, and stops the service."""
+    await _cancel_tasks(_TASKS)
     try:
         for session_id in list(calls.threadless):
             with contextlib.suppress(WarrenError):

@@ -1,1 +1,1 @@
-"""Sessions: who has which sandbox, for how long, and what can be done with it."""
+"""Sessions: their lifecycle, and the operations on them."""

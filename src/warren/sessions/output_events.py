@@ -1,6 +1,6 @@
-"""The output of a process as events, with a sign of life when nothing happens.
+"""The output of a process as events, with keep-alives when nothing happens.
 
-Text is decoded piece by piece, so a character that was cut in two by a read comes out whole; callers who want the bytes
+Text is decoded incrementally, so a character that two reads have cut apart comes out whole. Callers who want the bytes
 ask for base64.
 """
 
@@ -31,14 +31,14 @@ class Event(NamedTuple):
 
 
 Events = AsyncGenerator[Event | None, None]
-"""Events as they happen; None is a sign of life."""
+"""Events as they happen; None is a keep-alive."""
 
 
 class Encoder:
-    """Shows chunks of output.
+    """Turns chunks of output into JSON values.
 
-    The bytes of a character that is not whole yet are shown with the rest of it, in the stream's next chunk; the
-    offsets say so, and a caller who goes on from `next_offset` gets it whole.
+    The bytes of an incomplete character wait for the stream's next chunk. The offsets take that into account: a caller
+    who goes on from `next_offset` gets the whole character.
     """
 
     def __init__(self, encoding: str) -> None:
@@ -49,7 +49,7 @@ class Encoder:
         self._ends: dict[Stream, int] = {}
 
     def show(self, chunk: Chunk, *, final: bool = False) -> dict[str, Any]:
-        """`final`: no more comes, so a broken character is shown as one."""
+        """`final`: nothing follows, so an incomplete character is shown as a broken one."""
         begin, end = chunk.offset, chunk.offset + len(chunk.data)
         if self._encoding == "base64":
             data = base64.b64encode(chunk.data).decode()
@@ -70,7 +70,7 @@ class Encoder:
 
 
 def _held_bytes(decoder: codecs.IncrementalDecoder) -> int:
-    """Bytes of a character whose rest has not come."""
+    """The number of bytes of an incomplete character."""
     return len(decoder.getstate()[0])
 
 
@@ -81,7 +81,7 @@ async def process_events(
     keepalive_s: float,
     ended: Callable[[ExecResult], None] = lambda result: None,
 ) -> Events:
-    """`started`, an `output` for each piece, and `result` with how the process ended, which `ended` hears of first."""
+    """Yields `started`, an `output` for each chunk, and `result`; calls `ended` before it yields the result."""
     encoder = Encoder(encoding)
     yield Event("started", {"process_id": process.id})
     async for chunk in with_keepalives(process.output(offset), keepalive_s):
@@ -96,7 +96,7 @@ async def process_events(
 
 
 async def with_keepalives(source: AsyncIterator[T], every_s: float) -> AsyncIterator[T | None]:
-    """The same items, and a None whenever nothing came for `every_s`."""
+    """Yields the same items, and None whenever nothing came for `every_s`."""
     waiting: asyncio.Future[T] | None = None
     try:
         while True:

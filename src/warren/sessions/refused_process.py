@@ -1,4 +1,4 @@
-"""A command that was not started, for those who follow it as a stream: it says why, and that is its end."""
+"""A command that the policy refused, as a process whose only output is the reason."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ _EXIT_CODE: Final = 126
 
 
 class RefusedProcess:
-    """A Process that has ended before it began."""
+    """A Process that ended before it was started."""
 
     def __init__(self, refusal: ExecResult) -> None:
         self._refusal = refusal
@@ -21,9 +21,9 @@ class RefusedProcess:
         return self._refusal.process_id
 
     async def output(self, offset: int = 0) -> AsyncIterator[Chunk]:
-        said = self._refusal.stderr.encode(errors="surrogateescape")[offset:]
-        if said:
-            yield Chunk(Stream.STDERR, offset, said)
+        reason = self._refusal.stderr.encode(errors="surrogateescape")[offset:]
+        if reason:
+            yield Chunk(Stream.STDERR, offset, reason)
 
     async def wait(self) -> ExecResult:
         return self._refusal
@@ -48,7 +48,7 @@ class RefusedProcess:
 
 
 def refused_result(refused: CommandRefused) -> ExecResult:
-    """For those who wait for a result: the same as `exec` gives."""
-    said = f"{refused.message}\n"
-    size = len(said.encode(errors="replace"))
-    return ExecResult(_EXIT_CODE, "", said, said, Reason.REFUSED, None, 0.0, 0.0, size, truncated=False)
+    """The same result as `exec` gives."""
+    reason = f"{refused.message}\n"
+    size = len(reason.encode(errors="replace"))
+    return ExecResult(_EXIT_CODE, "", reason, reason, Reason.REFUSED, None, 0.0, 0.0, size, truncated=False)

@@ -39,7 +39,7 @@ class Body(BaseModel):
 
 
 class LimitsBody(Body):
-    """Limits of the sandbox other than the environment's. Such a sandbox is made anew, not taken from the pool."""
+    """Limits other than the environment's. A sandbox with such limits does not come from the pool."""
 
     memory_mb: int | None = Field(None, description="Memory in MiB", examples=[1024])
     cpus: float | None = Field(None, description="Cores", examples=[1.0], allow_inf_nan=False)

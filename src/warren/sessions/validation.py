@@ -1,4 +1,4 @@
-"""What pydantic found wrong with arguments, as sentences for people."""
+"""Turns the errors that pydantic finds in arguments into sentences for people."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ def validated(kind: type[M], values: Any) -> M:
     try:
         return kind.model_validate(values)
     except ValidationError as exc:
-        raise plain_error(exc.errors()) from None
+        raise validation_error(exc.errors()) from None
 
 
 def summary(errors: Sequence[Mapping[str, str]]) -> str:
@@ -25,10 +25,11 @@ def summary(errors: Sequence[Mapping[str, str]]) -> str:
     return f"{detail}; and {len(errors) - 5} more" if len(errors) > 5 else detail
 
 
-def plain_error(found: Sequence[Mapping[str, Any]]) -> InvalidRequest:
-    """What pydantic found wrong with a message that is not a request's body."""
-    errors = [{"message": sentence({**error, "loc": ("body", *error["loc"])})} for error in found]
-    return InvalidRequest(summary(errors))
+def validation_error(errors: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+    """The error for values that are not the body of an HTTP request."""
+    return InvalidRequest(
+        summary([{"message": describe_error({**error, "loc": ("body", *error["loc"])})} for error in errors])
+    )
 
 
 def field_name(loc: Sequence[str | int]) -> str:
@@ -37,7 +38,7 @@ def field_name(loc: Sequence[str | int]) -> str:
     return shortened(text.removeprefix("."))
 
 
-_WORDS: dict[str, str] = {
+_RULE_TEXTS: dict[str, str] = {
     "int_": "must be a whole number",
     "float_": "must be a number",
     "bool_": "must be true or false",
@@ -58,18 +59,18 @@ _WORDS: dict[str, str] = {
 }
 
 
-def sentence(error: Mapping[str, Any]) -> str:
+def describe_error(error: Mapping[str, Any]) -> str:
     field, kind = f"`{field_name(error['loc'])}`", str(error["type"])
     if kind == "missing":
         return "the request needs a JSON body" if tuple(error["loc"]) == ("body",) else f"{field} is missing"
     if kind == "extra_forbidden":
         return f"{field} is not known here"
-    return f"{field} {_rule(kind, error)}{_got(error)}"
+    return f"{field} {_describe_rule(kind, error)}{_describe_input(error)}"
 
 
-def _rule(kind: str, error: Mapping[str, Any]) -> str:
+def _describe_rule(kind: str, error: Mapping[str, Any]) -> str:
     context = error.get("ctx") or {}
-    for start, words in _WORDS.items():
+    for start, words in _RULE_TEXTS.items():
         if kind == start or (start.endswith("_") and kind.startswith(start)):
             return words.format_map(context)
     message = str(error["msg"])
@@ -78,8 +79,8 @@ def _rule(kind: str, error: Mapping[str, Any]) -> str:
     return message.replace("Input should be", "must be") if "Input should be" in message else f"is wrong: {message}"
 
 
-def _got(error: Mapping[str, Any]) -> str:
-    """What was sent, unless it is long, or from where secrets travel: headers and environment variables."""
+def _describe_input(error: Mapping[str, Any]) -> str:
+    """The value that was sent, unless it is long or may be a secret: headers and environment variables."""
     value = error.get("input")
     secret = error["loc"][0] in ("header", "cookie") or "env" in error["loc"]
     if secret or not isinstance(value, str | int | float | bool | None):

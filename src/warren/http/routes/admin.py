@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from warren.http.context import Admin, Anyone, Ctx, answer, new_router
+from warren.http.context import Admin, Anyone, Ctx, JsonAnswer, new_router
 from warren.model.access import USUAL_SCOPES, ApiKey, Caller, Quota, read_scopes
 from warren.model.session import DEFAULT_TENANT
 from warren.sessions.request_context import note
@@ -96,24 +96,24 @@ async def whoami(request: Request, tenant: Anyone) -> dict[str, Any]:
 
 @router.post("/admin/keys", status_code=201, response_model=NewKeyView, summary="Make a key")
 async def create_key(body: KeyBody, context: Ctx, tenant: Admin) -> Response:
-    """The answer is the only place where the key ever stands: only a salted hash of it is kept."""
+    """Only this answer contains the key: the server keeps a salted hash of it."""
     expires_at = None if body.expires_in_s is None else context.sessions.clock.wall() + body.expires_in_s
     scopes, quota = read_scopes(body.scopes), Quota.from_mapping(body.quota)
     key, text = await context.tenancy.keys.create(body.name, body.tenant, scopes, expires_at, quota)
     note(about=key.id, whose=key.tenant, scopes=sorted(key.scopes))
-    return answer({**_shown(key), "key": text}, 201)
+    return JsonAnswer({**_show(key), "key": text}, 201)
 
 
 @router.get("/admin/keys", response_model=KeyList, summary="List the keys")
 async def list_keys(
     context: Ctx, tenant: Admin, of: Annotated[str, Query(description="Only those of this tenant")] = ""
 ) -> Response:
-    return answer({"keys": [_shown(key) for key in await context.tenancy.keys.list(of)]})
+    return JsonAnswer({"keys": [_show(key) for key in await context.tenancy.keys.list(of)]})
 
 
 @router.delete("/admin/keys/{key_id}", status_code=204, summary="Revoke a key")
 async def revoke_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
-    """From then on nobody is let in with it; other servers of the same store follow within two seconds."""
+    """The server refuses the key from then on; other servers that share the store do so within two seconds."""
     note(about=key_id)
     await context.tenancy.keys.revoke(key_id)
     return Response(status_code=204)
@@ -121,29 +121,29 @@ async def revoke_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
 
 @router.post("/admin/keys/{key_id}/rotate", response_model=NewKeyView, summary="Give a key a new secret")
 async def rotate_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
-    """Name, tenant, scopes, expiry and quota stay; the old secret is worth nothing any more."""
+    """Name, tenant, scopes, expiry and quota stay; the old secret stops working."""
     note(about=key_id)
     key, text = await context.tenancy.keys.rotate(key_id)
-    return answer({**_shown(key), "key": text})
+    return JsonAnswer({**_show(key), "key": text})
 
 
 @router.get("/admin/tenants", response_model=TenantList, summary="List the tenants that something is set for")
 async def list_tenants(context: Ctx, tenant: Admin) -> Response:
-    return answer({"tenants": [tenant_view(one) for one in await context.tenancy.tenants.list()]})
+    return JsonAnswer({"tenants": [tenant_view(one) for one in await context.tenancy.tenants.list()]})
 
 
 @router.get("/admin/tenants/{name}", response_model=TenantView, summary="Show what is set for a tenant")
 async def get_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Response:
-    return answer(tenant_view(await context.tenancy.tenants.get(name)))
+    return JsonAnswer(tenant_view(await context.tenancy.tenants.get(name)))
 
 
 @router.put("/admin/tenants/{name}", response_model=TenantView, summary="Set a tenant's quota and command policy")
 async def put_tenant(name: TenantName, body: TenantBody, context: Ctx, tenant: Admin) -> Response:
     """Replaces what was set. It holds for the next request; sessions that run keep running."""
     note(about=name)
-    wanted = read_tenant(name, body.quota, body.policy)
-    note(quota=wanted.quota.as_mapping(), policy=str(wanted.policy.mode))
-    return answer(tenant_view(await context.tenancy.tenants.put(wanted)))
+    new = read_tenant(name, body.quota, body.policy)
+    note(quota=new.quota.as_mapping(), policy=str(new.policy.mode))
+    return JsonAnswer(tenant_view(await context.tenancy.tenants.put(new)))
 
 
 @router.delete("/admin/tenants/{name}", status_code=204, summary="Take away what is set for a tenant")
@@ -154,7 +154,7 @@ async def delete_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Respon
     return Response(status_code=204)
 
 
-def _shown(key: ApiKey) -> dict[str, Any]:
+def _show(key: ApiKey) -> dict[str, Any]:
     view = key_view(key)
     for name in ("created_at", "expires_at", "used_at"):
         view[name] = None if view[name] is None else timestamp(view[name])

@@ -1,4 +1,4 @@
-"""/api/e2b: code and files the way the requests of the E2B-style generation name them.
+"""/api/e2b: runs code, reads and writes files, with the field names of E2B-style clients.
 
 Code runs in a Python of its own each time; the value of a last expression comes back in `results`, files
 that are new or changed in the workspace in `artifacts`.
@@ -76,10 +76,10 @@ async def execute(call: Call, body: CodeBody) -> Values:
     async with call.using():
         sandbox = call.sandbox
         before = {info.path: info for info in await sandbox.list(WORKSPACE, depth=10)}
-        place = f"/tmp/.result-{secrets.token_hex(8)}"
-        command = _command(body.language, call.session.env, timeout_s, place)
+        result_path = f"/tmp/.result-{secrets.token_hex(8)}"
+        command = _command(body.language, call.session.env, timeout_s, result_path)
         result = await sandbox.exec(command, body.code.encode(errors="surrogateescape"))
-        results = await _results(sandbox, place) if body.language == "python" else []
+        results = await _results(sandbox, result_path) if body.language == "python" else []
         after = await sandbox.list(WORKSPACE, depth=10)
     return {
         "stdout": result.stdout,
@@ -91,7 +91,7 @@ async def execute(call: Call, body: CodeBody) -> Values:
     }
 
 
-def _command(language: str, env: dict[str, str], timeout_s: float, place: str) -> Command:
+def _command(language: str, env: dict[str, str], timeout_s: float, result_path: str) -> Command:
     programs = {
         "python": ("python3", "-c", _DRIVER),
         "node": ("node", "-"),
@@ -99,15 +99,15 @@ def _command(language: str, env: dict[str, str], timeout_s: float, place: str) -
     }
     if language not in programs:
         raise InvalidRequest(f"there is no language {language!r}", remedy=f"there are: {', '.join(programs)}")
-    extra = {"WARREN_RESULT": place} if language == "python" else {}
+    extra = {"WARREN_RESULT": result_path} if language == "python" else {}
     return Command(argv=programs[language], base_env=env, env=extra, cwd=WORKSPACE, timeout_s=timeout_s)
 
 
-async def _results(sandbox: Sandbox, place: str) -> list[dict[str, Any]]:
+async def _results(sandbox: Sandbox, result_path: str) -> list[dict[str, Any]]:
     """What the driver left, if it left something that can be read: user code may have written there too."""
     try:
-        text = b"".join([part async for part in sandbox.read(place, length=_LONGEST_RESULT)])
-        await sandbox.remove(place)
+        text = b"".join([part async for part in sandbox.read(result_path, length=_LONGEST_RESULT)])
+        await sandbox.remove(result_path)
         found = json.loads(text)
     except (FileNotFound, FileProblem, ValueError, RecursionError):
         return []

@@ -1,4 +1,4 @@
-"""The flat endpoints: /create_session, /execute, /upload_file … as the first clients of such servers call them.
+"""The flat endpoints: /create_session, /execute, /upload_file … for older clients.
 
 A caller names a session by `session_id` or by `thread_id`. A thread that has no session gets one with its
 first command; when it had one before, the answer says what became of that (`notice`).
@@ -32,7 +32,7 @@ from warren.sessions.schemas import (
     exec_view,
 )
 
-_EARLY_FILE: Final = 8 * 1024 * 1024
+_MAX_EARLY_FILE: Final = 8 * 1024 * 1024
 SessionId = Annotated[str, Field(description="The session, or give thread_id")]
 ThreadId = Annotated[str, Field(description="The thread whose session it is")]
 FilePath = Annotated[files.AnyText, Field(description="Relative paths start in /workspace")]
@@ -120,7 +120,7 @@ async def execute(call: Call, body: ExecuteBody) -> Values:
     """To its end. A thread that has no session gets one; `notice` says if an earlier one and its files are gone."""
     command = ExecBody(command=body.command, timeout_s=call.context.limited_timeout(body.timeout))
     command.to_command()  # raises before a session is made
-    session, notice = await _find_or_make(call, body.session_id, body.thread_id, replace_lost=body.replace_lost)
+    session, notice = await _find_or_create(call, body.session_id, body.thread_id, replace_lost=body.replace_lost)
     call.session_id = session.id
     result = await run_to_end(call, command)
     return {**exec_view(result), "session_id": session.id, "notice": notice}
@@ -138,7 +138,7 @@ async def upload_file(call: Call, data: AsyncIterator[bytes]) -> Values:
             if fields.get("session_id") or fields.get("thread_id"):
                 uploaded = await _upload(call, fields, part.filename or "", part.chunks())
             else:
-                early = (part.filename or "", await _held(part))
+                early = (part.filename or "", await _read_early_file(part))
         else:
             raise InvalidRequest(f"the part {part.name!r} is not expected", remedy="send one part named `file`")
     if uploaded is None and early is not None:
@@ -148,16 +148,16 @@ async def upload_file(call: Call, data: AsyncIterator[bytes]) -> Values:
     return uploaded
 
 
-async def _held(part: FormPart) -> bytes:
-    held = bytearray()
+async def _read_early_file(part: FormPart) -> bytes:
+    data = bytearray()
     async for chunk in part.chunks():
-        held += chunk
-        if len(held) > _EARLY_FILE:
+        data += chunk
+        if len(data) > _MAX_EARLY_FILE:
             raise TooLarge(
-                f"the file came before the session_id and is longer than {_EARLY_FILE} bytes",
+                f"the file came before the session_id and is longer than {_MAX_EARLY_FILE} bytes",
                 remedy="send session_id or thread_id before the file",
             )
-    return bytes(held)
+    return bytes(data)
 
 
 async def _upload(call: Call, fields: dict[str, str], filename: str, data: bytes | AsyncIterator[bytes]) -> Values:
@@ -165,7 +165,7 @@ async def _upload(call: Call, fields: dict[str, str], filename: str, data: bytes
     path = fields.get("path") or name
     if path in ("", ".", ".."):
         raise InvalidRequest("the file has no name", remedy="send a filename with the part, or the field `path`")
-    session, _ = await _find_or_make(call, fields.get("session_id", ""), fields.get("thread_id", ""))
+    session, _ = await _find_or_create(call, fields.get("session_id", ""), fields.get("thread_id", ""))
     call.session_id = session.id
     written = await perform(files.WRITE_FILE, call, files.WriteQuery(path=path), data)
     return {
@@ -212,10 +212,10 @@ async def _find(call: Call, session_id: str, thread_id: str) -> Session:
     return await call.sessions.of_thread(call.tenant, thread_id)
 
 
-async def _find_or_make(
+async def _find_or_create(
     call: Call, session_id: str, thread_id: str, *, replace_lost: bool = False
 ) -> tuple[Session, str | None]:
-    """The session named, made if a thread has none; and what the caller should be told about it."""
+    """The session, created if the thread has none; and a notice for the caller if an earlier session is gone."""
     if session_id or not thread_id or not current_caller().may(Scope.SESSIONS):
         return await _find(call, session_id, thread_id), None
     result = await call.sessions.create(call.tenant, NewSession(thread_id=thread_id, replace_lost=replace_lost))

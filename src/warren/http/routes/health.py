@@ -1,4 +1,4 @@
-"""/health, /ready, /version, /api/stats: what machines ask a server about itself."""
+"""/health, /ready, /version, /api/stats: the state of the server, for load balancers and monitoring."""
 
 from dataclasses import asdict, replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from warren.http.context import Admin, Ctx, active_sessions, answer, new_router, pool_size
+from warren.http.context import Admin, Ctx, JsonAnswer, active_sessions, new_router, pool_size
 
 router = new_router()
 
@@ -49,11 +49,11 @@ async def health(context: Ctx) -> dict[str, Any]:
 
 @router.get("/ready", tags=["server"], response_model=ReadyView, summary="Whether the server takes work")
 async def ready(context: Ctx) -> Response:
-    """503 while it is being stopped, or when its store does not work; in a cluster, when no worker is there."""
+    """503 while the server stops or its store does not work; from a coordinator, also if there is no worker."""
     context.sessions.check_open()
     if context.cluster is not None:
         context.cluster.check_ready()
-    return answer(
+    return JsonAnswer(
         {"status": "ready", "pool_size": await pool_size(context), "active_sessions": await active_sessions(context)}
     )
 

@@ -12,7 +12,7 @@ from fastapi import Depends, Header, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from warren.http.context import Admin, Context, Ctx, Reader, answer, new_router
+from warren.http.context import Admin, Context, Ctx, JsonAnswer, Reader, new_router
 from warren.interfaces import audit
 from warren.model.audit import AuditEntry
 from warren.model.errors import InvalidRequest, NotFound
@@ -84,76 +84,76 @@ def _filters(
     after: Annotated[str, Query(description="`next` of the page before", max_length=64)] = "",
     limit: Annotated[int, Query(ge=1, le=audit.MOST_ON_PAGE, description="So many at most")] = 100,
 ) -> audit.Query:
-    """For no tenant yet."""
+    """The filters without the tenant, which the route adds."""
     return audit.Query("", read_moment(since), read_moment(until), session_id, key_id, action, limit, after)
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """`first` and `last` as they were given; `csv`: a table is wanted."""
+class _Span:
+    """The first and the last day as the caller gave them; `csv`: as a table."""
 
     first: str | None
     last: str | None
     csv: bool
 
 
-def _asked(
+def _span(
     first: Annotated[str | None, Query(description="The first day; if not given, the month's first", **_A_DAY)] = None,
     last: Annotated[str | None, Query(description="The last day; if not given, today. Days are UTC", **_A_DAY)] = None,
     format: Annotated[Literal["json", "csv"] | None, Query(description="Instead of `Accept`")] = None,
     accept: Annotated[str, Header(description="`text/csv` asks for a table", examples=[CSV])] = "",
-) -> _Asked:
-    return _Asked(first, last, format == "csv" or (format is None and CSV in accept.lower()))
+) -> _Span:
+    return _Span(first, last, format == "csv" or (format is None and CSV in accept.lower()))
 
 
 Filters = Annotated[audit.Query, Depends(_filters)]
-Asked = Annotated[_Asked, Depends(_asked)]
+Span = Annotated[_Span, Depends(_span)]
 _AS_TABLE: Final[dict[int | str, dict[str, Any]]] = {200: {"content": {CSV: {"schema": {"type": "string"}}}}}
 
 
 @router.get("/audit", response_model=DeedPage, summary="What was done in the name of your tenant")
 async def read_audit(context: Ctx, tenant: Reader, filters: Filters) -> Response:
     """Newest first. A page may have fewer deeds than asked for, or none, and still have a `next`."""
-    return await _found(context, tenant, filters)
+    return await _find_entries(context, tenant, filters)
 
 
 @router.get("/admin/audit", response_model=DeedPage, summary="What was done, by all tenants or one")
 async def read_all_audit(context: Ctx, tenant: Admin, filters: Filters, of: OfTenant = "") -> Response:
     """As `/api/audit`; also what belongs to no tenant, such as requests with a wrong key."""
-    return await _found(context, of or None, filters)
+    return await _find_entries(context, of or None, filters)
 
 
 @router.get("/usage", response_model=UsageTable, responses=_AS_TABLE, summary="What your tenant used, by day")
-async def read_usage(context: Ctx, tenant: Reader, asked: Asked) -> Response:
-    """Of a session the whole life counts on the day it ends. As JSON, or as CSV if that is asked for."""
-    return await _used(context, tenant, asked)
+async def read_usage(context: Ctx, tenant: Reader, span: Span) -> Response:
+    """The whole life of a session counts on the day it ends. As JSON, or as CSV if that is asked for."""
+    return await _read_usage(context, tenant, span)
 
 
 @router.get("/admin/usage", response_model=UsageTable, responses=_AS_TABLE, summary="What all tenants used, by day")
-async def read_all_usage(context: Ctx, tenant: Admin, asked: Asked, of: OfTenant = "") -> Response:
+async def read_all_usage(context: Ctx, tenant: Admin, span: Span, of: OfTenant = "") -> Response:
     """As `/api/usage`."""
-    return await _used(context, of or None, asked)
+    return await _read_usage(context, of or None, span)
 
 
-async def _found(context: Context, tenant: str | None, filters: audit.Query) -> Response:
+async def _find_entries(context: Context, tenant: str | None, filters: audit.Query) -> Response:
     log = context.tenancy.audit
     if log is None:
         raise NotFound("this server keeps no audit record", remedy="start it with --audit (WARREN_AUDIT=true)")
     page = await log.find(replace(filters, tenant=tenant))
-    return answer({"deeds": [deed_view(deed) for deed in page.entries], "next": page.after or None})
+    return JsonAnswer({"deeds": [deed_view(deed) for deed in page.entries], "next": page.after or None})
 
 
-async def _used(context: Context, tenant: str | None, asked: _Asked) -> Response:
-    first, last = read_span(asked.first, asked.last, day_of(context.sessions.clock.wall()))
+async def _read_usage(context: Context, tenant: str | None, span: _Span) -> Response:
+    first, last = read_span(span.first, span.last, day_of(context.sessions.clock.wall()))
     rows = await context.tenancy.usage.between(tenant, first, last)
-    if asked.csv:
+    if span.csv:
         name = f'attachment; filename="usage-{first}-{last}.csv"'
         return Response(as_csv(rows), media_type=CSV, headers={"Content-Disposition": name})
     total = NO_USAGE
     for row in rows:
         total = total.plus(row.usage)
-    span = {"first": first.isoformat(), "last": last.isoformat()}
-    return answer({**span, "usage": [row_view(row) for row in rows], "total": total.as_mapping()})
+    days = {"first": first.isoformat(), "last": last.isoformat()}
+    return JsonAnswer({**days, "usage": [row_view(row) for row in rows], "total": total.as_mapping()})
 
 
 def deed_view(deed: AuditEntry) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def read_moment(text: str) -> float | None:
 
 
 def read_span(first: str | None, last: str | None, today: date) -> tuple[date, date]:
-    """From the first day to the last, both included; this month until today if nothing is said."""
+    """From the first day to the last, both included; by default from the first of the month until today."""
     end = today if last is None else read_day(last)
     begin = end.replace(day=1) if first is None else read_day(first)
     if begin > end:

@@ -5,8 +5,8 @@ binary messages instead. The client sends binary messages for standard input, or
 (`data` or `data_base64`), `close_stdin`, `signal`, `resize` (`rows`, `columns`), `kill`.
 
 Two tasks per socket: one reads the process and waits until the client has taken what it was sent, the other reads
-the client and waits until the process has taken its input. Whichever ends first ends the other. A client that
-goes away ends a command of `exec`; what it was only attached to goes on, and it may come back.
+the client and waits until the process has taken its input. The task that ends first ends the other. When a
+client disconnects, the command of `exec` ends; a process that it was attached to goes on, and it may come back.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ from warren.sessions.validation import validated
 
 router = new_router(prefix="/api/sessions/{session_id}")
 
+_RecordUse = Callable[[], Awaitable[None]]
 _FIRST_MESSAGE_S: Final = 30.0
 _CLOSE_BASE: Final = 4000  # a close code is this plus the HTTP status
 
@@ -40,7 +41,7 @@ _CLOSE_BASE: Final = 4000  # a close code is this plus the HTTP status
 @router.websocket("/exec")
 async def exec_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: Runner, encoding: str = "text") -> None:
     """The first message says what to run, as the body of POST /exec does."""
-    async with _told_errors(socket):
+    async with _send_errors(socket):
         Encoder(encoding)
         body = await _first_message(socket)
         body.timeout_s = context.limited_timeout(body.timeout_s)
@@ -50,7 +51,7 @@ async def exec_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: 
             async with foreground(sandbox, command, None) as process:
                 if stdin:
                     await process.write(stdin)
-                await _bridge(socket, process, context, encoding, 0, noted=None)
+                await _bridge(socket, process, context, encoding, 0, record_use=None)
 
 
 @router.websocket("/processes/{process_id}/attach")
@@ -63,12 +64,12 @@ async def attach_socket(
     offset: Annotated[int, Query(ge=0, lt=1 << 62)] = 0,
     encoding: str = "text",
 ) -> None:
-    async with _told_errors(socket):
+    async with _send_errors(socket):
         Encoder(encoding)
         async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
             process = await sandbox.process(process_id)
-            noted = _noting(context, tenant, session_id)
-            await _bridge(socket, process, context, encoding, offset, noted)
+            record_use = _use_recorder(context, tenant, session_id)
+            await _bridge(socket, process, context, encoding, offset, record_use)
 
 
 @router.websocket("/terminal")
@@ -85,36 +86,36 @@ async def terminal_socket(
     cwd: str = "",
 ) -> None:
     """A new terminal with a shell (or `command`) in it, or one that is there, from an offset of its output on."""
-    async with _told_errors(socket):
+    async with _send_errors(socket):
         size = TerminalSize(rows, columns)
         async with context.sessions.using(tenant, session_id, counts=False) as (session, sandbox):
             process = await open_terminal(session, sandbox, size, process_id=process_id, command=command, cwd=cwd)
-            noted = _noting(context, tenant, session_id)
-            await noted()
-            await _bridge(socket, process, context, "", offset, noted)
+            record_use = _use_recorder(context, tenant, session_id)
+            await record_use()
+            await _bridge(socket, process, context, "", offset, record_use)
 
 
-def _noting(context: Context, tenant: str, session_id: str) -> Callable[[], Awaitable[None]]:
-    async def noted() -> None:
+def _use_recorder(context: Context, tenant: str, session_id: str) -> _RecordUse:
+    async def record_use() -> None:
         await context.sessions.record_use(tenant, session_id)
 
-    return noted
+    return record_use
 
 
 @contextlib.asynccontextmanager
-async def _told_errors(socket: WebSocket) -> Any:
-    """Accepts; an error is told in words before the socket is closed."""
+async def _send_errors(socket: WebSocket) -> Any:
+    """Accepts the socket; sends an error as a message before it closes the socket."""
     await socket.accept()
     try:
         try:
             yield
             code, why = 1000, ""
         except WarrenError as exc:
-            await _say(socket, "error", error_values(exc))
+            await _send(socket, "error", error_values(exc))
             code, why = _CLOSE_BASE + exc.http_status, exc.code
         await socket.close(code, why)
     except (WebSocketDisconnect, RuntimeError, OSError):
-        return  # it has gone away itself
+        return  # the client has closed it
 
 
 async def _first_message(socket: WebSocket) -> ExecBody:
@@ -136,12 +137,12 @@ async def _bridge(
     context: Context,
     encoding: str,
     offset: int,
-    noted: Callable[[], Awaitable[None]] | None,
+    record_use: _RecordUse | None,
 ) -> None:
-    await _say(socket, "started", {"process_id": process.id, "offset": offset})
-    talk = asyncio.create_task(_talk(socket, process, context, encoding, offset))
-    listen = asyncio.create_task(_listen(socket, process, noted))
-    tasks = [talk, listen]
+    await _send(socket, "started", {"process_id": process.id, "offset": offset})
+    sender = asyncio.create_task(_send_output(socket, process, context, encoding, offset))
+    receiver = asyncio.create_task(_apply_messages(socket, process, record_use))
+    tasks = [sender, receiver]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -154,32 +155,32 @@ async def _bridge(
             raise exc
 
 
-async def _talk(socket: WebSocket, process: Process, context: Context, encoding: str, offset: int) -> None:
+async def _send_output(socket: WebSocket, process: Process, context: Context, encoding: str, offset: int) -> None:
     encoder = Encoder(encoding or "text")
     async for chunk in with_keepalives(process.output(offset), context.keepalive_s):
         if chunk is None:
-            await _say(socket, "keepalive", {})
+            await _send(socket, "keepalive", {})
         elif chunk.stream is Stream.TERMINAL and not encoding:
             await socket.send_bytes(chunk.data)
         else:
-            await _say(socket, "output", encoder.show(chunk))
+            await _send(socket, "output", encoder.show(chunk))
     result = await process.wait()
     note_end(result)
-    await _say(socket, "result", end_view(result))
+    await _send(socket, "result", end_view(result))
 
 
-async def _listen(socket: WebSocket, process: Process, noted: Callable[[], Awaitable[None]] | None) -> None:
+async def _apply_messages(socket: WebSocket, process: Process, record_use: _RecordUse | None) -> None:
     while True:
         message = await socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1006))
-        if noted is not None:
-            await noted()
+        if record_use is not None:
+            await record_use()
         if (data := message.get("bytes")) is not None:
             await process.write(data)
         else:
             await apply_message(process, read_message(message["text"]))
 
 
-async def _say(socket: WebSocket, kind: str, values: dict[str, Any]) -> None:
+async def _send(socket: WebSocket, kind: str, values: dict[str, Any]) -> None:
     await socket.send_text(json.dumps({"type": kind, **values}))

@@ -1,4 +1,4 @@
-"""/api/webhooks: whom a tenant wants told what happens to its sessions."""
+"""/api/webhooks: a tenant registers addresses that get the events of its sessions."""
 
 from typing import Annotated, Any
 
@@ -6,7 +6,7 @@ from fastapi import Path, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from warren.http.context import Context, Ctx, SessionUser, answer, new_router
+from warren.http.context import Context, Ctx, JsonAnswer, SessionUser, new_router
 from warren.model.errors import NotFound
 from warren.model.events import EventKind
 from warren.sessions.request_context import note
@@ -79,22 +79,22 @@ async def create_webhook(body: WebhookBody, context: Ctx, tenant: SessionUser) -
     when something is sent."""
     hook, secret = await _webhooks(context).create(tenant, body.url, body.events, body.description)
     note(about=hook.id)
-    return answer({**_shown(hook), "secret": secret}, 201)
+    return JsonAnswer({**_show(hook), "secret": secret}, 201)
 
 
 @router.get("", response_model=WebhookList, summary="List the webhooks")
 async def list_webhooks(context: Ctx, tenant: SessionUser) -> Response:
-    return answer({"webhooks": [_shown(hook) for hook in await _webhooks(context).list(tenant)]})
+    return JsonAnswer({"webhooks": [_show(hook) for hook in await _webhooks(context).list(tenant)]})
 
 
 @router.get("/{webhook_id}", response_model=WebhookView, summary="Show a webhook")
 async def get_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUser) -> Response:
-    return answer(_shown(await _webhooks(context).get(tenant, webhook_id)))
+    return JsonAnswer(_show(await _webhooks(context).get(tenant, webhook_id)))
 
 
 @router.delete("/{webhook_id}", status_code=204, summary="Delete a webhook")
 async def delete_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUser) -> Response:
-    """What waits for it is not sent any more."""
+    """Waiting deliveries are dropped."""
     note(about=webhook_id)
     await _webhooks(context).delete(tenant, webhook_id)
     return Response(status_code=204)
@@ -102,10 +102,10 @@ async def delete_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUse
 
 @router.post("/{webhook_id}/test", response_model=PingView, summary="Send a ping to a webhook")
 async def test_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUser) -> Response:
-    """One attempt, at once, whatever it wants to be told of. The answer says what came of it."""
+    """Makes one attempt at once, whatever events the webhook subscribes to, and answers with its outcome."""
     note(about=webhook_id)
     outcome = await _webhooks(context).test(tenant, webhook_id)
-    return answer({"delivered": outcome.delivered, "status": outcome.status, "error": outcome.error})
+    return JsonAnswer({"delivered": outcome.delivered, "status": outcome.status, "error": outcome.error})
 
 
 @router.get("/{webhook_id}/deliveries", response_model=DeliveryList, summary="List what is not delivered")
@@ -115,9 +115,9 @@ async def list_deliveries(
     tenant: SessionUser,
     limit: Annotated[int, Query(ge=1, le=1000, description="At most so many, the newest first")] = 100,
 ) -> Response:
-    """What waits, is being sent, or was given up in the last day. What was delivered is not kept."""
+    """Deliveries that wait, are being sent, or were given up in the last day. Successful ones are not kept."""
     found = await _webhooks(context).deliveries(tenant, webhook_id, limit)
-    return answer(
+    return JsonAnswer(
         {"deliveries": [_with_times(view, "created_at", "attempted_at", "next_attempt_at") for view in found]}
     )
 
@@ -129,7 +129,7 @@ def _webhooks(context: Context) -> Webhooks:
     return webhooks
 
 
-def _shown(hook: Webhook) -> dict[str, Any]:
+def _show(hook: Webhook) -> dict[str, Any]:
     return _with_times(webhook_view(hook), "created_at")
 
 

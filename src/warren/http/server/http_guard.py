@@ -166,8 +166,8 @@ class HttpGuard:
         """Whether the answer tells browsers to use TLS from now on: if they use it now, and not for loopback."""
         if scope["scheme"] not in ("https", "wss"):
             return False
-        asked = read_authority(headers.get(b"host", b"").decode("latin-1"))
-        return asked is not None and not is_loopback(asked.host)
+        authority = read_authority(headers.get(b"host", b"").decode("latin-1"))
+        return authority is not None and not is_loopback(authority.host)
 
     def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         host = headers.get(b"host")
@@ -180,13 +180,13 @@ class HttpGuard:
             raise type(refusal)(refusal.message, remedy=refusal.remedy)
 
     def _check_host_and_origin(self, host: bytes | None, origin: bytes | None) -> WarrenError | None:
-        asked = None if host is None else read_authority(host.decode("latin-1"))
-        if host is not None and not self._hosts.all and (asked is None or not self._hosts.allows(asked)):
+        authority = None if host is None else read_authority(host.decode("latin-1"))
+        if host is not None and not self._hosts.all and (authority is None or not self._hosts.allows(authority)):
             return HostNotAllowed(
                 f"this server does not answer for the host {host[:80].decode('latin-1')!r}",
                 remedy="if the name is yours, put it in WARREN_ALLOWED_HOSTS",
             )
-        if origin is not None and not self._origins.allows(origin.decode("latin-1"), asked):
+        if origin is not None and not self._origins.allows(origin.decode("latin-1"), authority):
             return OriginNotAllowed(
                 f"web pages from {origin[:80].decode('latin-1')!r} may not use this server",
                 remedy="programs send no Origin; a page must come from the server's own address",

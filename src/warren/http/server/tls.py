@@ -1,4 +1,4 @@
-"""The certificate a server shows, and how it speaks TLS: 1.2 and later, for HTTP/1.1."""
+"""The TLS context of the server, from its certificate and key: TLS 1.2 and later, for HTTP/1.1."""
 
 import os
 import ssl
@@ -8,22 +8,21 @@ from typing import NoReturn
 
 from warren.model.errors import InvalidRequest
 
-_BOTH = "give --tls-cert and --tls-key, or neither"
+_BOTH_FILES = "give --tls-cert and --tls-key, or neither"
 
 
 def new_tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """What the server speaks TLS with; nothing if neither file is named. Raises `InvalidRequest` if it cannot be used.
+    """The TLS context; None if neither file is given. Raises `InvalidRequest` if a file cannot be used.
 
-    The certificate is a file in PEM, first the server's own, then those that lead to the one clients know. A key
-    that everybody on the machine can read is refused, and so is one that asks for a password: there is nobody to
-    type it.
+    The certificate is a PEM file: the server's own certificate first, then the chain up to one that clients know. A key
+    that everybody on the machine can read is refused, and so is one with a password, which nobody could type in.
     """
     if certificate is None and key is None:
         return None
     if certificate is None:
-        raise InvalidRequest("there is a TLS key, but no certificate", remedy=_BOTH)
+        raise InvalidRequest("there is a TLS key, but no certificate", remedy=_BOTH_FILES)
     if key is None:
-        raise InvalidRequest("there is a TLS certificate, but no key", remedy=_BOTH)
+        raise InvalidRequest("there is a TLS certificate, but no key", remedy=_BOTH_FILES)
     _check_certificate(certificate)
     _check_key(key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -35,7 +34,7 @@ def new_tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContex
 
 
 def _check_certificate(path: Path) -> None:
-    """By itself, so that it is known which of the two files is wrong."""
+    """Checks the certificate alone, to tell which of the two files is wrong."""
     _mode(path, "certificate", "--tls-cert")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(path)
@@ -60,13 +59,13 @@ def _mode(path: Path, what: str, flag: str) -> int:
 
 
 def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    def ask_nobody() -> NoReturn:
+    def refuse_password() -> NoReturn:
         raise InvalidRequest(
             f"the TLS key {key} asks for a password", remedy=f"write it without one: openssl pkey -in {key} -out FILE"
         )
 
     try:
-        context.load_cert_chain(certificate, key, password=ask_nobody)
+        context.load_cert_chain(certificate, key, password=refuse_password)
     except ssl.SSLError as exc:
         if exc.reason == "KEY_VALUES_MISMATCH":
             raise InvalidRequest(

@@ -32,9 +32,10 @@ async def run_command(call: Call, query: EncodingQuery, body: ExecBody) -> Value
     """Runs it to its end and answers with the result.
 
     As a stream (`Accept: text/event-stream`) it answers with the events `started`, `output` (one for each piece,
-    with the byte offset it starts at) and `result` (or `error`), and a comment as a sign of life when nothing
-    happens. A caller that goes away ends the command, unless it gave an Idempotency-Key: then it may come back for
-    the result. A WebSocket at the same address takes the body as its first message, and standard input after it.
+    with the byte offset it starts at) and `result` (or `error`), and a comment as a keep-alive when nothing
+    happens. The command ends if the caller disconnects, unless the caller gave an Idempotency-Key: then it may come
+    back for the result. A WebSocket at the same address takes the body as its first message, and standard input after
+    it.
     """
     return exec_view(await run_to_end(call, body))
 

@@ -45,13 +45,13 @@ class WaitQuery(BaseModel):
 
 
 async def start_process(call: Call, body: ProcessBody) -> Values:
-    """It runs until it ends, is killed, or its `timeout_s` is over, whoever is connected; also over a restart."""
+    """The process runs until it ends, is killed, or reaches `timeout_s`: without a connection, also over a restart."""
     process = await call.sandbox.start(body.to_command(call.session), process_id=body.process_id)
     return process_view(await _find(call.sandbox, process.id))
 
 
 async def list_processes(call: Call) -> Values:
-    """Those that run, and those that ended and were not forgotten. Looking does not count as use."""
+    """Running processes, and ended ones that were not forgotten. Looking does not count as use."""
     return {"processes": [process_view(info) for info in await call.sandbox.processes()]}
 
 

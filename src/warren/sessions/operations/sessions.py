@@ -28,7 +28,7 @@ async def create_session(call: Call, body: SessionBody | None) -> Reply:
     """A sandbox of your own, from the warm pool when one is ready.
 
     With `thread_id` this is get-or-create, and atomic: however many ask at once, the thread has one session. 201: it
-    is new. 200: it was there. When a thread's sandbox has died the answer is 410 `sandbox_lost`, unless
+    is new. 200: it existed. When a thread's sandbox has died the answer is 410 `sandbox_lost`, unless
     `replace_lost` asks for a fresh one; `previous` then says whose files are gone.
     """
     body = body or SessionBody()
