@@ -159,9 +159,11 @@ def run(everything: bool, processes: int, arguments: Sequence[str]) -> Summary:
         os.environ[this_run.EVERYTHING] = "1"
     print(f"in {processes} processes", flush=True)
     together = run_pytest(["-n", str(processes), "-m", f"{selected}not serial", *arguments])
+    if not together.is_complete:
+        return Summary(together.results, is_complete=False)
     print("\none after the other", flush=True)
     alone = run_pytest(["-p", "no:xdist", "-m", f"{selected}serial", *arguments])
-    summary = Summary({**together.results, **alone.results}, together.is_complete and alone.is_complete)
+    summary = Summary({**together.results, **alone.results}, alone.is_complete)
     failed = [result.test for result in summary.failed if result.is_test]
     if everything and summary.is_complete and 0 < len(failed) <= _MOST_REPEATED:
         repeated = repeat(failed)

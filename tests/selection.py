@@ -70,13 +70,9 @@ _GROUPS: Final = {
 """Tests that share what is dear to make: they run in one process. All others go by file."""
 
 _LONGEST: Final = (
-    "docker",
-    "faults/",
-    "e2e/test_api_",
-    "contract/test_sdk",
-    "contract/test_oci",
-    "e2e/",
-    "integration/",
+    *("docker", "faults/test_random", "faults/cluster/", "faults/", "e2e/test_api_cluster", "e2e/test_schema"),
+    *("integration/test_documents", "integration/test_cli_remote", "e2e/", "integration/", "integrations/"),
+    *("contract/test_stores_alike", "contract/"),
 )
 """Groups that begin with these are started first, so that no process is left with a long one at the end."""
 
