@@ -88,6 +88,7 @@ async def _destroy_all(state_dir: Path) -> None:
     provider = OciProvider(state_dir, ImageStore(state_dir), BIN)
     for sandbox_id in await provider.list_ids():
         await provider.destroy(sandbox_id)
+    await provider.sweep()  # what the killed server was making at that moment: its launchers go on without it
     await provider.close()
 
 
