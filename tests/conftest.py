@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,14 @@ class _Owner:
         if left:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         this_run.end()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    """Ends the SDK's local mode, as the end of a program does: the processes of xdist end without that."""
+    engine = sys.modules.get("warren.local.engine")
+    if engine is not None:
+        engine.ENGINE.end()
 
 
 def pytest_sessionstart() -> None:
