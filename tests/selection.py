@@ -56,6 +56,7 @@ SUITES_OF_THE_FAKE: Final = {
 _SERIAL: Final = (
     # They say how long something may take.
     r"faults/test_clock_jump\.py",
+    r"integration/test_http_guard\.py::TestManyConnections::test_two_thousand_idle",
     # They measure how much of the processors eight busy processes get.
     r"integration/test_attack\.py::test_a_weakened_sandbox_is_seen_through\[without_limits",
     r"integration/test_attack\.py::test_everything_is_contained",

@@ -491,10 +491,10 @@ class TestManyConnections:
         idle = []
         for _ in range(20):
             idle += await asyncio.gather(*(dial(served.port) for _ in range(100)))
-        begun = time.process_time()  # of this process, which also serves: other programs do not count
+        begun = time.monotonic()
         for _ in range(20):
             assert (await ask(served.port, GET)).status == 200
-        assert time.process_time() - begun < 2
+        assert time.monotonic() - begun < 2
         for _, writer in idle:
             writer.transport.abort()
 
