@@ -1,11 +1,14 @@
 """What every test may ask for: images, a state directory, a Docker engine. And at the end: nothing may be left."""
 
+import functools
+import inspect
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 import selection
 import this_run
@@ -103,7 +106,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"no test has a name that tests/selection.py expects: {idle}")
     for item, mark in selection.marks(items):
         item.add_marker(mark)
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            _end_in_its_loop(item)
     items.sort(key=lambda item: selection.start_order(item.nodeid))
+
+
+_TO_BE_CANCELLED_S = 60
+
+
+def _end_in_its_loop(item: pytest.Function) -> None:
+    """Cancels an async test at its time limit.
+
+    The signal of pytest-timeout interrupts the event loop but leaves the coroutine in it, so the fixtures' teardown
+    would wait for it forever. For a test that does not heed its cancellation the process ends some time later.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit_s = float(marker.args[0] if marker else item.config.getini("timeout"))
+    item.obj = _limited(item.obj, limit_s)
+    item.add_marker(pytest.mark.timeout(limit_s + _TO_BE_CANCELLED_S, method="thread"), append=False)
+
+
+def _limited(test: Callable[..., Awaitable[None]], limit_s: float) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def limited(*args: object, **kwargs: object) -> None:
+        with anyio.fail_after(limit_s):
+            await test(*args, **kwargs)
+
+    return limited
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -269,25 +269,21 @@ from warren.worker.providers.oci import OciProvider
 async def main():
     state = Path({str(state_dir)!r})
     box = await OciProvider(state, ImageStore(state), Path({str(BIN)!r})).create(SandboxSpec())
+    command = Command(shell="echo begun; until [ -e go ]; do sleep 0.05; done; echo ended; exit 7")
+    task = asyncio.ensure_future(box.exec(command))
+    while not await box.processes():
+        await asyncio.sleep(0.05)
     print(box.id, flush=True)
-    await box.exec(Command(shell="echo begun; until [ -e go ]; do sleep 0.05; done; echo ended; exit 7"))
+    await task
 asyncio.run(main())
 """
     worker = spawned(script)
     assert worker.stdout is not None
     sandbox_id = (await asyncio.to_thread(worker.stdout.readline)).strip()
-    box = None
-    try:
-        box = await provider.adopt(sandbox_id)  # takes the connection over
-        while not await box.processes():
-            await box.close()
-            await asyncio.sleep(0.05)
-            box = await provider.adopt(sandbox_id)
-    finally:
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.wait()
-        worker.stdout.close()
-    assert box is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.wait()
+    worker.stdout.close()
+    box = await provider.adopt(sandbox_id)
     (found,) = await box.processes()
     assert found.running
     await box.write("go", b"")
