@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warren.http.context import Context, JsonAnswer, check_scope
+from warren.http.context import Context, answer_json, check_scope
 from warren.http.event_streams import EVENT_STREAM, stream_events
 from warren.http.problems import invalid_arguments, problem
 from warren.http.routes import e2b, flat
@@ -99,8 +99,8 @@ async def respond(handler: Handler, context: Context, request: Request) -> Respo
     if isinstance(result, AsyncGenerator):
         return await _answer_bytes(result, handler.media_type)
     if isinstance(result, Reply):
-        return JsonAnswer(result.values, result.status, result.headers)
-    return Response(status_code=operation.status) if result is None else JsonAnswer(result, operation.status)
+        return answer_json(result.values, result.status, result.headers)
+    return Response(status_code=operation.status) if result is None else answer_json(result, operation.status)
 
 
 # -- arguments

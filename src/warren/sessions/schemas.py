@@ -5,18 +5,20 @@ import binascii
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from warren.clock import Clock
+from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
-from warren.model.operations import Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
+from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
 from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Isolation, Layer
+from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
 
-MAX_KEEP_BYTES = 32 * 1024 * 1024  # an answer has it as escaped text, up to twelve times as long
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
 
 
@@ -343,13 +345,17 @@ def isolation_view(isolation: Isolation) -> dict[str, Any]:
 
 
 def exec_view(result: ExecResult) -> dict[str, Any]:
-    return {
-        "exit_code": result.exit_code,
-        "output": result.output,
-        "stdout": result.stdout,
-        "stderr": result.stderr,
-        **end_view(result),
-    }
+    stdout, stderr, output = shown_texts(result)
+    return {"exit_code": result.exit_code, "output": output, "stdout": stdout, "stderr": stderr, **end_view(result)}
+
+
+def shown_texts(result: ExecResult) -> tuple[str | LongText, str | LongText, str | LongText]:
+    """stdout, stderr, and both in order; long ones are decoded on their way into the answer."""
+    written = result.written
+    if not written.is_long:
+        return written.texts()
+    stdout, stderr, output = (LongText(partial(written.text_pieces, shown)) for shown in Shown)
+    return stdout, stderr, output
 
 
 def end_view(result: ExecResult) -> dict[str, Any]:
