@@ -19,6 +19,7 @@ from warren.model.spec import USER, WORKSPACE, Isolation, Layer
 from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
 
+MAX_VARIABLES = 4096
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
 
 
@@ -73,7 +74,7 @@ class SessionBody(Body):
     require: list[LayerName] = Field(
         [], description="Layers of isolation that must be in force", examples=[["seccomp"]]
     )
-    env: dict[str, str] = Field({}, description="Environment variables of every command")
+    env: dict[str, str] = Field({}, description="Environment variables of every command", max_length=MAX_VARIABLES)
     metadata: dict[str, str] = Field({}, description="Labels of your own", examples=[{"user": "u-7"}])
     idle_timeout_s: Seconds | None = Field(None, description="Ends when it was not used for so long", examples=[1800])
     max_lifetime_s: Seconds | None = Field(None, description="Ends after so long in any case", examples=[3600])
@@ -107,7 +108,7 @@ class CommandBody(Body):
         description="A line for bash, or a program and its arguments", examples=["python3 -c 'print(6 * 7)'"]
     )
     cwd: str = Field("", description="Directory; by default where the last command ended, at first /workspace")
-    env: dict[str, str] = Field({}, description="Variables for this command alone")
+    env: dict[str, str] = Field({}, description="Variables for this command alone", max_length=MAX_VARIABLES)
     user: str = Field("", description="User inside the sandbox; by default sandboxuser")
     timeout_s: Seconds | None = Field(None, description="The whole process tree is ended after so long", examples=[30])
     carry_state: bool = Field(True, description="`cd` and `export` last from one command to the next")

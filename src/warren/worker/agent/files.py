@@ -140,7 +140,7 @@ class AgentFiles:
 
     async def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]:
         async with self._operation(FileOp.PACK, path, user) as channel:
-            records = Records()
+            records, pace = Records(), Pace()
             left = pad = 0
             while isinstance(data := await channel.take(), bytes):
                 records.add(data)
@@ -159,6 +159,7 @@ class AgentFiles:
                         break
                     yield header(member)
                     left = pad = member.size
+                    await pace.give_way()
             if left or len(records):
                 raise channel.violation("a packed directory that ends in the middle")
             yield trailer()
