@@ -21,7 +21,6 @@ from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
 from warren.model.audit import AuditEntry
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
-from warren.model.usage import Usage
 from warren.sessions.request_context import RequestContext, set_request_context
 from warren.tenancy.identity import Identity
 from warren.tenancy.quotas import Quotas, Standing, standing_of
@@ -35,7 +34,8 @@ RECORDED_REFUSALS_PER_MINUTE: Final = 60
 class Admission:
     """With `counts` False a request costs the caller nothing: a coordinator has counted it already.
 
-    `add_usage` and `audit` get what is known of each request when it is over; each may be None.
+    When a request is over `add_usage` gets its tenant, its bytes in and out, and `audit` everything that is known of
+    it; each may be None.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Admission:
         clock: Clock,
         *,
         audit: AuditLog | None = None,
-        add_usage: Callable[[str, Usage], None] | None = None,
+        add_usage: Callable[[str, int, int], None] | None = None,
         counts: bool = True,
     ) -> None:
         self._app = app
@@ -112,7 +112,7 @@ class Admission:
     ) -> None:
         caller = request_context.caller
         if self._add_usage is not None and caller is not ANONYMOUS:
-            self._add_usage(caller.tenant, Usage(bytes_in=exchange.bytes_in, bytes_out=exchange.bytes_out))
+            self._add_usage(caller.tenant, exchange.bytes_in, exchange.bytes_out)
         if self._audit is None or scope.get("forwarded"):  # the worker records what it was forwarded, and knows more
             return
         status, path_params = _status(exchange, error), scope.get("path_params", {})
