@@ -280,7 +280,8 @@ def _is_writable_sysfs(mount: Mount) -> bool:
 def _flag_faults(facts: Facts, wanted: Wanted) -> Iterable[str]:
     masks = {*wanted.masked, *wanted.read_only}
     for mount in facts.mounts.visible():
-        if mount.kind in _PSEUDO or (mount.where in masks and "ro" in mount.options):
+        mask = mount.where in masks and ("ro" in mount.options or mount.root == "/null")
+        if mount.kind in _PSEUDO or mask:
             continue
         needed = {"nosuid"} if mount.where == "/dev" or mount.where.startswith("/dev/") else {"nosuid", "nodev"}
         if lacking := needed - mount.options:

@@ -67,7 +67,7 @@ class Facts:
     """What /proc and /sys say about one process.
 
     `rlimits` are (soft, hard) by the name in /proc, None is no limit. `interfaces` and `routed` are the network's: its
-    interfaces, and those that a route goes through. `descriptors` are those that are no pipe, socket or anonymous
+    interfaces, and those that a route goes through. `descriptors` are those that are no pipe, socket, memory or other anonymous
     object, as (link, id of the mount). `root` and `cwd` are (device, inode). `programs` are the filters of system
     calls, `why_no_programs` says why they cannot be read.
     """
@@ -137,7 +137,7 @@ def _files(own: str, descriptors: Iterable[str]) -> Iterable[tuple[str, int]]:
     for number in descriptors:
         try:
             link = os.readlink(f"{own}/fd/{number}")
-            if not link.startswith(("pipe:[", "socket:[", "anon_inode:")):
+            if not link.startswith(("pipe:[", "socket:[", "anon_inode:", "/memfd:")):
                 yield link, int(parse_status(_read(f"{own}/fdinfo/{number}")).get("mnt_id", "-1"))
         except FileNotFoundError:  # closed since
             continue
