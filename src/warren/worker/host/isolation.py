@@ -223,7 +223,7 @@ def _tmpfs_size(mount: Mount) -> tuple[int, int]:
 
 def _unlimited(facts: Facts, wanted: Wanted, disk: Mount | None) -> Iterable[str]:
     """The places where a command could write more than it may."""
-    for mount in facts.mounts.visible():
+    for mount in facts.mounts.visible:
         if "ro" in mount.options or mount.kind in _PSEUDO or mount.where in wanted.closed:
             continue
         if disk is not None and mount.source == disk.source and mount.kind == disk.kind:
@@ -244,13 +244,12 @@ def _judge_mounts(facts: Facts, found: Evidence, wanted: Wanted) -> None:
     root = table.showing("/")
     shown = "not mounted" if root is None else ",".join(sorted(root.options))
     found.note(Layer.READ_ONLY_ROOT, root is not None and "ro" in root.options, f"/ is {shown}")
-    masked = [path for path in wanted.masked if _shows_host(table.showing(path)) is None]
-    bare = [path for path in wanted.masked if path not in masked and _is_there(facts, path)]
-    faults = [f"{path} is not masked" for path in bare]
+    bare = [path for path in wanted.masked if _shows_host(table.showing(path)) is not None]
+    faults = [f"{path} is not masked" for path in bare if os.path.lexists(path)]
     faults += [f"{path} can be written" for path in wanted.read_only if _is_writable(facts, path)]
-    faults += [f"{mount.where} can be written" for mount in table.visible() if _is_writable_sysfs(mount)]
+    faults += [f"{mount.where} can be written" for mount in table.visible if _is_writable_sysfs(mount)]
     sys = "no /sys" if not any(mount.kind == "sysfs" for mount in table.mounts) else "/sys is read-only"
-    found.note_faults(Layer.MASKED_PATHS, faults, f"{len(masked)} paths of /proc and /sys are masked, {sys}")
+    found.note_faults(Layer.MASKED_PATHS, faults, f"{len(wanted.masked) - len(bare)} paths are masked, {sys}")
     count = len(table.mounts)
     found.note_faults(
         Layer.MOUNT_FLAGS,
@@ -260,12 +259,8 @@ def _judge_mounts(facts: Facts, found: Evidence, wanted: Wanted) -> None:
 
 
 def _shows_host(mount: Mount | None) -> Mount | None:
+    """A path of /proc or /sys is there, or not, on the whole machine."""
     return mount if mount is not None and mount.kind in _SHOWS_THE_HOST else None
-
-
-def _is_there(facts: Facts, path: str) -> bool:
-    """A path of /proc or /sys is there or not on the whole machine."""
-    return _shows_host(facts.mounts.showing(path)) is not None and os.path.lexists(path)
 
 
 def _is_writable(facts: Facts, path: str) -> bool:
@@ -279,7 +274,7 @@ def _is_writable_sysfs(mount: Mount) -> bool:
 
 def _flag_faults(facts: Facts, wanted: Wanted) -> Iterable[str]:
     masks = {*wanted.masked, *wanted.read_only}
-    for mount in facts.mounts.visible():
+    for mount in facts.mounts.visible:
         mask = mount.where in masks and ("ro" in mount.options or mount.root == "/null")
         if mount.kind in _PSEUDO or mask:
             continue

@@ -8,22 +8,21 @@ the disk through its block device.
 import os
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Final
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, lru_cache
+from typing import Final, NamedTuple
 
 from warren.model.errors import SandboxLost
 from warren.worker.host.cgroups import CgroupLimits
-from warren.worker.host.seccomp_program import Unreadable, read_programs
+from warren.worker.host.seccomp_program import ProgramReader, Unreadable
 
 NAMESPACES: Final = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
-_MOST: Final = 1 << 20
+_PIECE: Final = 16384
 _EXT4_SUPERBLOCK: Final = 1024
 _EXT4_MAGIC: Final = 0xEF53
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(NamedTuple):
     id: int
     parent: int
     root: str
@@ -58,8 +57,9 @@ class MountTable:
                 found = above
         return found
 
-    def visible(self) -> list[Mount]:
-        return [mount for mount in self.mounts if self.showing(mount.where) is mount]
+    @cached_property
+    def visible(self) -> tuple[Mount, ...]:
+        return tuple(mount for mount in self.mounts if self.showing(mount.where) is mount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Facts:
     """What /proc and /sys say about one process.
 
     `rlimits` are (soft, hard) by the name in /proc, None is no limit. `interfaces` and `routed` are the network's: its
-    interfaces, and those that a route goes through. `descriptors` are those that are no pipe, socket, memory or other anonymous
-    object, as (link, id of the mount). `root` and `cwd` are (device, inode). `programs` are the filters of system
-    calls, `why_no_programs` says why they cannot be read.
+    interfaces, and those that a route goes through. `descriptors` are those that are no pipe, socket, memory or other
+    anonymous object, as (link, id of the mount). `root` and `cwd` are (device, inode). `programs` are the filters of
+    system calls, `why_no_programs` says why they cannot be read.
     """
 
     status: Mapping[str, str] = field(default_factory=dict)
@@ -101,9 +101,17 @@ def gather(pid: int, limits: CgroupLimits) -> Facts:
 
 
 def _gather(pid: int, limits: CgroupLimits) -> Facts:
+    try:
+        with ProgramReader(pid) as reader:
+            facts = _gather_files(pid, limits)
+            return replace(facts, programs=reader.read())
+    except Unreadable as exc:
+        return replace(_gather_files(pid, limits), why_no_programs=str(exc))
+
+
+def _gather_files(pid: int, limits: CgroupLimits) -> Facts:
     own = f"/proc/{pid}"
     descriptors = os.listdir(f"{own}/fd")
-    programs, why_not = _programs(pid)
     return Facts(
         status=parse_status(_read(f"{own}/status")),
         namespaces=_namespaces(str(pid)),
@@ -121,16 +129,7 @@ def _gather(pid: int, limits: CgroupLimits) -> Facts:
         cwd=_identity(f"{own}/cwd"),
         host_root=_identity("/"),
         program=os.readlink(f"{own}/exe"),
-        programs=programs,
-        why_no_programs=why_not,
     )
-
-
-def _programs(pid: int) -> tuple[tuple[bytes, ...], str]:
-    try:
-        return read_programs(pid), ""
-    except Unreadable as exc:
-        return (), str(exc)
 
 
 def _files(own: str, descriptors: Iterable[str]) -> Iterable[tuple[str, int]]:
@@ -161,7 +160,7 @@ def _read(path: str) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []
-        while part := os.read(fd, _MOST):
+        while part := os.read(fd, _PIECE):
             parts.append(part)
         return b"".join(parts).decode(errors="replace")
     finally:
@@ -231,7 +230,9 @@ def parse_mountinfo(text: str) -> tuple[Mount, ...]:
 def _parse_mount(line: str) -> Mount:
     before, _, after = line.partition(" - ")
     words, (kind, source, super_options) = before.split(" "), after.split(" ", 2)
-    return Mount(
-        *(int(words[0]), int(words[1]), words[3], words[4]),
-        *(frozenset(words[5].split(",")), kind, source, super_options),
-    )
+    return Mount(int(words[0]), int(words[1]), words[3], words[4], _options(words[5]), kind, source, super_options)
+
+
+@lru_cache(maxsize=64)
+def _options(text: str) -> frozenset[str]:
+    return frozenset(text.split(","))

@@ -1,6 +1,6 @@
 """Which system calls a loaded filter lets through.
 
-`read_programs` gets the filters of a process from the kernel, as the instructions it runs. `SystemCallFilter` knows the
+`ProgramReader` gets the filters of a process from the kernel, as the instructions it runs. `SystemCallFilter` knows the
 rules that were asked for and says what the programs allow beyond them. For each call that no rule names it follows all
 paths of a program; for a call with conditions it tries the values at which the rules or the program turn. So it finds a
 rule that a runtime has dropped or a library has read in its own way. A call that is refused although a rule names it is
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice, product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from warren.worker.host.system_calls import numbers
 
@@ -66,16 +66,35 @@ class Unreadable(Exception):
     """This machine does not let a filter be read; the message says why."""
 
 
-def read_programs(pid: int) -> tuple[bytes, ...]:
-    """The filters of a process, which is stopped for a moment. Raises Unreadable, ProcessLookupError."""
-    _ptrace(_SEIZE, pid)
-    try:
-        _ptrace(_INTERRUPT, pid)
-        _wait_for_stop(pid)
-        return tuple(_filters(pid))
-    finally:
+class ProgramReader:
+    """A context in which a process is stopped and its filters can be read. Raises Unreadable, ProcessLookupError.
+
+    A process needs a moment to stop: what is done before `read` costs no time. All of it has to be done in one thread.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._stopped = False
+        _ptrace(_SEIZE, pid)
+
+    def __enter__(self) -> Self:
+        _ptrace(_INTERRUPT, self._pid)
+        return self
+
+    def __exit__(self, *_: object) -> None:
         with suppress(Unreadable, ProcessLookupError):
-            _ptrace(_DETACH, pid)
+            self._wait()
+            _ptrace(_DETACH, self._pid)
+
+    def read(self) -> tuple[bytes, ...]:
+        """Raises Unreadable, ProcessLookupError."""
+        self._wait()
+        return tuple(_filters(self._pid))
+
+    def _wait(self) -> None:
+        if not self._stopped:
+            _wait_for_stop(self._pid)
+            self._stopped = True
 
 
 def _filters(pid: int) -> Iterator[bytes]:
