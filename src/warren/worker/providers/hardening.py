@@ -81,7 +81,7 @@ _PROTOCOLS: Final = {
 }
 
 _MASKED: Final = """
-    /proc/acpi /proc/asound /proc/bus/pci /proc/cmdline /proc/config.gz /proc/interrupts /proc/iomem /proc/ioports
+    /proc/acpi /proc/asound /proc/bus /proc/cmdline /proc/config.gz /proc/interrupts /proc/iomem /proc/ioports
     /proc/kallsyms /proc/kcore /proc/key-users /proc/keys /proc/kmsg /proc/kpagecgroup /proc/kpagecount
     /proc/kpageflags /proc/latency_stats /proc/modules /proc/partitions /proc/pressure /proc/sched_debug
     /proc/schedstat /proc/scsi /proc/slabinfo /proc/softirqs /proc/swaps /proc/sysvipc /proc/timer_list
@@ -89,7 +89,7 @@ _MASKED: Final = """
     /sys/devices/virtual/powercap /sys/firmware /sys/fs /sys/kernel /sys/module /sys/power
 """
 MASKED_PATHS: Final = tuple(_MASKED.split())
-READONLY_PATHS: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+READONLY_PATHS: Final = ("/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
 Rule = dict[str, Any]
 

@@ -19,7 +19,7 @@ from typing import ClassVar, Final, Generic, TypeVar
 
 from warren.model.capability import Capability
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import Layer, SandboxSpec
+from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
@@ -181,8 +181,9 @@ class HostProvider(ABC, Generic[R, Plan]):
         try:
             step("dialled")
             cgroup = self._cgroup(record)
-            in_force = self._isolation_reader.read(self.name, record, cgroup.limits())
-            isolation.check(in_force, record.spec.require | self.promised)
+            in_force = await self._read_isolation(record, cgroup)
+            passed_before = frozenset() if creating else isolation.GROWING
+            isolation.check(in_force, record.spec.require - passed_before, self.promised - passed_before)
             step("checked")
         except BaseException:
             await run_shielded(link.close())
@@ -195,6 +196,11 @@ class HostProvider(ABC, Generic[R, Plan]):
         )
         self._open.add(sandbox)
         return sandbox
+
+    async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
+        return await run_shielded(
+            asyncio.to_thread(lambda: self._isolation_reader.read(self.name, record, cgroup.limits()))
+        )
 
     def _release_uids(self, record: R | None, directory: Path) -> None:
         if record is not None:
