@@ -22,8 +22,11 @@
  *                       Mounted at BUNDLE/rootfs. Their paths are given relative to the bundle, so
  *                       that no path of the host shows in the sandbox's mount table.
  *   /dev                device nodes of its own, on a small tmpfs at BUNDLE/dev: a runtime would bind the
- *                       host's, whose times and file locks the sandboxes would then share.
- *   rlimits             only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail.
+ *                       host's, whose times and file locks the sandboxes would then share. Its null also
+ *                       lies over /dev/null, which crun binds over the files that a sandbox may not see.
+ *   rlimits             only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail. The limit of
+ *                       cores is 1: for every other one, also 0, the kernel starts the program that
+ *                       core_pattern names, as the host's root.
  *
  * Runtimes make the sandbox's root the owner of stdin, stdout and stderr (fchown). If one of them
  * were the host's /dev/null, a sandbox would own it: so stdin becomes a pipe without a writer,
@@ -435,7 +438,7 @@ static void make_entries(const char *dev)
 
 static void make_devices(const struct options *o)
 {
-    char dev[PATH_ROOM];
+    char dev[PATH_ROOM], null[PATH_ROOM];
 
     path(dev, "%s/dev", o->at);
     if (mount("dev", dev, "tmpfs", MS_NOSUID | MS_NOEXEC | MS_NOATIME, "mode=755,size=64k,nr_inodes=32"))
@@ -449,6 +452,8 @@ static void make_devices(const struct options *o)
     make_entries(dev);
     if (chown(dev, o->base, o->base))
         fail("giving %s away", dev);
+    if (mount(path(null, "%s/null", dev), "/dev/null", NULL, MS_BIND, NULL))
+        fail("binding %s to /dev/null", null);
 }
 
 /* ---- trees of the host, read-only ---- */
@@ -524,9 +529,25 @@ static void lower(int resource, rlim_t wanted)
         fail("lowering limit %d", resource);
 }
 
+/* Where the limit is 0 already, it may not be raised to 1; that is enough unless crashes start a program. */
+static void forbid_cores(void)
+{
+    struct rlimit limit = {1, 1};
+    char first = 0;
+    int fd;
+
+    if (setrlimit(RLIMIT_CORE, &limit) == 0)
+        return;
+    fd = open("/proc/sys/kernel/core_pattern", O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || read(fd, &first, 1) != 1 || first == '|')
+        fail("setting the limit of cores to 1 (a crash would start the program of kernel.core_pattern)");
+    close(fd);
+    lower(RLIMIT_CORE, 0);
+}
+
 static void lower_limits(const struct options *o)
 {
-    lower(RLIMIT_CORE, 0);
+    forbid_cores();
     lower(RLIMIT_MEMLOCK, 8 << 20);
     if (o->nofile)
         lower(RLIMIT_NOFILE, o->nofile);
