@@ -151,7 +151,7 @@ def _host_config(
         ],
         "Privileged": False,
         "ReadonlyRootfs": True,
-        "MaskedPaths": list(MASKED_PATHS),
+        "MaskedPaths": [*MASKED_PATHS, "/sys"],
         "ReadonlyPaths": list(READONLY_PATHS),
         "NetworkMode": "none",
         "IpcMode": "private",

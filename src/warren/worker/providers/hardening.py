@@ -102,16 +102,20 @@ _PROTOCOLS: Final = {
     _NETLINK: (0,),  # NETLINK_ROUTE: libc lists the interfaces with it
 }
 
+# What describes the machine, and what changes when others use it. What is left of the latter is a sum for the whole
+# machine that ordinary programs ask for (loadavg, meminfo, stat, uptime), or is below every process (its `net`).
 _MASKED: Final = """
-    /proc/acpi /proc/asound /proc/bus/pci /proc/cmdline /proc/config.gz /proc/interrupts /proc/iomem /proc/ioports
+    /proc/acpi /proc/allocinfo /proc/asound /proc/buddyinfo /proc/bus /proc/cgroups /proc/cmdline /proc/config.gz
+    /proc/consoles /proc/diskstats /proc/driver /proc/fs /proc/interrupts /proc/iomem /proc/ioports /proc/irq
     /proc/kallsyms /proc/kcore /proc/key-users /proc/keys /proc/kmsg /proc/kpagecgroup /proc/kpagecount
-    /proc/kpageflags /proc/latency_stats /proc/modules /proc/partitions /proc/pressure /proc/sched_debug
-    /proc/schedstat /proc/scsi /proc/slabinfo /proc/softirqs /proc/swaps /proc/sysvipc /proc/timer_list
-    /proc/timer_stats /proc/vmallocinfo /proc/zoneinfo
-    /sys/devices/virtual/powercap /sys/firmware /sys/fs /sys/kernel /sys/module /sys/power
+    /proc/kpageflags /proc/latency_stats /proc/locks /proc/mdstat /proc/modules /proc/pagetypeinfo /proc/partitions
+    /proc/pressure /proc/sched_debug /proc/schedstat /proc/scsi /proc/slabinfo /proc/softirqs /proc/spl /proc/swaps
+    /proc/sysvipc /proc/timer_list /proc/timer_stats /proc/vmallocinfo /proc/vmstat /proc/zoneinfo
+    /proc/sys/fs/aio-nr /proc/sys/fs/dentry-state /proc/sys/fs/file-nr /proc/sys/fs/inode-nr /proc/sys/fs/inode-state
+    /proc/sys/fs/quota /proc/sys/kernel/pty/nr
 """
 MASKED_PATHS: Final = tuple(_MASKED.split())
-READONLY_PATHS: Final = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+READONLY_PATHS: Final = ("/proc/sys", "/proc/sysrq-trigger")
 
 _INT: Final = 0xFFFFFFFF
 
