@@ -53,6 +53,8 @@
  *          --nofile N --fsize BYTES
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
+ *          --pts DIR           where to mount terminals too, and
+ *          --terminals N       how many there can be
  *        warren-launch version
  */
 #define _GNU_SOURCE
@@ -122,8 +124,8 @@ struct list {
 };
 
 struct options {
-    const char *bundle, *at, *agent, *root, *disk, *tmpfs;
-    uint64_t base, owner, nofile, fsize;
+    const char *bundle, *at, *agent, *root, *disk, *tmpfs, *pts;
+    uint64_t base, owner, nofile, fsize, terminals;
     int try_only;
     struct list trees, dirs, hidden;
     char **command;
@@ -198,6 +200,8 @@ static void read_option(struct options *o, const char *name, const char *value)
     else if (!strcmp(name, "--root")) o->root = value;
     else if (!strcmp(name, "--disk")) o->disk = value;
     else if (!strcmp(name, "--tmpfs")) o->tmpfs = value;
+    else if (!strcmp(name, "--pts")) o->pts = value;
+    else if (!strcmp(name, "--terminals")) o->terminals = number(name, value);
     else if (!strcmp(name, "--base")) o->base = number(name, value);
     else if (!strcmp(name, "--owner")) o->owner = number(name, value);
     else if (!strcmp(name, "--nofile")) o->nofile = number(name, value);
@@ -456,6 +460,15 @@ static void make_devices(const struct options *o)
         fail("binding %s to /dev/null", null);
 }
 
+static void make_terminals(const char *where, uint64_t most)
+{
+    char options[128];
+
+    snprintf(options, sizeof options, "newinstance,ptmxmode=0666,mode=0620,gid=5,max=%llu", (unsigned long long)most);
+    if (mount("devpts", where, "devpts", MS_NOSUID | MS_NOEXEC, options))
+        fail("mounting terminals (%s) at %s", options, where);
+}
+
 /* ---- trees of the host, read-only ---- */
 
 /* Not every file system can map ids. Without mapping, the files belong to nobody but can be read. */
@@ -617,9 +630,13 @@ static void disk(const struct options *o)
 {
     if (!o->at || (!o->disk == !o->tmpfs))
         usage("disk needs --at and one of --disk and --tmpfs");
+    if (!o->pts != !o->terminals)
+        usage("--pts needs --terminals");
     if (o->try_only)
         private_mounts();
     make_disk(o, o->at);
+    if (o->pts)
+        make_terminals(o->pts, o->terminals);
 }
 
 int main(int argc, char **argv)

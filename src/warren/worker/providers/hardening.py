@@ -26,7 +26,7 @@ AGENT_CAPABILITIES: Final = ("CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCA
 # every limit but 1. And 1 is too little for a file.
 CORE_LIMIT: Final = 1
 
-# Of the terminals of the machine, of which the kernel gives 3,072 to all sandboxes together unless it is told otherwise.
+# Of the 3,072 that the kernel gives to all sandboxes together unless it is told otherwise.
 TERMINALS: Final = 64
 
 _ARCHITECTURES: Final = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
