@@ -49,9 +49,8 @@ async def _locks(arena: Arena) -> ProbeResult:
 
 
 def _allocated_locks() -> int:
-    """0 where the kernel does not tell: then only the end of the process shows that it is bounded."""
-    known = file_locks.allocated()
-    return 0 if known == file_locks.MOST + 1 else known
+    """0 where the kernel does not tell: then only the end of the process shows that there is a bound."""
+    return file_locks.allocated() or 0
 
 
 async def _mask_locks(arena: Arena) -> ProbeResult:

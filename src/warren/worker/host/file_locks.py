@@ -58,19 +58,24 @@ class FileLockWatch:
         while True:
             await asyncio.sleep(_EVERY_S)
             try:
-                if allocated() > MOST:
+                count = allocated()
+                if count is None or count > MOST:
                     await asyncio.to_thread(end_offenders)
             except OSError as exc:
                 _log.warning("file_locks_unread", action="retry", error=exc)
                 await asyncio.sleep(60)
 
 
-def allocated() -> int:
-    """The locks for which the kernel holds memory; a kernel that does not tell is always asked for the list."""
+def is_counted() -> bool:
+    return allocated() is not None
+
+
+def allocated() -> int | None:
+    """The locks for which the kernel has memory; None where it does not tell."""
     try:
         return int(_ALLOCATED.read_bytes().split()[0])
     except (OSError, ValueError, IndexError):
-        return MOST + 1
+        return None
 
 
 def end_offenders() -> None:
