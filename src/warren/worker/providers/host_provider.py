@@ -25,6 +25,7 @@ from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import Hierarchies, SandboxCgroup
 from warren.worker.host.disks import Disks
+from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.processes import boot_id, is_exiting
 from warren.worker.host.uids import UidRanges
 from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
@@ -70,6 +71,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._hierarchies = Hierarchies.here()
         self._uids = UidRanges()
         self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
+        self._file_locks = FileLockWatch()
         self._ready_lock = asyncio.Lock()
         self._destroying: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._create_slots = asyncio.Semaphore(at_once)
@@ -131,6 +133,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         return len(left)
 
     async def close(self) -> None:
+        await self._file_locks.close()
         await self.disks.close()
         for sandbox in list(self._open):
             await sandbox.close()
@@ -195,6 +198,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             why_lost=lambda: self._loss_reason(record),
         )
         self._open.add(sandbox)
+        self._file_locks.start()
         return sandbox
 
     async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
