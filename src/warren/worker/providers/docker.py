@@ -42,7 +42,7 @@ from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_spec import EngineImage, container_name
 from warren.worker.providers.hardening import TERMINALS
-from warren.worker.providers.host_provider import Fault, HostProvider, translate_os_error
+from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, translate_os_error
 from warren.worker.providers.record import Record, kill_first_process
 
 STEPS: Final = (
@@ -81,6 +81,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         fault: Fault = lambda step: None,
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
+        room: HostRoom | None = None,
     ) -> None:
         super().__init__(
             *(state_dir, bin_dir),
@@ -90,6 +91,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             at_once=_AT_ONCE,
             dialer=dialer,
             isolation_reader=isolation_reader or ProcIsolationReader(closed={docker_spec.RUN}),
+            room=room,
         )
         self.engine = DockerEngine(docker_url or "")
         self._images = EngineImages(images, self.engine)
