@@ -5,6 +5,7 @@ A sandbox is a directory `<state>/docker/<id>`, made first and removed last, and
 
     record.json   what it is to be; later the container's id and the pid of its first process
     disk/         where its disk is mounted until the container has it; agent and /etc are copied there
+    pts/          where its terminals are mounted, just as long
     disk.img      for a moment, until the launcher has attached and unlinked it
 
 Its agent listens in /run/warren/docker/<id>, which only the host's root can enter.
@@ -40,7 +41,8 @@ from warren.worker.providers.connection import AgentDialer, IsolationReader, Pro
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_spec import EngineImage, container_name
-from warren.worker.providers.host_provider import Fault, HostProvider, translate_os_error
+from warren.worker.providers.hardening import TERMINALS
+from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, translate_os_error
 from warren.worker.providers.record import Record, kill_first_process
 
 STEPS: Final = (
@@ -79,6 +81,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         fault: Fault = lambda step: None,
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
+        room: HostRoom | None = None,
     ) -> None:
         super().__init__(
             *(state_dir, bin_dir),
@@ -88,6 +91,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             at_once=_AT_ONCE,
             dialer=dialer,
             isolation_reader=isolation_reader or ProcIsolationReader(closed={docker_spec.RUN}),
+            room=room,
         )
         self.engine = DockerEngine(docker_url or "")
         self._images = EngineImages(images, self.engine)
@@ -174,13 +178,15 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._fault("seal")
         await self._seal_mounts(record)
         self._fault("detach")
+        unmount(directory / "pts")
         unmount(directory / "disk")
         self._fault("dial")
         return await self._connect(record, creating=True)
 
     async def _mount_disk(self, record: DockerRecord, image: EngineImage) -> None:
         directory, limits = self.directory(record.sandbox_id), record.spec.limits
-        (directory / "disk").mkdir(mode=0o700)
+        for name in ("disk", "pts"):
+            (directory / name).mkdir(mode=0o700)
         if self.disks.why_not_loop:
             disk = ("--tmpfs", tmpfs_options(limits))
         else:
@@ -189,6 +195,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         places = [("--dir", f"{name}:{mode:o}") for name, mode in docker_spec.directories(image).values()]
         owner = str(uid_base(record.uid_index) + USER_UID)
         argv = [str(self._launcher), "disk", *disk, "--at", str(directory / "disk"), "--owner", owner]
+        argv += ["--pts", str(directory / "pts"), "--terminals", str(TERMINALS)]
         outcome = await run([*argv, *(word for place in places for word in place)])
         if outcome.code != 0:
             raise ProviderUnavailable(f"docker, mounting a sandbox's disk: {outcome.last_line}")
@@ -215,7 +222,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         return docker_spec.container(
             record.spec,
             image,
-            docker_spec.SandboxPaths(directory / "disk", self._socket_directory(record.sandbox_id)),
+            docker_spec.SandboxPaths(directory / "disk", self._socket_directory(record.sandbox_id), directory / "pts"),
             sandbox_id=record.sandbox_id,
             state_id=self._state_id,
             uid_base=uid_base(record.uid_index),
@@ -242,6 +249,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         shutil.rmtree(self._socket_directory(sandbox_id), ignore_errors=True)
         if not directory.is_dir():
             return
+        unmount(directory / "pts")
         unmount(directory / "disk")
         self._release_uids(record, directory)
         shutil.rmtree(directory, ignore_errors=True)
