@@ -14,7 +14,7 @@ from warren.model.spec import MIB, WORKSPACE, Isolation, Layer
 from warren.worker.host.process_facts import Facts, Mount, ext4_room, gather
 from warren.worker.host.seccomp_program import SystemCallFilter
 
-__all__ = ["ALL_BUT_KERNEL", "GROWING", "Evidence", "Wanted", "check", "gather", "judge"]
+__all__ = ["ALL_BUT_KERNEL", "GROWING", "UNREADABLE", "Evidence", "Wanted", "check", "gather", "judge"]
 
 ALL_BUT_KERNEL: Final = frozenset(Layer) - {Layer.GUEST_KERNEL}
 
