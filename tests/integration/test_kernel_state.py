@@ -9,7 +9,7 @@ import pytest
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import FileExists, FileNotFound, InvalidPath, LimitReached
 from warren.model.operations import Command, TerminalSize
-from warren.model.spec import SandboxSpec
+from warren.model.spec import Limits, SandboxSpec
 from warren.worker.host.file_locks import MOST
 from warren.worker.providers.hardening import TERMINALS
 from warren.worker.providers.oci import OciProvider
@@ -66,7 +66,7 @@ async def test_a_process_with_too_many_locks_is_ended_and_another_goes_on(provid
 
 async def test_a_move_does_not_wait_for_a_pipe_that_took_a_files_place(provider: OciProvider) -> None:
     """/tmp and /workspace are different mounts, so what is moved is copied, name by name."""
-    box = await provider.create(SandboxSpec())
+    box = await provider.create(SandboxSpec(limits=Limits(cpus=2)))
     for number in range(8):
         await box.exec(Command(shell=MAKE))
         exchange = await start(box, EXCHANGE)
