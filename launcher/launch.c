@@ -55,6 +55,8 @@
  *                                               with --try only in a namespace of its own
  *          --pts DIR           where to mount terminals too, and
  *          --terminals N       how many there can be
+ *        warren-launch seal --pid PID           nosuid and nodev for the mounts of a container that has just
+ *                                               started: an engine has no such option for its binds
  *        warren-launch version
  */
 #define _GNU_SOURCE
@@ -125,7 +127,7 @@ struct list {
 
 struct options {
     const char *bundle, *at, *agent, *root, *disk, *tmpfs, *pts;
-    uint64_t base, owner, nofile, fsize, terminals;
+    uint64_t base, owner, nofile, fsize, pid, terminals;
     int try_only;
     struct list trees, dirs, hidden;
     char **command;
@@ -206,6 +208,7 @@ static void read_option(struct options *o, const char *name, const char *value)
     else if (!strcmp(name, "--owner")) o->owner = number(name, value);
     else if (!strcmp(name, "--nofile")) o->nofile = number(name, value);
     else if (!strcmp(name, "--fsize")) o->fsize = number(name, value);
+    else if (!strcmp(name, "--pid")) o->pid = number(name, value);
     else if (!strcmp(name, "--tree")) append(&o->trees, name, value);
     else if (!strcmp(name, "--dir")) append(&o->dirs, name, value);
     else if (!strcmp(name, "--hide")) append(&o->hidden, name, value);
@@ -527,6 +530,55 @@ static void mount_trees(const struct options *o, int userns)
     }
 }
 
+/* ---- the mounts of a container ---- */
+
+static int is_below(const char *where, const char *top)
+{
+    size_t length = strlen(top);
+
+    return !strncmp(where, top, length) && (where[length] == '/' || !where[length]);
+}
+
+/* The kernel writes blanks, backslashes and line ends of a path as \ooo. */
+static void unescape(char *text)
+{
+    char *to = text;
+    unsigned value;
+
+    for (; *text; text++, to++)
+        if (*text == '\\' && sscanf(text, "\\%3o", &value) == 1) {
+            *to = (char)value;
+            text += 3;
+        } else
+            *to = *text;
+    *to = 0;
+}
+
+/* No command has run in it, so no path in it can be a link of a sandbox. The worker reads back what holds. */
+static void seal(const struct options *o)
+{
+    struct mount_attributes attributes = {.set = MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_};
+    char name[PATH_ROOM], line[2 * PATH_ROOM], where[PATH_ROOM];
+    FILE *table;
+    int namespace;
+
+    if (!o->pid)
+        usage("seal needs --pid");
+    table = fopen(path(name, "/proc/%llu/mountinfo", (unsigned long long)o->pid), "re");
+    if (!table)
+        fail("opening %s", name);
+    namespace = open(path(name, "/proc/%llu/ns/mnt", (unsigned long long)o->pid), O_RDONLY | O_CLOEXEC);
+    if (namespace < 0 || setns(namespace, CLONE_NEWNS))
+        fail("entering %s", name);
+    while (fgets(line, sizeof line, table)) {
+        if (sscanf(line, "%*s %*s %*s %*s %4095s", where) != 1)
+            continue;
+        unescape(where);
+        if (!is_below(where, "/proc") && !is_below(where, "/sys") && !is_below(where, "/dev"))
+            syscall(SYS_mount_setattr_, AT_FDCWD, where, 0, &attributes, sizeof attributes);
+    }
+}
+
 /* ---- limits ---- */
 
 static void lower(int resource, rlim_t wanted)
@@ -649,12 +701,14 @@ int main(int argc, char **argv)
         return 0;
     }
     if (argc < 2)
-        usage("what to do? sandbox, disk or version");
+        usage("what to do? sandbox, disk, seal or version");
     read_options(&o, argv + 2);
     if (!strcmp(argv[1], "sandbox"))
         sandbox(&o);
     else if (!strcmp(argv[1], "disk"))
         disk(&o);
+    else if (!strcmp(argv[1], "seal"))
+        seal(&o);
     else
         usage("cannot do '%s'", argv[1]);
     return 0;

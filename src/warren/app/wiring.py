@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from warren.tenancy.identity import Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
+    from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
 
 DATABASE: Final = "sessions.db"
@@ -63,6 +64,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             bin_dir=settings.bin_dir,
             runtime=settings.runtime or None,
             fault=fault,
+            room=_host_room(settings),
         )
     if name == "docker":
         from warren.worker.providers.docker import DockerProvider
@@ -73,12 +75,19 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             bin_dir=settings.bin_dir,
             docker_url=settings.docker_url or None,
             fault=fault,
+            room=_host_room(settings),
         )
     if name == "fake":
         from warren.testing.fake_provider import FakeProvider
 
         return FakeProvider()
     raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
+
+
+def _host_room(settings: Settings) -> "HostRoom":
+    from warren.worker.providers.host_provider import HostRoom
+
+    return HostRoom(settings.min_free_disk_mb or None, settings.disk_overcommit)
 
 
 def build_environments(settings: Settings) -> Callable[[str], Environment]:

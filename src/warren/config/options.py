@@ -305,6 +305,8 @@ _ROWS = (
            default_text="0 (automatic)"),
     Option("min_free_disk_mb", MEGABYTES, 0, "No sandbox is made when the state directory has less free space.",
            default_text="0 (automatic)"),
+    Option("disk_overcommit", number(1, 1000), 20.0,
+           "How much disk may be promised to sandboxes, in multiples of what there is; 1 makes it certain."),
     Option("max_sandboxes", whole_number(1, 100_000), 4000, "How many sandboxes may exist at once.",
            flag="--max-sandboxes"),
     Option("max_body_mb", whole_number(1, 1024), 4, "The largest JSON body that is accepted."),

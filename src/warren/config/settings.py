@@ -60,6 +60,7 @@ class Settings:
     max_command_timeout_s: float
     min_free_memory_mb: int
     min_free_disk_mb: int
+    disk_overcommit: float
     max_sandboxes: int
     max_body_mb: int
     header_timeout_s: float

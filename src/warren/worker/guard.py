@@ -14,6 +14,7 @@ from typing import Final
 
 from warren.interfaces.worker import GuardStats
 from warren.model.errors import MachineFull
+from warren.worker.host.disk_room import default_reserve_mb
 
 MAX_SANDBOXES: Final = 4000
 SANDBOX_MB: Final = 8
@@ -46,7 +47,7 @@ def default_memory_reserve(room: Room) -> int:
 
 
 def default_disk_reserve(room: Room) -> int:
-    return min(1024, room.disk_total * 2 // 100)
+    return default_reserve_mb(room.disk_total)
 
 
 def refusal(room: Room, reserve: Reserve, live: int, creating: int) -> MachineFull | None:

@@ -37,17 +37,17 @@ from warren.worker.host.disks import STOCK, tmpfs_options, unmount
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import docker_spec
-from warren.worker.providers.connection import AgentDialer, IsolationReader
+from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_spec import EngineImage, container_name
 from warren.worker.providers.hardening import TERMINALS
-from warren.worker.providers.host_provider import Fault, HostProvider, translate_os_error
+from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, translate_os_error
 from warren.worker.providers.record import Record, kill_first_process
 
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "files", "container", "created", "start", "started"),
-    *("detach", "dial", "dialled", "checked"),
+    *("seal", "detach", "dial", "dialled", "checked"),
 )
 # Docker has no user namespace per container. If the engine remaps users all the same, the isolation report says so.
 PROMISED: Final = isolation.ALL_BUT_KERNEL - {Layer.USER_NAMESPACE}
@@ -81,6 +81,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         fault: Fault = lambda step: None,
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
+        room: HostRoom | None = None,
     ) -> None:
         super().__init__(
             *(state_dir, bin_dir),
@@ -89,7 +90,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             fault=fault,
             at_once=_AT_ONCE,
             dialer=dialer,
-            isolation_reader=isolation_reader,
+            isolation_reader=isolation_reader or ProcIsolationReader(closed={docker_spec.RUN}),
+            room=room,
         )
         self.engine = DockerEngine(docker_url or "")
         self._images = EngineImages(images, self.engine)
@@ -173,6 +175,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._fault("started")
         record = record.started(_first_pid(await self.engine.state(container)))
         record.save(directory)
+        self._fault("seal")
+        await self._seal_mounts(record)
         self._fault("detach")
         unmount(directory / "pts")
         unmount(directory / "disk")
@@ -195,6 +199,12 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         outcome = await run([*argv, *(word for place in places for word in place)])
         if outcome.code != 0:
             raise ProviderUnavailable(f"docker, mounting a sandbox's disk: {outcome.last_line}")
+
+    async def _seal_mounts(self, record: DockerRecord) -> None:
+        """Makes the container's mounts nosuid and nodev, which the engine's API cannot."""
+        outcome = await run([str(self._launcher), "seal", "--pid", str(record.pid)])
+        if outcome.code != 0:
+            raise ProviderUnavailable(f"docker, sealing a sandbox's mounts: {outcome.last_line}")
 
     def _write_files(self, record: DockerRecord) -> None:
         """Writes to a disk that no sandbox has seen yet, so no name on it can be a link."""

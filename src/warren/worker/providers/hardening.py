@@ -112,7 +112,9 @@ _MASKED: Final = """
     /proc/pressure /proc/sched_debug /proc/schedstat /proc/scsi /proc/slabinfo /proc/softirqs /proc/spl /proc/swaps
     /proc/sysvipc /proc/timer_list /proc/timer_stats /proc/vmallocinfo /proc/vmstat /proc/zoneinfo
     /proc/sys/fs/aio-nr /proc/sys/fs/dentry-state /proc/sys/fs/file-nr /proc/sys/fs/inode-nr /proc/sys/fs/inode-state
-    /proc/sys/fs/quota /proc/sys/kernel/pty/nr
+    /proc/sys/fs/quota/allocated_dquots /proc/sys/fs/quota/cache_hits /proc/sys/fs/quota/drops
+    /proc/sys/fs/quota/free_dquots /proc/sys/fs/quota/lookups /proc/sys/fs/quota/reads /proc/sys/fs/quota/syncs
+    /proc/sys/fs/quota/writes /proc/sys/kernel/pty/nr
 """
 MASKED_PATHS: Final = tuple(_MASKED.split())
 READONLY_PATHS: Final = ("/proc/sys", "/proc/sysrq-trigger")

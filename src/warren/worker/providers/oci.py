@@ -35,7 +35,7 @@ from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import oci_bundle, oci_launch
 from warren.worker.providers.connection import AgentDialer, IsolationReader
-from warren.worker.providers.host_provider import Fault, HostProvider, translate_os_error
+from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
 
@@ -66,6 +66,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
         fault: Fault = lambda step: None,
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
+        room: HostRoom | None = None,
     ) -> None:
         super().__init__(
             *(state_dir, bin_dir),
@@ -75,6 +76,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
             at_once=_AT_ONCE,
             dialer=dialer,
             isolation_reader=isolation_reader,
+            room=room,
         )
         self._images = images
         self._agent_layer = Path()
