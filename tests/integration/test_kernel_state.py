@@ -70,6 +70,7 @@ async def test_a_move_does_not_wait_for_a_pipe_that_took_a_files_place(provider:
     for number in range(8):
         await box.exec(Command(shell=MAKE))
         exchange = await start(box, EXCHANGE)
+        await asyncio.sleep(0.2)  # until it is at its full speed
         with anyio.fail_after(15), contextlib.suppress(InvalidPath, FileNotFound, FileExists):
             await box.rename("/tmp/files", f"/workspace/moved{number}")
         await exchange.kill(0)
