@@ -62,7 +62,7 @@ class Limits:
     cpus: float = 0.5
     pids: int = 256
     disk_mb: int = 1024
-    open_files: int = 4096
+    open_files: int = 1024
 
     def __post_init__(self) -> None:
         _within("memory_mb", self.memory_mb, 64, 1024 * 1024)
@@ -70,6 +70,22 @@ class Limits:
         _within("pids", self.pids, 8, 32768)
         _within("disk_mb", self.disk_mb, 16, 1024 * 1024)
         _within("open_files", self.open_files, 64, 1024 * 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The most that a caller may ask for, whatever its quota; None is no ceiling. `files` bounds the open files of all
+    processes of a sandbox together. What the environment itself has is always allowed."""
+
+    memory_mb: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+    disk_mb: int | None = None
+    open_files: int | None = None
+    files: int | None = None
+
+
+NO_CEILINGS = Ceilings()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,20 +19,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypeVar
 
+from warren.logs import get_log
 from warren.model.capability import Capability
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
 from warren.model.spec import MIB, WORKSPACE, Layer, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
+from warren.worker.guard import default_reserve_of, memory_total_mb, most_processes
 from warren.worker.host import isolation
-from warren.worker.host.cgroups import Hierarchies, SandboxCgroup
+from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
 from warren.worker.host.disks import Disks
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
 from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
+from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, is_abandoned
 
+SOCKETS_SHARE: Final = 8  # of the memory limit, what socket buffers may take beside it on cgroup v1
+_LEAST_SOCKETS: Final = 8 * MIB
+_log = get_log(__name__)
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -45,6 +51,25 @@ class HostRoom:
 
     min_free_disk_mb: int | None = None
     disk_overcommit: float = OVERCOMMIT
+    total_memory_mb: int | None = None
+    total_cpus: float | None = None
+    total_pids: int | None = None
+    min_free_memory_mb: int | None = None
+
+    @property
+    def is_explicit(self) -> bool:
+        return any(value is not None for value in (self.total_memory_mb, self.total_cpus, self.total_pids))
+
+    def totals(self, memory_total_mb: int, processes: int) -> CgroupLimits:
+        """The limits of all sandboxes together, on a machine with so much memory and so many possible processes."""
+        reserve = default_reserve_of(memory_total_mb) if self.min_free_memory_mb is None else self.min_free_memory_mb
+        memory_mb = self.total_memory_mb or max(memory_total_mb - reserve, memory_total_mb // 2)
+        return CgroupLimits(
+            memory=memory_mb * MIB,
+            cpus=self.total_cpus,
+            pids=self.total_pids or processes * 3 // 4,
+            sockets=memory_mb * MIB // SOCKETS_SHARE,
+        )
 
 
 R = TypeVar("R", bound=Record)
@@ -91,6 +116,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             self._state, self._room.min_free_disk_mb, disks=self._list_disks, end=self._end_for_disk
         )
         self._watching: asyncio.Task[None] | None = None
+        self._totals: CgroupLimits | None = None
         self._ready_lock = asyncio.Lock()
         self._destroying: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._create_slots = asyncio.Semaphore(at_once)
@@ -211,6 +237,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         try:
             step("dialled")
             cgroup = self._cgroup(record)
+            self._limit_sockets(cgroup, record)
             in_force = self._isolation_reader.read(self.name, record, cgroup.limits())
             isolation.check(in_force, record.spec.require | self.promised)
             step("checked")
@@ -225,6 +252,28 @@ class HostProvider(ABC, Generic[R, Plan]):
         )
         self._open.add(sandbox)
         return sandbox
+
+    # -- the cgroup of a sandbox, and the one above all of them
+
+    def _limit_sockets(self, cgroup: SandboxCgroup, record: R) -> None:
+        try:
+            cgroup.limit_sockets(max(_LEAST_SOCKETS, record.spec.limits.memory_mb * MIB // SOCKETS_SHARE))
+        except OSError as exc:
+            _log.warning("socket_buffers_not_limited", sandbox=record.sandbox_id, error=exc)
+
+    def _limit_all(self) -> None:
+        """Limits what all sandboxes of this machine use together. Call it while `parent_in_use`."""
+        if self._totals is None:
+            self._totals = self._room.totals(memory_total_mb(), most_processes())
+        try:
+            self._hierarchies.limit_parent(PARENT, self._totals)
+        except OSError as exc:
+            if self._room.is_explicit:
+                raise ProviderUnavailable(
+                    f"the limits of all sandboxes together cannot be set: {exc.strerror}",
+                    remedy="leave out total_memory_mb, total_cpus and total_pids, or raise them",
+                ) from exc
+            _log.warning("total_limits_not_set", error=exc)
 
     # -- room on the disk
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
 from warren.worker.providers.hardening import AGENT_CAPABILITIES, MASKED_PATHS, READONLY_PATHS, ipc_sysctls, seccomp_oci
 
+PARENT: Final = "/warren"  # the cgroup above those of all sandboxes
 BUNDLE: Final = "/run/warren/bundle"
 AGENT: Final = "/.warren/agent"
 LISTEN_FD: Final = 3
@@ -58,7 +59,7 @@ def agent_argv(spec: SandboxSpec) -> list[str]:
 
 
 def cgroup_path(sandbox_id: str) -> str:
-    return f"/warren/{sandbox_id}"
+    return f"{PARENT}/{sandbox_id}"
 
 
 def disk_directories() -> dict[str, tuple[str, int]]:
