@@ -14,6 +14,7 @@ from warren.config.settings import Settings, check_provider
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import ProviderUnavailable
+from warren.model.spec import IoLimits
 from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:
@@ -115,7 +116,8 @@ def build_environments(settings: Settings) -> Callable[[str], Environment]:
         if pair is None or pair[0] is not environment:
             image = settings.container_image if name == settings.default_environment else ""
             limits = replace(environment.limits, **changes)
-            pair = known[name] = environment, replace(environment, image=image or environment.image, limits=limits)
+            image, io = image or environment.image, environment.io or IoLimits(settings.io_mbps, settings.io_iops)
+            pair = known[name] = environment, replace(environment, image=image, limits=limits, io=io)
         return pair[1]
 
     return find

@@ -66,6 +66,8 @@ class Settings:
     max_pids: int | None
     max_disk_mb: int | None
     max_open_files: int | None
+    io_mbps: int
+    io_iops: int
     total_memory_mb: int
     total_cpus: float
     total_pids: int

@@ -89,6 +89,21 @@ NO_CEILINGS = Ceilings()
 
 
 @dataclass(frozen=True, slots=True)
+class IoLimits:
+    """How fast a sandbox may use its disk: MiB and operations a second, of reads and of writes each; 0 is no limit."""
+
+    mbps: int = 0
+    iops: int = 0
+
+    def __post_init__(self) -> None:
+        _within("io.mbps", self.mbps, 0, 1024 * 1024)
+        _within("io.iops", self.iops, 0, 1 << 30)
+
+    def __bool__(self) -> bool:
+        return bool(self.mbps or self.iops)
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """What the caller asks of a provider.
 
@@ -102,6 +117,7 @@ class SandboxSpec:
     require: frozenset[Layer] = frozenset()
     ptrace: bool = False
     ephemeral: bool = False
+    io: IoLimits = field(default_factory=IoLimits)
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -6,6 +6,7 @@ ones count, and `hybrid` names the v2 mount, which some runtimes want out of sig
 """
 
 import asyncio
+import errno
 import fcntl
 import os
 import re
@@ -18,6 +19,7 @@ from resource import getpagesize
 from typing import Final
 
 from warren.model.errors import ProviderUnavailable
+from warren.model.spec import MIB, IoLimits
 from warren.worker.host.processes import kill_if
 
 NEEDED: Final = ("memory", "cpu", "pids")
@@ -91,7 +93,7 @@ class Hierarchies:
     def _make_parent(self, controller: str, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
         if controller == _UNIFIED:
-            for name in NEEDED:
+            for name in (*NEEDED, "io"):
                 with suppress(OSError):  # then the file of the limit is missing, which is the better error
                     (directory.parent / "cgroup.subtree_control").write_text(f"+{name}")
         elif controller == "memory":
@@ -111,6 +113,14 @@ class Hierarchies:
             yield (_UNIFIED, "cpu.max", f"{quota} {_CPU_PERIOD_US}") if unified else ("cpu", "cpu.cfs_quota_us", quota)
         if limits.pids is not None:
             yield _UNIFIED if unified else "pids", "pids.max", str(limits.pids)
+
+    def limit_writeback(self, device: int, io: IoLimits) -> None:
+        """With v1 the kernel writes dirty pages in the name of nobody: limits it for a device that only one sandbox
+        uses. Raises OSError."""
+        if self.version != "v2" and "blkio" in self.mounts:
+            for name, rate in _throttles(io):
+                if "write" in name:
+                    (self.mounts["blkio"] / name).write_text(f"{_numbers(device)} {rate}")
 
     def remove_parent(self, path: str) -> None:
         """Removes the directory above the sandboxes' if it is empty and no sandbox is being made in it."""
@@ -187,6 +197,18 @@ class SandboxCgroup:
         directory = self.directories.get("memory")
         if not self.unified and directory is not None:
             (directory / _TCP_LIMIT).write_text(str(size))
+
+    def limit_io(self, device: int, io: IoLimits) -> None:
+        """Limits the use of a block device. Raises OSError if the kernel cannot."""
+        if self.unified:
+            bytes_s, calls_s = (io.mbps * MIB or "max"), (io.iops or "max")
+            rates = f"rbps={bytes_s} wbps={bytes_s} riops={calls_s} wiops={calls_s}"
+            (self.directories[_UNIFIED] / "io.max").write_text(f"{_numbers(device)} {rates}")
+            return
+        if "blkio" not in self.directories:
+            raise FileNotFoundError(errno.ENOENT, "there is no blkio controller")
+        for name, rate in _throttles(io):
+            (self.directories["blkio"] / name).write_text(f"{_numbers(device)} {rate}")
 
     def pids(self) -> frozenset[int]:
         """Every process that any of the hierarchies has in it."""
@@ -279,6 +301,17 @@ class SandboxCgroup:
             cpus=parse_quota(self._read("cpu", "cpu.max")),
             pids=parse_limit(self._read("pids", "pids.max")),
         )
+
+
+def _numbers(device: int) -> str:
+    return f"{os.major(device)}:{os.minor(device)}"
+
+
+def _throttles(io: IoLimits) -> Iterator[tuple[str, int]]:
+    """The files of v1, with their values; 0 is no limit there too."""
+    for direction in ("read", "write"):
+        yield f"blkio.throttle.{direction}_bps_device", io.mbps * MIB
+        yield f"blkio.throttle.{direction}_iops_device", io.iops
 
 
 def _read_text(path: Path) -> str:

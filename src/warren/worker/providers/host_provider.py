@@ -22,7 +22,7 @@ from typing import ClassVar, Final, Generic, TypeVar
 from warren.logs import get_log
 from warren.model.capability import Capability
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import MIB, WORKSPACE, Layer, SandboxSpec
+from warren.model.spec import MIB, WORKSPACE, IoLimits, Layer, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.guard import default_reserve_of, memory_total_mb, most_processes
@@ -37,6 +37,7 @@ from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, is_abandoned
 
 SOCKETS_SHARE: Final = 8  # of the memory limit, what socket buffers may take beside it on cgroup v1
+_IO_DEVICE: Final = "io-device"
 _LEAST_SOCKETS: Final = 8 * MIB
 _log = get_log(__name__)
 _ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -135,6 +136,7 @@ class HostProvider(ABC, Generic[R, Plan]):
                 await asyncio.sleep(0)
                 return sandbox
             except BaseException as exc:
+                self._lift_io_limit(sandbox_id)
                 await run_shielded(self._unmake(sandbox_id))
                 self._promises.remove(sandbox_id)
                 if isinstance(exc, OSError):
@@ -157,6 +159,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
         async with lock, self._destroy_slots:
             try:
+                self._lift_io_limit(sandbox_id)
                 await self._unmake(sandbox_id)
                 self._promises.remove(sandbox_id)
             except OSError as exc:
@@ -238,6 +241,8 @@ class HostProvider(ABC, Generic[R, Plan]):
             step("dialled")
             cgroup = self._cgroup(record)
             self._limit_sockets(cgroup, record)
+            if creating and record.spec.io:
+                self._limit_io(cgroup, record)
             in_force = self._isolation_reader.read(self.name, record, cgroup.limits())
             isolation.check(in_force, record.spec.require | self.promised)
             step("checked")
@@ -260,6 +265,27 @@ class HostProvider(ABC, Generic[R, Plan]):
             cgroup.limit_sockets(max(_LEAST_SOCKETS, record.spec.limits.memory_mb * MIB // SOCKETS_SHARE))
         except OSError as exc:
             _log.warning("socket_buffers_not_limited", sandbox=record.sandbox_id, error=exc)
+
+    def _limit_io(self, cgroup: SandboxCgroup, record: R) -> None:
+        try:
+            device = workspace_device(Path(f"/proc/{record.pid}/mountinfo").read_text())
+            if device is not None:  # what is in memory has no device
+                (self.directory(record.sandbox_id) / _IO_DEVICE).write_text(str(device))
+                cgroup.limit_io(device, record.spec.io)
+                self._hierarchies.limit_writeback(device, record.spec.io)
+        except OSError as exc:
+            raise ProviderUnavailable(
+                f"the disk throughput of a sandbox cannot be limited: {exc.strerror}",
+                remedy="enable the cgroup controller io (blkio), or leave io_mbps, io_iops and `io` out",
+            ) from exc
+
+    def _lift_io_limit(self, sandbox_id: str) -> None:
+        """Before the sandbox gives its device back, which anybody may get then."""
+        with suppress(OSError, ValueError):
+            device = int((self.directory(sandbox_id) / _IO_DEVICE).read_text())
+            others = (disk.device for name, disk in self._watched.items() if disk is not None and name != sandbox_id)
+            if device not in others:
+                self._hierarchies.limit_writeback(device, IoLimits())
 
     def _limit_all(self) -> None:
         """Limits what all sandboxes of this machine use together. Call it while `parent_in_use`."""
