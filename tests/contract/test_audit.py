@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from contract.audit_contract import EVERYTHING, AuditContract, a_deed, all_of
 from warren.interfaces.audit import AuditLog, Query
 from warren.model.audit import DROPPED, CommandText
 from warren.model.errors import Unavailable
+from warren.tenancy.audit.entries import LEFT_OUT
 from warren.tenancy.audit.files import FileAudit, lines_before, read_page
 from warren.tenancy.audit.rotating_files import Appended, RotatingFiles, make_directory
 from warren.tenancy.audit.writer import AuditWriter
@@ -293,11 +295,66 @@ class TestFaults:
         log.record(a_deed(0.0))
         with anyio.fail_after(30):
             await journal.writing.wait()
-        for _ in range(10):
-            log.record(a_deed(1.0, detail={"command": ["x" * 5_000_000, "y" * 5_000_000]}))
-        assert log.dropped == 7
+        for number in range(1000):
+            values = [f"{number}-{part}-{'x' * 90}" for part in range(250)]
+            log.record(a_deed(1.0, detail={"command": ["x" * 5_000_000, "y" * 5_000_000]}), values)
+        assert 100 < log.dropped < 400
         journal.may_go_on.set()
         await log.close()
+
+    async def test_a_tenant_that_fills_the_queue_takes_no_place_of_others(self, directory: Path) -> None:
+        make_directory(directory)
+        journal = StuckFiles(directory)
+        log = FileAudit(directory, AuditWriter(journal, CommandText.REDACTED, queue_most=1000))
+        log.record(a_deed(0.0))
+        with anyio.fail_after(30):
+            await journal.writing.wait()
+        for number in range(5000):
+            log.record(a_deed(float(number), tenant="loud"))
+        for number in range(100):
+            log.record(a_deed(float(number), tenant=f"quiet-{number % 3}"))
+        journal.may_go_on.set()
+        for number in range(3):
+            assert len(await all_of(log, Query(f"quiet-{number}"))) in (33, 34)
+        *kept, note = sorted(await all_of(log, Query("loud")), key=lambda entry: entry.action == DROPPED)
+        assert len(kept) == 900
+        assert note.detail == {"count": 4100, "first_at": 900.0, "last_at": 4999.0}
+        assert log.dropped == 4100
+        await log.close()
+
+    async def test_many_variables_and_long_commands_hold_nobody_up(self, directory: Path) -> None:
+        """Commands of one tenant, half of them with 40,000 variables, before a command of another."""
+        log = await FileAudit.open(directory)
+        secrets = [f"secret-{number}" for number in range(40_000)]
+        command = (" ".join(secrets) * 10)[:2_900_000]
+        began = time.monotonic()
+        for number in range(100):
+            log.record(a_deed(float(number), tenant="loud", detail={"command": command, "exit_code": 0}), secrets)
+            log.record(a_deed(float(number), tenant="loud", detail={"command": command}), secrets[:256])
+        log.record(a_deed(tenant="quiet", detail={"command": "ls"}))
+        assert time.monotonic() - began < 1
+        assert [entry.detail for entry in await all_of(log, Query("quiet"))] == [{"command": "ls"}]
+        last, last_but_one, *_ = await all_of(log, Query("loud"))
+        assert last.detail["command"].startswith("[redacted] [redacted] ")
+        assert last.detail["command"].endswith("[cut: it had 2900000 characters]")
+        assert last_but_one.detail == {"command": LEFT_OUT, "exit_code": 0}
+        await log.close()
+        assert time.monotonic() - began < 10
+        assert log.dropped == 0
+
+    async def test_a_stop_writes_a_long_queue_without_details_rather_than_losing_it(self, directory: Path) -> None:
+        make_directory(directory)
+        log = FileAudit(directory, AuditWriter(RotatingFiles(directory), CommandText.REDACTED), close_most_s=0.5)
+        for number in range(1000):
+            secrets = [f"{number}-{part}-{'%' * 60}" for part in range(200)]
+            log.record(a_deed(float(number), detail={"command": "x -u key:" * 800}), secrets)
+        began = time.monotonic()
+        await log.close()
+        assert time.monotonic() - began < 5
+        assert log.dropped == 0
+        text = files_of(directory)[0].read_text()
+        assert len(text.splitlines()) == 1000
+        assert '"detail":{"left_out":"the server was stopping"}' in text
 
     def test_a_full_disk_is_counted_and_passes(self, tmp_path: Path) -> None:
         """In a mount namespace of its own, on a file system of a few hundred kilobytes."""

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import tarfile
+import tracemalloc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -232,3 +233,57 @@ def test_what_we_write_tarfile_reads(files: list[tuple[str, bytes]]) -> None:
             content = tar.extractfile(info)
             assert content is not None
             assert content.read() == data
+
+
+def pax_header(records: dict[str, str], *, for_all: bool) -> bytes:
+    """A pax header, as an archive may have any number of them."""
+    return tarfile.TarInfo._create_pax_generic_header(  # type: ignore[attr-defined, no-any-return]
+        records, tarfile.XGLTYPE if for_all else tarfile.XHDTYPE, "utf-8"
+    )
+
+
+def test_headers_for_all_members_are_not_piled_up() -> None:
+    """Every member would be compared with all of them: ever slower, in ever more memory."""
+
+    async def archive() -> AsyncIterator[bytes]:
+        for number in range(300):
+            others = {f"user.{number}.{key}": "x" * 900 for key in range(100)}
+            yield pax_header({**others, "path": f"from-{number}"}, for_all=True)
+            yield tar_of((f"{number}", b"", {}), kind=tarfile.USTAR_FORMAT)[:512]
+        yield trailer()
+
+    async def read() -> list[str]:
+        return [member.path async for member in TarReader(archive()).members()]
+
+    tracemalloc.start()
+    try:
+        assert asyncio.run(read()) == [f"from-{number}" for number in range(300)]
+        assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_header_of_many_records_is_refused() -> None:
+    data = pax_header({f"user.{key}": "" for key in range(2000)}, for_all=False) + tar_of(("a", b"", {}))
+    with pytest.raises(InvalidRequest, match="more than 1,000 records"):
+        unpacked(data)
+
+
+def test_a_directory_full_of_long_links_costs_little_memory() -> None:
+    name = "/".join(["d" * 250] * 15)
+
+    async def archive() -> AsyncIterator[bytes]:
+        for number in range(10_000):
+            info = tarfile.TarInfo(f"{name}/{number}")
+            info.type, info.linkname = tarfile.SYMTYPE, "x"
+            yield info.tobuf(tarfile.GNU_FORMAT)
+
+    async def read() -> int:
+        return len([1 async for _ in TarReader(archive()).members()])
+
+    tracemalloc.start()
+    try:
+        assert asyncio.run(read()) == 10_000
+        assert tracemalloc.get_traced_memory()[1] < 4 * 1024 * 1024
+    finally:
+        tracemalloc.stop()

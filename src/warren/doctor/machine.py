@@ -11,6 +11,7 @@ from pathlib import Path
 
 from warren.doctor import trials
 from warren.doctor.check import Check, fail, ok, warn
+from warren.doctor.kernel_state import check_kernel_state
 from warren.worker.host.cgroups import NEEDED, Hierarchies
 from warren.worker.host.uids import FIRST
 
@@ -32,6 +33,7 @@ def check_machine(state_dir: Path) -> Iterable[Check]:
     yield _check_disk(state_dir)
     yield _check_memory(Path("/proc/meminfo").read_text())
     yield _check_inotify()
+    yield from check_kernel_state()
     yield _check_program("mke2fs", "disks of sandboxes are made with it", "install e2fsprogs")
 
 

@@ -31,7 +31,7 @@ def create_app(
         tenancy.metering.quotas,
         context.sessions.clock,
         audit=tenancy.audit,
-        add_usage=tenancy.usage.add if counts else None,
+        add_usage=tenancy.usage.add_request if counts else None,
         counts=counts,
     )
 

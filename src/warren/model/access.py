@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Final
 
 from warren.model.errors import InvalidRequest
@@ -101,7 +102,7 @@ _COUNTS: Final = (
 NO_QUOTA: Final = Quota()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Caller:
     """A verified identity. `key_id` names the key or token; `quota` is the tenant's, `key_quota` the key's."""
 
@@ -116,6 +117,20 @@ class Caller:
 
     def with_quota(self, quota: Quota) -> "Caller":
         return replace(self, quota=quota)
+
+    @cached_property
+    def quota_levels(self) -> tuple[tuple[str, Quota], ...]:
+        """The key's quota comes first: a request that it refuses does not count for the tenant and its other keys."""
+        return (f"key:{self.key_id}", self.key_quota), (f"tenant:{self.tenant}", self.quota)
+
+    @cached_property
+    def bounds(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
+        """By the name of a count: whose quotas bound it, and to how much."""
+        levels = self.quota_levels
+        return {
+            name: tuple((whose, most) for whose, quota in levels if (most := getattr(quota, name)) is not None)
+            for name in _COUNTS
+        }
 
 
 @dataclass(frozen=True, slots=True)

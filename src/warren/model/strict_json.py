@@ -15,13 +15,15 @@ from warren.model.errors import InvalidJson, TooLarge
 MAX_DEPTH = 100
 MAX_VALUES = 50_000
 _SHOWN = 60
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_json(body: bytes) -> Any:
     """The value, or `InvalidJson` saying what is wrong and where."""
     _refuse_too_much(body)
+    body = body.removeprefix(_BYTE_ORDER_MARK)
     try:
-        value = _DECODER.decode(body.decode("utf-8-sig"))
+        value = _DECODER.decode(body.decode())
     except UnicodeDecodeError as exc:
         raise InvalidJson(f"the body is not valid UTF-8: byte {exc.start} is 0x{body[exc.start]:02x}") from exc
     except json.JSONDecodeError as exc:

@@ -3,7 +3,7 @@
 import math
 
 from warren.interfaces.store import NO_CAPS, Caps
-from warren.model.access import NO_QUOTA, Caller, Quota
+from warren.model.access import NO_QUOTA, Caller
 from warren.model.errors import Forbidden, InvalidRequest
 from warren.model.spec import Ceilings, Limits
 
@@ -26,7 +26,7 @@ def caps_of(caller: Caller) -> Caps:
 
 def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: float, image: str = "") -> None:
     """Raises Forbidden if the caller may not have such a session; `image` is given if it is not the environment's."""
-    for _, quota in quota_levels(caller):
+    for _, quota in caller.quota_levels:
         if quota.environments and environment not in quota.environments:
             raise Forbidden(
                 f"the environment {environment!r} is not for this key",
@@ -61,18 +61,13 @@ def check_ceilings(ceilings: Ceilings, limits: Limits, environment: Limits) -> N
 
 
 def longest_life(caller: Caller) -> float:
-    return min(quota.max_lifetime_s or math.inf for _, quota in quota_levels(caller))
+    return min(quota.max_lifetime_s or math.inf for _, quota in caller.quota_levels)
 
 
 def check_lifetime(caller: Caller, lifetime_s: float) -> None:
-    for _, quota in quota_levels(caller):
+    for _, quota in caller.quota_levels:
         if quota.max_lifetime_s is not None and lifetime_s > quota.max_lifetime_s:
             raise Forbidden(
                 f"a session may live for {quota.max_lifetime_s:g} s with this key, {lifetime_s:g} s was asked for",
                 remedy=f"ask for a max_lifetime_s of at most {quota.max_lifetime_s:g}",
             )
-
-
-def quota_levels(caller: Caller) -> tuple[tuple[str, Quota], ...]:
-    """The key's quota comes first: a request that it refuses does not count for the tenant and its other keys."""
-    return (f"key:{caller.key_id}", caller.key_quota), (f"tenant:{caller.tenant}", caller.quota)

@@ -97,7 +97,7 @@ class Tenancy:
         """Counts the whole life of a session on the day it ends."""
         match event.data:
             case CommandEndedData(duration_ms=ran_ms, cpu_ms=cpu_ms) if event.kind is EventKind.COMMAND_FINISHED:
-                self.usage.add(event.tenant, Usage(commands=1, cpu_s=cpu_ms / 1000, exec_s=ran_ms / 1000))
+                self.usage.add_command(event.tenant, ran_ms / 1000, cpu_ms / 1000)
             case SessionCreatedData():
                 self.usage.add(event.tenant, Usage(sessions=1))
             case SessionEndedData(lived_s=lived_s, memory_mb=memory_mb):

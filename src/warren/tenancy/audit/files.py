@@ -10,13 +10,13 @@ page starts with the line before. Files only grow, or are removed whole, so a po
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from warren.interfaces.audit import AuditPage, Query
-from warren.model.audit import AuditEntry, CommandText
+from warren.model.audit import AuditEntry, CommandText, RequestRecord
 from warren.model.errors import Unavailable
 from warren.shielding import run_shielded
 from warren.tenancy.audit.entries import LINE_MOST, SEARCH_BYTES, PageBuilder, parse_position
@@ -52,9 +52,10 @@ class FileAudit:
         await asyncio.to_thread(make_directory, directory)
         return cls(directory, AuditWriter(RotatingFiles(directory, max_bytes, keep_files), commands, queue_most))
 
-    def __init__(self, directory: Path, writer: AuditWriter) -> None:
+    def __init__(self, directory: Path, writer: AuditWriter, *, close_most_s: float = _CLOSE_MOST_S) -> None:
         self._directory = directory
         self._writer = writer
+        self._close_most_s = close_most_s
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="warren-audit-read")
         self._closed = False
 
@@ -67,7 +68,7 @@ class FileAudit:
         """The number of entries lost since it was opened."""
         return self._writer.dropped
 
-    def record(self, entry: AuditEntry, secrets: Iterable[str] = ()) -> None:
+    def record(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None = ()) -> None:
         self._writer.add(entry, secrets)
 
     async def find(self, query: Query) -> AuditPage:
@@ -79,7 +80,9 @@ class FileAudit:
         if self._closed:
             return
         self._closed = True
-        await run_shielded(asyncio.to_thread(self._writer.close, _CLOSE_MOST_S))
+        if not await run_shielded(asyncio.to_thread(self._writer.close, self._close_most_s)):
+            # Only a disk that does not answer takes longer.
+            await run_shielded(asyncio.to_thread(self._writer.close, self._close_most_s))
         self._reader.shutdown(wait=False)
 
     def _read(self, query: Query) -> AuditPage:

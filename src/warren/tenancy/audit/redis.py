@@ -11,13 +11,13 @@ stream, and every batch deletes the oldest entries beyond the bound.
 import asyncio
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from warren.interfaces.audit import AuditPage, Query
 from warren.logs import get_log
-from warren.model.audit import AuditEntry, CommandText
+from warren.model.audit import AuditEntry, CommandText, RequestRecord
 from warren.model.errors import Unavailable
 from warren.shielding import run_shielded
 from warren.stores.redis_link import RedisLink
@@ -116,7 +116,7 @@ class RedisAudit:
         """The number of entries lost since it was opened."""
         return self._writer.dropped
 
-    def record(self, entry: AuditEntry, secrets: Iterable[str] = ()) -> None:
+    def record(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None = ()) -> None:
         self._writer.add(entry, secrets)
 
     async def find(self, query: Query) -> AuditPage:

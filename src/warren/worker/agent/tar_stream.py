@@ -7,6 +7,9 @@ in, no devices, no hard links.
 The target of a link may begin with `..` as long as it stays inside, and `..` may not follow a name: so a path leads
 where it says, whatever other links the archive brings. For the same reason no member may lie beneath a link of the
 archive.
+
+Of the extensions only those that say where a member goes and how long it is are kept, so an archive costs the same
+memory however many headers it has. Reading gives way to other work between headers (`Pace`).
 """
 
 import tarfile
@@ -16,12 +19,17 @@ from enum import Enum, auto
 
 from warren.model.errors import InvalidRequest
 from warren.model.operations import FileKind
+from warren.pacing import Pace
 
 BLOCK = 512
 MAX_MEMBERS = 100_000
 MAX_TOTAL_BYTES = 16 * 1024**3
 MAX_PATH_BYTES = 4095
 _MAX_EXTENSION_BYTES = 1024 * 1024
+_MAX_EXTENSION_RECORDS = 1000  # of one pax header; programs that write archives use about ten
+_MAX_EXTENSIONS = 16  # in a row
+_SPARSE = "GNU.sparse."
+_KEPT_RECORDS = {b"path": "path", b"linkpath": "linkpath", b"size": "size"}
 _END = b"\0" * (2 * BLOCK)
 
 
@@ -82,7 +90,8 @@ class TarReader:
 
     def __init__(self, source: bytes | AsyncIterable[bytes]) -> None:
         self._stream = ByteStream(source)
-        self._links: set[str] = set()
+        self._links: set[int] = set()
+        self._pace = Pace()
         self._count = 0
         self._total = 0
         self._pax_global: dict[str, str] = {}
@@ -120,6 +129,7 @@ class TarReader:
         gnu: dict[str, str] = {}
         extensions = 0
         while True:
+            await self._pace.give_way()
             block = await self._stream.exactly(BLOCK, "a header")
             if not block and not (pax or gnu) and self._count:
                 return None
@@ -128,7 +138,7 @@ class TarReader:
                 return None
             if info.type in _EXTENSIONS:
                 extensions += 1
-                if extensions > 16:
+                if extensions > _MAX_EXTENSIONS:
                     raise InvalidRequest("the tar archive has too many extension headers in a row")
                 text = await self._read_extension(info)
                 if info.type == tarfile.GNUTYPE_LONGNAME:
@@ -191,8 +201,12 @@ _REFUSED = {
 }
 
 
-def check_member(info: tarfile.TarInfo, links: set[str]) -> Member | _Skip:
-    """The member as it may be unpacked. Raises InvalidRequest with its name; `links` collects the links so far."""
+def check_member(info: tarfile.TarInfo, links: set[int]) -> Member | _Skip:
+    """The member as it may be unpacked. Raises InvalidRequest with its name.
+
+    `links` collects the links so far, as hashes of their paths: 100,000 paths of 4 KiB would be too much to keep. Two
+    paths with the same hash would only refuse a member, and nobody outside this process can make such two.
+    """
     kind = _KINDS.get(info.type)
     if kind is None:
         what, remedy = _REFUSED.get(info.type, (f"of type {info.type!r}", ""))
@@ -206,10 +220,10 @@ def check_member(info: tarfile.TarInfo, links: set[str]) -> Member | _Skip:
         raise InvalidRequest(f"the tar member {info.name!r} has no name")
     _check_not_beneath_link(info.name, parts, links)
     path = "/".join(parts)
-    links.discard(path)
+    links.discard(hash(path))
     if kind is FileKind.SYMLINK:
         _check_link_target(info, len(parts) - 1)
-        links.add(path)
+        links.add(hash(path))
     size = info.size if kind is FileKind.FILE else 0
     if size < 0:
         raise InvalidRequest(f"the tar member {info.name!r} has a size below zero")
@@ -225,20 +239,20 @@ def check_member(info: tarfile.TarInfo, links: set[str]) -> Member | _Skip:
 
 def _split_path(name: str) -> list[str]:
     """The components of a path. Raises if it leads out of the directory it starts in."""
+    if "\0" in name or len(name.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
+        raise InvalidRequest(f"the tar member {name[:80]!r} has a name that cannot be")
     if name.startswith("/"):
         raise InvalidRequest(f"the tar member {name!r} has an absolute path")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise InvalidRequest(f"the tar member {name!r} leads out of its directory")
-    if "\0" in name or len(name.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
-        raise InvalidRequest(f"the tar member {name[:80]!r} has a name that cannot be")
     return parts
 
 
-def _check_not_beneath_link(name: str, parts: list[str], links: set[str]) -> None:
+def _check_not_beneath_link(name: str, parts: list[str], links: set[int]) -> None:
     if links:
         for depth in range(1, len(parts)):
-            if "/".join(parts[:depth]) in links:
+            if hash("/".join(parts[:depth])) in links:
                 raise InvalidRequest(f"the tar member {name!r} lies beneath a link of the same archive")
 
 
@@ -253,13 +267,18 @@ def _check_link_target(info: tarfile.TarInfo, depth: int) -> None:
 
 
 def _decode_name(raw: bytes) -> str:
-    return raw.split(b"\0", 1)[0].decode("utf-8", "surrogateescape")
+    """At most one byte more than a path may have, which is enough to refuse it."""
+    return raw.split(b"\0", 1)[0][: MAX_PATH_BYTES + 1].decode("utf-8", "surrogateescape")
 
 
 def _parse_pax(text: bytes) -> dict[str, str]:
+    """The records that count (_KEPT_RECORDS), cut like names; _SPARSE if there is one of a sparse file."""
     found: dict[str, str] = {}
-    at = 0
+    at = count = 0
     while at < len(text) and text[at] != 0:
+        count += 1
+        if count > _MAX_EXTENSION_RECORDS:
+            raise InvalidRequest(f"the tar archive has a pax header of more than {_MAX_EXTENSION_RECORDS:,} records")
         space = text.find(b" ", at, at + 20)
         digits = text[at:space] if space > 0 else b""
         length = int(digits) if digits.isdigit() else 0
@@ -267,13 +286,16 @@ def _parse_pax(text: bytes) -> dict[str, str]:
         key, equals, value = record.partition(b"=")
         if length <= space - at + 1 or at + length > len(text) or not equals or not value.endswith(b"\n"):
             raise InvalidRequest("the tar archive has a broken pax header")
-        found[key.decode("utf-8", "surrogateescape")] = value[:-1].decode("utf-8", "surrogateescape")
+        if key in _KEPT_RECORDS:
+            found[_KEPT_RECORDS[key]] = value[:-1][: MAX_PATH_BYTES + 1].decode("utf-8", "surrogateescape")
+        elif key.startswith(_SPARSE.encode()):
+            found[_SPARSE] = ""
         at += length
     return found
 
 
 def _apply_extensions(info: tarfile.TarInfo, extras: dict[str, str]) -> None:
-    if any(key.startswith("GNU.sparse.") for key in extras):
+    if _SPARSE in extras:
         raise InvalidRequest(
             f"the tar member {info.name!r} is a sparse file, which is not taken",
             remedy=_REFUSED[tarfile.GNUTYPE_SPARSE][1],

@@ -5,7 +5,7 @@ has a user uid and an agent uid of its own on the host instead, and its first pr
 with four capabilities, becomes the agent uid for good. And Docker's own ways in (exec, archive, logs, health checks,
 volumes of the image) are closed or unused.
 
-The only paths of the host in it are Warren's own: the sandbox's disk, and where its agent listens.
+The only paths of the host in it are Warren's own: the sandbox's disk, its terminals, and where its agent listens.
 """
 
 import json
@@ -18,6 +18,7 @@ from warren.model.errors import InvalidRequest
 from warren.model.spec import HOME, MIB, SEARCH_PATH, USER, USER_UID, Limits, SandboxSpec
 from warren.worker.providers.hardening import (
     AGENT_CAPABILITIES,
+    CORE_LIMIT,
     MASKED_PATHS,
     READONLY_PATHS,
     ipc_sysctls,
@@ -59,6 +60,7 @@ class SandboxPaths:
 
     disk: Path
     run: Path
+    pts: Path
 
 
 def container(
@@ -156,7 +158,7 @@ def _host_config(
         ],
         "Privileged": False,
         "ReadonlyRootfs": True,
-        "MaskedPaths": list(MASKED_PATHS),
+        "MaskedPaths": [*MASKED_PATHS, "/sys"],
         "ReadonlyPaths": list(READONLY_PATHS),
         "NetworkMode": "none",
         "IpcMode": "private",
@@ -193,7 +195,7 @@ def _resources(limits: Limits) -> Json:
 
 def _ulimits(limits: Limits, hard_limits: Mapping[str, int]) -> list[Json]:
     wanted = {
-        "core": 0,
+        "core": CORE_LIMIT,
         "nofile": limits.open_files,
         "memlock": MEMLOCK_BYTES,
         "fsize": limits.disk_mb * MIB,
@@ -205,6 +207,7 @@ def _ulimits(limits: Limits, hard_limits: Mapping[str, int]) -> list[Json]:
 def _mounts(image: EngineImage, place: SandboxPaths) -> Iterable[Json]:
     yield _bind(place.disk / SYSTEM / "agent", AGENT, read_only=True)
     yield _bind(place.run, RUN)
+    yield _bind(place.pts, "/dev/pts")  # the engine's own has as many terminals as the machine
     for name in etc_files(0):
         yield _bind(place.disk / SYSTEM / name, f"/etc/{name}", read_only=True)
     for path, (directory, _) in directories(image).items():

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import ClassVar, Final, Generic, TypeVar
 from warren.logs import get_log
 from warren.model.capability import Capability
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import MIB, WORKSPACE, IoLimits, Layer, SandboxSpec
+from warren.model.spec import MIB, WORKSPACE, IoLimits, Isolation, Layer, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.guard import default_reserve_of, memory_total_mb, most_processes
@@ -30,6 +31,7 @@ from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
 from warren.worker.host.disks import Disks
+from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
 from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
@@ -111,12 +113,14 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._hierarchies = Hierarchies.here()
         self._uids = UidRanges()
         self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
+        self._file_locks = FileLockWatch()
         self._promises = Promises(self._room.disk_overcommit)
         self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
         self._disk_watch = DiskWatch(
             self._state, self._room.min_free_disk_mb, disks=self._list_disks, end=self._end_for_disk
         )
         self._watching: asyncio.Task[None] | None = None
+        self._listing = threading.Lock()
         self._totals: CgroupLimits | None = None
         self._ready_lock = asyncio.Lock()
         self._destroying: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
@@ -186,6 +190,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         return len(left)
 
     async def close(self) -> None:
+        await self._file_locks.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -243,8 +248,9 @@ class HostProvider(ABC, Generic[R, Plan]):
             self._limit_sockets(cgroup, record)
             if creating and record.spec.io:
                 self._limit_io(cgroup, record)
-            in_force = self._isolation_reader.read(self.name, record, cgroup.limits())
-            isolation.check(in_force, record.spec.require | self.promised)
+            in_force = await self._read_isolation(record, cgroup)
+            passed_before = frozenset() if creating else isolation.GROWING
+            isolation.check(in_force, record.spec.require - passed_before, self.promised - passed_before)
             step("checked")
         except BaseException:
             await run_shielded(link.close())
@@ -256,6 +262,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             why_lost=lambda: self._loss_reason(record),
         )
         self._open.add(sandbox)
+        self._file_locks.start()
         return sandbox
 
     # -- the cgroup of a sandbox, and the one above all of them
@@ -283,7 +290,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         """Before the sandbox gives its device back, which anybody may get then."""
         with suppress(OSError, ValueError):
             device = int((self.directory(sandbox_id) / _IO_DEVICE).read_text())
-            others = (disk.device for name, disk in self._watched.items() if disk is not None and name != sandbox_id)
+            others = (disk.device for name, disk in [*self._watched.items()] if disk and name != sandbox_id)
             if device not in others:
                 self._hierarchies.limit_writeback(device, IoLimits())
 
@@ -300,6 +307,11 @@ class HostProvider(ABC, Generic[R, Plan]):
                     remedy="leave out total_memory_mb, total_cpus and total_pids, or raise them",
                 ) from exc
             _log.warning("total_limits_not_set", error=exc)
+
+    async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
+        return await run_shielded(
+            asyncio.to_thread(lambda: self._isolation_reader.read(self.name, record, cgroup.limits()))
+        )
 
     # -- room on the disk
 
@@ -318,6 +330,10 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     def _list_disks(self) -> dict[str, WatchedDisk]:
         """The disks of all live sandboxes of this state directory; what dead ones hold is given back."""
+        with self._listing:  # two threads may want it
+            return self._list_disks_alone()
+
+    def _list_disks_alone(self) -> dict[str, WatchedDisk]:
         try:
             names = {name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name)}
         except FileNotFoundError:

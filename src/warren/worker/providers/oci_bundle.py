@@ -8,7 +8,14 @@ read-only; every writable path is a directory of the one disk, or a small tmpfs.
 from typing import Any, Final
 
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
-from warren.worker.providers.hardening import AGENT_CAPABILITIES, MASKED_PATHS, READONLY_PATHS, ipc_sysctls, seccomp_oci
+from warren.worker.providers.hardening import (
+    AGENT_CAPABILITIES,
+    MASKED_PATHS,
+    READONLY_PATHS,
+    TERMINALS,
+    ipc_sysctls,
+    seccomp_oci,
+)
 
 PARENT: Final = "/warren"  # the cgroup above those of all sandboxes
 BUNDLE: Final = "/run/warren/bundle"
@@ -97,7 +104,7 @@ def _mounts(limits: Limits) -> list[Json]:
         _mount("/dev", "bind", f"{BUNDLE}/dev", "bind", "ro", "nosuid", "noexec"),
         _mount(
             *("/dev/pts", "devpts", "devpts", "nosuid", "noexec"),
-            *("newinstance", "ptmxmode=0666", "mode=0620", "gid=5"),
+            *("newinstance", "ptmxmode=0666", "mode=0620", "gid=5", f"max={TERMINALS}"),
         ),
         _mount(
             *("/dev/shm", "tmpfs", "shm", "nosuid", "noexec", "nodev", "mode=1777"),
