@@ -14,6 +14,7 @@ from warren.config.settings import Settings, check_provider
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import ProviderUnavailable
+from warren.model.spec import IoLimits
 from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from warren.interfaces.audit import AuditLog
     from warren.interfaces.cluster import ClusterControl
     from warren.interfaces.store import SessionStore
+    from warren.model.spec import Ceilings
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
     from warren.sessions.reaper import Reaper
@@ -87,7 +89,14 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
 def _host_room(settings: Settings) -> "HostRoom":
     from warren.worker.providers.host_provider import HostRoom
 
-    return HostRoom(settings.min_free_disk_mb or None, settings.disk_overcommit)
+    return HostRoom(
+        min_free_disk_mb=settings.min_free_disk_mb or None,
+        disk_overcommit=settings.disk_overcommit,
+        total_memory_mb=settings.total_memory_mb or None,
+        total_cpus=settings.total_cpus or None,
+        total_pids=settings.total_pids or None,
+        min_free_memory_mb=settings.min_free_memory_mb or None,
+    )
 
 
 def build_environments(settings: Settings) -> Callable[[str], Environment]:
@@ -107,7 +116,8 @@ def build_environments(settings: Settings) -> Callable[[str], Environment]:
         if pair is None or pair[0] is not environment:
             image = settings.container_image if name == settings.default_environment else ""
             limits = replace(environment.limits, **changes)
-            pair = known[name] = environment, replace(environment, image=image or environment.image, limits=limits)
+            image, io = image or environment.image, environment.io or IoLimits(settings.io_mbps, settings.io_iops)
+            pair = known[name] = environment, replace(environment, image=image, limits=limits, io=io)
         return pair[1]
 
     return find
@@ -210,7 +220,24 @@ def build_sessions(settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy
     from warren.sessions.new_session import Defaults
 
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
-    return Sessions(lifecycle, build_environments(settings), defaults, tenancy.metering)
+    return Sessions(lifecycle, build_environments(settings), defaults, tenancy.metering, build_ceilings(settings))
+
+
+def build_ceilings(settings: Settings) -> "Ceilings":
+    from warren.worker.guard import default_ceilings, most_processes, read_room, usable_cores
+
+    given = {
+        "memory_mb": settings.max_memory_mb,
+        "cpus": settings.max_cpus,
+        "pids": settings.max_pids,
+        "disk_mb": settings.max_disk_mb,
+        "open_files": settings.max_open_files,
+    }
+    usual = default_ceilings(read_room(settings.state_dir.absolute()), usable_cores(), most_processes())
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if settings.max_open_files is not None:
+        changes["files"] = None
+    return replace(usual, **changes)
 
 
 def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "Identity":

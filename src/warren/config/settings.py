@@ -61,6 +61,16 @@ class Settings:
     min_free_memory_mb: int
     min_free_disk_mb: int
     disk_overcommit: float
+    max_memory_mb: int | None
+    max_cpus: float | None
+    max_pids: int | None
+    max_disk_mb: int | None
+    max_open_files: int | None
+    io_mbps: int
+    io_iops: int
+    total_memory_mb: int
+    total_cpus: float
+    total_pids: int
     max_sandboxes: int
     max_body_mb: int
     header_timeout_s: float

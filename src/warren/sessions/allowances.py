@@ -4,8 +4,16 @@ import math
 
 from warren.interfaces.store import NO_CAPS, Caps
 from warren.model.access import NO_QUOTA, Caller
-from warren.model.errors import Forbidden
-from warren.model.spec import Limits
+from warren.model.errors import Forbidden, InvalidRequest
+from warren.model.spec import Ceilings, Limits
+
+_CEILING_OPTIONS = {
+    "memory_mb": "max_memory_limit",
+    "cpus": "max_cpus",
+    "pids": "max_pids",
+    "disk_mb": "max_disk_mb",
+    "open_files": "max_open_files",
+}
 
 
 def caps_of(caller: Caller) -> Caps:
@@ -33,6 +41,23 @@ def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: 
             if getattr(limits, name) > most:
                 raise Forbidden(f"{name} may be at most {most:g} for this key, {getattr(limits, name):g} was asked for")
     check_lifetime(caller, lifetime_s)
+
+
+def check_ceilings(ceilings: Ceilings, limits: Limits, environment: Limits) -> None:
+    """Raises InvalidRequest if more is asked for than this server gives to any sandbox."""
+    for name, option in _CEILING_OPTIONS.items():
+        most, asked = getattr(ceilings, name), getattr(limits, name)
+        if most is not None and asked > max(most, getattr(environment, name)):
+            raise InvalidRequest(
+                f"{name} may be at most {most:g} on this server, {asked:g} was asked for",
+                remedy=f"ask for less; the operator can raise the option {option}",
+            )
+    files, usual = limits.open_files * limits.pids, environment.open_files * environment.pids
+    if ceilings.files is not None and files > max(ceilings.files, usual):
+        raise InvalidRequest(
+            f"open_files times pids may be at most {ceilings.files} on this server, {files} was asked for",
+            remedy="ask for less of either; the operator can raise the option max_open_files",
+        )
 
 
 def longest_life(caller: Caller) -> float:

@@ -32,7 +32,7 @@ from warren.model.errors import ProviderUnavailable, SandboxLost
 from warren.model.spec import USER_UID, Layer, SandboxSpec
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
-from warren.worker.host.cgroups import SandboxCgroup
+from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.host.disks import STOCK, tmpfs_options, unmount
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
@@ -43,6 +43,7 @@ from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_spec import EngineImage, container_name
 from warren.worker.providers.hardening import TERMINALS
 from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, translate_os_error
+from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, kill_first_process
 
 STEPS: Final = (
@@ -96,6 +97,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self.engine = DockerEngine(docker_url or "")
         self._images = EngineImages(images, self.engine)
         self._runtime = ""
+        self._cgroup_parent = ""
 
     def __repr__(self) -> str:
         return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
@@ -110,6 +112,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
     async def close(self) -> None:
         await super().close()
+        if self._cgroup_parent:
+            self._hierarchies.remove_parent(self._cgroup_parent)
         await self.engine.close()
 
     # -- readiness, once
@@ -144,6 +148,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 f"the Docker engine at {self.engine.url} is rootless: it cannot give sandboxes uids of their own",
                 remedy="use an engine that runs as root, or the provider oci",
             )
+        # systemd has slices of its own instead, and moves what others put beside them.
+        self._cgroup_parent = PARENT if info.get("CgroupDriver") == "cgroupfs" else ""
         return f"{info.get('DefaultRuntime', 'runc')} by docker {info.get('ServerVersion', '?')}"
 
     # -- making
@@ -171,7 +177,10 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         record = replace(record, container=container)
         record.save(directory)
         self._fault("start")
-        await self.engine.start(container)
+        with parent_in_use():
+            if self._cgroup_parent:
+                self._limit_all()
+            await self.engine.start(container)
         self._fault("started")
         record = record.started(_first_pid(await self.engine.state(container)))
         record.save(directory)
@@ -227,6 +236,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             state_id=self._state_id,
             uid_base=uid_base(record.uid_index),
             hard_limits=_hard_limits(),
+            cgroup_parent=self._cgroup_parent,
         )
 
     def _socket_directory(self, sandbox_id: str) -> Path:

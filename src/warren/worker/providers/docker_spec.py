@@ -72,9 +72,11 @@ def container(
     state_id: str,
     uid_base: int,
     hard_limits: Mapping[str, int],
+    cgroup_parent: str = "",
     machine: str = "",
 ) -> Json:
-    """`hard_limits`: rlimits that cannot be raised here, by Docker's names; no ulimit goes above them."""
+    """`hard_limits`: rlimits that cannot be raised here, by Docker's names; no ulimit goes above them.
+    `cgroup_parent`: the cgroup above all sandboxes'; the engine's own if empty."""
     return {
         "Image": image.id,
         "Entrypoint": agent_argv(spec, uid_base),
@@ -88,7 +90,10 @@ def container(
         "NetworkDisabled": True,
         "AttachStdout": False,
         "AttachStderr": False,
-        "HostConfig": _host_config(spec, image, place, hard_limits, machine),
+        "HostConfig": {
+            **_host_config(spec, image, place, hard_limits, machine),
+            **({"CgroupParent": cgroup_parent} if cgroup_parent else {}),
+        },
     }
 
 

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,21 +20,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypeVar
 
+from warren.logs import get_log
 from warren.model.capability import Capability
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import MIB, WORKSPACE, Isolation, Layer, SandboxSpec
+from warren.model.spec import MIB, WORKSPACE, IoLimits, Isolation, Layer, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
+from warren.worker.guard import default_reserve_of, memory_total_mb, most_processes
 from warren.worker.host import isolation
-from warren.worker.host.cgroups import Hierarchies, SandboxCgroup
+from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
 from warren.worker.host.disks import Disks
 from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
 from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
+from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, is_abandoned
 
+SOCKETS_SHARE: Final = 8  # of the memory limit, what socket buffers may take beside it on cgroup v1
+_IO_DEVICE: Final = "io-device"
+_LEAST_SOCKETS: Final = 8 * MIB
+_log = get_log(__name__)
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -46,6 +54,25 @@ class HostRoom:
 
     min_free_disk_mb: int | None = None
     disk_overcommit: float = OVERCOMMIT
+    total_memory_mb: int | None = None
+    total_cpus: float | None = None
+    total_pids: int | None = None
+    min_free_memory_mb: int | None = None
+
+    @property
+    def is_explicit(self) -> bool:
+        return any(value is not None for value in (self.total_memory_mb, self.total_cpus, self.total_pids))
+
+    def totals(self, memory_total_mb: int, processes: int) -> CgroupLimits:
+        """The limits of all sandboxes together, on a machine with so much memory and so many possible processes."""
+        reserve = default_reserve_of(memory_total_mb) if self.min_free_memory_mb is None else self.min_free_memory_mb
+        memory_mb = self.total_memory_mb or max(memory_total_mb - reserve, memory_total_mb // 2)
+        return CgroupLimits(
+            memory=memory_mb * MIB,
+            cpus=self.total_cpus,
+            pids=self.total_pids or processes * 3 // 4,
+            sockets=memory_mb * MIB // SOCKETS_SHARE,
+        )
 
 
 R = TypeVar("R", bound=Record)
@@ -93,6 +120,8 @@ class HostProvider(ABC, Generic[R, Plan]):
             self._state, self._room.min_free_disk_mb, disks=self._list_disks, end=self._end_for_disk
         )
         self._watching: asyncio.Task[None] | None = None
+        self._listing = threading.Lock()
+        self._totals: CgroupLimits | None = None
         self._ready_lock = asyncio.Lock()
         self._destroying: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._create_slots = asyncio.Semaphore(at_once)
@@ -111,6 +140,7 @@ class HostProvider(ABC, Generic[R, Plan]):
                 await asyncio.sleep(0)
                 return sandbox
             except BaseException as exc:
+                self._lift_io_limit(sandbox_id)
                 await run_shielded(self._unmake(sandbox_id))
                 self._promises.remove(sandbox_id)
                 if isinstance(exc, OSError):
@@ -133,6 +163,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
         async with lock, self._destroy_slots:
             try:
+                self._lift_io_limit(sandbox_id)
                 await self._unmake(sandbox_id)
                 self._promises.remove(sandbox_id)
             except OSError as exc:
@@ -214,6 +245,9 @@ class HostProvider(ABC, Generic[R, Plan]):
         try:
             step("dialled")
             cgroup = self._cgroup(record)
+            self._limit_sockets(cgroup, record)
+            if creating and record.spec.io:
+                self._limit_io(cgroup, record)
             in_force = await self._read_isolation(record, cgroup)
             passed_before = frozenset() if creating else isolation.GROWING
             isolation.check(in_force, record.spec.require - passed_before, self.promised - passed_before)
@@ -230,6 +264,49 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._open.add(sandbox)
         self._file_locks.start()
         return sandbox
+
+    # -- the cgroup of a sandbox, and the one above all of them
+
+    def _limit_sockets(self, cgroup: SandboxCgroup, record: R) -> None:
+        try:
+            cgroup.limit_sockets(max(_LEAST_SOCKETS, record.spec.limits.memory_mb * MIB // SOCKETS_SHARE))
+        except OSError as exc:
+            _log.warning("socket_buffers_not_limited", sandbox=record.sandbox_id, error=exc)
+
+    def _limit_io(self, cgroup: SandboxCgroup, record: R) -> None:
+        try:
+            device = workspace_device(Path(f"/proc/{record.pid}/mountinfo").read_text())
+            if device is not None:  # what is in memory has no device
+                (self.directory(record.sandbox_id) / _IO_DEVICE).write_text(str(device))
+                cgroup.limit_io(device, record.spec.io)
+                self._hierarchies.limit_writeback(device, record.spec.io)
+        except OSError as exc:
+            raise ProviderUnavailable(
+                f"the disk throughput of a sandbox cannot be limited: {exc.strerror}",
+                remedy="enable the cgroup controller io (blkio), or leave io_mbps, io_iops and `io` out",
+            ) from exc
+
+    def _lift_io_limit(self, sandbox_id: str) -> None:
+        """Before the sandbox gives its device back, which anybody may get then."""
+        with suppress(OSError, ValueError):
+            device = int((self.directory(sandbox_id) / _IO_DEVICE).read_text())
+            others = (disk.device for name, disk in [*self._watched.items()] if disk and name != sandbox_id)
+            if device not in others:
+                self._hierarchies.limit_writeback(device, IoLimits())
+
+    def _limit_all(self) -> None:
+        """Limits what all sandboxes of this machine use together. Call it while `parent_in_use`."""
+        if self._totals is None:
+            self._totals = self._room.totals(memory_total_mb(), most_processes())
+        try:
+            self._hierarchies.limit_parent(PARENT, self._totals)
+        except OSError as exc:
+            if self._room.is_explicit:
+                raise ProviderUnavailable(
+                    f"the limits of all sandboxes together cannot be set: {exc.strerror}",
+                    remedy="leave out total_memory_mb, total_cpus and total_pids, or raise them",
+                ) from exc
+            _log.warning("total_limits_not_set", error=exc)
 
     async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
         return await run_shielded(
@@ -253,6 +330,10 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     def _list_disks(self) -> dict[str, WatchedDisk]:
         """The disks of all live sandboxes of this state directory; what dead ones hold is given back."""
+        with self._listing:  # two threads may want it
+            return self._list_disks_alone()
+
+    def _list_disks_alone(self) -> dict[str, WatchedDisk]:
         try:
             names = {name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name)}
         except FileNotFoundError:

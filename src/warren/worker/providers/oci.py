@@ -144,6 +144,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
             await self._take_disk(record.spec, directory)
             argv = self._launch_argv(record, RootFs(directory / "image", host_usr=False), detached=False)
             with parent_in_use():
+                self._limit_all()
                 return await run(argv, timeout_s=self._start_timeout_s)
         finally:
             await run_shielded(self._unmake(sandbox_id))
@@ -169,6 +170,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
         await self._take_disk(spec, directory)
         self._fault("socket")
         with oci_launch.listening(directory) as listener, parent_in_use():
+            self._limit_all()
             self._fault("launch")
             argv = self._launch_argv(record, rootfs)
             outcome = await run(

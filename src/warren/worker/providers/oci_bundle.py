@@ -17,6 +17,7 @@ from warren.worker.providers.hardening import (
     seccomp_oci,
 )
 
+PARENT: Final = "/warren"  # the cgroup above those of all sandboxes
 BUNDLE: Final = "/run/warren/bundle"
 AGENT: Final = "/.warren/agent"
 LISTEN_FD: Final = 3
@@ -65,7 +66,7 @@ def agent_argv(spec: SandboxSpec) -> list[str]:
 
 
 def cgroup_path(sandbox_id: str) -> str:
-    return f"/warren/{sandbox_id}"
+    return f"{PARENT}/{sandbox_id}"
 
 
 def disk_directories() -> dict[str, tuple[str, int]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from warren.model.errors import ProviderUnavailable
-from warren.model.spec import Layer, Limits, SandboxSpec
+from warren.model.spec import IoLimits, Layer, Limits, SandboxSpec
 from warren.worker.host.processes import boot_id, open_process, readable, start_time
 
 NAME: Final = "record.json"
@@ -69,7 +69,8 @@ class Record:
 def _spec(values: dict[str, Any]) -> SandboxSpec:
     limits = Limits(**values["limits"])
     require = frozenset(Layer(name) for name in values["require"])
-    return SandboxSpec(**{**values, "limits": limits, "require": require})
+    io = IoLimits(**values.get("io", {}))
+    return SandboxSpec(**{**values, "limits": limits, "io": io, "require": require})
 
 
 def is_abandoned(directory: Path, kind: type[Record] = Record) -> bool:
