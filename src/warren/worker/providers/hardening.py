@@ -107,15 +107,15 @@ _PROTOCOLS: Final = {
 # machine that ordinary programs ask for (cpuinfo, loadavg, meminfo, stat, uptime), or below every process (its `net`).
 _MASKED: Final = """
     /proc/acpi /proc/allocinfo /proc/asound /proc/bootconfig /proc/buddyinfo /proc/bus /proc/cgroups /proc/cmdline
-    /proc/config.gz /proc/consoles /proc/crypto /proc/diskstats /proc/driver /proc/fs /proc/interrupts /proc/iomem /proc/ioports /proc/irq
-    /proc/kallsyms /proc/kcore /proc/key-users /proc/keys /proc/kmsg /proc/kpagecgroup /proc/kpagecount
-    /proc/kpageflags /proc/latency_stats /proc/locks /proc/mdstat /proc/modules /proc/pagetypeinfo /proc/partitions
-    /proc/pressure /proc/sched_debug /proc/schedstat /proc/scsi /proc/slabinfo /proc/softirqs /proc/spl /proc/swaps
-    /proc/sysvipc /proc/timer_list /proc/timer_stats /proc/vmallocinfo /proc/vmstat /proc/zoneinfo
-    /proc/sys/fs/aio-nr /proc/sys/fs/dentry-state /proc/sys/fs/file-nr /proc/sys/fs/inode-nr /proc/sys/fs/inode-state
-    /proc/sys/fs/quota/allocated_dquots /proc/sys/fs/quota/cache_hits /proc/sys/fs/quota/drops
-    /proc/sys/fs/quota/free_dquots /proc/sys/fs/quota/lookups /proc/sys/fs/quota/reads /proc/sys/fs/quota/syncs
-    /proc/sys/fs/quota/writes /proc/sys/kernel/pty/nr
+    /proc/config.gz /proc/consoles /proc/crypto /proc/diskstats /proc/driver /proc/fs /proc/interrupts /proc/iomem
+    /proc/ioports /proc/irq /proc/kallsyms /proc/kcore /proc/key-users /proc/keys /proc/kmsg /proc/kpagecgroup
+    /proc/kpagecount /proc/kpageflags /proc/latency_stats /proc/locks /proc/mdstat /proc/modules /proc/pagetypeinfo
+    /proc/partitions /proc/pressure /proc/sched_debug /proc/schedstat /proc/scsi /proc/slabinfo /proc/softirqs
+    /proc/spl /proc/swaps /proc/sysvipc /proc/timer_list /proc/timer_stats /proc/vmallocinfo /proc/vmstat
+    /proc/zoneinfo /proc/sys/fs/aio-nr /proc/sys/fs/dentry-state /proc/sys/fs/file-nr /proc/sys/fs/inode-nr
+    /proc/sys/fs/inode-state /proc/sys/fs/quota/allocated_dquots /proc/sys/fs/quota/cache_hits
+    /proc/sys/fs/quota/drops /proc/sys/fs/quota/free_dquots /proc/sys/fs/quota/lookups /proc/sys/fs/quota/reads
+    /proc/sys/fs/quota/syncs /proc/sys/fs/quota/writes /proc/sys/kernel/pty/nr
 """
 MASKED_PATHS: Final = (*_MASKED.split(), "/sys")
 READONLY_PATHS: Final = ("/proc/sys", "/proc/sysrq-trigger")
