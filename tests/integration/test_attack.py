@@ -93,9 +93,10 @@ def without_masks(config: dict[str, Any]) -> None:
 
 WEAK: list[tuple[Weaken, tuple[str, ...]]] = [
     (without_seccomp, ("seccomp", "clone", "unshare", "keyrings", "personality", "ptrace-command", "af-alg")),
+    (without_seccomp, ("native-aio", "huge-memory", "kernel-programs", "unowned-locks", "page-cache")),
     (without_network_namespace, ("interfaces", "host-loopback", "namespaces")),
     (without_limits, ("cpu-hog",)),
-    (without_masks, ("kernel-secrets",)),
+    (without_masks, ("kernel-secrets", "kernel-files")),
 ]
 
 
