@@ -146,6 +146,8 @@ def _parts(record: logging.LogRecord) -> tuple[str, Fields]:
 
 
 def _text(value: object) -> str:
+    if type(value) is int:
+        return str(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):

@@ -20,8 +20,8 @@ from contract.audit_contract import EVERYTHING, AuditContract, a_deed, all_of
 from warren.interfaces.audit import AuditLog, Query
 from warren.model.audit import DROPPED, CommandText
 from warren.model.errors import Unavailable
-from warren.tenancy.audit.entries import LEFT_OUT
-from warren.tenancy.audit.files import FileAudit, lines_before, read_page
+from warren.tenancy.audit.entries import LEFT_OUT, encode_entry
+from warren.tenancy.audit.files import FileAudit, lines_before, read_page, verify_files
 from warren.tenancy.audit.rotating_files import Appended, RotatingFiles, make_directory
 from warren.tenancy.audit.writer import AuditWriter
 from warren.testing.memory_audit import MemoryAudit
@@ -114,7 +114,7 @@ class TestFiles:
         await log.close()
 
     async def test_a_page_after_a_file_that_is_gone_is_the_last(self, directory: Path) -> None:
-        log = await FileAudit.open(directory, max_bytes=1000, keep_files=2)
+        log = await FileAudit.open(directory, max_bytes=3000, keep_files=2)
         for number in range(10):
             log.record(a_deed(float(number)))
         page = await log.find(Query("acme", limit=5))
@@ -253,6 +253,71 @@ class TestThingsInTheWay:
         await log.close()
 
 
+@pytest.mark.anyio
+class TestChain:
+    async def test_an_untouched_record_of_several_processes_and_restarts_is_whole(self, directory: Path) -> None:
+        for _ in range(3):
+            logs = [await FileAudit.open(directory, max_bytes=3000, keep_files=1000) for _ in range(3)]
+            for number in range(40):
+                for log in logs:
+                    log.record(a_deed(float(number), detail={"hash": "0" * 64}))
+                if number % 10 == 0:
+                    await asyncio.gather(*(log.find(EVERYTHING) for log in logs))
+            for log in logs:
+                await log.close()
+        found = verify_files(directory)
+        assert (found.entries, found.unchained, found.damaged, found.problems) == (360, 0, 0, [])
+        assert verify_files(directory, found.head).problems == []
+
+    @pytest.mark.parametrize("what", ["change", "remove", "insert", "swap", "cut", "copy", "remove a file", "garble"])
+    async def test_whatever_is_done_to_it_shows(self, directory: Path, what: str) -> None:
+        await written(directory, *range(100), max_bytes=5000)
+        head = verify_files(directory).head
+        files = files_of(directory)
+        assert len(files) > 3
+        lines = files[1].read_bytes().splitlines(keepends=True)
+        match what:
+            case "change":
+                lines[3] = lines[3].replace(b'"tenant":"acme"', b'"tenant":"evil"')
+            case "remove":
+                del lines[3]
+            case "insert":
+                lines.insert(3, encode_entry(a_deed(99.0)))
+            case "swap":
+                lines[3], lines[4] = lines[4], lines[3]
+            case "copy":
+                lines.insert(4, lines[3])
+            case "garble":
+                lines[3] = b"x" * 100 + b"\n"
+        files[1].write_bytes(b"".join(lines))
+        if what == "remove a file":
+            files[1].unlink()
+        if what == "cut":
+            files[-1].unlink()
+            assert verify_files(directory).problems == [], "which is why an operator keeps the head"
+            assert "is not in the record" in verify_files(directory, head).problems[0]
+        else:
+            assert verify_files(directory).problems
+
+    async def test_old_files_may_be_gone_and_half_a_line_is_no_change(self, directory: Path) -> None:
+        await written(directory, *range(100), max_bytes=3000, keep_files=4)
+        last = files_of(directory)[-1]
+        with last.open("ab") as out:
+            out.write(b'{"at":1,"act')
+        await written(directory, 100, max_bytes=3000, keep_files=4)
+        found = verify_files(directory)
+        assert (found.problems, found.damaged) == ([], 1)
+
+    async def test_entries_of_versions_without_hashes_may_stand_before_the_chain(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700)
+        old = directory / "audit-0000000001.jsonl"
+        old.write_bytes(b"".join(encode_entry(a_deed(float(number))) for number in range(5)))
+        old.chmod(0o600)
+        await written(directory, *range(5, 10))
+        found = verify_files(directory)
+        assert (found.unchained, found.entries, found.problems) == (5, 5, [])
+
+
 class StuckFiles(RotatingFiles):
     """A disk that does not answer until it is allowed to."""
 
@@ -353,7 +418,7 @@ class TestFaults:
         assert time.monotonic() - began < 5
         assert log.dropped == 0
         text = files_of(directory)[0].read_text()
-        assert len(text.splitlines()) == 1000
+        assert text.count(chr(10)) == 1001
         assert '"detail":{"left_out":"the server was stopping"}' in text
 
     def test_a_full_disk_is_counted_and_passes(self, tmp_path: Path) -> None:

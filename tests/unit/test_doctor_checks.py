@@ -7,8 +7,17 @@ import pytest
 from warren.doctor.check import Check, Level
 from warren.doctor.kernel_state import check_cores, check_terminals
 from warren.doctor.machine import check_cgroups, check_kernel
-from warren.doctor.parts import check_programs, judge_docker, judge_runtimes, known_holes, parse_version
+from warren.doctor.parts import (
+    check_programs,
+    judge_docker,
+    judge_runtimes,
+    known_holes,
+    missing_layer,
+    parse_version,
+)
+from warren.model.spec import Layer
 from warren.worker.host.cgroups import Hierarchies
+from warren.worker.host.isolation import UNREADABLE
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport
 
 
@@ -116,3 +125,9 @@ def test_programs_that_are_missing_broken_or_old_fail(tmp_path: Path) -> None:
     assert "version 1 is needed" in agent.found
     assert (agent.level, launcher.level) == (Level.FAIL, Level.FAIL)
     assert "make build" in agent.remedy
+
+
+def test_a_layer_that_cannot_be_read_has_another_remedy_than_one_that_is_missing() -> None:
+    unreadable = missing_layer(Layer.SYSTEM_CALLS, f"{UNREADABLE}no right")
+    assert (unreadable.level, "SYS_PTRACE" in unreadable.remedy) == (Level.WARN, True)
+    assert "--require user_namespace" in missing_layer(Layer.USER_NAMESPACE, "the same as the host's").remedy

@@ -151,10 +151,10 @@ def test_good_facts_prove_every_layer() -> None:
             },
         ),
         (
-            *(Layer.MASKED_PATHS, "/sys can be written"),
+            *(Layer.MASKED_PATHS, "/sys shows the host (sysfs)"),
             {
                 "mounts": table(
-                    "16 10 0:63 / /sys rw,nosuid,nodev - sysfs sysfs rw", "17 16 0:9 / /sys/fs ro - tmpfs t r"
+                    "16 10 0:63 / /sys ro,nosuid,nodev - sysfs sysfs rw", "17 16 0:9 / /sys/fs ro - tmpfs t r"
                 )
             },
         ),

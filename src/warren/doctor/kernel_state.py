@@ -20,9 +20,7 @@ def check_kernel_state() -> Iterable[Check]:
 def check_cores(pattern: str) -> Check:
     remedy = "sysctl kernel.core_pattern=core, unless other programs of this machine need it"
     if pattern.startswith("|"):
-        found = (
-            f"a crash on this machine starts {pattern[1:].split()[0]} as root; not one in a sandbox (its limit is 1)"
-        )
+        found = f"a crash starts {pattern[1:].split()[0]} as root, but not one in a sandbox (its limit of cores is 1)"
         return warn("core dumps", found, remedy)
     if pattern.startswith("@"):
         found = "a crash connects to a socket of this machine, also one in a sandbox: no limit prevents it"
@@ -39,9 +37,5 @@ def check_terminals(most: int, reserve: int) -> Check:
 
 
 def check_locks(is_counted: bool) -> Check:
-    if is_counted:
-        return ok("file locks", f"the kernel tells their number; a sandbox may hold {file_locks.MOST}")
-    found = (
-        f"the kernel does not tell their number: the list of them is read instead; a sandbox may hold {file_locks.MOST}"
-    )
-    return ok("file locks", found)
+    how = "counted" if is_counted else "listed (this kernel does not tell their number)"
+    return ok("file locks", f"{how} several times a second; a sandbox may hold {file_locks.MOST}")

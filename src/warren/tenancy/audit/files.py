@@ -19,11 +19,14 @@ from warren.interfaces.audit import AuditPage, Query
 from warren.model.audit import AuditEntry, CommandText, RequestRecord
 from warren.model.errors import Unavailable
 from warren.shielding import run_shielded
+from warren.tenancy.audit.chain import Verification
 from warren.tenancy.audit.entries import LINE_MOST, SEARCH_BYTES, PageBuilder, parse_position
+from warren.tenancy.audit.file_lines import lines_before
 from warren.tenancy.audit.rotating_files import (
     KEEP_FILES,
     MAX_BYTES,
     RotatingFiles,
+    file_name,
     make_directory,
     numbers_in,
     opened_directory,
@@ -31,7 +34,6 @@ from warren.tenancy.audit.rotating_files import (
 )
 from warren.tenancy.audit.writer import QUEUE_MOST, AuditWriter
 
-_BLOCK_BYTES: Final = 64 * 1024
 _FLUSH_MOST_S: Final = 5.0
 _CLOSE_MOST_S: Final = 5.0
 
@@ -123,21 +125,25 @@ def _lines_of(directory: int, number: int, before: int | None) -> Iterator[_Line
             yield from (_Line(number, start, text) for start, text in lines_before(fd, end))
 
 
-def lines_before(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Gives, from the end to the start, where each line begins and its text; what is too long for a line of ours, in
-    parts."""
-    rest = b""
-    while end > 0:
-        start = max(0, end - _BLOCK_BYTES)
-        first, *others = (os.pread(fd, end - start, start) + rest).split(b"\n")
-        position = end + len(rest)
-        for text in reversed(others):
-            position -= len(text)
-            yield position, text
-            position -= 1
-        rest, end = first, start
-        if len(rest) > 2 * LINE_MOST:
-            yield start, rest
-            rest = b""
-    if rest:
-        yield 0, rest
+def verify_files(directory: Path, head: str = "") -> Verification:
+    """Follows the chain of hashes through all files, the oldest first. `head`: a hash that must be part of it."""
+    found = Verification()
+    found.look_for(head)
+    try:
+        with opened_directory(directory) as parent:
+            for number in sorted(numbers_in(parent)):
+                with opened_to_read(parent, number) as fd:
+                    if fd is not None:
+                        _verify_file(fd, number, found)
+    except OSError as exc:
+        raise Unavailable(f"the audit record in {directory} cannot be read: {exc.strerror}") from exc
+    found.end()
+    return found
+
+
+def _verify_file(fd: int, number: int, found: Verification) -> None:
+    with open(os.dup(fd), "rb") as file:
+        count = 0
+        while line := file.readline(2 * LINE_MOST):
+            count += 1
+            found.take(line.rstrip(b"\n"), f"{file_name(number)}, line {count}")

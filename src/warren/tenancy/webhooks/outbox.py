@@ -17,7 +17,7 @@ from warren.clock import Clock
 from warren.interfaces.records import RecordStore
 from warren.logs import get_log
 from warren.model.errors import Conflict, WarrenError
-from warren.model.events import Event
+from warren.model.events import Event, EventKind
 from warren.stores.encryption import Encryption
 from warren.tenancy.webhooks.deliveries import DeliveryQueues, delivery_view, new_message
 from warren.tenancy.webhooks.delivery_worker import DeliveryOutcome, DeliveryWorker, Wakeup
@@ -110,9 +110,13 @@ class Webhooks:
 
     # -- events
 
+    def wants(self, tenant: str, kind: EventKind) -> bool:
+        """Whether an event of this kind goes to a webhook, as far as is known without asking the store."""
+        cached = self._find_cached(tenant)
+        return not self._closed and (cached is None or any(hook.wants(kind) for hook in cached.hooks))
+
     def publish(self, event: Event) -> None:
-        cached = self._find_cached(event.tenant)
-        if self._closed or (cached is not None and not any(hook.wants(event.kind) for hook in cached.hooks)):
+        if not self.wants(event.tenant, event.kind):
             return
         queue = self._unwritten.setdefault(event.tenant, deque())
         if len(queue) >= self._max_waiting:

@@ -14,7 +14,7 @@ from warren.model.spec import MIB, WORKSPACE, Isolation, Layer
 from warren.worker.host.process_facts import Facts, Mount, ext4_room, gather
 from warren.worker.host.seccomp_program import SystemCallFilter
 
-__all__ = ["ALL_BUT_KERNEL", "GROWING", "Evidence", "Wanted", "check", "gather", "judge"]
+__all__ = ["ALL_BUT_KERNEL", "GROWING", "UNREADABLE", "Evidence", "Wanted", "check", "gather", "judge"]
 
 ALL_BUT_KERNEL: Final = frozenset(Layer) - {Layer.GUEST_KERNEL}
 
@@ -50,6 +50,7 @@ _CORE: Final = "Max core file size"
 # File systems of the kernel itself: nobody can put a file into them.
 _PSEUDO: Final = frozenset({"proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2"})
 _SHOWS_THE_HOST: Final = frozenset({"proc", "sysfs"})
+_MACHINE: Final = frozenset({"sysfs", "cgroup", "cgroup2"})
 # Modules make these in every new network namespace. They are down, and nobody inside may bring them up.
 _UNUSED_TUNNELS: Final = frozenset(
     {"tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"}
@@ -247,13 +248,13 @@ def _judge_mounts(facts: Facts, found: Evidence, wanted: Wanted) -> None:
     bare = [path for path in wanted.masked if _shows_host(table.showing(path)) is not None]
     faults = [f"{path} is not masked" for path in bare if os.path.lexists(path)]
     faults += [f"{path} can be written" for path in wanted.read_only if _is_writable(facts, path)]
-    faults += [f"{mount.where} can be written" for mount in table.visible if _is_writable_sysfs(mount)]
-    sys = "no /sys" if not any(mount.kind == "sysfs" for mount in table.mounts) else "/sys is read-only"
-    found.note_faults(Layer.MASKED_PATHS, faults, f"{len(wanted.masked) - len(bare)} paths are masked, {sys}")
+    faults += [f"{mount.where} shows the host ({mount.kind})" for mount in table.visible if mount.kind in _MACHINE]
+    shown = f"{len(wanted.masked) - len(bare)} paths are masked, nothing shows /sys or cgroups"
+    found.note_faults(Layer.MASKED_PATHS, faults, shown)
     count = len(table.mounts)
     found.note_faults(
         Layer.MOUNT_FLAGS,
-        _flag_faults(facts, wanted),
+        _flag_faults(facts),
         f"nosuid and nodev on all of {count} mounts but the kernel's own, masks and /dev",
     )
 
@@ -268,14 +269,9 @@ def _is_writable(facts: Facts, path: str) -> bool:
     return mount is not None and "ro" not in mount.options and os.path.lexists(path)
 
 
-def _is_writable_sysfs(mount: Mount) -> bool:
-    return mount.kind in ("sysfs", "cgroup", "cgroup2") and "ro" not in mount.options
-
-
-def _flag_faults(facts: Facts, wanted: Wanted) -> Iterable[str]:
-    masks = {*wanted.masked, *wanted.read_only}
+def _flag_faults(facts: Facts) -> Iterable[str]:
     for mount in facts.mounts.visible:
-        mask = mount.where in masks and ("ro" in mount.options or mount.root == "/null")
+        mask = mount.where.startswith(("/proc/", "/sys")) and ("ro" in mount.options or mount.root == "/null")
         if mount.kind in _PSEUDO or mask:
             continue
         needed = {"nosuid"} if mount.where == "/dev" or mount.where.startswith("/dev/") else {"nosuid", "nodev"}

@@ -19,7 +19,13 @@ from warren.worker.host.cgroups import CgroupLimits
 from warren.worker.host.seccomp_program import SystemCallFilter
 from warren.worker.host.uids import RANGE, uid_base
 from warren.worker.providers.docker_spec import MEMLOCK_BYTES
-from warren.worker.providers.hardening import AGENT_CAPABILITIES, MASKED_PATHS, READONLY_PATHS, seccomp_oci
+from warren.worker.providers.hardening import (
+    AGENT_CAPABILITIES,
+    CORE_LIMIT,
+    MASKED_PATHS,
+    READONLY_PATHS,
+    seccomp_oci,
+)
 from warren.worker.providers.oci_bundle import AGENT, PIDS_RESERVE
 from warren.worker.providers.record import Record, wait_for_first_process
 
@@ -78,7 +84,7 @@ class ProcIsolationReader:
             pids=limits.pids + PIDS_RESERVE,
             disk=limits.disk_mb * MIB,
             rlimits={
-                "Max core file size": 1,
+                "Max core file size": CORE_LIMIT,
                 "Max open files": limits.open_files,
                 "Max file size": limits.disk_mb * MIB,
                 "Max locked memory": MEMLOCK_BYTES,
