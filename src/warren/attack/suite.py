@@ -20,6 +20,7 @@ from warren.attack import (
     probes_lifecycle,
     probes_limits,
     probes_network,
+    probes_resources,
 )
 from warren.attack.arena import Arena, host_environment_canary
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, got_through, undecided
@@ -34,6 +35,7 @@ PROBES: tuple[Probe, ...] = (
     *probes_network.PROBES,
     *probes_limits.PROBES,
     *probes_kernel_state.PROBES,
+    *probes_resources.PROBES,
     *probes_lifecycle.PROBES,
 )
 _PROBE_S = 90.0
