@@ -45,16 +45,20 @@ class MountTable:
         self.mounts = tuple(mounts)
         self.ids = frozenset(mount.id for mount in self.mounts)
         self._by_place = {(mount.parent, mount.where): mount for mount in self.mounts}
-        self._root = next((mount for mount in reversed(self.mounts) if mount.where == "/"), None)
+        root = next((mount for mount in reversed(self.mounts) if mount.where == "/"), None)
+        shown = self._above(root, "/")
+        self._shown: dict[str, Mount | None] = {"/": shown, "": root}
 
     def showing(self, path: str) -> Mount | None:
         """The mount that a process sees at `path`: one at the path itself, or the one that holds its directory."""
-        found = self._root
-        at = ""
-        for name in path.strip("/").split("/"):
-            at = f"{at}/{name}" if name else "/"
-            while found is not None and (above := self._by_place.get((found.id, at))) is not None:
-                found = above
+        if path in self._shown:
+            return self._shown[path]
+        found = self._shown[path] = self._above(self.showing(path.rpartition("/")[0]), path)
+        return found
+
+    def _above(self, found: Mount | None, path: str) -> Mount | None:
+        while found is not None and (above := self._by_place.get((found.id, path))) is not None:
+            found = above
         return found
 
     @cached_property
