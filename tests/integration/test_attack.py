@@ -16,6 +16,7 @@ import warren
 from warren.attack.arena import Arena, read_outcome
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
 from warren.attack.suite import PROBES, attack, choose
+from warren.model.command_output import output_of
 from warren.model.errors import InvalidRequest
 from warren.model.operations import ExecResult, Reason
 from warren.model.spec import Layer, SandboxSpec
@@ -104,9 +105,10 @@ def with_another_call(config: dict[str, Any]) -> None:
 
 WEAK: list[tuple[Weaken, tuple[str, ...]]] = [
     (without_seccomp, ("seccomp", "clone", "unshare", "keyrings", "personality", "ptrace-command", "af-alg")),
+    (without_seccomp, ("native-aio", "huge-memory", "kernel-programs", "unowned-locks", "page-cache")),
     (without_network_namespace, ("interfaces", "host-loopback", "namespaces")),
     (without_limits, ("cpu-hog",)),
-    (without_masks, ("kernel-secrets",)),
+    (without_masks, ("kernel-secrets", "kernel-files")),
     (with_other_tmpfs, ("write-everywhere", "suid-and-devices")),
     (with_another_call, ("loaded-filter",)),
 ]
@@ -183,7 +185,7 @@ async def test_an_image_without_python_is_refused_and_nothing_is_left() -> None:
     ],
 )
 def test_only_a_clear_word_is_a_verdict(stdout: str, verdict: ProbeVerdict) -> None:
-    result = ExecResult(0, stdout, "", stdout, Reason.EXITED, None, 1.0, 1.0, len(stdout), False)
+    result = ExecResult(0, output_of(stdout), Reason.EXITED, None, 1.0, 1.0, len(stdout), False)
     assert read_outcome(result).verdict is verdict
 
 

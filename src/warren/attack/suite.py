@@ -21,6 +21,7 @@ from warren.attack import (
     probes_limits,
     probes_network,
     probes_promises,
+    probes_resources,
 )
 from warren.attack.arena import Arena, host_environment_canary
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, got_through, undecided
@@ -35,6 +36,7 @@ PROBES: tuple[Probe, ...] = (
     *probes_network.PROBES,
     *probes_limits.PROBES,
     *probes_kernel_state.PROBES,
+    *probes_resources.PROBES,
     *probes_lifecycle.PROBES,
     *probes_promises.PROBES,
 )

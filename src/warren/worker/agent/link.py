@@ -52,6 +52,8 @@ from warren.worker.agent.wire import (
 from warren.worker.agent.wire import output as parse_output
 
 SCRATCH_BYTES = 256 * 1024
+_FEW_BYTES = 32 * 1024  # that are received at once while frames are tiny: each takes its time
+_TINY_FRAME, _MANY_FRAMES = 256, 100
 SOCKET_NAME = "agent.sock"
 
 _MAX_CHANNEL = (1 << 32) - 1
@@ -343,6 +345,7 @@ class AgentLink(asyncio.BufferedProtocol):
         self._scratch = _scratch()
         self._part = memoryview(b"")
         self._part_filled = 0
+        self._scratch_bytes = SCRATCH_BYTES
         self._hello: asyncio.Future[Fields] = self._loop.create_future()
         self.last_file_op = int(FileOp.WATCH)
         self._violation = ""
@@ -546,7 +549,7 @@ class AgentLink(asyncio.BufferedProtocol):
                 waiter.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._part[self._part_filled :] if self._part else self._scratch
+        return self._part[self._part_filled :] if self._part else self._scratch[: self._scratch_bytes]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
@@ -565,8 +568,9 @@ class AgentLink(asyncio.BufferedProtocol):
             self.cut_off(f"a frame could not be handled ({type(exc).__name__}: {exc})")
 
     def _split_frames(self, data: memoryview) -> None:
-        at, end = 0, len(data)
+        at, end, frames = 0, len(data), 0
         while end - at >= _HEADER_SIZE:
+            frames += 1
             length, number, kind = HEADER.unpack_from(data, at)
             if length > MAX_FRAME_IN:
                 raise ProtocolError(f"a frame of {length} bytes, at most {MAX_FRAME_IN} are allowed")
@@ -575,13 +579,18 @@ class AgentLink(asyncio.BufferedProtocol):
             after = at + _HEADER_SIZE + length
             if after > end:
                 self._keep_part(data[at:], _HEADER_SIZE + length)
+                self._choose_scratch(end, frames)
                 return
             self._dispatch(number, kind, data[at + _HEADER_SIZE : after])
             if self._ended:
                 return
             at = after
+        self._choose_scratch(end, frames)
         if at < end:
             self._keep_part(data[at:], _HEADER_SIZE)
+
+    def _choose_scratch(self, size: int, frames: int) -> None:
+        self._scratch_bytes = _FEW_BYTES if frames > _MANY_FRAMES and size < frames * _TINY_FRAME else SCRATCH_BYTES
 
     def _keep_part(self, data: memoryview, size: int) -> None:
         part = memoryview(bytearray(size))
