@@ -20,6 +20,7 @@ from warren.attack import (
     probes_lifecycle,
     probes_limits,
     probes_network,
+    probes_promises,
     probes_resources,
 )
 from warren.attack.arena import Arena, host_environment_canary
@@ -37,6 +38,7 @@ PROBES: tuple[Probe, ...] = (
     *probes_kernel_state.PROBES,
     *probes_resources.PROBES,
     *probes_lifecycle.PROBES,
+    *probes_promises.PROBES,
 )
 _PROBE_S = 90.0
 

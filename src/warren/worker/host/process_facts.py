@@ -5,6 +5,7 @@ directory are looked at through the links of /proc, which lead to the object its
 the disk through its block device.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from warren.worker.host.cgroups import CgroupLimits
 from warren.worker.host.seccomp_program import ProgramReader, Unreadable
 
 NAMESPACES: Final = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
+_GONE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # the last is what a zombie's mounts answer
 _PIECE: Final = 16384
 _EXT4_SUPERBLOCK: Final = 1024
 _EXT4_MAGIC: Final = 0xEF53
@@ -100,7 +102,9 @@ def gather(pid: int, limits: CgroupLimits) -> Facts:
     """Raises SandboxLost when the process is gone. It is stopped for some microseconds, for its filters to be read."""
     try:
         return _gather(pid, limits)
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError as exc:
+        if exc.errno not in _GONE:
+            raise
         raise SandboxLost(f"the sandbox's first process ({pid}) has ended") from None
 
 
