@@ -15,6 +15,7 @@ import anyio
 from warren.attack import (
     probes_agent,
     probes_escape,
+    probes_fair_share,
     probes_kernel_state,
     probes_leaks,
     probes_lifecycle,
@@ -35,6 +36,7 @@ PROBES: tuple[Probe, ...] = (
     *probes_limits.PROBES,
     *probes_kernel_state.PROBES,
     *probes_lifecycle.PROBES,
+    *probes_fair_share.PROBES,
 )
 _PROBE_S = 90.0
 
