@@ -34,9 +34,29 @@ PYTHON=$python scripts/system-packages run || exit 1
 
 say "Python environment (.venv)"
 if [ ! -e .venv/.quickstart ] || [ pyproject.toml -nt .venv/.quickstart ]; then
-    [ -x .venv/bin/python ] || "$python" -m venv .venv
-    .venv/bin/pip install --quiet --disable-pip-version-check --editable '.[server]' ||
+    pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+    no_packages() {
+        [ -z "$fresh" ] || rm -rf .venv
         stop "pip could not install Warren's packages, see above. It needs a package index it can reach."
+    }
+    fresh=
+    if [ ! -x .venv/bin/python ]; then
+        fresh=yes
+        # Exactly the files that requirements.lock has the hashes of, and nothing that they would pull in.
+        "$python" -m venv .venv
+        if said=$(pip --require-hashes --no-deps --requirement requirements.lock 2>&1); then
+            pip --no-deps --no-build-isolation --editable . || no_packages
+        elif printf %s "$said" | grep --quiet "DO NOT MATCH THE HASHES"; then
+            printf '%s\n' "$said" >&2
+            rm -rf .venv
+            stop "the package index gives other files than requirements.lock has the hashes of. Nothing was installed."
+        else
+            say "the package index lacks files of requirements.lock: taking what pyproject.toml allows, without hashes"
+            pip --editable '.[server]' || no_packages
+        fi
+    else
+        pip --editable '.[server]' || no_packages
+    fi
     touch .venv/.quickstart
 fi
 
@@ -77,6 +97,15 @@ log=$state/server.log
 found_key() { "$@" .venv/bin/python -c 'import sys; from warren.sdk.discovery import find_key; print(find_key(sys.argv[1]))' "$url"; }
 keep_key() { .venv/bin/python -c 'import sys; from warren.sdk.discovery import credentials_path, write_key
 write_key(credentials_path(), sys.argv[1], sys.stdin.read().strip())' "$url"; }
+# The key as a file that curl reads: every user of the machine can see the arguments of a process.
+header_file() { .venv/bin/python -c 'import os, sys; from warren.sdk.discovery import credentials_path, find_key
+key = find_key(sys.argv[1])
+if key:
+    path = credentials_path().with_name("header-" + sys.argv[1].rpartition(":")[2])
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write("X-API-Key: " + key + "\n")
+    print(path)' "$url"; }
 
 answers() { curl -fsS --max-time 10 "$url/version" 2>/dev/null | grep -q '"name": *"warren"'; }
 new_log() { $as_root tail -c "+$((${seen:-0} + 1))" "$log" 2>/dev/null; }
@@ -89,6 +118,7 @@ Was it started with another port? Then set WARREN_PORT to it. Is it stuck? Then 
     echo "It is already running (process $pid), and is left as it is."
 else
     seen=$($as_root sh -c '[ ! -e "$1" ] || wc -c <"$1"' sh "$log")
+    $as_root sh -c 'umask 077; : >>"$1"; chmod 600 "$1"' sh "$log"
     pid=$(as_root_env sh -c 'trap "" HUP; setsid .venv/bin/warren serve >>"$1" 2>&1 </dev/null & echo "$!" | tee "$2"' sh "$log" "$state/server.pid")
     # It is up when it has said so: somebody else may be answering on its port.
     until new_log | grep -q '^Warren serves'; do
@@ -100,17 +130,23 @@ else
     done
     echo "It runs in the background (process $pid)."
 fi
-key=
+curl="curl -sS"
+has_key=yes
 if [ "$(option auth)" != False ]; then
     if [ -n "$as_root" ] && [ -z "$(found_key)" ]; then
         found_key as_root_env | keep_key
     fi
-    key=" -H 'X-API-Key: $(found_key)'"
-    [ -z "${WARREN_API_KEY:-}" ] || key=' -H "X-API-Key: $WARREN_API_KEY"'
+    if [ -n "${WARREN_API_KEY:-}" ]; then
+        curl='echo "X-API-Key: $WARREN_API_KEY" | curl -sS -H @-'
+    else
+        header=$(header_file)
+        curl="curl -sS -H '@$header'"
+        has_key=${header:+yes}
+    fi
 fi
-try="curl -sS$key $url/execute -d '{\"thread_id\": \"hello\", \"command\": \"uname -a\"}'"
+try="$curl $url/execute -d '{\"thread_id\": \"hello\", \"command\": \"uname -a\"}'"
 echo "    $try"
-if [ "$key" = " -H 'X-API-Key: '" ]; then
+if [ -z "$has_key" ]; then
     echo "It wants an API key, and this user has none: make one with \`${as_root:+$as_root }.venv/bin/warren keys create NAME --state-dir $state\`."
 else
     answer=$(sh -c "$try") || stop "that request should have been answered, see above; the log is $log."

@@ -112,7 +112,8 @@ enum code spawn(struct command *c, struct request *r, const struct user *u, cons
     struct ends e = {{-1, -1}, {-1, -1}, {-1, -1}};
     bool terminal = c->terminal;
     if (terminal ? !open_terminal(&e, r, u) : !open_pipes(&e, r->flags & FLAG_STDIN, u)) {
-        *why = strerror(errno);
+        /* The kernel says "no space" when this sandbox, or the whole machine, has all terminals it may have. */
+        *why = terminal && errno == ENOSPC ? "all terminals that the sandbox may have are open" : strerror(errno);
         close_ends(&e);
         return CODE_LIMIT;
     }

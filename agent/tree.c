@@ -88,19 +88,22 @@ int tree_remove(const char *path) { return remove_below(AT_FDCWD, path, 2000); }
 
 /* ---- move: a rename, or a copy and a removal where the two are different mounts ---- */
 
-static int copy_file(const char *from, const char *to, const struct stat *st) {
+/* Both names may be exchanged for others at any time: neither a pipe nor a device may be waited for. */
+static int copy_file(const char *from, const char *to) {
     static uint8_t buffer[256 * 1024];
-    int in = open(from, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), out = -1, error = 0;
+    struct stat st;
+    int in = open(from, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY), out = -1, error = 0;
     if (in < 0) return errno;
-    out = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
-    if (out < 0) error = errno;
+    if (fstat(in, &st) != 0) error = errno;
+    else if (!S_ISREG(st.st_mode)) error = EINVAL;
+    else if ((out = open(to, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600)) < 0) error = errno;
     for (ssize_t n = 1; !error && n > 0;) {
         n = read(in, buffer, sizeof buffer);
         if (n < 0 || !write_all(out, buffer, (size_t)n)) error = errno;
     }
     if (!error) {
-        struct timespec times[2] = {st->st_atim, st->st_mtim};
-        fchmod(out, st->st_mode & 0777);
+        struct timespec times[2] = {st.st_atim, st.st_mtim};
+        fchmod(out, st.st_mode & 0777);
         futimens(out, times);
     }
     close(in);
@@ -112,7 +115,7 @@ static int copy_any(const char *from, const char *to, int depth) {
     struct stat st;
     char target[PATH_MAX], a[PATH_MAX], b[PATH_MAX];
     if (lstat(from, &st) != 0) return errno;
-    if (S_ISREG(st.st_mode)) return copy_file(from, to, &st);
+    if (S_ISREG(st.st_mode)) return copy_file(from, to);
     if (S_ISLNK(st.st_mode)) {
         ssize_t n = readlink(from, target, sizeof target - 1);
         if (n < 0) return errno;
@@ -178,6 +181,10 @@ static int pack_one(int out, const char *path, const char *name, int depth) {
         fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
         if (fd < 0 && errno == ENOENT) return 0; /* gone since it was listed */
         if (fd < 0 || fstat(fd, &st) != 0) return errno;
+        if (!S_ISREG(st.st_mode)) {
+            close(fd);
+            return 0; /* exchanged since it was looked at */
+        }
     } else if (!S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode)) {
         return 0; /* sockets, pipes and devices are not packed */
     }

@@ -22,8 +22,11 @@
  *                       Mounted at BUNDLE/rootfs. Their paths are given relative to the bundle, so
  *                       that no path of the host shows in the sandbox's mount table.
  *   /dev                device nodes of its own, on a small tmpfs at BUNDLE/dev: a runtime would bind the
- *                       host's, whose times and file locks the sandboxes would then share.
- *   rlimits             only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail.
+ *                       host's, whose times and file locks the sandboxes would then share. Its null also
+ *                       lies over /dev/null, which crun binds over the files that a sandbox may not see.
+ *   rlimits             only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail. The limit of
+ *                       cores is 1: for every other one, also 0, the kernel starts the program that
+ *                       core_pattern names, as the host's root.
  *
  * Runtimes make the sandbox's root the owner of stdin, stdout and stderr (fchown). If one of them
  * were the host's /dev/null, a sandbox would own it: so stdin becomes a pipe without a writer,
@@ -50,6 +53,10 @@
  *          --nofile N --fsize BYTES
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
+ *          --pts DIR           where to mount terminals too, and
+ *          --terminals N       how many there can be
+ *        warren-launch seal --pid PID           nosuid and nodev for the mounts of a container that has just
+ *                                               started: an engine has no such option for its binds
  *        warren-launch version
  */
 #define _GNU_SOURCE
@@ -119,8 +126,8 @@ struct list {
 };
 
 struct options {
-    const char *bundle, *at, *agent, *root, *disk, *tmpfs;
-    uint64_t base, owner, nofile, fsize;
+    const char *bundle, *at, *agent, *root, *disk, *tmpfs, *pts;
+    uint64_t base, owner, nofile, fsize, pid, terminals;
     int try_only;
     struct list trees, dirs, hidden;
     char **command;
@@ -195,10 +202,13 @@ static void read_option(struct options *o, const char *name, const char *value)
     else if (!strcmp(name, "--root")) o->root = value;
     else if (!strcmp(name, "--disk")) o->disk = value;
     else if (!strcmp(name, "--tmpfs")) o->tmpfs = value;
+    else if (!strcmp(name, "--pts")) o->pts = value;
+    else if (!strcmp(name, "--terminals")) o->terminals = number(name, value);
     else if (!strcmp(name, "--base")) o->base = number(name, value);
     else if (!strcmp(name, "--owner")) o->owner = number(name, value);
     else if (!strcmp(name, "--nofile")) o->nofile = number(name, value);
     else if (!strcmp(name, "--fsize")) o->fsize = number(name, value);
+    else if (!strcmp(name, "--pid")) o->pid = number(name, value);
     else if (!strcmp(name, "--tree")) append(&o->trees, name, value);
     else if (!strcmp(name, "--dir")) append(&o->dirs, name, value);
     else if (!strcmp(name, "--hide")) append(&o->hidden, name, value);
@@ -435,7 +445,7 @@ static void make_entries(const char *dev)
 
 static void make_devices(const struct options *o)
 {
-    char dev[PATH_ROOM];
+    char dev[PATH_ROOM], null[PATH_ROOM];
 
     path(dev, "%s/dev", o->at);
     if (mount("dev", dev, "tmpfs", MS_NOSUID | MS_NOEXEC | MS_NOATIME, "mode=755,size=64k,nr_inodes=32"))
@@ -449,6 +459,17 @@ static void make_devices(const struct options *o)
     make_entries(dev);
     if (chown(dev, o->base, o->base))
         fail("giving %s away", dev);
+    if (mount(path(null, "%s/null", dev), "/dev/null", NULL, MS_BIND, NULL))
+        fail("binding %s to /dev/null", null);
+}
+
+static void make_terminals(const char *where, uint64_t most)
+{
+    char options[128];
+
+    snprintf(options, sizeof options, "newinstance,ptmxmode=0666,mode=0620,gid=5,max=%llu", (unsigned long long)most);
+    if (mount("devpts", where, "devpts", MS_NOSUID | MS_NOEXEC, options))
+        fail("mounting terminals (%s) at %s", options, where);
 }
 
 /* ---- trees of the host, read-only ---- */
@@ -509,6 +530,55 @@ static void mount_trees(const struct options *o, int userns)
     }
 }
 
+/* ---- the mounts of a container ---- */
+
+static int is_below(const char *where, const char *top)
+{
+    size_t length = strlen(top);
+
+    return !strncmp(where, top, length) && (where[length] == '/' || !where[length]);
+}
+
+/* The kernel writes blanks, backslashes and line ends of a path as \ooo. */
+static void unescape(char *text)
+{
+    char *to = text;
+    unsigned value;
+
+    for (; *text; text++, to++)
+        if (*text == '\\' && sscanf(text, "\\%3o", &value) == 1) {
+            *to = (char)value;
+            text += 3;
+        } else
+            *to = *text;
+    *to = 0;
+}
+
+/* No command has run in it, so no path in it can be a link of a sandbox. The worker reads back what holds. */
+static void seal(const struct options *o)
+{
+    struct mount_attributes attributes = {.set = MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_};
+    char name[PATH_ROOM], line[2 * PATH_ROOM], where[PATH_ROOM];
+    FILE *table;
+    int namespace;
+
+    if (!o->pid)
+        usage("seal needs --pid");
+    table = fopen(path(name, "/proc/%llu/mountinfo", (unsigned long long)o->pid), "re");
+    if (!table)
+        fail("opening %s", name);
+    namespace = open(path(name, "/proc/%llu/ns/mnt", (unsigned long long)o->pid), O_RDONLY | O_CLOEXEC);
+    if (namespace < 0 || setns(namespace, CLONE_NEWNS))
+        fail("entering %s", name);
+    while (fgets(line, sizeof line, table)) {
+        if (sscanf(line, "%*s %*s %*s %*s %4095s", where) != 1)
+            continue;
+        unescape(where);
+        if (!is_below(where, "/proc") && !is_below(where, "/sys") && !is_below(where, "/dev"))
+            syscall(SYS_mount_setattr_, AT_FDCWD, where, 0, &attributes, sizeof attributes);
+    }
+}
+
 /* ---- limits ---- */
 
 static void lower(int resource, rlim_t wanted)
@@ -524,9 +594,25 @@ static void lower(int resource, rlim_t wanted)
         fail("lowering limit %d", resource);
 }
 
+/* Where the limit is 0 already, it may not be raised to 1; that is enough unless crashes start a program. */
+static void forbid_cores(void)
+{
+    struct rlimit limit = {1, 1};
+    char first = 0;
+    int fd;
+
+    if (setrlimit(RLIMIT_CORE, &limit) == 0)
+        return;
+    fd = open("/proc/sys/kernel/core_pattern", O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || read(fd, &first, 1) != 1 || first == '|')
+        fail("setting the limit of cores to 1 (a crash would start the program of kernel.core_pattern)");
+    close(fd);
+    lower(RLIMIT_CORE, 0);
+}
+
 static void lower_limits(const struct options *o)
 {
-    lower(RLIMIT_CORE, 0);
+    forbid_cores();
     lower(RLIMIT_MEMLOCK, 8 << 20);
     if (o->nofile)
         lower(RLIMIT_NOFILE, o->nofile);
@@ -596,9 +682,13 @@ static void disk(const struct options *o)
 {
     if (!o->at || (!o->disk == !o->tmpfs))
         usage("disk needs --at and one of --disk and --tmpfs");
+    if (!o->pts != !o->terminals)
+        usage("--pts needs --terminals");
     if (o->try_only)
         private_mounts();
     make_disk(o, o->at);
+    if (o->pts)
+        make_terminals(o->pts, o->terminals);
 }
 
 int main(int argc, char **argv)
@@ -611,12 +701,14 @@ int main(int argc, char **argv)
         return 0;
     }
     if (argc < 2)
-        usage("what to do? sandbox, disk or version");
+        usage("what to do? sandbox, disk, seal or version");
     read_options(&o, argv + 2);
     if (!strcmp(argv[1], "sandbox"))
         sandbox(&o);
     else if (!strcmp(argv[1], "disk"))
         disk(&o);
+    else if (!strcmp(argv[1], "seal"))
+        seal(&o);
     else
         usage("cannot do '%s'", argv[1]);
     return 0;

@@ -33,7 +33,7 @@ class SystemClock:
         return self._epoch
 
     def now(self) -> float:
-        return boot_time()
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def wall(self) -> float:
         return time.time()
@@ -68,7 +68,7 @@ class ClusterClock(SystemClock):
         return "cluster"
 
     def now(self) -> float:
-        return boot_time() + self.offset_s
+        return time.clock_gettime(time.CLOCK_BOOTTIME) + self.offset_s
 
     def wall(self) -> float:
         return self.now()

@@ -10,14 +10,23 @@ Lines of libraries have the event `log` and a `message`. The server's command se
 
 import json
 import logging
+import re
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final, TextIO
 
 _ROOT: Final = "warren"
+_LEVELS: Final = {
+    logging.getLevelName(name): name.lower() for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+}
+_PLAIN: Final = re.compile(r'[^ "=]+')
 _QUIET: Final = ("uvicorn", "asyncio", "aiodocker", "websockets")
+
+
+Fields = Mapping[str, object]
 
 
 class EventLog:
@@ -44,6 +53,9 @@ class EventLog:
     def _write(self, level: int, event: str, fields: dict[str, object], exc: BaseException | None = None) -> None:
         if not self._logger.isEnabledFor(level):
             return
+        if exc is None and _handlers and logging.root.handlers == _handlers:
+            _handlers[0].write_line(self._logger.name, level, event, fields)
+            return
         # `Logger.log` would look for the caller's line on the stack, which costs more than all the rest.
         traceback = (type(exc), exc, exc.__traceback__) if exc is not None else None
         record = logging.LogRecord(self._logger.name, level, "", 0, event, (), traceback)
@@ -57,8 +69,8 @@ def get_log(name: str) -> EventLog:
 
 def set_up_logs(level: str, form: str, request_id: Callable[[], str] = lambda: "") -> None:
     """Writes the log to stderr. `request_id` tells which request a line belongs to."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(request_id) if form == "json" else TextLines(request_id))
+    handler = _Handler(JsonLines(request_id) if form == "json" else TextLines(request_id))
+    _handlers[:] = [handler]
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -73,10 +85,15 @@ class TextLines(logging.Formatter):
         super().__init__()
         self._request_id = request_id
 
+    def line(self, logger: str, level: int, created: float, event: str, fields: Fields) -> str:
+        request = self._request_id()
+        if request and "request" not in fields:
+            fields = {**fields, "request": request}
+        shown = "".join([f" {name}={_text(value)}" for name, value in fields.items() if value is not None])
+        return f"{_time(created)} {_LEVELS.get(level, str(level)):7} {event}{shown}"
+
     def format(self, record: logging.LogRecord) -> str:
-        event, fields = _parts(record, self._request_id())
-        shown = "".join(f" {name}={_text(value)}" for name, value in fields.items())
-        line = f"{_time(record)} {record.levelname.lower():7} {event}{shown}"
+        line = self.line(record.name, record.levelno, record.created, *_parts(record))
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -85,43 +102,62 @@ class JsonLines(logging.Formatter):
         super().__init__()
         self._request_id = request_id
 
-    def format(self, record: logging.LogRecord) -> str:
-        event, fields = _parts(record, self._request_id())
-        values = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "event": event,
-            **{name: value if isinstance(value, int | float) else str(value) for name, value in fields.items()},
+    def line(self, logger: str, level: int, created: float, event: str, fields: Fields) -> str:
+        start = {"time": _time(created), "level": _LEVELS.get(level, str(level)), "logger": logger, "event": event}
+        shown = {
+            name: value if isinstance(value, int | float) else str(value)
+            for name, value in fields.items()
+            if value is not None
         }
+        request = self._request_id()
+        return json.dumps({**start, **({"request": request} if request else {}), **shown})
+
+    def format(self, record: logging.LogRecord) -> str:
+        event, fields = _parts(record)
         if record.exc_info:
-            values["exception"] = self.formatException(record.exc_info)
-        return json.dumps(values)
+            fields = {**fields, "exception": self.formatException(record.exc_info)}
+        return self.line(record.name, record.levelno, record.created, event, fields)
 
 
-def _parts(record: logging.LogRecord, request_id: str) -> tuple[str, dict[str, Any]]:
-    ours: dict[str, Any] | None = getattr(record, "fields", None)
-    if ours is None:
-        event, fields = "log", {"source": record.name, "message": record.getMessage()}
-    else:
-        event, fields = record.msg, {name: value for name, value in ours.items() if value is not None}
-    if request_id:
-        fields.setdefault("request", request_id)
-    return event, fields
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes the events of EventLog without the steps that `logging` takes for the records of libraries."""
+
+    def __init__(self, lines: TextLines | JsonLines) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(lines)
+        self._lines = lines
+
+    def write_line(self, logger: str, level: int, event: str, fields: Fields) -> None:
+        try:
+            self.stream.write(self._lines.line(logger, level, time.time(), event, fields) + "\n")
+            self.stream.flush()
+        except Exception:
+            self.handleError(logging.LogRecord(logger, level, "", 0, event, (), None))
+
+
+_handlers: list[_Handler] = []
+
+
+def _parts(record: logging.LogRecord) -> tuple[str, Fields]:
+    fields: Fields | None = getattr(record, "fields", None)
+    if fields is None:
+        return "log", {"source": record.name, "message": record.getMessage()}
+    return record.msg, fields
 
 
 def _text(value: object) -> str:
+    if type(value) is int:
+        return str(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
         return f"{value:.6g}"
     text = str(value)
-    is_plain = text and text.isprintable() and not set(text) & set(' "=')
-    return text if is_plain else json.dumps(text)
+    return text if text.isprintable() and _PLAIN.fullmatch(text) else json.dumps(text)
 
 
-def _time(record: logging.LogRecord) -> str:
-    seconds, milliseconds = divmod(int(record.created * 1000), 1000)
+def _time(created: float) -> str:
+    seconds, milliseconds = divmod(int(created * 1000), 1000)
     return f"{_second(seconds)}.{milliseconds:03}Z"
 
 

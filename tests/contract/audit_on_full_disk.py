@@ -31,7 +31,7 @@ async def main(directory: Path) -> None:
     log.record(a_deed(9999.0))
     newest, note, *rest = await all_of(log, EVERYTHING)
     assert (newest, rest) == (a_deed(9999.0), before)
-    assert (note.action, note.tenant, note.at) == (DROPPED, "", float(MANY + 2))
+    assert (note.action, note.tenant, note.at) == (DROPPED, "acme", float(MANY + 2))
     assert note.detail == {"count": lost, "first_at": float(len(before)), "last_at": float(MANY + 2)}
     await log.close()
     again = await FileAudit.open(directory / "audit")

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from contract.audit_contract import EVERYTHING, AuditContract, a_deed, all_of
 from warren.interfaces.audit import AuditLog, Query
 from warren.model.audit import DROPPED, CommandText
 from warren.model.errors import Unavailable
-from warren.tenancy.audit.files import FileAudit, lines_before, read_page
+from warren.tenancy.audit.entries import LEFT_OUT, encode_entry
+from warren.tenancy.audit.files import FileAudit, lines_before, read_page, verify_files
 from warren.tenancy.audit.rotating_files import Appended, RotatingFiles, make_directory
 from warren.tenancy.audit.writer import AuditWriter
 from warren.testing.memory_audit import MemoryAudit
@@ -112,7 +114,7 @@ class TestFiles:
         await log.close()
 
     async def test_a_page_after_a_file_that_is_gone_is_the_last(self, directory: Path) -> None:
-        log = await FileAudit.open(directory, max_bytes=1000, keep_files=2)
+        log = await FileAudit.open(directory, max_bytes=3000, keep_files=2)
         for number in range(10):
             log.record(a_deed(float(number)))
         page = await log.find(Query("acme", limit=5))
@@ -251,6 +253,71 @@ class TestThingsInTheWay:
         await log.close()
 
 
+@pytest.mark.anyio
+class TestChain:
+    async def test_an_untouched_record_of_several_processes_and_restarts_is_whole(self, directory: Path) -> None:
+        for _ in range(3):
+            logs = [await FileAudit.open(directory, max_bytes=3000, keep_files=1000) for _ in range(3)]
+            for number in range(40):
+                for log in logs:
+                    log.record(a_deed(float(number), detail={"hash": "0" * 64}))
+                if number % 10 == 0:
+                    await asyncio.gather(*(log.find(EVERYTHING) for log in logs))
+            for log in logs:
+                await log.close()
+        found = verify_files(directory)
+        assert (found.entries, found.unchained, found.damaged, found.problems) == (360, 0, 0, [])
+        assert verify_files(directory, found.head).problems == []
+
+    @pytest.mark.parametrize("what", ["change", "remove", "insert", "swap", "cut", "copy", "remove a file", "garble"])
+    async def test_whatever_is_done_to_it_shows(self, directory: Path, what: str) -> None:
+        await written(directory, *range(100), max_bytes=5000)
+        head = verify_files(directory).head
+        files = files_of(directory)
+        assert len(files) > 3
+        lines = files[1].read_bytes().splitlines(keepends=True)
+        match what:
+            case "change":
+                lines[3] = lines[3].replace(b'"tenant":"acme"', b'"tenant":"evil"')
+            case "remove":
+                del lines[3]
+            case "insert":
+                lines.insert(3, encode_entry(a_deed(99.0)))
+            case "swap":
+                lines[3], lines[4] = lines[4], lines[3]
+            case "copy":
+                lines.insert(4, lines[3])
+            case "garble":
+                lines[3] = b"x" * 100 + b"\n"
+        files[1].write_bytes(b"".join(lines))
+        if what == "remove a file":
+            files[1].unlink()
+        if what == "cut":
+            files[-1].unlink()
+            assert verify_files(directory).problems == [], "which is why an operator keeps the head"
+            assert "is not in the record" in verify_files(directory, head).problems[0]
+        else:
+            assert verify_files(directory).problems
+
+    async def test_old_files_may_be_gone_and_half_a_line_is_no_change(self, directory: Path) -> None:
+        await written(directory, *range(100), max_bytes=3000, keep_files=4)
+        last = files_of(directory)[-1]
+        with last.open("ab") as out:
+            out.write(b'{"at":1,"act')
+        await written(directory, 100, max_bytes=3000, keep_files=4)
+        found = verify_files(directory)
+        assert (found.problems, found.damaged) == ([], 1)
+
+    async def test_entries_of_versions_without_hashes_may_stand_before_the_chain(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700)
+        old = directory / "audit-0000000001.jsonl"
+        old.write_bytes(b"".join(encode_entry(a_deed(float(number))) for number in range(5)))
+        old.chmod(0o600)
+        await written(directory, *range(5, 10))
+        found = verify_files(directory)
+        assert (found.unchained, found.entries, found.problems) == (5, 5, [])
+
+
 class StuckFiles(RotatingFiles):
     """A disk that does not answer until it is allowed to."""
 
@@ -293,11 +360,66 @@ class TestFaults:
         log.record(a_deed(0.0))
         with anyio.fail_after(30):
             await journal.writing.wait()
-        for _ in range(10):
-            log.record(a_deed(1.0, detail={"command": ["x" * 5_000_000, "y" * 5_000_000]}))
-        assert log.dropped == 7
+        for number in range(1000):
+            values = [f"{number}-{part}-{'x' * 90}" for part in range(250)]
+            log.record(a_deed(1.0, detail={"command": ["x" * 5_000_000, "y" * 5_000_000]}), values)
+        assert 100 < log.dropped < 400
         journal.may_go_on.set()
         await log.close()
+
+    async def test_a_tenant_that_fills_the_queue_takes_no_place_of_others(self, directory: Path) -> None:
+        make_directory(directory)
+        journal = StuckFiles(directory)
+        log = FileAudit(directory, AuditWriter(journal, CommandText.REDACTED, queue_most=1000))
+        log.record(a_deed(0.0))
+        with anyio.fail_after(30):
+            await journal.writing.wait()
+        for number in range(5000):
+            log.record(a_deed(float(number), tenant="loud"))
+        for number in range(100):
+            log.record(a_deed(float(number), tenant=f"quiet-{number % 3}"))
+        journal.may_go_on.set()
+        for number in range(3):
+            assert len(await all_of(log, Query(f"quiet-{number}"))) in (33, 34)
+        *kept, note = sorted(await all_of(log, Query("loud")), key=lambda entry: entry.action == DROPPED)
+        assert len(kept) == 900
+        assert note.detail == {"count": 4100, "first_at": 900.0, "last_at": 4999.0}
+        assert log.dropped == 4100
+        await log.close()
+
+    async def test_many_variables_and_long_commands_hold_nobody_up(self, directory: Path) -> None:
+        """Commands of one tenant, half of them with 40,000 variables, before a command of another."""
+        log = await FileAudit.open(directory)
+        secrets = [f"secret-{number}" for number in range(40_000)]
+        command = (" ".join(secrets) * 10)[:2_900_000]
+        began = time.monotonic()
+        for number in range(100):
+            log.record(a_deed(float(number), tenant="loud", detail={"command": command, "exit_code": 0}), secrets)
+            log.record(a_deed(float(number), tenant="loud", detail={"command": command}), secrets[:256])
+        log.record(a_deed(tenant="quiet", detail={"command": "ls"}))
+        assert time.monotonic() - began < 1
+        assert [entry.detail for entry in await all_of(log, Query("quiet"))] == [{"command": "ls"}]
+        last, last_but_one, *_ = await all_of(log, Query("loud"))
+        assert last.detail["command"].startswith("[redacted] [redacted] ")
+        assert last.detail["command"].endswith("[cut: it had 2900000 characters]")
+        assert last_but_one.detail == {"command": LEFT_OUT, "exit_code": 0}
+        await log.close()
+        assert time.monotonic() - began < 10
+        assert log.dropped == 0
+
+    async def test_a_stop_writes_a_long_queue_without_details_rather_than_losing_it(self, directory: Path) -> None:
+        make_directory(directory)
+        log = FileAudit(directory, AuditWriter(RotatingFiles(directory), CommandText.REDACTED), close_most_s=0.5)
+        for number in range(1000):
+            secrets = [f"{number}-{part}-{'%' * 60}" for part in range(200)]
+            log.record(a_deed(float(number), detail={"command": "x -u key:" * 800}), secrets)
+        began = time.monotonic()
+        await log.close()
+        assert time.monotonic() - began < 5
+        assert log.dropped == 0
+        text = files_of(directory)[0].read_text()
+        assert text.count(chr(10)) == 1001
+        assert '"detail":{"left_out":"the server was stopping"}' in text
 
     def test_a_full_disk_is_counted_and_passes(self, tmp_path: Path) -> None:
         """In a mount namespace of its own, on a file system of a few hundred kilobytes."""

@@ -15,7 +15,7 @@ from warren.interfaces.audit import AuditLog, Query
 from warren.model.audit import DROPPED, CommandText
 from warren.model.errors import Unavailable
 from warren.stores.redis_link import RedisLink, connect
-from warren.tenancy.audit.redis import RedisAudit
+from warren.tenancy.audit.redis import RedisAudit, verify_stream
 
 LASTING = ("--appendonly", "yes", "--appendfsync", "always")
 
@@ -97,6 +97,8 @@ class TestShared:
                 log.record(a_deed(float(number), session_id=f"ses_{which}"))
         for log in logs:
             await log.find(EVERYTHING)
+        found = await verify_stream(links[0])
+        assert (found.entries, found.problems) == (600, [])
         for log in logs:
             for which in range(3):
                 entries = await all_of(log, Query("acme", session_id=f"ses_{which}", limit=30))
@@ -191,6 +193,20 @@ class TestShared:
         log.record(a_deed(2.0))
         assert [entry.at for entry in await all_of(log, EVERYTHING)] == [2.0, 1.0]
         await log.close()
+
+    async def test_an_entry_that_was_removed_or_changed_shows(self, server: RedisServer, link: RedisLink) -> None:
+        log = await RedisAudit.open(link)
+        for number in range(10):
+            log.record(a_deed(float(number)))
+        await log.close()
+        found = await verify_stream(link)
+        assert (found.entries, found.problems) == (10, [])
+        names = [name for name, _ in server.ask("XRANGE", "{warren}:audit", "-", "+")]
+        server.ask("XDEL", "{warren}:audit", names[-1])
+        assert (await verify_stream(link)).problems == []
+        assert (await verify_stream(link, found.head)).problems
+        server.ask("XDEL", "{warren}:audit", names[4])
+        assert "removed" in (await verify_stream(link)).problems[0]
 
 
 @pytest.mark.anyio

@@ -260,6 +260,16 @@ class LinuxSessionSuite:
         for limits in ({"memory_mb": 1}, {"cpus": -1}, {"pids": 0}, {"disk_mb": 10**12}):
             await api.refused("POST", "/api/sessions", {"limits": limits}, status=422, code="invalid_request")
 
+    async def test_limits_above_the_machine_are_refused_by_the_name_of_their_option(self, api: Api) -> None:
+        asked = {"memory_mb": ("max_memory_limit", 1024 * 1024), "cpus": ("max_cpus", 256), "pids": ("max_pids", 32768)}
+        asked["disk_mb"] = "max_disk_mb", 1024 * 1024
+        asked["open_files"] = "max_open_files", 1024 * 1024
+        for name, (option, value) in asked.items():
+            wanted = {"limits": {name: value}}
+            refused = await api.refused("POST", "/api/sessions", wanted, status=422, code="invalid_request")
+            assert f"{name} may be at most" in refused["detail"]
+            assert option in refused["remedy"]
+
     async def test_an_image_of_its_own_is_used_and_an_unknown_one_refused(self, api: Api) -> None:
         async with api.session(image="host") as session:
             assert session.found["pooled"] is False

@@ -37,7 +37,7 @@ def small_state(image_cache: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def server(small_state: Path) -> Iterator[ServerProcess]:
-    server = ServerProcess(small_state, *FLAGS, argv=ARGV, WARREN_CLAIM_TIMEOUT_S="3")
+    server = ServerProcess(small_state, *FLAGS, argv=ARGV, WARREN_CLAIM_TIMEOUT_S="3", WARREN_DISK_OVERCOMMIT="1000")
     server.log_path = small_state.with_suffix(".log")
     server.start()
     yield server

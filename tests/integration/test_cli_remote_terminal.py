@@ -62,8 +62,11 @@ def test_a_new_size_reaches_the_program(session: str, opened: Open) -> None:
     terminal.expect("set\r\n")
     terminal.resize(41, 132)
     terminal.process.send_signal(signal.SIGWINCH)
-    time.sleep(0.3)
-    terminal.type("\r")
+    for _ in range(100):  # bash runs the trap with the next command after the signal
+        terminal.type("\r")
+        terminal.drain()
+        if b"41 132" in terminal.seen:
+            break
     terminal.expect("41 132")
 
 

@@ -50,6 +50,12 @@ def states(cli: RemoteCli) -> dict[str, str]:
     return {worker["id"]: worker["state"] for worker in cli.document("cluster", "status")["workers"]}
 
 
+def test_a_coordinator_can_gain_no_privileges_and_says_nothing_of_a_lack_of_confinement(nodes: Nodes) -> None:
+    coordinator = nodes.all[2]
+    assert "NoNewPrivs:\t1\n" in Path(f"/proc/{coordinator.pid}/status").read_text()
+    assert "coordinator_not_confined" not in coordinator.log
+
+
 def test_status_shows_the_workers_for_people_and_for_programs(cli: RemoteCli, nodes: Nodes) -> None:
     wait_until(lambda: set(states(cli).values()) == {"ready"}, "two workers")
     head, first, second, _, last = cli.say("cluster", "status").splitlines()

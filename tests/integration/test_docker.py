@@ -57,15 +57,23 @@ def scratch_image(engine: DockerEngine, place: Path) -> str:
     return SCRATCH
 
 
+def claims() -> dict[str, str]:
+    """The claims of all sandboxes on this machine; those of others may go at any moment."""
+    found = {}
+    for link in CLAIMS.glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError):
+            found[link.name] = os.readlink(link)
+    return found
+
+
 def ours_in_run(state_dir: Path) -> list[str]:
     """Directories of agents' sockets that belong to no other state directory on this machine."""
-    known = {Path(os.readlink(link)).name for link in CLAIMS.glob("[0-9]*") if str(state_dir) not in os.readlink(link)}
+    known = {Path(target).name for target in claims().values() if str(state_dir) not in target}
     return [path.name for path in Path("/run/warren/docker").glob("*") if path.name not in known]
 
 
 def remains(state_dir: Path, engine: DockerEngine) -> dict[str, list[str]]:
     """Everything a sandbox is made of on the host."""
-    claims = [link.name for link in CLAIMS.glob("[0-9]*") if str(state_dir) in os.readlink(link)]
     # Those with processes in them belong to containers, of this engine (listed) or of another one.
     procs = Path("/sys/fs/cgroup").glob("*/docker/*/cgroup.procs")
     return {
@@ -73,7 +81,7 @@ def remains(state_dir: Path, engine: DockerEngine) -> dict[str, list[str]]:
         "volumes": engine.docker("volume", "ls", "--quiet").stdout.split(),
         "directories": [*os.listdir(state_dir / "docker"), *ours_in_run(state_dir)],
         "mounts": mounts_below(state_dir),
-        "claims": claims,
+        "claims": [name for name, target in claims().items() if str(state_dir) in target],
         "cgroups": [str(path.parent) for path in procs if not path.read_text()],
     }
 

@@ -269,13 +269,24 @@ def test_every_scope_quota_and_figure_of_usage_is_in_the_chapter_on_tenants() ->
 
 # -- quickstart
 
+# Writes down what anybody could see of it: its arguments, and those of the shell that has started it.
+_RECORDING_CURL = """#!/bin/sh
+here=$(dirname "$0")
+tr '\\0' ' ' </proc/$PPID/cmdline >>"$here/arguments"
+printf '%s\\n' "$*" >>"$here/arguments"
+PATH=${PATH#"$here":} exec curl "$@"
+"""
+
 
 @pytest.fixture
 def quick(fresh_state: Path) -> Iterator[dict[str, str]]:
     """An environment for quickstart.sh; the server it has started is stopped at the end."""
     values = {"WARREN_STATE_DIR": str(fresh_state), "WARREN_PORT": str(free_port()), "WARREN_ON_STOP": "destroy"}
     values["WARREN_CREDENTIALS"] = str(fresh_state / "credentials.json")
-    yield {"PATH": os.environ["PATH"], "WARREN_CONFIG": "/dev/null", **values}
+    (fresh_state / "bin").mkdir()
+    (fresh_state / "bin" / "curl").write_text(_RECORDING_CURL)
+    (fresh_state / "bin" / "curl").chmod(0o755)
+    yield {"PATH": f"{fresh_state / 'bin'}:{os.environ['PATH']}", "WARREN_CONFIG": "/dev/null", **values}
     pid_file = fresh_state / "server.pid"
     if pid_file.exists():
         stop_process(int(pid_file.read_text()))
@@ -313,8 +324,13 @@ def test_quickstart_ends_with_a_server_and_a_request_that_works(quick: dict[str,
     outcome = subprocess.run(["sh", "-c", shown[0]], capture_output=True, text=True, timeout=60)
     assert '"exit_code": 0' in outcome.stdout, outcome.stderr
     (key,) = json.loads(Path(quick["WARREN_CREDENTIALS"]).read_text()).values()
-    assert key in shown[0]
-    assert key not in (Path(quick["WARREN_STATE_DIR"]) / "server.log").read_text()
+    assert key not in first.stdout + first.stderr
+    arguments = (Path(quick["WARREN_STATE_DIR"]) / "bin" / "arguments").read_text()
+    assert "/execute" in arguments
+    assert key not in arguments
+    log = Path(quick["WARREN_STATE_DIR"]) / "server.log"
+    assert key not in log.read_text()
+    assert log.stat().st_mode & 0o077 == 0
     again = quickstart(quick)
     assert again.returncode == 0, again.stderr
     pid = (Path(quick["WARREN_STATE_DIR"]) / "server.pid").read_text().strip()

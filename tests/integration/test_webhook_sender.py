@@ -5,6 +5,7 @@ import gzip
 import socket
 import ssl
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -165,7 +166,7 @@ async def test_who_is_not_there_is_unavailable() -> None:
 
 async def test_a_name_that_is_not_known_is_unavailable() -> None:
     async with posting(Names([])) as sender:
-        with pytest.raises(Unavailable, match=r"the name hooks\.test cannot be looked up"):
+        with pytest.raises(Unavailable, match=r"no public address is known for the name hooks\.test"):
             await sender.send("http://hooks.test/", b"{}", {})
 
 
@@ -200,7 +201,7 @@ async def test_a_name_that_is_not_known_is_unavailable() -> None:
 async def test_no_spelling_leads_to_this_machine(host: str) -> None:
     """Names are looked up by the system here, as they are in a server."""
     async with receiving(saying(b"secret"), PRIVATE) as receiver, posting() as sender:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises((InvalidRequest, Unavailable)):
             await sender.send(f"http://{host}:{receiver.port}/", b"{}", {})
         assert await receiver.strangers() == 0
 
@@ -209,7 +210,7 @@ async def test_no_spelling_leads_to_this_machine(host: str) -> None:
 async def test_no_name_leads_to_this_machine(name: str) -> None:
     names = Names([PRIVATE])
     async with receiving(saying(b"secret"), PRIVATE) as receiver, posting(names) as sender:
-        with pytest.raises(InvalidRequest):
+        with pytest.raises(Unavailable, match="no public address"):
             await sender.send(f"http://{name}:{receiver.port}/", b"{}", {})
         assert len(names.asked) == 1
         assert await receiver.strangers() == 0
@@ -229,7 +230,7 @@ async def test_a_name_that_moves_to_a_private_address_is_not_followed_there() ->
         assert (await sender.send(url, b"{}", {})).status == 200
         assert names.asked == ["hooks.test"], "a second look-up is a chance to answer otherwise"
         for _ in range(3):
-            with pytest.raises(InvalidRequest, match=r"not sent to hooks\.test"):
+            with pytest.raises(Unavailable, match=r"no public address is known for the name hooks\.test"):
                 await sender.send(url, b"{}", {})
         assert await private.strangers() == 0
         assert await public.strangers() == 1
@@ -238,9 +239,23 @@ async def test_a_name_that_moves_to_a_private_address_is_not_followed_there() ->
 async def test_one_private_address_among_the_addresses_of_a_name_is_enough() -> None:
     for answer in ([PUBLIC, PRIVATE], [PRIVATE, PUBLIC], [PUBLIC, "::1"], [PUBLIC, "::ffff:127.0.0.1"]):
         async with two_receivers(saying(b"")) as (public, private), posting(Names(answer)) as sender:
-            with pytest.raises(InvalidRequest):
+            with pytest.raises(Unavailable):
                 await sender.send(f"http://hooks.test:{public.port}/", b"{}", {})
             assert (await public.strangers(), await private.strangers()) == (0, 0)
+
+
+async def test_whether_an_internal_name_exists_is_not_told() -> None:
+    """Neither by words nor by the kind of error, nor by how long it takes."""
+    told, took = set(), []
+    for answer in ([PRIVATE], ["10.0.0.1"], ["169.254.169.254"], []):
+        async with posting(Names(answer)) as sender:
+            began = time.monotonic()
+            with pytest.raises(Unavailable) as caught:
+                await sender.send("http://db.internal/", b"{}", {})
+            took.append(time.monotonic() - began)
+            told.add((str(caught.value), caught.value.remedy, caught.value.retryable))
+    assert len(told) == 1
+    assert min(took) > 0.4
 
 
 class Turning(dict[str, Any]):

@@ -147,6 +147,12 @@ DENIED = [
     "echo $#; curl",
     "echo '#'; curl",
     "command_not_found_handle() { curl; }; nothing-of-that-name",
+    "env - PATH=$PATH MARK=$MARK curl",
+    "env - $HERE/curl",
+    "env 'a b=c' curl",
+    "env ''=x curl",
+    "choom -n 0 curl",
+    "setpriv --no-new-privs curl",
     "alias x=curl",
     "shopt -s expand_aliases\nalias x=curl\nx",
     "select x in a; do curl; break; done <<< 1",
@@ -168,6 +174,22 @@ DENIED = [
 ]
 
 UNKNOWN = [
+    "cu``rl",
+    'cu$""rl',
+    "env ``curl",
+    "env 'BASH_FUNC_ls%%=() { curl; }' bash -c ls",
+    "BASH_CMDS[ls]=$HERE/curl; ls",
+    "read 'BASH_CMDS[ls]' <<< $HERE/curl; ls",
+    "shopt -s expand_aliases\nBASH_ALIASES[x]=curl\nx",
+    "declare -n q=PS4; q='$(curl)'; set -x; :",
+    "printf -vPS4 %s '$(curl)'; set -x; true",
+    "x=PS4; printf -v $x '$(curl)'; set -x; true",
+    "echo curl > f; x=BASH_ENV; export $x=f; bash -c true",
+    "echo curl > f; set -k; bash -c true BASH_ENV=f",
+    "echo curl > f; set -a; : ${BASH_ENV:=f}; bash -c true",
+    "PS1='$(curl)' bash --norc -i <<< true",
+    "x='a[$(curl)]'; echo ${HERE:x}",
+    "x='a[$(curl)]'; eval 'echo $((x))'",
     "declare -a x='($(curl))'",
     "x='a[''$(curl)]'; echo $((x))",
     "x=$'a[\\x24(curl)]'; echo $((x))",
@@ -246,6 +268,12 @@ UNKNOWN = [
 ]
 
 FINE = [
+    "declare -a x; local y=1 2> /dev/null; export A=1 B=$x",
+    'while getopts "ab:" opt "$@"; do :; done',
+    'read -r -p "name of $HOME: " name < /dev/null || true',
+    'printf "%s\\n" "$HOME" curl',
+    "sleep 0 & wait $!",
+    "declare -A m=([a]=1 [b]=2); echo ${m[a]} ${HERE:0:3}",
     'i=0; echo "[$(date)] ($(date)) $((i + 1))"',
     'echo "a\\"; curl"',
     "cat <<\\E\n$(curl)\nE",

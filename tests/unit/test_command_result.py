@@ -5,7 +5,13 @@ import pytest
 from warren.model.command_output import CommandOutput
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, Reason, TerminalSize
-from warren.worker.agent.command_result import OomTracker, exec_result, lost_result, start_payload
+from warren.worker.agent.command_result import (
+    OomTracker,
+    base_env_fields,
+    exec_result,
+    lost_result,
+    start_payload,
+)
 from warren.worker.agent.link import Output, printable
 from warren.worker.agent.wire import EndReason, Fields, Flag, Tag, fields
 
@@ -85,14 +91,12 @@ def test_a_lost_sandbox_is_a_result_with_the_reason() -> None:
 
 
 def test_a_command_becomes_the_fields_of_a_start() -> None:
-    payload = start_payload(Command(shell="x", env={"A": "2"}), "p", {"B": "1"}, Flag.DEFER)
+    payload = start_payload(Command(shell="x", env={"A": "2"}), "p", base_env_fields({"B": "1"}), int(Flag.DEFER))
     found = Fields(payload)
     assert found.number(Tag.FLAGS) == Flag.DEFER | Flag.CARRY
     assert (found.text(Tag.ENV), found.text(Tag.BASE_ENV)) == ("A=2", "B=1")
-    assert not Fields(start_payload(Command(argv=("x",)), "p", {}, Flag(0))).number(Tag.FLAGS)
-    terminal = Fields(
-        start_payload(Command(shell="x", terminal=TerminalSize(5, 6), timeout_s=0.0001), "p", {}, Flag(0))
-    )
+    assert not Fields(start_payload(Command(argv=("x",)), "p", b"", 0)).number(Tag.FLAGS)
+    terminal = Fields(start_payload(Command(shell="x", terminal=TerminalSize(5, 6), timeout_s=0.0001), "p", b"", 0))
     assert (terminal.number(Tag.ROWS), terminal.number(Tag.COLS), terminal.number(Tag.TIMEOUT_MS)) == (5, 6, 1)
 
 

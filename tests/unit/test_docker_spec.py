@@ -17,7 +17,7 @@ from warren.worker.providers.docker_images import slug, tar_parts, version
 from warren.worker.providers.docker_spec import EngineImage, SandboxPaths, agent_argv, container, directories, etc_files
 
 BASE = 0x78000000
-PLACE = SandboxPaths(Path("/w/disk"), Path("/w/run"))
+PLACE = SandboxPaths(Path("/w/disk"), Path("/w/run"), Path("/w/pts"))
 
 
 def config(
@@ -57,7 +57,7 @@ def test_the_hardening_is_asked_for() -> None:
     assert json.loads(seccomp.removeprefix("seccomp="))["defaultAction"] == "SCMP_ACT_ERRNO"
     assert (host["NetworkMode"], host["IpcMode"], host["CgroupnsMode"]) == ("none", "private", "private")
     assert host["ReadonlyRootfs"]
-    assert "/sys/fs" in host["MaskedPaths"]
+    assert {"/sys", "/proc/fs", "/proc/diskstats"} <= set(host["MaskedPaths"])
     assert host["LogConfig"]["Type"] == "none"
 
 
@@ -69,13 +69,13 @@ def test_the_limits_are_asked_for() -> None:
     assert host["CpuQuota"] / host["CpuPeriod"] == 0.25
     assert host["PidsLimit"] == 10 + 64
     ulimits = {limit["Name"]: limit["Hard"] for limit in host["Ulimits"]}
-    assert ulimits == {"core": 0, "nofile": 99, "memlock": 8 * MIB, "fsize": 20 * MIB}
+    assert ulimits == {"core": 1, "nofile": 99, "memlock": 8 * MIB, "fsize": 20 * MIB}
 
 
 def test_no_ulimit_goes_above_what_this_machine_can_give() -> None:
     ulimits = config(hard_limits={"nofile": 100, "memlock": 65536})["HostConfig"]["Ulimits"]
     assert {limit["Name"]: limit["Soft"] for limit in ulimits} == {
-        "core": 0, "nofile": 100, "memlock": 65536, "fsize": 1024 * MIB
+        "core": 1, "nofile": 100, "memlock": 65536, "fsize": 1024 * MIB
     }  # fmt: skip
 
 
@@ -87,9 +87,9 @@ def test_nothing_of_a_request_becomes_a_path_of_the_host() -> None:
     assert "Binds" not in made["HostConfig"]
 
 
-def test_only_the_disk_and_the_agents_run_directory_can_be_written() -> None:
+def test_only_the_disk_the_terminals_and_the_agents_run_directory_can_be_written() -> None:
     writable = {mount["Target"] for mount in config()["HostConfig"]["Mounts"] if not mount["ReadOnly"]}
-    assert writable == {*WRITABLE, "/.warren/run"}
+    assert writable == {*WRITABLE, "/.warren/run", "/dev/pts"}
 
 
 def test_the_engines_own_ways_in_are_shut() -> None:
@@ -116,7 +116,7 @@ def test_volumes_over_what_is_ours_are_refused(path: str) -> None:
 
 
 def test_no_file_of_the_host_is_shared_between_sandboxes() -> None:
-    sources = {mount["Source"] for mount in config()["HostConfig"]["Mounts"]} - {"/w/run"}
+    sources = {mount["Source"] for mount in config()["HostConfig"]["Mounts"]} - {"/w/run", "/w/pts"}
     assert all(source.startswith("/w/disk/") for source in sources)
 
 

@@ -5,9 +5,19 @@ from pathlib import Path
 import pytest
 
 from warren.doctor.check import Check, Level
+from warren.doctor.kernel_state import check_cores, check_terminals
 from warren.doctor.machine import check_cgroups, check_kernel
-from warren.doctor.parts import check_programs, judge_docker, judge_runtimes, known_holes, parse_version
+from warren.doctor.parts import (
+    check_programs,
+    judge_docker,
+    judge_runtimes,
+    known_holes,
+    missing_layer,
+    parse_version,
+)
+from warren.model.spec import Layer
 from warren.worker.host.cgroups import Hierarchies
+from warren.worker.host.isolation import UNREADABLE
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport
 
 
@@ -23,6 +33,27 @@ from warren.worker.providers.oci_runtime import Runtime, RuntimeReport
 )
 def test_kernels(system: str, release: str, machine: str, level: Level) -> None:
     assert check_kernel(system, release, machine).level is level
+
+
+@pytest.mark.parametrize(
+    ("pattern", "level", "said"),
+    [
+        ("core", Level.OK, "no program"),
+        ("|/usr/share/apport/apport -p%p", Level.WARN, "but not one in a sandbox"),
+        ("@/run/coredump.socket", Level.WARN, "also one in a sandbox"),
+    ],
+)
+def test_what_crashes_start(pattern: str, level: Level, said: str) -> None:
+    check = check_cores(pattern)
+    assert check.level is level
+    assert said in check.found
+
+
+@pytest.mark.parametrize(
+    ("most", "reserve", "level"), [(4096, 1024, Level.OK), (1024, 512, Level.WARN), (4096, 0, Level.WARN)]
+)
+def test_terminals_are_enough_for_many_sandboxes_and_the_host(most: int, reserve: int, level: Level) -> None:
+    assert check_terminals(most, reserve).level is level
 
 
 @pytest.mark.parametrize(
@@ -94,3 +125,9 @@ def test_programs_that_are_missing_broken_or_old_fail(tmp_path: Path) -> None:
     assert "version 1 is needed" in agent.found
     assert (agent.level, launcher.level) == (Level.FAIL, Level.FAIL)
     assert "make build" in agent.remedy
+
+
+def test_a_layer_that_cannot_be_read_has_another_remedy_than_one_that_is_missing() -> None:
+    unreadable = missing_layer(Layer.SYSTEM_CALLS, f"{UNREADABLE}no right")
+    assert (unreadable.level, "SYS_PTRACE" in unreadable.remedy) == (Level.WARN, True)
+    assert "--require user_namespace" in missing_layer(Layer.USER_NAMESPACE, "the same as the host's").remedy

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import warren
 
@@ -15,6 +16,7 @@ SOURCES = sorted(Path(warren.__file__).parent.rglob("*.py"))
 DISTRIBUTIONS = {
     "jwt": "pyjwt",
     "langchain_core": "langchain-core",
+    "pydantic_core": "pydantic-core",
     "python_multipart": "python-multipart",
     "tree_sitter": "tree-sitter",
     "tree_sitter_bash": "tree-sitter-bash",
@@ -57,3 +59,16 @@ def test_files_say_what_they_are_for(path: Path) -> None:
 def test_the_command_that_continuous_integration_runs_is_there() -> None:
     for name in (".ci/run", "quickstart.sh", "scripts/system-packages", "scripts/find-python"):
         assert (ROOT / name).stat().st_mode & 0o111, name
+
+
+def test_the_lock_has_hashes_of_everything_a_server_needs() -> None:
+    entries = (ROOT / "requirements.lock").read_text().replace("\\\n", "").splitlines()[1:]
+    locked = {entry.partition("==")[0]: entry.partition("==")[2].split() for entry in entries}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    for text in [*wanted, *project["project"]["optional-dependencies"]["server"]]:
+        requirement = Requirement(text)
+        version, *hashes = locked[requirement.name]
+        assert requirement.specifier.contains(version), f"{text}: run scripts/lock.py"
+        assert all(word.startswith("--hash=sha256:") and len(word) == 78 for word in hashes)
+        assert hashes

@@ -1,10 +1,9 @@
 """Commands are judged as a shell reads them: a table of tricks, the same table under a real bash, and fuzz."""
 
 import os
-import shutil
+import random
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,8 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from unit.policy_cases import DENIED, ELSEWHERE, FINE, UNKNOWN
+from unit.policy_grammar import generate, generate_lookup
+from unit.policy_jail import runs_curl, stub_directory, which_run_curl
 
 from warren.model.errors import InvalidRequest
 from warren.model.operations import Command, Reason
@@ -23,11 +24,6 @@ ROOT = Path(__file__).parents[2]
 DENY = Policy.from_mapping({"deny": ["curl", "wget*", "git push", "/usr/sbin/*"]})
 ALLOW = Policy.from_mapping({"allow": ["ls", "cat", "git status", "/opt/tools/*", "bash build.sh", "bash"]})
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-# What a line of the table may use besides the builtins of bash. Everything else is not there.
-TOOLS = [
-    "awk", "base64", "bash", "cat", "date", "diff", "env", "find", "flock", "grep", "head", "ls", "mkdir", "nice",
-    "nohup", "printf", "sed", "setarch", "setsid", "sh", "sleep", "sort", "stdbuf", "timeout", "true", "uniq", "xargs",
-]  # fmt: skip
 
 
 def verdict(line: str, policy: Policy = DENY) -> PolicyVerdict:
@@ -68,45 +64,8 @@ def test_the_table_is_long_enough() -> None:
 
 @pytest.fixture(scope="module")
 def stub() -> Iterator[Path]:
-    """A directory that has a `curl` which leaves a mark, and a few tools."""
-    with tempfile.TemporaryDirectory(prefix="warren-test-policy-") as place:
-        directory = Path(place) / "stub"
-        directory.mkdir()
-        (directory / "curl").write_text('#!/bin/sh\n: > "$MARK"\n')
-        (directory / "curl").chmod(0o755)
-        for tool in TOOLS:
-            real = next((Path(at) / tool for at in ("/usr/bin", "/bin") if (Path(at) / tool).exists()), None)
-            if real is not None:
-                (directory / tool).symlink_to(real)
+    with stub_directory() as directory:
         yield directory
-
-
-BWRAP = shutil.which("bwrap") or "bwrap"
-# Runs the line, and waits for what it has started and not waited for, but not for ever.
-PATIENT = """/bin/bash -c "$1"
-for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    set -- /proc/[0-9]*
-    [ $# -gt 1 ] || exit 0
-    /bin/sleep 0.1
-done"""
-
-
-def runs_curl(line: str, stub: Path) -> bool:
-    """Whether a real bash that is given the line runs the stub."""
-    with tempfile.TemporaryDirectory(prefix="warren-test-policy-") as place:
-        work, mark = Path(place) / "work", Path(place) / "mark"
-        work.mkdir()
-        (Path(place) / "stub").symlink_to(stub)
-        environ = {"PATH": str(stub), "HERE": str(stub), "MARK": str(mark), "HOME": str(work)}
-        # The lines are hostile: they see this machine read-only and may write to their own directory alone, and
-        # everything they leave running ends with them.
-        jail = [BWRAP, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"]
-        jail += ["--ro-bind", str(stub), str(stub), "--bind", place, place, "--unshare-all", "--die-with-parent"]
-        subprocess.run(
-            [*jail, "--as-pid-1", "/bin/sh", "-c", PATIENT, "sh", line], cwd=work, env=environ, timeout=60, check=False,
-            stdin=subprocess.DEVNULL, capture_output=True,
-        )  # fmt: skip
-        return mark.exists()
 
 
 RUN = [line for line in (*DENIED, *UNKNOWN, *FINE) if line not in ELSEWHERE]
@@ -169,6 +128,27 @@ def test_every_argv_gets_an_answer(argv: list[str]) -> None:
 def test_no_line_that_is_let_through_makes_bash_run_it(line: str, stub: Path) -> None:
     if verdict(line).allowed and "curl" in line:
         assert not runs_curl(line, stub)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_generated_line_that_is_let_through_makes_bash_run_it(seed: int, stub: Path) -> None:
+    """The deny list has `curl` on it, the allow list has not: no line may run it by either."""
+    rng = random.Random(seed)
+    lines = [generate(rng) for _ in range(500)]
+    for policy in (DENY, ALLOW):
+        let_through = [line for line in lines if verdict(line, policy).allowed]
+        ran = which_run_curl(let_through, stub)
+        assert [line for line, did in zip(let_through, ran, strict=True) if did] == []
+    assert sum(which_run_curl(lines[:50], stub)) > 25
+
+
+def test_no_generated_line_makes_an_allowed_name_stand_for_another_program(stub: Path) -> None:
+    rng = random.Random(3)
+    lines = [generate_lookup(rng) for _ in range(500)]
+    let_through = [line for line in lines if verdict(line, ALLOW).allowed]
+    ran = which_run_curl(let_through, stub)
+    assert [line for line, did in zip(let_through, ran, strict=True) if did] == []
+    assert sum(which_run_curl(lines[:50], stub)) > 25
 
 
 HOSTILE = [
@@ -234,6 +214,10 @@ def test_what_is_on_the_allow_list_may_run(line: str) -> None:
         ("bash other.sh", "cannot be known"),
         ("bash", "cannot be known"),
         ("PATH=/tmp ls", "cannot be known"),
+        ("declare -n q=PATH; q=/tmp/evil; ls", "cannot be known"),
+        ("x=PATH; read $x <<< /tmp/evil; ls", "cannot be known"),
+        ("printf -vPATH /tmp/evil; ls", "cannot be known"),
+        ("BASH_CMDS[ls]=/tmp/evil/ls; ls", "cannot be known"),
         ("export PATH=/tmp; ls", "cannot be known"),
         ("env PATH=/tmp ls", "cannot be known"),
         ("read PATH <<< /tmp; ls", "cannot be known"),
@@ -302,6 +286,7 @@ def test_programs_without_a_shell_are_judged_too(argv: tuple[str, ...], rule: st
 
 
 def test_variables_that_change_what_a_shell_runs_are_part_of_the_command() -> None:
+    assert judge(DENY, Command(shell="echo $((x))", env={"x": "a[$(curl)]"})).rule == "cannot be known"
     assert judge(DENY, Command(shell="ls", env={"BASH_ENV": "x"})).rule == "cannot be known"
     assert judge(DENY, Command(shell="ls", env={"PATH": "/x"})).allowed
     assert judge(ALLOW, Command(shell="ls", env={"PATH": "/x"})).rule == "cannot be known"

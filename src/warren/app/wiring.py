@@ -14,6 +14,7 @@ from warren.config.settings import Settings, check_provider
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import ProviderUnavailable
+from warren.model.spec import IoLimits
 from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from warren.interfaces.audit import AuditLog
     from warren.interfaces.cluster import ClusterControl
     from warren.interfaces.store import SessionStore
+    from warren.model.spec import Ceilings
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
     from warren.sessions.reaper import Reaper
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from warren.tenancy.identity import Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
+    from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
 
 DATABASE: Final = "sessions.db"
@@ -63,6 +66,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             bin_dir=settings.bin_dir,
             runtime=settings.runtime or None,
             fault=fault,
+            room=_host_room(settings),
         )
     if name == "docker":
         from warren.worker.providers.docker import DockerProvider
@@ -73,12 +77,26 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             bin_dir=settings.bin_dir,
             docker_url=settings.docker_url or None,
             fault=fault,
+            room=_host_room(settings),
         )
     if name == "fake":
         from warren.testing.fake_provider import FakeProvider
 
         return FakeProvider()
     raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
+
+
+def _host_room(settings: Settings) -> "HostRoom":
+    from warren.worker.providers.host_provider import HostRoom
+
+    return HostRoom(
+        min_free_disk_mb=settings.min_free_disk_mb or None,
+        disk_overcommit=settings.disk_overcommit,
+        total_memory_mb=settings.total_memory_mb or None,
+        total_cpus=settings.total_cpus or None,
+        total_pids=settings.total_pids or None,
+        min_free_memory_mb=settings.min_free_memory_mb or None,
+    )
 
 
 def build_environments(settings: Settings) -> Callable[[str], Environment]:
@@ -98,7 +116,8 @@ def build_environments(settings: Settings) -> Callable[[str], Environment]:
         if pair is None or pair[0] is not environment:
             image = settings.container_image if name == settings.default_environment else ""
             limits = replace(environment.limits, **changes)
-            pair = known[name] = environment, replace(environment, image=image or environment.image, limits=limits)
+            image, io = image or environment.image, environment.io or IoLimits(settings.io_mbps, settings.io_iops)
+            pair = known[name] = environment, replace(environment, image=image, limits=limits, io=io)
         return pair[1]
 
     return find
@@ -117,7 +136,7 @@ def build_encryption(settings: Settings) -> "Encryption":
     from warren.stores.encryption import Encryption, key_in, read_key
 
     key = read_key(settings.secrets_key) if settings.secrets_key else key_in(settings.state_dir / SECRETS_KEY)
-    return Encryption(key)
+    return Encryption(key, *map(read_key, settings.other_secrets_keys))
 
 
 def build_worker(settings: Settings, providers: Sequence[Provider], fault: Fault = lambda _: None) -> "LocalWorker":
@@ -201,7 +220,24 @@ def build_sessions(settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy
     from warren.sessions.new_session import Defaults
 
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
-    return Sessions(lifecycle, build_environments(settings), defaults, tenancy.metering)
+    return Sessions(lifecycle, build_environments(settings), defaults, tenancy.metering, build_ceilings(settings))
+
+
+def build_ceilings(settings: Settings) -> "Ceilings":
+    from warren.worker.guard import default_ceilings, most_processes, read_room, usable_cores
+
+    given = {
+        "memory_mb": settings.max_memory_mb,
+        "cpus": settings.max_cpus,
+        "pids": settings.max_pids,
+        "disk_mb": settings.max_disk_mb,
+        "open_files": settings.max_open_files,
+    }
+    usual = default_ceilings(read_room(settings.state_dir.absolute()), usable_cores(), most_processes())
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if settings.max_open_files is not None:
+        changes["files"] = None
+    return replace(usual, **changes)
 
 
 def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | None" = None) -> "Identity":
@@ -210,6 +246,8 @@ def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | Non
 
     if not settings.auth:
         return AnonymousIdentity(tenancy.tenants)
+    if tokens is not None:
+        tokens.revocations = tenancy.revocations
     return CredentialIdentity(tenancy.keys, tenancy.tenants, tokens, settings.api_key)
 
 

@@ -12,7 +12,18 @@ from pathlib import Path
 
 import anyio
 
-from warren.attack import probes_agent, probes_escape, probes_leaks, probes_lifecycle, probes_limits, probes_network
+from warren.attack import (
+    probes_agent,
+    probes_escape,
+    probes_fair_share,
+    probes_kernel_state,
+    probes_leaks,
+    probes_lifecycle,
+    probes_limits,
+    probes_network,
+    probes_promises,
+    probes_resources,
+)
 from warren.attack.arena import Arena, host_environment_canary
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, got_through, undecided
 from warren.interfaces.provider import Provider
@@ -25,7 +36,11 @@ PROBES: tuple[Probe, ...] = (
     *probes_leaks.PROBES,
     *probes_network.PROBES,
     *probes_limits.PROBES,
+    *probes_kernel_state.PROBES,
+    *probes_resources.PROBES,
     *probes_lifecycle.PROBES,
+    *probes_promises.PROBES,
+    *probes_fair_share.PROBES,
 )
 _PROBE_S = 90.0
 

@@ -6,6 +6,7 @@ import gc
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,7 +55,9 @@ def coordinator(flags: dict[str, Any]) -> int:
 
     settings = coordinator_settings(read_settings(flags=flags))
     check_exposure(settings)
-    return _run_process(settings, build_tls(settings), lambda tls: _run_coordinator(settings, tls))
+    tls = build_tls(settings)
+    why_not = _confine_coordinator()
+    return _run_process(settings, tls, lambda tls: _run_coordinator(settings, tls, why_not))
 
 
 @click.command()
@@ -129,18 +132,44 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
     async def announce(port: int) -> None:
         url = _server_url(settings, port)
         first_key = await ensure_first_key(settings, service.tenancy.keys, [url])
-        key = f' -H "X-API-Key: {first_key or "$WARREN_API_KEY"}"' if settings.auth else ""
+        # On stdin: every user of the machine can read the arguments of a process.
+        key = f'echo "X-API-Key: {first_key or "$WARREN_API_KEY"}" | ' if settings.auth else ""
+        header = " -H @-" if settings.auth else ""
         click.echo(f"Warren serves {url} (provider {', '.join(settings.providers)}, state in {settings.state_dir})")
-        click.echo(f'  try:  curl{key} {url}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')
+        click.echo(f'  try:  {key}curl{header} {url}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')
         click.echo(f"  docs: {url}/docs    stop: Ctrl-C")
 
     return await _serve_until_stopped(settings, service, tls, app, announce)
 
 
-async def _run_coordinator(settings: Settings, tls: "ssl.SSLContext | None") -> int:
+def _confine_coordinator() -> str:
+    """Gives up what a coordinator does not need: it keeps temporary files and the first key, and all else in Redis.
+
+    Returns why that was not possible; it then runs all the same.
+    """
+    import tempfile
+
+    from warren.app.confinement import confine
+    from warren.sdk.discovery import credentials_path
+
+    places = [Path(tempfile.gettempdir()), Path("/dev/null")]
+    if credentials := credentials_path():
+        with contextlib.suppress(OSError):
+            credentials.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        places.append(credentials.parent)
+    try:
+        confine(places)
+    except OSError as exc:
+        return exc.strerror or str(exc)
+    return ""
+
+
+async def _run_coordinator(settings: Settings, tls: "ssl.SSLContext | None", why_not_confined: str) -> int:
     from warren.app.coordinator_process import CoordinatorService
     from warren.app.wiring import build_identity, build_tokens
 
+    if why_not_confined:
+        _log.warning("coordinator_not_confined", reason=why_not_confined)
     tokens = await build_tokens(settings)
     service = CoordinatorService(settings)
 

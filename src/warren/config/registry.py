@@ -15,7 +15,7 @@ from warren.model.capability import Capability
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, UnknownEnvironment
 from warren.model.policy import Policy
-from warren.model.spec import Limits
+from warren.model.spec import IoLimits, Limits
 
 _PACKAGED = Path(__file__).parents[1] / "registry_data"
 _CHECKOUT = Path(__file__).parents[3] / "registry"
@@ -29,6 +29,7 @@ _KEYS = {
     "description": _TEXT,
     "image": _TEXT,
     "limits": _MAPPING,
+    "io": _MAPPING,
     "env": _MAPPING,
     "pool": _MAPPING,
     "policy": _MAPPING,
@@ -85,6 +86,7 @@ def read_environment(path: Path) -> Environment:
     if values["name"] != path.stem:
         raise InvalidRequest(f"{path}: name is {values['name']!r}, the file's name says {path.stem!r}")
     limits = _read_limits(path, values.pop("limits", {}))
+    io = _read_io(path, values.pop("io", {}))
     pool = _read_pool(path, values.pop("pool")) if "pool" in values else None
     policy = values.pop("policy", None)
     env = values.pop("env", {})
@@ -94,7 +96,7 @@ def read_environment(path: Path) -> Environment:
             raise InvalidRequest(f"{path}: env.{name} must be a text; put it in quotes")
     try:
         rules = Policy() if policy is None else Policy.from_mapping(policy)
-        return Environment(limits=limits, env=env, pool=pool, policy=rules, needs=needs, **values)
+        return Environment(limits=limits, io=io, env=env, pool=pool, policy=rules, needs=needs, **values)
     except InvalidRequest as exc:
         raise InvalidRequest(f"{path}: {exc.message}", remedy=exc.remedy) from exc
 
@@ -140,6 +142,19 @@ def _read_limits(path: Path, values: dict[Any, Any]) -> Limits:
             raise InvalidRequest(f"{path}: limits.{key} is {value!r}, it must be a whole number")
     try:
         return Limits(**values)
+    except InvalidRequest as exc:
+        raise InvalidRequest(f"{path}: {exc.message}") from exc
+
+
+def _read_io(path: Path, values: dict[Any, Any]) -> IoLimits:
+    known = [field.name for field in fields(IoLimits)]
+    for key, value in values.items():
+        if key not in known:
+            raise InvalidRequest(f"{path}: there is no key io.{key}", remedy=f"the keys are {', '.join(known)}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidRequest(f"{path}: io.{key} is {value!r}, it must be a whole number")
+    try:
+        return IoLimits(**values)
     except InvalidRequest as exc:
         raise InvalidRequest(f"{path}: {exc.message}") from exc
 

@@ -60,6 +60,17 @@ class Settings:
     max_command_timeout_s: float
     min_free_memory_mb: int
     min_free_disk_mb: int
+    disk_overcommit: float
+    max_memory_mb: int | None
+    max_cpus: float | None
+    max_pids: int | None
+    max_disk_mb: int | None
+    max_open_files: int | None
+    io_mbps: int
+    io_iops: int
+    total_memory_mb: int
+    total_cpus: float
+    total_pids: int
     max_sandboxes: int
     max_body_mb: int
     header_timeout_s: float
@@ -80,6 +91,7 @@ class Settings:
     jwt_tenant_claim: str
     jwt_scopes_claim: str
     secrets_key: str = field(repr=False)
+    other_secrets_keys: tuple[str, ...] = field(repr=False)
     audit: bool
     audit_commands: str
     audit_mb: int
@@ -93,6 +105,7 @@ class Settings:
     redis_password: str = field(repr=False)
     redis_namespace: str
     cluster_secret: str = field(repr=False)
+    other_cluster_secrets: tuple[str, ...] = field(repr=False)
     cluster_ca: Path | None
     cluster_cert: Path | None
     cluster_key: Path | None

@@ -13,6 +13,7 @@ from warren.model.errors import WarrenError
 from warren.model.spec import Layer, SandboxSpec
 from warren.worker.agent.wire import VERSION as WIRE_VERSION
 from warren.worker.host.cgroups import Hierarchies
+from warren.worker.host.isolation import UNREADABLE
 from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
 from warren.worker.images.store import ImageInfo
 from warren.worker.providers.docker_engine import DockerEngine
@@ -122,8 +123,15 @@ async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:
         elif layer is Layer.GUEST_KERNEL:
             yield ok(f"layer {layer}", f"no: {isolation.missing.get(layer, '')} (a shared kernel is shared)")
         else:
-            remedy = f"the provider oci has it; `--require {layer}` starts nothing without it"
-            yield warn(f"layer {layer}", f"missing: {isolation.missing.get(layer, 'unknown here')}", remedy)
+            yield missing_layer(layer, isolation.missing.get(layer, "unknown here"))
+
+
+def missing_layer(layer: Layer, reason: str) -> Check:
+    if reason.startswith(UNREADABLE):
+        remedy = "run Warren on the host, or in a container with SYS_PTRACE and SYS_ADMIN and without a seccomp profile"
+        return warn(f"layer {layer}", reason, remedy)
+    remedy = f"the provider oci has it; `--require {layer}` starts nothing without it"
+    return warn(f"layer {layer}", f"missing: {reason}", remedy)
 
 
 async def check_docker(url: str, *, needed: bool) -> AsyncIterator[Check]:

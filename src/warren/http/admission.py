@@ -6,9 +6,8 @@ the request is over, whether it succeeded or not, admission adds it to the tenan
 """
 
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
 
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,23 +18,25 @@ from warren.http.problems import is_disconnect, problem
 from warren.http.server.http_guard import CALLER_LEFT, SWITCHING_PROTOCOLS, request_id
 from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
-from warren.model.audit import AuditEntry
+from warren.model.audit import RequestRecord
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
-from warren.model.usage import Usage
 from warren.sessions.request_context import RequestContext, set_request_context
+from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.identity import Identity
 from warren.tenancy.quotas import Quotas, Standing, standing_of
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
 ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
-RECORDED_REFUSALS_PER_MINUTE: Final = 60
+_NONE: Final[Mapping[str, Any]] = {}
 
 
 class Admission:
     """With `counts` False a request costs the caller nothing: a coordinator has counted it already.
 
-    `add_usage` and `audit` get what is known of each request when it is over; each may be None.
+    When a request is over `add_usage` gets its tenant, its bytes in and out, and `audit` everything that is known of
+    it; each may be None. `refusals` decides which of the refused requests get an audit entry of their own, and counts
+    the others.
     """
 
     def __init__(
@@ -46,7 +47,8 @@ class Admission:
         clock: Clock,
         *,
         audit: AuditLog | None = None,
-        add_usage: Callable[[str, Usage], None] | None = None,
+        refusals: RefusalLimit | None = None,
+        add_usage: Callable[[str, int, int], None] | None = None,
         counts: bool = True,
     ) -> None:
         self._app = app
@@ -56,7 +58,7 @@ class Admission:
         self._audit = audit
         self._add_usage = add_usage
         self._counts = counts
-        self._refusals = _RefusalLimit()
+        self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -72,7 +74,7 @@ class Admission:
         try:
             caller = await self._identity.caller(scope["headers"])
         except Unauthorized as exc:
-            if self._refusals.may_record("", self._clock.now()):
+            if self._refusals is None or self._refusals.may_record(""):
                 self._record(scope, exchange, RequestContext(ANONYMOUS), exc)
             raise
         request_context = RequestContext(caller)
@@ -90,7 +92,7 @@ class Admission:
             if not await _answer_rate_limited(exc, scope, receive, exchange):
                 raise
         finally:
-            if admitted or self._refusals.may_record(caller.tenant, self._clock.now()):
+            if admitted or self._refusals is None or self._refusals.may_record(caller.tenant):
                 self._record(scope, exchange, request_context, error)
 
     async def _count(self, caller: Caller, scope: Scope, exchange: "_Exchange") -> None:
@@ -112,46 +114,28 @@ class Admission:
     ) -> None:
         caller = request_context.caller
         if self._add_usage is not None and caller is not ANONYMOUS:
-            self._add_usage(caller.tenant, Usage(bytes_in=exchange.bytes_in, bytes_out=exchange.bytes_out))
+            self._add_usage(caller.tenant, exchange.bytes_in, exchange.bytes_out)
         if self._audit is None or scope.get("forwarded"):  # the worker records what it was forwarded, and knows more
             return
-        status, path_params = _status(exchange, error), scope.get("path_params", {})
-        notes = dict(request_context.notes)
-        if "process_id" in path_params:
-            notes.setdefault("process_id", path_params["process_id"])
-        entry = AuditEntry(
-            self._clock.wall(),
-            _action(scope),
-            caller.tenant if caller is not ANONYMOUS else "",
-            caller.key_id,
-            scope["client"][0] if scope.get("client") else "",
-            request_id.get(),
-            str(notes.pop("session_id", "") or path_params.get("session_id", "")),
-            status,
-            str(notes.pop("error", "")) or _result(status, error),
-            (time.perf_counter() - exchange.began) * 1000,
-            notes,
+        # The writer's thread makes the entry; here, on the event loop, every microsecond counts for each request.
+        status = exchange.status if error is None and exchange.status else _status(exchange, error)
+        client = scope.get("client")
+        self._audit.record(
+            RequestRecord(
+                self._clock.wall(),
+                scope.get("action") or _action(scope),
+                caller.tenant if caller is not ANONYMOUS else "",
+                caller.key_id,
+                client[0] if client else "",
+                request_id.get(),
+                scope.get("path_params", _NONE),
+                status,
+                "ok" if error is None and status < 400 else _result(status, error),
+                (time.perf_counter() - exchange.began) * 1000,
+                request_context.notes,
+            ),
+            request_context.secrets,
         )
-        self._audit.record(entry, request_context.secrets)
-
-
-class _RefusalLimit:
-    """Limits how many refused requests are recorded in a minute, for each tenant and for all strangers together.
-
-    Otherwise anybody could push everything else out of the audit log.
-    """
-
-    def __init__(self) -> None:
-        self._since = 0.0
-        self._counts: Counter[str] = Counter()
-
-    def may_record(self, tenant: str, now: float) -> bool:
-        """`tenant` is empty for strangers."""
-        if now - self._since >= 60:
-            self._since = now
-            self._counts.clear()
-        self._counts[tenant] += 1
-        return self._counts[tenant] <= RECORDED_REFUSALS_PER_MINUTE
 
 
 class _Exchange:
@@ -238,4 +222,4 @@ def _action(scope: Scope) -> str:
     """The name of the operation; the method for a request that reached no route."""
     route = scope.get("route")
     name = operation_id(route) if isinstance(route, APIRoute) else getattr(route, "name", None)
-    return str(scope.get("action") or name or scope.get("method", "websocket").lower())
+    return str(name or scope.get("method", "websocket").lower())

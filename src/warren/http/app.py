@@ -31,7 +31,8 @@ def create_app(
         tenancy.metering.quotas,
         context.sessions.clock,
         audit=tenancy.audit,
-        add_usage=tenancy.usage.add if counts else None,
+        refusals=tenancy.refusals,
+        add_usage=tenancy.usage.add_request if counts else None,
         counts=counts,
     )
 

@@ -12,6 +12,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from warren.http.problems import StrictRoute
+from warren.http.server.connections import BODY_IS_NEXT
 from warren.http.server.http_guard import StreamedAnswer
 from warren.interfaces.cluster import ClusterControl
 from warren.model.access import Caller, Scope
@@ -62,6 +63,7 @@ Anyone = Annotated[str, Security(tenant_of, scopes=[])]
 Reader = Annotated[str, Security(tenant_of, scopes=[Scope.READ])]
 Runner = Annotated[str, Security(tenant_of, scopes=[Scope.EXEC])]
 SessionUser = Annotated[str, Security(tenant_of, scopes=[Scope.SESSIONS])]
+Auditor = Annotated[str, Security(tenant_of, scopes=[Scope.AUDIT])]
 Admin = Annotated[str, Security(tenant_of, scopes=[Scope.ADMIN])]
 
 
@@ -77,7 +79,9 @@ class JsonAnswer(Response):
             self.raw_headers.append((name.lower().encode("latin-1"), value.encode("latin-1")))
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        start[BODY_IS_NEXT] = True
+        await send(start)
         await send({"type": "http.response.body", "body": self.body})
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Final
 
 from warren.model.errors import InvalidRequest
@@ -23,18 +24,20 @@ _LIMITS: Final = frozenset(each.name for each in fields(Limits))
 
 class Scope(StrEnum):
     """READ: look at sessions, processes and figures. EXEC: run commands, terminals. FILES: read and write files.
-    SESSIONS: create, change and end sessions, and the webhooks that tell of them. ADMIN: the keys, tenants, audit and
-    usage of all; it contains the others."""
+    SESSIONS: create, change and end sessions, and the webhooks that tell of them. AUDIT: read the audit record and the
+    usage of all tenants, and nothing else. ADMIN: the keys, tenants, audit and usage of all; it contains the others."""
 
     READ = "read"
     EXEC = "exec"
     FILES = "files"
     SESSIONS = "sessions"
+    AUDIT = "audit"
     ADMIN = "admin"
 
 
 ALL_SCOPES: Final = frozenset(Scope)
-USUAL_SCOPES: Final = ALL_SCOPES - {Scope.ADMIN}
+OPERATORS_SCOPES: Final = frozenset({Scope.ADMIN, Scope.AUDIT})  # what they allow reaches beyond the key's tenant
+USUAL_SCOPES: Final = ALL_SCOPES - OPERATORS_SCOPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ _COUNTS: Final = (
 NO_QUOTA: Final = Quota()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Caller:
     """A verified identity. `key_id` names the key or token; `quota` is the tenant's, `key_quota` the key's."""
 
@@ -116,6 +119,20 @@ class Caller:
 
     def with_quota(self, quota: Quota) -> "Caller":
         return replace(self, quota=quota)
+
+    @cached_property
+    def quota_levels(self) -> tuple[tuple[str, Quota], ...]:
+        """The key's quota comes first: a request that it refuses does not count for the tenant and its other keys."""
+        return (f"key:{self.key_id}", self.key_quota), (f"tenant:{self.tenant}", self.quota)
+
+    @cached_property
+    def bounds(self) -> Mapping[str, tuple[tuple[str, int], ...]]:
+        """By the name of a count: whose quotas bound it, and to how much."""
+        levels = self.quota_levels
+        return {
+            name: tuple((whose, most) for whose, quota in levels if (most := getattr(quota, name)) is not None)
+            for name in _COUNTS
+        }
 
 
 @dataclass(frozen=True, slots=True)

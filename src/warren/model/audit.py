@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 COMMAND: Final = "command"  # under this name `detail` holds what was run: a text, or the list of its arguments
 DROPPED: Final = "audit.dropped"  # the action of an entry that reports how many others were lost
+
+REFUSED: Final = "audit.refused"  # the action of an entry that reports how many requests were refused beside those told
 
 
 class CommandText(StrEnum):
@@ -33,3 +35,40 @@ class AuditEntry:
     result: str = ""
     duration_ms: float = 0.0
     detail: Mapping[str, Any] = field(default_factory=dict)
+
+
+class RequestRecord(NamedTuple):
+    """What is known of a request when it is over. The entry is made of it later, in the thread that writes entries:
+    that leaves the event loop next to nothing to do. `notes` is not changed after the record was handed over."""
+
+    at: float
+    action: str
+    tenant: str
+    key_id: str
+    client: str
+    request_id: str
+    path_params: Mapping[str, Any]
+    status: int
+    result: str
+    duration_ms: float
+    notes: Mapping[str, Any]
+
+    def as_entry(self) -> AuditEntry:
+        notes = dict(self.notes)
+        session_id = str(notes.pop("session_id", "") or self.path_params.get("session_id", ""))
+        result = str(notes.pop("error", "")) or self.result
+        if "process_id" in self.path_params:
+            notes.setdefault("process_id", self.path_params["process_id"])
+        return AuditEntry(
+            self.at,
+            self.action,
+            self.tenant,
+            self.key_id,
+            self.client,
+            self.request_id,
+            session_id,
+            self.status,
+            result,
+            self.duration_ms,
+            notes,
+        )

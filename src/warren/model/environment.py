@@ -6,7 +6,7 @@ from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest
 from warren.model.policy import Policy
 from warren.model.session import check_seconds
-from warren.model.spec import Limits, check_env, check_image_name
+from warren.model.spec import IoLimits, Limits, check_env, check_image_name
 
 MOST_POOLED = 5000
 NO_POLICY = Policy()
@@ -39,7 +39,8 @@ class PoolSize:
 class Environment:
     """`pool`, `idle_timeout_s` and `max_lifetime_s` of an environment win over the server's settings. `policy` says
     which commands its sessions may run. `provider` is the one that makes its sandboxes unless the session names
-    another; empty: the server's default. `needs` are the capabilities that the provider must have."""
+    another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
+    capabilities that the provider must have."""
 
     name: str
     image: str
@@ -51,6 +52,7 @@ class Environment:
     max_lifetime_s: float | None = None
     policy: Policy = NO_POLICY
     provider: str = ""
+    io: IoLimits = field(default_factory=IoLimits)
     needs: frozenset[Capability] = frozenset()
 
     def __post_init__(self) -> None:

@@ -47,12 +47,20 @@ class Layer(StrEnum):
     CAPABILITIES = "capabilities"
     NO_NEW_PRIVS = "no_new_privs"
     SECCOMP = "seccomp"
+    SYSTEM_CALLS = "system_calls"
     READ_ONLY_ROOT = "read_only_root"
+    MASKED_PATHS = "masked_paths"
+    MOUNT_FLAGS = "mount_flags"
+    NO_HOST_FILES = "no_host_files"
+    LOOPBACK_ONLY = "loopback_only"
     MEMORY_LIMIT = "memory_limit"
     SWAP_OFF = "swap_off"
+    SOCKET_LIMIT = "socket_limit"
     CPU_LIMIT = "cpu_limit"
     PIDS_LIMIT = "pids_limit"
+    RLIMITS = "rlimits"
     DISK_LIMIT = "disk_limit"
+    INODE_LIMIT = "inode_limit"
     GUEST_KERNEL = "guest_kernel"
 
 
@@ -62,7 +70,7 @@ class Limits:
     cpus: float = 0.5
     pids: int = 256
     disk_mb: int = 1024
-    open_files: int = 4096
+    open_files: int = 1024
 
     def __post_init__(self) -> None:
         _within("memory_mb", self.memory_mb, 64, 1024 * 1024)
@@ -70,6 +78,37 @@ class Limits:
         _within("pids", self.pids, 8, 32768)
         _within("disk_mb", self.disk_mb, 16, 1024 * 1024)
         _within("open_files", self.open_files, 64, 1024 * 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The most that a caller may ask for, whatever its quota; None is no ceiling. `files` bounds the open files of all
+    processes of a sandbox together. What the environment itself has is always allowed."""
+
+    memory_mb: int | None = None
+    cpus: float | None = None
+    pids: int | None = None
+    disk_mb: int | None = None
+    open_files: int | None = None
+    files: int | None = None
+
+
+NO_CEILINGS = Ceilings()
+
+
+@dataclass(frozen=True, slots=True)
+class IoLimits:
+    """How fast a sandbox may use its disk: MiB and operations a second, of reads and of writes each; 0 is no limit."""
+
+    mbps: int = 0
+    iops: int = 0
+
+    def __post_init__(self) -> None:
+        _within("io.mbps", self.mbps, 0, 1024 * 1024)
+        _within("io.iops", self.iops, 0, 1 << 30)
+
+    def __bool__(self) -> bool:
+        return bool(self.mbps or self.iops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +125,7 @@ class SandboxSpec:
     require: frozenset[Layer] = frozenset()
     ptrace: bool = False
     ephemeral: bool = False
+    io: IoLimits = field(default_factory=IoLimits)
     labels: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

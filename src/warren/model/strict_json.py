@@ -17,6 +17,7 @@ MAX_DEPTH = 100
 MAX_VALUES = 25_000
 MAX_ESCAPES = 400_000
 _SHOWN = 60
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_json(body: bytes) -> Any:
@@ -34,8 +35,9 @@ def read_in_steps(body: bytes, most: int = MAX_VALUES) -> Iterator[Any]:
         _refuse_too_much(rest, most)
         del rest
         yield None
+    body = body.removeprefix(_BYTE_ORDER_MARK)
     try:
-        value = _DECODER.decode(body.decode("utf-8-sig"))
+        value = _DECODER.decode(body.decode())
     except UnicodeDecodeError as exc:
         raise InvalidJson(f"the body is not valid UTF-8: byte {exc.start} is 0x{body[exc.start]:02x}") from exc
     except json.JSONDecodeError as exc:

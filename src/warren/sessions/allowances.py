@@ -3,9 +3,17 @@
 import math
 
 from warren.interfaces.store import NO_CAPS, Caps
-from warren.model.access import NO_QUOTA, Caller, Quota
-from warren.model.errors import Forbidden
-from warren.model.spec import Limits
+from warren.model.access import NO_QUOTA, Caller
+from warren.model.errors import Forbidden, InvalidRequest
+from warren.model.spec import Ceilings, Limits
+
+_CEILING_OPTIONS = {
+    "memory_mb": "max_memory_limit",
+    "cpus": "max_cpus",
+    "pids": "max_pids",
+    "disk_mb": "max_disk_mb",
+    "open_files": "max_open_files",
+}
 
 
 def caps_of(caller: Caller) -> Caps:
@@ -18,7 +26,7 @@ def caps_of(caller: Caller) -> Caps:
 
 def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: float, image: str = "") -> None:
     """Raises Forbidden if the caller may not have such a session; `image` is given if it is not the environment's."""
-    for _, quota in quota_levels(caller):
+    for _, quota in caller.quota_levels:
         if quota.environments and environment not in quota.environments:
             raise Forbidden(
                 f"the environment {environment!r} is not for this key",
@@ -35,19 +43,31 @@ def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: 
     check_lifetime(caller, lifetime_s)
 
 
+def check_ceilings(ceilings: Ceilings, limits: Limits, environment: Limits) -> None:
+    """Raises InvalidRequest if more is asked for than this server gives to any sandbox."""
+    for name, option in _CEILING_OPTIONS.items():
+        most, asked = getattr(ceilings, name), getattr(limits, name)
+        if most is not None and asked > max(most, getattr(environment, name)):
+            raise InvalidRequest(
+                f"{name} may be at most {most:g} on this server, {asked:g} was asked for",
+                remedy=f"ask for less; the operator can raise the option {option}",
+            )
+    files, usual = limits.open_files * limits.pids, environment.open_files * environment.pids
+    if ceilings.files is not None and files > max(ceilings.files, usual):
+        raise InvalidRequest(
+            f"open_files times pids may be at most {ceilings.files} on this server, {files} was asked for",
+            remedy="ask for less of either; the operator can raise the option max_open_files",
+        )
+
+
 def longest_life(caller: Caller) -> float:
-    return min(quota.max_lifetime_s or math.inf for _, quota in quota_levels(caller))
+    return min(quota.max_lifetime_s or math.inf for _, quota in caller.quota_levels)
 
 
 def check_lifetime(caller: Caller, lifetime_s: float) -> None:
-    for _, quota in quota_levels(caller):
+    for _, quota in caller.quota_levels:
         if quota.max_lifetime_s is not None and lifetime_s > quota.max_lifetime_s:
             raise Forbidden(
                 f"a session may live for {quota.max_lifetime_s:g} s with this key, {lifetime_s:g} s was asked for",
                 remedy=f"ask for a max_lifetime_s of at most {quota.max_lifetime_s:g}",
             )
-
-
-def quota_levels(caller: Caller) -> tuple[tuple[str, Quota], ...]:
-    """The key's quota comes first: a request that it refuses does not count for the tenant and its other keys."""
-    return (f"key:{caller.key_id}", caller.key_quota), (f"tenant:{caller.tenant}", caller.quota)

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from warren.logs import get_log
-from warren.model.events import Event
+from warren.model.events import Event, EventKind
 
 Subscriber = Callable[[Event], None]
+Wants = Callable[[str, EventKind], bool]
 
 _log = get_log(__name__)
 
@@ -14,13 +15,21 @@ class EventHub:
     """Subscribers neither wait nor raise; if one raises, the others still get the event."""
 
     def __init__(self, *subscribers: Subscriber) -> None:
-        self._subscribers = list(subscribers)
+        self._subscribers: list[Subscriber] = []
+        self._wants: list[Wants] = []
+        for subscriber in subscribers:
+            self.subscribe(subscriber)
 
     def __repr__(self) -> str:
         return f"<EventHub: {len(self._subscribers)} subscribers>"
 
-    def subscribe(self, subscriber: Subscriber) -> None:
+    def subscribe(self, subscriber: Subscriber, wants: Wants = lambda tenant, kind: True) -> None:
+        """`wants` tells whether the subscriber has any use for events of a kind; it may get others too."""
         self._subscribers.append(subscriber)
+        self._wants.append(wants)
+
+    def is_wanted(self, tenant: str, kind: EventKind) -> bool:
+        return any(wants(tenant, kind) for wants in self._wants)
 
     def publish(self, event: Event) -> None:
         for subscriber in self._subscribers:

@@ -41,8 +41,8 @@ from warren.model.session import (
     check_thread_id,
     new_session_id,
 )
-from warren.model.spec import check_env, check_env_size, check_image_name
-from warren.sessions.allowances import caps_of, check_allowed, check_lifetime, longest_life
+from warren.model.spec import NO_CEILINGS, Ceilings, check_env, check_env_size, check_image_name
+from warren.sessions.allowances import caps_of, check_allowed, check_ceilings, check_lifetime, longest_life
 from warren.sessions.lifecycle import Lifecycle, unusable_error
 from warren.sessions.new_session import CreateResult, Defaults, NewSession, changed_limits, fingerprint, previous_of
 from warren.sessions.request_context import current_caller, note, session_id_or
@@ -64,7 +64,9 @@ class Sessions:
         environments: Callable[[str], Environment],
         defaults: Defaults,
         metering: Metering,
+        ceilings: Ceilings = NO_CEILINGS,
     ) -> None:
+        self._ceilings = ceilings
         self.lifecycle = lifecycle
         self.metering = metering
         self.store = lifecycle.store
@@ -153,6 +155,7 @@ class Sessions:
         self.lifecycle.check_provider(provider, environment.needs)
         limits = changed_limits(environment.limits, request.limits)
         in_force = limits or environment.limits
+        check_ceilings(self._ceilings, in_force, environment.limits)
         lifetime_s = self._choose_seconds("max_lifetime_s", request, environment)
         if request.max_lifetime_s is None:
             lifetime_s = min(lifetime_s, longest_life(caller))

@@ -3,7 +3,7 @@
 Code that does something worth recording adds to `notes`; the audit record gets them without the `secrets`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -11,12 +11,16 @@ from typing import Any, Final
 from warren.model.access import Caller
 from warren.model.operations import Command, ExecResult
 
+SECRETS_MOST: Final = 256
+
 
 @dataclass(slots=True)
 class RequestContext:
+    """`secrets` is None if there are more than SECRETS_MOST: then the audit record keeps no texts of the request."""
+
     caller: Caller = field(default_factory=Caller)
     notes: dict[str, Any] = field(default_factory=dict)
-    secrets: set[str] = field(default_factory=set)
+    secrets: set[str] | None = field(default_factory=set)
 
 
 _NO_REQUEST: Final = RequestContext()
@@ -52,10 +56,14 @@ def current_caller() -> Caller:
     return _request_context.get().caller
 
 
-def keep_secret(values: Iterable[str]) -> None:
+def keep_secret(values: Collection[str]) -> None:
     """Keeps these values out of the audit record of this request."""
     request_context = _request_context.get()
-    if request_context is not _NO_REQUEST:
+    if request_context is _NO_REQUEST or request_context.secrets is None:
+        return
+    if len(values) + len(request_context.secrets) > SECRETS_MOST:
+        request_context.secrets = None
+    else:
         request_context.secrets.update(values)
 
 
@@ -68,8 +76,10 @@ def note(**notes: Any) -> None:
 
 def note_command(command: Command) -> None:
     """Adds the command to the audit record, without the values of its variables."""
-    note(command=command.shell or list(command.argv))
-    keep_secret((*command.env.values(), *command.base_env.values()))
+    note(command=command.shell or command.argv)
+    for values in (command.env, command.base_env):
+        if values:
+            keep_secret(values.values())
 
 
 def note_end(result: ExecResult) -> None:

@@ -6,6 +6,7 @@ The counters here live in the memory of one process; those of redis_counters.py 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 MINUTE_S: Final = 60
@@ -48,20 +49,20 @@ class Counters(Protocol):
         """Lets go of connections. What comes afterwards is counted in memory."""
 
 
-class _Minutes(NamedTuple):
+@dataclass(slots=True)
+class _Minutes:
     """The hits in the minute that began then, and in the one before it."""
 
     began: float
     previous: int = 0
     current: int = 0
 
-    def at(self, now: float) -> "_Minutes":
+    def move_to(self, now: float) -> None:
         past_s = now - self.began
-        if 0 <= past_s < MINUTE_S:
-            return self
         if MINUTE_S <= past_s < 2 * MINUTE_S:
-            return _Minutes(self.began + MINUTE_S, self.current)
-        return _Minutes(now)
+            self.began, self.previous, self.current = self.began + MINUTE_S, self.current, 0
+        elif not 0 <= past_s < MINUTE_S:
+            self.began, self.previous, self.current = now, 0, 0
 
 
 class MemoryCounters:
@@ -82,12 +83,14 @@ class MemoryCounters:
     async def hit(self, name: str, limit: int) -> Hit:
         now = self._now()
         self._sweep(now)
-        minutes = self._minutes.get(name, _Minutes(now)).at(now)
+        minutes = self._minutes.get(name)
+        if minutes is None:
+            minutes = self._minutes[name] = _Minutes(now)
+        minutes.move_to(now)
         left_s = minutes.began + MINUTE_S - now
         allowed = _used(minutes.previous, minutes.current, left_s) < limit
         if allowed:
-            minutes = minutes._replace(current=minutes.current + 1)
-            self._minutes[name] = minutes
+            minutes.current += 1
         return hit_of(allowed, limit, minutes.previous, minutes.current, left_s)
 
     async def begin(self, name: str, expiry_s: int, spent: int) -> None:

@@ -4,7 +4,7 @@ import hmac
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from warren.model.access import ALL_SCOPES, Caller
+from warren.model.access import ALL_SCOPES, Caller, Quota
 from warren.model.errors import Unauthorized
 from warren.model.session import DEFAULT_TENANT
 from warren.tenancy.keys import Keys, looks_like_key
@@ -18,6 +18,7 @@ Headers = Iterable[tuple[bytes, bytes]]
 _MAX_CREDENTIAL: Final = 16 * 1024
 _REMEDY: Final = "send it as `Authorization: Bearer KEY` or `X-API-Key: KEY`"
 ADMIN_KEY_ID: Final = "admin"
+_MAX_CALLERS: Final = 4096
 
 
 class Identity(Protocol):
@@ -44,6 +45,8 @@ class CredentialIdentity:
         self._tenants = tenants
         self._tokens = tokens
         self._admin_key = admin_key.encode()
+        self._admin = Caller(DEFAULT_TENANT, ADMIN_KEY_ID, ALL_SCOPES)
+        self._complete: dict[str, tuple[Caller, Caller]] = {}  # by key: the caller without and with its tenant's quota
 
     async def caller(self, headers: Headers) -> Caller:
         """Of several credentials the first valid one counts."""
@@ -54,12 +57,23 @@ class CredentialIdentity:
             except Unauthorized as exc:
                 wrong = wrong or exc
                 continue
-            return caller.with_quota((await self._tenants.of(caller.tenant)).quota)
+            return self._with_quota(caller, (await self._tenants.of(caller.tenant)).quota)
         raise wrong or Unauthorized("this server wants an API key", remedy=_REMEDY)
+
+    def _with_quota(self, caller: Caller, quota: Quota) -> Caller:
+        """The same object as before, if nothing has changed: a caller computes the bounds of its quotas once."""
+        known = self._complete.get(caller.key_id)
+        if known is not None and known[0] is caller and known[1].quota is quota:
+            return known[1]
+        if len(self._complete) >= _MAX_CALLERS:
+            self._complete.clear()
+        complete = caller.with_quota(quota)
+        self._complete[caller.key_id] = caller, complete
+        return complete
 
     async def _recognise(self, text: str) -> Caller:
         if self._admin_key and hmac.compare_digest(text.encode(errors="surrogatepass"), self._admin_key):
-            return Caller(DEFAULT_TENANT, ADMIN_KEY_ID, ALL_SCOPES)
+            return self._admin
         if self._tokens is not None and not looks_like_key(text):
             return await self._tokens.recognise(text)
         return await self._keys.recognise(text)

@@ -47,6 +47,7 @@ class _CachedKey(NamedTuple):
     """A key that was verified at a time; it is looked up again after `until`."""
 
     key: ApiKey
+    caller: Caller
     until: float
     verified: float
 
@@ -129,19 +130,17 @@ class Keys:
     async def recognise(self, text: str) -> Caller:
         """Raises Unauthorized, with the same message and in the same time for every wrong key."""
         digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
-        key = self._find_cached(digest) or await self._find(text, digest)
-        now = self._clock.wall()
+        known = self._cache.get(digest)
+        if known is None or known.until <= self._clock.now():
+            known = await self._find(text, digest)
+        key, now = known.key, self._clock.wall()
         if key.expires_at is not None and key.expires_at <= now:
             raise Unauthorized("this API key has expired", remedy="`warren keys create` makes a new one")
         if key.used_at is None or now - key.used_at >= _USED_AT_S:
             self._note_use(key, digest, now)
-        return Caller(key.tenant, key.id, key.scopes, key_quota=key.quota)
+        return known.caller
 
-    def _find_cached(self, digest: bytes) -> ApiKey | None:
-        known = self._cache.get(digest)
-        return None if known is None or known.until <= self._clock.now() else known.key
-
-    async def _find(self, text: str, digest: bytes) -> ApiKey:
+    async def _find(self, text: str, digest: bytes) -> _CachedKey:
         key_id, secret = _split(text)
         forgotten = self._forgotten
         try:
@@ -157,24 +156,25 @@ class Keys:
         if key is None or not right:
             self._cache.pop(digest, None)
             raise Unauthorized(_WRONG, remedy=_REMEDY)
-        self._put_in_cache(digest, key)
-        return key
+        return self._put_in_cache(digest, key)
 
-    def _trusted(self, digest: bytes) -> ApiKey | None:
+    def _trusted(self, digest: bytes) -> _CachedKey | None:
         """Gives a key that was verified in the last TRUSTED_S; the store is asked again after CACHED_S."""
         known, now = self._cache.get(digest), self._clock.now()
         if known is None or now >= known.verified + TRUSTED_S:
             return None
         until = min(now + CACHED_S, known.verified + TRUSTED_S)
         self._cache[digest] = known._replace(until=until)
-        return known.key
+        return known
 
-    def _put_in_cache(self, digest: bytes, key: ApiKey) -> None:
+    def _put_in_cache(self, digest: bytes, key: ApiKey) -> _CachedKey:
         now = self._clock.now()
-        self._cache[digest] = _CachedKey(key, now + CACHED_S, now)
+        caller = Caller(key.tenant, key.id, key.scopes, key_quota=key.quota)
+        known = self._cache[digest] = _CachedKey(key, caller, now + CACHED_S, now)
         self._cache.move_to_end(digest)
         if len(self._cache) > _MAX_CACHED:
             self._cache.popitem(last=False)
+        return known
 
     def _forget(self, key_id: str) -> None:
         self._forgotten += 1

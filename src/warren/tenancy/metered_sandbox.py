@@ -36,6 +36,7 @@ from warren.tenancy.quotas import DAY_S, Quotas
 
 Verdict = Callable[[Session, Command], Awaitable["ExecResult | None"]]
 PayerOf = Callable[[Session], Awaitable[Caller]]
+CountCommand = Callable[[str, float, float], None]
 
 EXEC_SECONDS: Final = "exec_seconds"
 SLICE_S: Final = 1.0
@@ -53,7 +54,8 @@ async def _unbounded(session: Session) -> Caller:
 
 class Metering:
     """`refused` gives the result of a command that a policy does not allow, else None; `payer_of` gives the caller
-    whose exec seconds pay for the commands that an earlier server process left running in a session."""
+    whose exec seconds pay for the commands that an earlier server process left running in a session; `count_command`
+    gets the tenant of a command that has ended, the seconds it ran and its processor time."""
 
     def __init__(
         self,
@@ -63,6 +65,7 @@ class Metering:
         events: EventHub | None = None,
         refused: Verdict = _allowed,
         payer_of: PayerOf = _unbounded,
+        count_command: CountCommand = lambda tenant, ran_s, cpu_s: None,
         slice_s: float = SLICE_S,
     ) -> None:
         self.clock = clock
@@ -70,6 +73,7 @@ class Metering:
         self.gate = gate or FairGate()
         self.refused = refused
         self._payer_of = payer_of
+        self._count_command = count_command
         self.slice_s = slice_s
         self._events = events or EventHub()
         self._followed: set[asyncio.Task[None]] = set()
@@ -81,7 +85,14 @@ class Metering:
         return cast(Sandbox, MeteredSandbox(self, session, sandbox))
 
     def finished(self, session: Session, result: ExecResult, *, background: bool = False) -> None:
-        kind = EventKind.COMMAND_REFUSED if result.reason is Reason.REFUSED else EventKind.COMMAND_FINISHED
+        if not background:
+            note_end(result)
+        kind = EventKind.COMMAND_REFUSED
+        if result.reason is not Reason.REFUSED:
+            kind = EventKind.COMMAND_FINISHED
+            self._count_command(session.tenant, result.duration_ms / 1000, result.cpu_ms / 1000)
+        if not background and not self._events.is_wanted(session.tenant, kind):
+            return
         data = CommandEndedData(
             process_id=result.process_id,
             exit_code=result.exit_code,
@@ -91,8 +102,6 @@ class Metering:
             bytes_total=result.bytes_total,
             background=background,
         )
-        if not background:
-            note_end(result)
         self._events.publish(Event(kind, session.tenant, self.clock.wall(), data, session.id))
 
     async def count_create(self, caller: Caller) -> None:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from warren.clock import Clock
-from warren.model.access import NO_QUOTA, Caller
+from warren.model.access import Caller
 from warren.model.errors import QuotaExceeded, RateLimited, Unavailable
-from warren.sessions.allowances import quota_levels
 from warren.tenancy.counters import MINUTE_S, Counters, Hit, MemoryCounters
 
 DAY_S: Final = 86400
@@ -78,20 +77,17 @@ class Quotas:
 
     async def request(self, caller: Caller) -> Standing | None:
         """Counts a request; raises RateLimited if it is one too many. Gives None if nothing bounds the caller."""
-        if caller.quota is NO_QUOTA and caller.key_quota is NO_QUOTA:
-            return None
-        standings = []
-        for whose, quota in quota_levels(caller):
-            most = quota.requests_per_minute
-            if most is not None:
-                standings.append(await self._hit(caller, "requests_per_minute", whose, most))
-        return min(standings, key=lambda standing: standing.remaining, default=None)
+        least: Standing | None = None
+        for whose, most in caller.bounds["requests_per_minute"]:
+            standing = await self._hit(caller, "requests_per_minute", whose, most)
+            if least is None or standing.remaining < least.remaining:
+                least = standing
+        return least
 
     async def create(self, caller: Caller) -> None:
         """Counts a session to be created; raises RateLimited if it is one too many."""
-        for whose, quota in quota_levels(caller):
-            if quota.creates_per_minute is not None:
-                await self._hit(caller, "creates_per_minute", whose, quota.creates_per_minute)
+        for whose, most in caller.bounds["creates_per_minute"]:
+            await self._hit(caller, "creates_per_minute", whose, most)
 
     async def _hit(self, caller: Caller, what: str, whose: str, most: int) -> Standing:
         hit = await self._counters.hit(f"{what}/{whose}", most) if most > 0 else Hit(False, 0, MINUTE_S)
@@ -108,13 +104,12 @@ class Quotas:
 
     def bounds(self, caller: Caller, what: str) -> bool:
         """Whether a quota of the day bounds this caller."""
-        return any(getattr(quota, f"{what}_per_day") is not None for _, quota in quota_levels(caller))
+        return bool(caller.bounds[f"{what}_per_day"])
 
     async def spend(self, caller: Caller, what: str, amount: int) -> bool:
         """Spends an amount of a day's quota. Gives False if less was left; then the quota counts as used up."""
-        for whose, quota in quota_levels(caller):
-            most = getattr(quota, f"{what}_per_day")
-            if most is not None and not await self._spend(caller, what, whose, most, amount):
+        for whose, most in caller.bounds[f"{what}_per_day"]:
+            if not await self._spend(caller, what, whose, most, amount):
                 if len(self._used_up) > _MOST_TOLD:
                     self._used_up.clear()
                 self._used_up[what, whose] = self._day(), most
@@ -130,17 +125,17 @@ class Quotas:
     async def left(self, caller: Caller, what: str) -> float:
         """Gives how much of a day's quota is left, to the tenant or the key, whichever has less."""
         least = math.inf
-        for whose, quota in quota_levels(caller):
-            most = getattr(quota, f"{what}_per_day")
-            if most is not None:
-                least = min(least, max(0, most - await self._counters.get(self._today(what, whose))))
+        for whose, most in caller.bounds[f"{what}_per_day"]:
+            least = min(least, max(0, most - await self._counters.get(self._today(what, whose))))
         return least
 
     def check_left(self, caller: Caller, what: str) -> None:
         """Raises QuotaExceeded if a day's quota is known to be used up."""
+        if not self._used_up:
+            return
         day = self._day()
-        for whose, quota in quota_levels(caller):
-            if self._used_up.get((what, whose)) == (day, getattr(quota, f"{what}_per_day")):
+        for whose, most in caller.bounds[f"{what}_per_day"]:
+            if self._used_up.get((what, whose)) == (day, most):
                 raise self.spent(caller, what)
 
     def spent(self, caller: Caller, what: str) -> QuotaExceeded:

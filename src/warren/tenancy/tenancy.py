@@ -26,10 +26,12 @@ from warren.model.policy import Policy
 from warren.model.session import Session
 from warren.model.usage import Usage
 from warren.sessions.event_hub import EventHub
+from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.counters import Counters
 from warren.tenancy.keys import Keys
 from warren.tenancy.metered_sandbox import Metering
 from warren.tenancy.quotas import Quotas
+from warren.tenancy.revocations import Revocations
 from warren.tenancy.session_policies import Policies
 from warren.tenancy.tenants import Tenants
 from warren.tenancy.usage import UsageBook, day_of
@@ -54,16 +56,27 @@ class Tenancy:
         """Without `counters` this process counts quotas in its memory."""
         self._clock = clock
         self.keys = Keys(records, clock)
+        self.revocations = Revocations(records, clock)
         self.tenants = Tenants(records, clock)
         self.usage = UsageBook(records, clock)
         self.audit = audit
+        self.refusals = None if audit is None else RefusalLimit(clock, audit.record)
         self.webhooks = webhooks
-        self.events = EventHub(self._count_usage, self._record_event)
+        self.events = EventHub()
+        self.events.subscribe(self._count_usage, _is_of_session)
+        self.events.subscribe(self._record_event, _is_of_session)
         if webhooks is not None:
-            self.events.subscribe(webhooks.publish)
+            self.events.subscribe(webhooks.publish, webhooks.wants)
         quotas = Quotas(clock, counters, reached=self._publish_quota_reached, spent_before=self._spent_today)
         policies = Policies(environments, self._policy_of)
-        self.metering = Metering(clock, quotas, events=self.events, refused=policies.refused, payer_of=self._payer_of)
+        self.metering = Metering(
+            clock,
+            quotas,
+            events=self.events,
+            refused=policies.refused,
+            payer_of=self._payer_of,
+            count_command=self.usage.add_command,
+        )
         self._tasks: list[asyncio.Task[Any]] = []
 
     def __repr__(self) -> str:
@@ -85,6 +98,8 @@ class Tenancy:
         await self.usage.close()
         if self.webhooks is not None:
             await self.webhooks.close()
+        if self.refusals is not None:
+            self.refusals.flush()
         if self.audit is not None:
             await self.audit.close()
 
@@ -94,10 +109,8 @@ class Tenancy:
     # -- events
 
     def _count_usage(self, event: Event) -> None:
-        """Counts the whole life of a session on the day it ends."""
+        """Counts the whole life of a session on the day it ends. Commands are counted by Metering."""
         match event.data:
-            case CommandEndedData(duration_ms=ran_ms, cpu_ms=cpu_ms) if event.kind is EventKind.COMMAND_FINISHED:
-                self.usage.add(event.tenant, Usage(commands=1, cpu_s=cpu_ms / 1000, exec_s=ran_ms / 1000))
             case SessionCreatedData():
                 self.usage.add(event.tenant, Usage(sessions=1))
             case SessionEndedData(lived_s=lived_s, memory_mb=memory_mb):
@@ -134,3 +147,8 @@ class Tenancy:
 
     async def _policy_of(self, tenant: str) -> Policy:
         return (await self.tenants.of(tenant)).policy
+
+
+def _is_of_session(tenant: str, kind: EventKind) -> bool:
+    """Not of a command: those that a request waited for are neither counted nor recorded by their events."""
+    return kind not in (EventKind.COMMAND_FINISHED, EventKind.COMMAND_REFUSED)

@@ -14,7 +14,7 @@ import io
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ from warren.clock import Clock
 from warren.interfaces.records import Record, RecordStore
 from warren.logs import get_log
 from warren.model.errors import InvalidRequest, NoSpace, Unavailable, WarrenError
-from warren.model.usage import NO_USAGE, DayUsage, Usage
+from warren.model.usage import DayUsage, Usage
 from warren.shielding import run_shielded
 
 KEEP_DAYS: Final = 400
@@ -34,10 +34,32 @@ _PRUNE_EVERY_S: Final = 3600.0
 _BATCH: Final = 500
 _TRIES: Final = 1000
 _DAY_S: Final = 86400.0
-_COLUMNS: Final = ("day", "tenant", *(each.name for each in fields(Usage)))
+_AMOUNTS: Final = tuple(each.name for each in fields(Usage))
+_COLUMNS: Final = ("day", "tenant", *_AMOUNTS)
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 _log = get_log("warren.usage")
+
+
+@dataclass(slots=True)
+class _Sum:
+    """What was added for one tenant and day and is not saved yet; the fields are those of Usage."""
+
+    sessions: int = 0
+    commands: int = 0
+    cpu_s: float = 0.0
+    memory_mb_s: float = 0.0
+    session_s: float = 0.0
+    exec_s: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    def add(self, usage: Usage) -> None:
+        for name in _AMOUNTS:
+            setattr(self, name, getattr(self, name) + getattr(usage, name))
+
+    def usage(self) -> Usage:
+        return Usage(*(getattr(self, name) for name in _AMOUNTS))
 
 
 class UsageBook:
@@ -45,7 +67,7 @@ class UsageBook:
         self._records = records
         self._clock = clock
         self._keep_days = keep_days
-        self._sums: dict[tuple[date, str], Usage] = {}
+        self._sums: dict[tuple[date, str], _Sum] = {}
         self._today, self._today_from = date.min, -math.inf
         self._flushing = asyncio.Lock()
         self._pruned = -_PRUNE_EVERY_S
@@ -56,11 +78,25 @@ class UsageBook:
 
     def add(self, tenant: str, usage: Usage) -> None:
         """Counts for today."""
+        self._sum(self._day(), tenant).add(usage)
+
+    def add_request(self, tenant: str, bytes_in: int, bytes_out: int) -> None:
+        found = self._sum(self._day(), tenant)
+        found.bytes_in += bytes_in
+        found.bytes_out += bytes_out
+
+    def add_command(self, tenant: str, ran_s: float, cpu_s: float) -> None:
+        found = self._sum(self._day(), tenant)
+        found.commands += 1
+        found.exec_s += ran_s
+        found.cpu_s += cpu_s
+
+    def _day(self) -> date:
         now = self._clock.wall()
         if not self._today_from <= now < self._today_from + _DAY_S:
             self._today = day_of(now)
             self._today_from = _start_of(self._today)
-        self._put_back((self._today, tenant), usage)
+        return self._today
 
     async def run(self) -> None:
         trouble = ""
@@ -121,11 +157,11 @@ class UsageBook:
         trouble: Exception | None = None
         async with self._flushing:
             for key in list(self._sums):
-                usage = self._sums.pop(key)
+                usage = self._sums.pop(key).usage()
                 try:
                     await self._save(*key, usage)
                 except Exception as exc:
-                    self._put_back(key, usage)
+                    self._sum(*key).add(usage)
                     trouble = trouble or exc
                     if _is_away(exc):
                         break  # each of the others would wait as long, for nothing
@@ -133,13 +169,18 @@ class UsageBook:
         if trouble is not None:
             raise trouble
 
-    def _put_back(self, key: tuple[date, str], usage: Usage) -> None:
-        if key not in self._sums and len(self._sums) >= MAX_SUMS:
+    def _sum(self, day: date, tenant: str) -> _Sum:
+        """The sum to add to. If there are too many it is one that is lost."""
+        found = self._sums.get((day, tenant))
+        if found is not None:
+            return found
+        if len(self._sums) >= MAX_SUMS:
             if not self._too_many:
                 _log.error("usage_lost", reason="too_many_sums", sums=MAX_SUMS)
             self._too_many = True
-            return
-        self._sums[key] = self._sums.get(key, NO_USAGE).plus(usage)
+            return _Sum()
+        found = self._sums[day, tenant] = _Sum()
+        return found
 
     async def _save(self, day: date, tenant: str, usage: Usage) -> None:
         """Adds the usage to the record, also while others do the same."""

@@ -1,11 +1,11 @@
 """The audit record in memory: the newest entries, gone when the process ends. Passes the same contract as the files."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final
 
 from warren.interfaces.audit import MOST_ON_PAGE, AuditPage, Query
-from warren.model.audit import DROPPED, AuditEntry, CommandText
+from warren.model.audit import DROPPED, AuditEntry, CommandText, RequestRecord
 from warren.model.errors import InvalidRequest, Unavailable
 from warren.tenancy.audit.entries import encode_entry, encode_redacted, matches, parse_entry
 
@@ -22,13 +22,15 @@ class MemoryAudit:
     def __repr__(self) -> str:
         return f"<MemoryAudit: {len(self._lines)}{' closed' if self._closed else ''}>"
 
-    def record(self, entry: AuditEntry, secrets: Iterable[str] = ()) -> None:
+    def record(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None = ()) -> None:
         if self._closed:
             return
         try:
+            entry = entry.as_entry() if isinstance(entry, RequestRecord) else entry
             line = encode_redacted(entry, secrets, self._commands)
         except Exception:  # whatever somebody put into it: the contract is never to raise
-            line = encode_entry(AuditEntry(0.0, DROPPED, result="lost", detail={"count": 1}))
+            tenant = entry.tenant if isinstance(entry.tenant, str) else ""
+            line = encode_entry(AuditEntry(0.0, DROPPED, tenant, result="lost", detail={"count": 1}))
         self._lines.append((self._next, line))
         self._next += 1
 

@@ -6,6 +6,7 @@ where that is less, so that a small file system is not full from the start.
 """
 
 import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +15,17 @@ from typing import Final
 
 from warren.interfaces.worker import GuardStats
 from warren.model.errors import MachineFull
+from warren.model.spec import Ceilings, Limits
+from warren.worker.host.disk_room import default_reserve_mb
 
 MAX_SANDBOXES: Final = 4000
 SANDBOX_MB: Final = 8
 TIGHT, EASY = 2, 3  # pressure begins and ends at so many times the reserve
 _FRESH_S: Final = 0.2
 _RETRY_S: Final = 5.0
+_FILES_SHARE: Final = 0.8
+_MOST_PIDS: Final = 8192
+_MOST_OPEN_FILES: Final = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,8 @@ class Room:
     memory_free: int
     disk_total: int
     disk_free: int
+    files_total: int = 1 << 62
+    files_open: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +50,15 @@ class Reserve:
 
 
 def default_memory_reserve(room: Room) -> int:
-    return max(256, room.memory_total * 5 // 100)
+    return default_reserve_of(room.memory_total)
+
+
+def default_reserve_of(memory_total_mb: int) -> int:
+    return max(256, memory_total_mb * 5 // 100)
 
 
 def default_disk_reserve(room: Room) -> int:
-    return min(1024, room.disk_total * 2 // 100)
+    return default_reserve_mb(room.disk_total)
 
 
 def refusal(room: Room, reserve: Reserve, live: int, creating: int) -> MachineFull | None:
@@ -62,6 +74,12 @@ def refusal(room: Room, reserve: Reserve, live: int, creating: int) -> MachineFu
         return MachineFull(
             f"this machine has {max(0, memory)} MiB of memory to spare, {reserve.memory} MiB must stay free",
             remedy="end sessions that are not needed any more, or add memory",
+            retry_after_s=_RETRY_S,
+        )
+    if room.files_open > room.files_total * _FILES_SHARE:
+        return MachineFull(
+            f"{room.files_open} of the {room.files_total} files that this machine can have open are open",
+            remedy="end sessions that have many files open, or raise fs.file-max",
             retry_after_s=_RETRY_S,
         )
     if room.disk_free < reserve.disk:
@@ -85,12 +103,39 @@ def read_room(state_dir: Path) -> Room:
     while not state_dir.exists():
         state_dir = state_dir.parent
     disk = os.statvfs(state_dir)
+    files = Path("/proc/sys/fs/file-nr").read_text().split()
     return Room(
         memory_total=_mib(memory["MemTotal"]),
         memory_free=_mib(memory["MemAvailable"]),
         disk_total=disk.f_blocks * disk.f_frsize >> 20,
         disk_free=disk.f_bavail * disk.f_frsize >> 20,
+        files_total=int(files[2]),
+        files_open=int(files[0]),
     )
+
+
+def default_ceilings(room: Room, cores: int, processes: int) -> Ceilings:
+    """What one sandbox may have at most of a machine that can have so many processes: half of its memory and disk, and
+    so few processes and files that it cannot use them up. Never less than the defaults."""
+    usual = Limits()
+    return Ceilings(
+        memory_mb=max(usual.memory_mb, room.memory_total // 2),
+        cpus=max(2.0, float(cores)),
+        pids=max(1024, min(_MOST_PIDS, processes // 8)),
+        disk_mb=max(usual.disk_mb, room.disk_total // 2),
+        open_files=_MOST_OPEN_FILES,
+        files=max(usual.open_files * usual.pids, room.files_total // 4),
+    )
+
+
+def most_processes() -> int:
+    """How many processes and threads this machine can have."""
+    return min(int(Path(f"/proc/sys/kernel/{name}").read_text()) for name in ("pid_max", "threads-max"))
+
+
+def memory_total_mb() -> int:
+    found = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    return int(found[1]) >> 10 if found else 0
 
 
 def usable_cores() -> int:

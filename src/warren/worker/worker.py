@@ -452,4 +452,4 @@ def _not_found(sandbox_id: str) -> SandboxNotFound:
 
 
 def _spec_of(environment: Environment) -> SandboxSpec:
-    return SandboxSpec(environment.image, environment.limits, environment.env, labels=LABELS)
+    return SandboxSpec(environment.image, environment.limits, environment.env, io=environment.io, labels=LABELS)

@@ -93,8 +93,10 @@ def write_sysctl() -> ProbeVerdict:
     account, seen = Account(), 0
     for folder, _, names in os.walk("/proc/sys"):
         for name in names:
-            seen += 1
             path = os.path.join(folder, name)
+            if stat.S_ISCHR(os.stat(path).st_mode):
+                continue  # a mask
+            seen += 1
             account.attempt(path, lambda path=path: os.close(os.open(path, os.O_WRONLY)))  # type: ignore[misc]
     if not seen:
         raise RuntimeError("/proc/sys is empty, nothing could be tried")

@@ -221,10 +221,11 @@ def raise_limits() -> ProbeVerdict:
         if hard == resource.RLIM_INFINITY:
             account.through.append(f"{name} has no limit")
             continue
-        try:
+        with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (hard + 1, hard + 1))
+        if resource.getrlimit(kind)[1] > hard:
             account.through.append(f"{name} raised to {hard + 1}")
-        except (ValueError, OSError):
+        else:
             account.note(name, errno.EPERM)
     account.attempt("nice -20", lambda: os.setpriority(os.PRIO_PROCESS, 0, -20))
     account.attempt("real time", lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)))

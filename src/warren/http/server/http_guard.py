@@ -16,8 +16,8 @@ The server itself keeps the time-outs and the limits on connections, see `servin
 """
 
 import logging
+import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -232,7 +232,7 @@ CALLER_LEFT = 499  # no status was sent: the caller went away first
 
 
 def _choose_id(given: bytes | None) -> bytes:
-    return given if given is not None and _REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
+    return given if given is not None and _REQUEST_ID.fullmatch(given) else os.urandom(8).hex().encode()
 
 
 def _log_request(method: str, scope: Scope, answer: "_Response") -> None:

@@ -10,20 +10,23 @@ page starts with the line before. Files only grow, or are removed whole, so a po
 
 import asyncio
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from warren.interfaces.audit import AuditPage, Query
-from warren.model.audit import AuditEntry, CommandText
+from warren.model.audit import AuditEntry, CommandText, RequestRecord
 from warren.model.errors import Unavailable
 from warren.shielding import run_shielded
+from warren.tenancy.audit.chain import Verification
 from warren.tenancy.audit.entries import LINE_MOST, SEARCH_BYTES, PageBuilder, parse_position
+from warren.tenancy.audit.file_lines import lines_before
 from warren.tenancy.audit.rotating_files import (
     KEEP_FILES,
     MAX_BYTES,
     RotatingFiles,
+    file_name,
     make_directory,
     numbers_in,
     opened_directory,
@@ -31,7 +34,6 @@ from warren.tenancy.audit.rotating_files import (
 )
 from warren.tenancy.audit.writer import QUEUE_MOST, AuditWriter
 
-_BLOCK_BYTES: Final = 64 * 1024
 _FLUSH_MOST_S: Final = 5.0
 _CLOSE_MOST_S: Final = 5.0
 
@@ -52,9 +54,10 @@ class FileAudit:
         await asyncio.to_thread(make_directory, directory)
         return cls(directory, AuditWriter(RotatingFiles(directory, max_bytes, keep_files), commands, queue_most))
 
-    def __init__(self, directory: Path, writer: AuditWriter) -> None:
+    def __init__(self, directory: Path, writer: AuditWriter, *, close_most_s: float = _CLOSE_MOST_S) -> None:
         self._directory = directory
         self._writer = writer
+        self._close_most_s = close_most_s
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="warren-audit-read")
         self._closed = False
 
@@ -67,7 +70,7 @@ class FileAudit:
         """The number of entries lost since it was opened."""
         return self._writer.dropped
 
-    def record(self, entry: AuditEntry, secrets: Iterable[str] = ()) -> None:
+    def record(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None = ()) -> None:
         self._writer.add(entry, secrets)
 
     async def find(self, query: Query) -> AuditPage:
@@ -79,7 +82,9 @@ class FileAudit:
         if self._closed:
             return
         self._closed = True
-        await run_shielded(asyncio.to_thread(self._writer.close, _CLOSE_MOST_S))
+        if not await run_shielded(asyncio.to_thread(self._writer.close, self._close_most_s)):
+            # Only a disk that does not answer takes longer.
+            await run_shielded(asyncio.to_thread(self._writer.close, self._close_most_s))
         self._reader.shutdown(wait=False)
 
     def _read(self, query: Query) -> AuditPage:
@@ -120,21 +125,25 @@ def _lines_of(directory: int, number: int, before: int | None) -> Iterator[_Line
             yield from (_Line(number, start, text) for start, text in lines_before(fd, end))
 
 
-def lines_before(fd: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Gives, from the end to the start, where each line begins and its text; what is too long for a line of ours, in
-    parts."""
-    rest = b""
-    while end > 0:
-        start = max(0, end - _BLOCK_BYTES)
-        first, *others = (os.pread(fd, end - start, start) + rest).split(b"\n")
-        position = end + len(rest)
-        for text in reversed(others):
-            position -= len(text)
-            yield position, text
-            position -= 1
-        rest, end = first, start
-        if len(rest) > 2 * LINE_MOST:
-            yield start, rest
-            rest = b""
-    if rest:
-        yield 0, rest
+def verify_files(directory: Path, head: str = "") -> Verification:
+    """Follows the chain of hashes through all files, the oldest first. `head`: a hash that must be part of it."""
+    found = Verification()
+    found.look_for(head)
+    try:
+        with opened_directory(directory) as parent:
+            for number in sorted(numbers_in(parent)):
+                with opened_to_read(parent, number) as fd:
+                    if fd is not None:
+                        _verify_file(fd, number, found)
+    except OSError as exc:
+        raise Unavailable(f"the audit record in {directory} cannot be read: {exc.strerror}") from exc
+    found.end()
+    return found
+
+
+def _verify_file(fd: int, number: int, found: Verification) -> None:
+    with open(os.dup(fd), "rb") as file:
+        count = 0
+        while line := file.readline(2 * LINE_MOST):
+            count += 1
+            found.take(line.rstrip(b"\n"), f"{file_name(number)}, line {count}")

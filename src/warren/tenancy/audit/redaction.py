@@ -3,17 +3,27 @@
 Two ways: known values (a session's variables) are removed wherever they occur; and so is what looks like a secret, by
 its own shape (a token with a known beginning) or by what precedes it (`--password`, `API_KEY=`). A doubtful value is
 removed. A reference to a variable (`$DB_PASSWORD`) is no secret and stays.
+
+The work for one text is bounded: it is cut before it is searched, and the searched part is so much longer than what
+stays that no secret is cut in two. There is a bound on how many values are searched for, and on how much of each.
 """
 
 import base64
 import re
+import shlex
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote, quote_plus
 
 GONE: Final = "[redacted]"
 SHORTEST: Final = 6  # shorter values stand in every other text
+SECRETS_MOST: Final = 256  # of more values none is searched for, and no text is kept
+SECRETS_HELD_MOST: Final = 32 * 1024  # characters of all values, likewise
 _LOOKED_AT: Final = 2  # times what may stay: so much of a long text is searched for shapes
+_FORM_MOST: Final = 2048  # so much of a longer value is searched for; what follows it is not kept
+_STAYS_MOST: Final = 2048  # characters of a text that stay
+TEXT_HELD_MOST: Final = _LOOKED_AT * _STAYS_MOST + 2 * _FORM_MOST  # no more of a text is looked at
 
 # One value as a shell, JSON or a program writes it. A quote that is never closed reaches to the end of the text.
 _QUOTED: Final = r"""(?:\\"(?:(?!\\").)*+(?:\\"|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)|'[^']*+(?:'|\Z)|`[^`]*+(?:`|\Z))"""
@@ -119,46 +129,127 @@ _SHAPES: Final = (
     _shape(_NAMES, rf"((?<![\w.-]){_NAME}\s*:\s+){_TYPE}(?!\[redacted){_VALUE}"),
 )
 
-_ANY_HINT: Final = re.compile("|".join(sorted({re.escape(hint) for shape in _SHAPES for hint in shape.hints})))
+_ALL_HINTS: Final = {hint for shape in _SHAPES for hint in shape.hints}
+_HINTS: Final = tuple(  # those that do not contain another one
+    sorted(hint for hint in _ALL_HINTS if not any(other in hint for other in _ALL_HINTS - {hint}))
+)
 
 
-def forms_of(values: Iterable[str]) -> tuple[str, ...]:
+class CutText(str):
+    """The beginning of a long text, as much of it as is looked at, and how long it was ("7 words")."""
+
+    was: str
+
+    @classmethod
+    def of(cls, text: str, was: str = "") -> Self:
+        cut = cls(text[:TEXT_HELD_MOST])
+        cut.was = was or f"{len(text)} characters"
+        return cut
+
+
+def cut_words(words: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The first arguments of a long command, as many as are looked at; the last one says how many there were. None if
+    the command is not long."""
+    kept: list[Any] = []
+    length = 0
+    for word in words:
+        if length > TEXT_HELD_MOST:
+            return (*kept, CutText.of("", f"{len(words)} words"))
+        kept.append(word[:TEXT_HELD_MOST] if isinstance(word, str) else word)
+        length += 1 + (len(word) if isinstance(word, str) else 0)
+    return tuple(kept) if length > TEXT_HELD_MOST else None
+
+
+def joined(words: Sequence[Any], forms: "Forms") -> str:
+    """Arguments as one text, as a shell would take them, without the values: these could look different in it."""
+    kept = cut_words(words) or words
+    was = getattr(kept[-1], "was", "") if kept else ""
+    clean = without("\0".join(map(str, kept[:-1] if was else kept)), forms)
+    text = shlex.join(clean.split("\0"))
+    return CutText.of(text, was) if was else text
+
+
+class Forms(NamedTuple):
+    """How values look in texts. Of values that are `too_long` to be searched for whole, only the beginning."""
+
+    whole: tuple[str, ...] = ()
+    too_long: tuple[str, ...] = ()
+
+
+NO_FORMS: Final = Forms()
+
+
+def forms_of(values: Iterable[str]) -> Forms:
     """The values, and how they look when they were encoded for an address, in base64 or for a shell. Longest first."""
-    forms = set()
+    forms: set[str] = set()
     for value in values:
-        for one in (value, value.strip()):
-            if len(one) >= SHORTEST:
-                raw = one.encode(errors="surrogatepass")
-                forms |= {one, quote(raw, safe=""), quote_plus(raw), base64.b64encode(raw).decode()}
+        forms.update(_forms_of_value(value[: _FORM_MOST + 1]))
+    whole = sorted((form for form in forms if len(form) <= _FORM_MOST), key=lambda form: (-len(form), form))
+    return Forms(tuple(whole), tuple({form[:_FORM_MOST] for form in forms if len(form) > _FORM_MOST}))
+
+
+@lru_cache(512)
+def _forms_of_value(value: str) -> frozenset[str]:
+    forms = set()
+    for one in (value, value.strip()):
+        if len(one) >= SHORTEST:
+            raw = one.encode(errors="surrogatepass")
+            whole = raw if len(raw) <= _FORM_MOST else raw[: _FORM_MOST // 3 * 3]  # else its end would be padded
+            forms |= {one, base64.b64encode(whole).decode()}
+            if not (one.isascii() and one.isalnum()):
+                forms |= {quote(raw, safe=""), quote_plus(raw)}
                 forms |= {one.replace("'", "'\\''"), one.replace("'", "'\"'\"'"), one.replace('"', '\\"')}
-    return tuple(sorted(forms, key=lambda form: (-len(form), form)))
+    return frozenset(forms)
 
 
-def without(text: str, forms: Sequence[str]) -> str:
-    for form in forms:
-        text = text.replace(form, GONE)
+def without(text: str, forms: Forms) -> str:
+    """What follows the beginning of a value that is too long is not kept: nobody knows where it ends."""
+    for form in forms.too_long:
+        before, found, _ = text.partition(form)
+        if found:
+            text = before + GONE
+    for form in forms.whole:
+        if form in text:
+            text = text.replace(form, GONE)
     return text
 
 
-def without_shapes(text: str) -> str:
+def contains_any(text: str, values: Iterable[str]) -> bool:
+    """Whether one of the values is in the text, in any of its forms."""
+    return any(form[:_FORM_MOST] in text for value in values for form in _forms_of_value(value[: _FORM_MOST + 1]))
+
+
+def may_have_shapes(text: str) -> bool:
     small = text.lower()
-    if not _ANY_HINT.search(small):
+    return any(map(small.__contains__, _HINTS))
+
+
+def without_shapes(text: str) -> str:
+    if not may_have_shapes(text):
         return text
+    small = text.lower()
     for hints, pattern, put in _SHAPES:
         if any(hint in small for hint in hints):
             text = pattern.sub(put, text)
     return text
 
 
-def redacted(text: str, forms: Sequence[str] = (), most: int = 2048) -> str:
+def redacted(text: str, forms: Forms = NO_FORMS, most: int = _STAYS_MOST) -> str:
     """At most `most` characters of it, then a note of how long it was; no part of a secret that was cut in two."""
-    clean = without(text, forms)
-    if len(clean) > _LOOKED_AT * most:
-        clean = _without_last_word(clean[: _LOOKED_AT * most])
+    was = getattr(text, "was", "")
+    looked_at = _LOOKED_AT * most
+    held = looked_at + 2 * _FORM_MOST
+    clean = without(text[:held], forms)
+    if was or len(text) > held:
+        # A value that was cut in two begins in the last part, which is replaced by at most twice its length.
+        clean = clean[: max(0, min(looked_at, len(clean) - 2 * _FORM_MOST))]
+        clean = _without_last_word(clean)
+    elif len(clean) > looked_at:
+        clean = _without_last_word(clean[:looked_at])
     clean = without_shapes(clean)
-    if len(clean) <= most and len(text) <= _LOOKED_AT * most:
+    if len(clean) <= most and len(text) <= looked_at and not was:
         return clean
-    return f"{clean[:most]}… [cut: it had {len(text)} characters]"
+    return f"{clean[:most]}… [cut: it had {was or f'{len(text)} characters'}]"
 
 
 def _without_last_word(text: str) -> str:

@@ -5,29 +5,32 @@ queue; further ones are counted as lost. If the answer to a batch gets lost the 
 recognises it by its number: it is in the stream once. kill -9 loses what was not yet sent.
 
 Each entry also holds where it ends, in bytes since the stream began: the first and the last tell the size of the
-stream, and every batch deletes the oldest entries beyond the bound.
+stream, and every batch deletes the oldest entries beyond the bound. And it holds its hash (chain.py): Redis takes a
+batch only if it follows the last entry, so all processes together make one chain.
 """
 
 import asyncio
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from warren.interfaces.audit import AuditPage, Query
 from warren.logs import get_log
-from warren.model.audit import AuditEntry, CommandText
+from warren.model.audit import AuditEntry, CommandText, RequestRecord
 from warren.model.errors import Unavailable
 from warren.shielding import run_shielded
 from warren.stores.redis_link import RedisLink
 from warren.stores.redis_lua import script
+from warren.tenancy.audit.chain import BEGINNING, Verification, chain, split_groups
 from warren.tenancy.audit.entries import SEARCH_BYTES, PageBuilder, parse_position
-from warren.tenancy.audit.rotating_files import Appended, groups
+from warren.tenancy.audit.rotating_files import Appended
 from warren.tenancy.audit.writer import QUEUE_MOST, AuditWriter
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 RETRY_S: Final = 1.0
+_TRIES: Final = 200
 _AT_ONCE: Final = 64 * 1024  # bytes in one batch, and about what one step of reading gives
 _ANSWER_MOST_S: Final = 30.0  # far longer than the link waits
 _FLUSH_MOST_S: Final = 5.0
@@ -37,16 +40,19 @@ _APPEND: Final = script(
     body="""
 local EXTRA, ROUNDS, STEP, KNOWN_MS = 32, 20, 50, 86400000
 local writer, batch, most = key('audited', ARGV[3]), ARGV[4], tonumber(ARGV[5])
-local name = key('audit')
+local name, follows = key('audit'), ARGV[6]
 if call('GET', writer) == batch then return 1 end
 
 local function start_of(entry) return tonumber(entry[2][4]) - #entry[2][2] - EXTRA end
 
 local last = call('XREVRANGE', name, '+', '-', 'COUNT', 1)[1]
 local ends = last and tonumber(last[2][4]) or 0
-for at = 6, #ARGV do
+local head = last and last[2][6] or ''
+if head ~= follows then return {head} end
+for at = 7, #ARGV do
   ends = ends + #ARGV[at] + EXTRA
-  call('XADD', name, '*', 'deed', ARGV[at], 'end', string.format('%.0f', ends))
+  local hash = string.sub(ARGV[at], -67, -4)
+  call('XADD', name, '*', 'deed', ARGV[at], 'end', string.format('%.0f', ends), 'hash', hash)
 end
 call('SET', writer, batch, 'PX', KNOWN_MS)
 
@@ -81,7 +87,30 @@ return found
 """
 )
 
+_FORWARD: Final = script(
+    body="""
+local found, after = {}, ARGV[3] == '' and '-' or '(' .. ARGV[3]
+for _, entry in ipairs(call('XRANGE', key('audit'), after, '+', 'COUNT', 200)) do
+  found[#found + 1] = entry[1]
+  found[#found + 1] = entry[2][2]
+end
+return found
+"""
+)
+
 _log = get_log("warren.audit")
+
+
+async def verify_stream(link: RedisLink, head: str = "") -> Verification:
+    """Follows the chain of hashes through the stream, the oldest first. `head`: a hash that must be part of it."""
+    verification, place = Verification(), ""
+    verification.look_for(head)
+    while found := await link.run(_FORWARD, place):
+        for name, line in zip(found[::2], found[1::2], strict=True):
+            place = name.decode()
+            verification.take(line.rstrip(b"\n"), f"entry {place}")
+    verification.end()
+    return verification
 
 
 class RedisAudit:
@@ -116,7 +145,7 @@ class RedisAudit:
         """The number of entries lost since it was opened."""
         return self._writer.dropped
 
-    def record(self, entry: AuditEntry, secrets: Iterable[str] = ()) -> None:
+    def record(self, entry: AuditEntry | RequestRecord, secrets: Collection[str] | None = ()) -> None:
         self._writer.add(entry, secrets)
 
     async def find(self, query: Query) -> AuditPage:
@@ -158,11 +187,12 @@ class _Stream:
         self._max_bytes = max_bytes
         self._name = secrets.token_hex(8)
         self._batch = 0
+        self._head = ""  # the hash of the last entry in the stream, as far as is known here; empty: it has none
         self._given_up = threading.Event()
 
     def append(self, lines: Sequence[bytes]) -> Appended:
         count = 0
-        for group in groups(lines, _AT_ONCE):
+        for group in split_groups(lines, _AT_ONCE):
             self._batch += 1
             if not self._append_surely(group):
                 return Appended(count, self.trouble)
@@ -184,19 +214,24 @@ class _Stream:
             self._given_up.wait(RETRY_S)
         return False
 
-    def _try_to_append(self, group: Sequence[bytes]) -> str:
+    def _try_to_append(self, group: Sequence[bytes], tries: int = _TRIES) -> str:
         """Gives why it did not work; empty if it did."""
-        work = self._link.run(_APPEND, self._name, self._batch, self._max_bytes, *group)
+        linked, head = chain(group, self._head or BEGINNING)
+        work = self._link.run(_APPEND, self._name, self._batch, self._max_bytes, self._head, *linked)
         try:
             answer = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError as exc:  # the loop is closed
             work.close()
             return str(exc)
         try:
-            answer.result(_ANSWER_MOST_S)
+            other = answer.result(_ANSWER_MOST_S)
         except Exception as exc:  # the entries depend on this thread: it must survive
             answer.cancel()
             return str(exc) or type(exc).__name__
+        if isinstance(other, list):
+            self._head = other[0].decode()  # another process was first
+            return self._try_to_append(group, tries - 1) if tries else "others keep adding entries"
+        self._head = head
         return ""
 
     def _log_change(self, trouble: str) -> None:

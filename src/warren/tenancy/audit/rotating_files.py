@@ -2,11 +2,12 @@
 
 The files are numbered, the highest is the one in use; no number is used twice. If a name is taken by something else (a
 link, a pipe, a file of another user), the next number is used: no link is followed. Several processes may append to
-the same directory.
+the same directory: a lock on the directory makes them take turns, and so the chain of hashes (chain.py) is one.
 """
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import stat
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from warren.model.errors import Unavailable
+from warren.tenancy.audit.chain import BEGINNING, HEADER_BYTES, SUFFIX_BYTES, chain, header, last_hash, split_groups
+from warren.tenancy.audit.file_lines import lines_before
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 KEEP_FILES: Final = 16
@@ -41,11 +44,13 @@ class RotatingFiles:
         self._max_bytes = max_bytes
         self._keep_files = max(1, keep_files)
         self._fd = -1
+        self._number = 0
+        self._last, self._last_at = "", (-1, -1)  # the last hash of a file (its inode) of this size
 
     def append(self, lines: Sequence[bytes]) -> Appended:
         count = 0
         try:
-            for group in groups(lines, min(_AT_ONCE, self._max_bytes)):
+            for group in split_groups(lines, min(_AT_ONCE, self._max_bytes - HEADER_BYTES)):
                 written = self._write(group)
                 count += written
                 if written < len(group):
@@ -62,28 +67,48 @@ class RotatingFiles:
             self._fd = -1
 
     def _write(self, lines: Sequence[bytes]) -> int:
-        data = b"".join(lines)
-        self._make_room(len(data))
-        written = os.write(self._fd, data)
-        return data.count(b"\n", 0, written)
+        with opened_directory(self._directory) as directory:
+            fcntl.flock(directory, fcntl.LOCK_EX)
+            self._make_room(directory, HEADER_BYTES + sum(len(line) + SUFFIX_BYTES for line in lines))
+            state = os.fstat(self._fd)
+            last = self._find_last(directory, state)
+            first = b"" if state.st_size else header(last)
+            linked, last = chain(lines, last)
+            data = first + b"".join(linked)
+            written = os.write(self._fd, data)
+            if written == len(data):
+                self._last, self._last_at = last, (state.st_ino, state.st_size + written)
+            return data.count(b"\n", 0, written) - (1 if first and written >= len(first) else 0)
 
-    def _make_room(self, size: int) -> None:
-        """Opens a file that has room for so many bytes and is still in its directory."""
+    def _find_last(self, directory: int, state: os.stat_result) -> str:
+        """The hash that the next line follows: of this file, or of the one before that has any."""
+        if self._last and self._last_at == (state.st_ino, state.st_size):
+            return self._last
+        for number in sorted(numbers_in(directory), reverse=True):
+            with opened_to_read(directory, number) as fd:
+                if fd is not None and (found := last_hash(text for _, text in lines_before(fd, os.fstat(fd).st_size))):
+                    return found
+        return BEGINNING
+
+    def _make_room(self, directory: int, size: int) -> None:
+        """Opens a file that has room for so many bytes and is still the newest in its directory."""
         if self._fd >= 0:
             state = os.fstat(self._fd)
-            if state.st_nlink and self._has_room(state, size):
+            newest = self._number == max(numbers_in(directory), default=0)
+            if state.st_nlink and newest and self._has_room(state, size):
                 return
             self.close()
-        with opened_directory(self._directory) as directory:
-            self._fd = self._open_file(directory, size)
-            self._prune(directory)
+        self._fd = self._open_file(directory, size)
+        self._prune(directory)
 
     def _open_file(self, directory: int, size: int) -> int:
         for _ in range(_TRIES):
             last = max(numbers_in(directory), default=0)
             for number, flags in ((last, 0), (last + 1, os.O_CREAT | os.O_EXCL)):
                 with contextlib.suppress(FileExistsError, FileNotFoundError, _NotOurs):
-                    return self._open_number(directory, number, flags, size)
+                    fd = self._open_number(directory, number, flags, size)
+                    self._number = number
+                    return fd
         raise OSError(errno.EAGAIN, "others keep making files in it")
 
     def _open_number(self, directory: int, number: int, flags: int, size: int) -> int:
@@ -103,7 +128,7 @@ class RotatingFiles:
     def _prune(self, directory: int) -> None:
         for number in sorted(numbers_in(directory))[: -self._keep_files]:
             with contextlib.suppress(OSError):
-                os.unlink(_name(number), dir_fd=directory)
+                os.unlink(file_name(number), dir_fd=directory)
 
 
 class _NotOurs(Exception):
@@ -148,13 +173,13 @@ def numbers_in(directory: int) -> list[int]:
     return [int(match[1]) for name in os.listdir(directory) if (match := _NAME.fullmatch(name))]
 
 
-def _name(number: int) -> str:
+def file_name(number: int) -> str:
     return f"audit-{number:010}.jsonl"
 
 
 def _open(directory: int, number: int, flags: int) -> int:
     try:
-        opened = os.open(_name(number), flags | _SAFE, 0o600, dir_fd=directory)
+        opened = os.open(file_name(number), flags | _SAFE, 0o600, dir_fd=directory)
     except OSError as exc:
         if exc.errno in _SOMETHING_ELSE and not flags & os.O_CREAT:
             raise _NotOurs from exc
@@ -173,17 +198,3 @@ def _closed_on_error(fd: int) -> Iterator[int]:
     except BaseException:
         os.close(fd)
         raise
-
-
-def groups(lines: Sequence[bytes], most: int) -> Iterator[list[bytes]]:
-    """Splits lines into groups of at most so many bytes, or of one line."""
-    group: list[bytes] = []
-    size = 0
-    for line in lines:
-        if group and size + len(line) > most:
-            yield group
-            group, size = [], 0
-        group.append(line)
-        size += len(line)
-    if group:
-        yield group

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from warren.tenancy.policy.launchers import OPAQUE, find_launcher, find_started
-from warren.tenancy.policy.parse import CODE_VARIABLES, LOOKUP_VARIABLES, Doubt, FoundCommand, Script
+from warren.tenancy.policy.parse import Doubt, FoundCommand, Script, is_code_variable, is_lookup_variable
 from warren.tenancy.policy.shell_words import Word
 
 Item = FoundCommand | Doubt | Script
@@ -55,9 +55,9 @@ def _command(found: FoundCommand, words: tuple[Word, ...], through: str) -> Iter
 
 def _assigned(found: FoundCommand, names: tuple[str, ...]) -> Iterator[Item]:
     for name in names:
-        if name in CODE_VARIABLES:
+        if is_code_variable(name):
             yield _doubt(found, f"a shell may run what {name} has in it")
-        if name in LOOKUP_VARIABLES:
+        if is_lookup_variable(name):
             why = f"{name} is changed, so names may stand for other programs"
             yield Doubt(why, found.place, found.route, lookup=True)
 
@@ -101,6 +101,8 @@ def _shell_options(words: tuple[Word, ...]) -> tuple[bool | None, bool, tuple[Wo
         if option.startswith("--"):
             why = why or ("" if option in _SHELL_LONG else f"the option {option[:40]} is not known here")
             continue
+        if option.startswith("-") and "i" in option:
+            why = why or "an interactive shell runs what is in its start-up file"
         text, stdin = text or "c" in option[1:], stdin or "s" in option[1:]
         place += option.count("o") + option.count("O")
     return text, stdin, words[place:], why
@@ -204,6 +206,76 @@ def _alias(found: FoundCommand) -> Iterator[Item]:
             yield Script(value, (*found.route, "alias"), found.place, found.guess)
 
 
+def _names_in(found: FoundCommand, words: tuple[Word, ...]) -> Iterator[Item]:
+    """Words that are names of variables, perhaps with a value, or with an option in front (`-vNAME`)."""
+    names = []
+    for word in words:
+        text = word.text if word.text is not None else word.begins
+        if word.text is None and "=" not in text:
+            yield _doubt(found, f"which variable `{found.name}` sets is known only when it runs")
+        name = text.partition("=")[0].removesuffix("+")
+        names += [name] if not text.startswith("-") else [name[start:] for start in range(2, len(name))]
+    yield from _assigned(found, tuple(names))
+
+
+def _assigns(valued: str = "") -> Callable[[FoundCommand], Iterator[Item]]:
+    """For builtins that set the variables they are given the names of. `valued`: options whose value is no name."""
+
+    def look(found: FoundCommand) -> Iterator[Item]:
+        words, names, place = found.words[1:], [], 0
+        while place < len(words):
+            text = words[place].text or ""
+            names.append(words[place])
+            place += 2 if text.startswith("-") and text[-1] in valued else 1
+        yield from _names_in(found, tuple(names))
+
+    return look
+
+
+def _declares(found: FoundCommand) -> Iterator[Item]:
+    for word in found.words[1:]:
+        if (word.text or "").startswith("-") and "n" in (word.text or ""):
+            yield _doubt(found, "a variable that refers to another may change what names stand for")
+    yield from _names_in(found, found.words[1:])
+
+
+def _reads_lines(found: FoundCommand) -> Iterator[Item]:
+    yield from _with_option("C")(found)
+    yield from _assigns("dnOsuc")(found)
+
+
+def _getopts(found: FoundCommand) -> Iterator[Item]:
+    yield from _names_in(found, found.words[2:3])
+
+
+def _sets_number(found: FoundCommand) -> Iterator[Item]:
+    yield from _assigned(found, tuple((word.text or "").partition("=")[0] for word in found.words[1:]))
+
+
+def _printf(found: FoundCommand) -> Iterator[Item]:
+    """Only `-v` makes it set a variable."""
+    if len(found.words) < 2:
+        return
+    option = found.words[1]
+    text = option.text if option.text is not None else option.begins
+    if text.startswith("-v"):
+        yield from _names_in(found, found.words[1:3] if text == option.text == "-v" else found.words[1:2])
+    elif option.text is None and not text and (option.many or len(found.words) > 3):
+        name = found.words[2].text if len(found.words) > 2 else None
+        if name is None or is_code_variable(name) or is_lookup_variable(name):
+            yield _doubt(found, "its first argument may be -v")
+
+
+def _set(found: FoundCommand) -> Iterator[Item]:
+    for word in found.words[1:]:
+        if word.text in ("--", "-") or (word.text and word.text[0] not in "-+" and word.text != "keyword"):
+            break
+        if word.text == "keyword" or ((word.text or "").startswith("-") and "k" in (word.text or "")):
+            yield _doubt(found, "with `set -k` arguments may be variables for the command")
+        if word.text is None and (not word.begins or word.begins.startswith("-")):
+            yield _doubt(found, "an argument of `set` may be -k")
+
+
 def _with_option(letter: str) -> Callable[[FoundCommand], Iterator[Item]]:
     def look(found: FoundCommand) -> Iterator[Item]:
         for word in found.words[1:]:
@@ -217,14 +289,25 @@ def _with_option(letter: str) -> Callable[[FoundCommand], Iterator[Item]]:
 _SPECIAL: Final[dict[str, Callable[[FoundCommand], Iterator[Item]]]] = {
     ".": _source,
     "alias": _alias,
+    "declare": _declares,
     "env": _env,
     "eval": _eval,
+    "export": _assigns(),
     "find": _find,
+    "getopts": _getopts,
     "hash": _with_option("p"),
-    "mapfile": _with_option("C"),
-    "readarray": _with_option("C"),
+    "let": _sets_number,
+    "local": _declares,
+    "mapfile": _reads_lines,
+    "printf": _printf,
+    "read": _assigns("dinNptu"),
+    "readarray": _reads_lines,
+    "readonly": _assigns(),
+    "set": _set,
     "source": _source,
     "trap": _trap,
+    "typeset": _declares,
+    "wait": _sets_number,
     "xargs": _xargs,
 }
 

@@ -13,12 +13,14 @@ from warren.model.policy import Policy, PolicyMode
 from warren.tenancy.policy.expand import expand
 from warren.tenancy.policy.matching import allows, denies
 from warren.tenancy.policy.parse import (
-    CODE_VARIABLES,
     LONGEST_TEXT,
-    LOOKUP_VARIABLES,
     Doubt,
+    Evaluation,
     FoundCommand,
     Script,
+    has_code_in_brackets,
+    is_code_variable,
+    is_lookup_variable,
     parse,
 )
 from warren.tenancy.policy.shell_words import Word
@@ -87,10 +89,15 @@ def refusal(verdict: PolicyVerdict) -> ExecResult:
 def _find_all(command: Command) -> list[FoundCommand | Doubt]:
     """Finds all visible commands, each followed by what it starts."""
     result: list[FoundCommand | Doubt] = list(_environment(command))
-    waiting: list[FoundCommand | Doubt | Script] = _first(command)
+    waiting: list[FoundCommand | Doubt | Script | Evaluation] = [*_first(command)]
     steps = nested = 0
+    stored = any(map(has_code_in_brackets, (*command.env.values(), *command.base_env.values(), *command.argv)))
+    evaluates = False
     while waiting:
         item = waiting.pop()
+        if isinstance(item, Evaluation):
+            stored, evaluates = stored or item.stored, evaluates or item.evaluates
+            continue
         steps += 1
         nested += len(item.text) if isinstance(item, Script) and item.route else 0
         if steps > _MOST_STEPS or nested > _MOST_NESTED:
@@ -102,6 +109,8 @@ def _find_all(command: Command) -> list[FoundCommand | Doubt]:
         else:
             result.append(item)
             waiting += reversed(list(expand(item))) if isinstance(item, FoundCommand) else ()
+    if stored and evaluates:
+        result.append(Doubt("arithmetic may run a substitution that is kept in a variable", _place(command)))
     return result
 
 
@@ -113,17 +122,21 @@ def _first(command: Command) -> list[FoundCommand | Doubt | Script]:
         room -= len(text) + 1
         if room >= 0:
             words.append(Word(text))
-    place = " ".join(command.argv[:30])[:60]
+    place = _place(command)
     found: list[FoundCommand | Doubt | Script] = [FoundCommand(tuple(words), place)] if words else []
     return found if room >= 0 else [*found, Doubt(f"it is longer than {LONGEST_TEXT // 1024} KiB", place)]
+
+
+def _place(command: Command) -> str:
+    return (command.shell or " ".join(command.argv[:30]))[:60].strip().partition("\n")[0]
 
 
 def _environment(command: Command) -> list[Doubt]:
     doubts = []
     for name in (*command.env, *command.base_env):
-        if name in CODE_VARIABLES:
+        if is_code_variable(name):
             doubts.append(Doubt(f"a shell may run what the variable {name} has in it"))
-        elif name in LOOKUP_VARIABLES:
+        elif is_lookup_variable(name):
             doubts.append(Doubt(f"the variable {name} is set, so names may stand for other programs", lookup=True))
     return doubts
 

@@ -10,7 +10,8 @@ from typing import Final
 
 from warren.tenancy.policy.shell_words import Word
 
-ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=")
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=")
+_ANY_ASSIGNMENT: Final = re.compile(r"([^-=][^=]*|)=", re.S)  # `env` takes any name, even none
 _NUMBER: Final = re.compile(r"-\d+")
 
 
@@ -18,7 +19,8 @@ _NUMBER: Final = re.compile(r"-\d+")
 class Launcher:
     """`flags` and `valued` are letters of short options, `words` long options, those with `=` take a value.
 
-    `stops` are options with which no command is started.
+    `stops` are options with which no command is started. `any_names`: whatever has a `=` in it is an assignment, and a
+    lone `-` is an option.
     """
 
     flags: str = ""
@@ -28,6 +30,7 @@ class Launcher:
     assignments: bool = False
     stops: str = "--help --version"
     numbers: bool = False
+    any_names: bool = False
 
 
 LAUNCHERS: Final[dict[str, Launcher]] = {
@@ -37,7 +40,8 @@ LAUNCHERS: Final[dict[str, Launcher]] = {
     "command": Launcher("p", stops="-v -V"),
     "coproc": Launcher(stops=""),
     "doas": Launcher("n", "u", assignments=True, stops="-L -C"),
-    "env": Launcher("i0v", "uC", "--ignore-environment --null --unset= --chdir= --debug", assignments=True),
+    "env": Launcher("i0v", "uC", "--ignore-environment --null --unset= --chdir= --debug",
+                    assignments=True, any_names=True),
     "exec": Launcher("cl", "a", stops=""),
     "fakeroot": Launcher(),
     "ionice": Launcher("t", "cn", "--ignore --class= --classdata=", stops="-p -P -u -h -V --help --version"),
@@ -45,7 +49,8 @@ LAUNCHERS: Final[dict[str, Launcher]] = {
     "nohup": Launcher(),
     "setsid": Launcher("cfw", "", "--ctty --fork --wait"),
     "stdbuf": Launcher("", "ioe", "--input= --output= --error="),
-    "sudo": Launcher("AbEHknPSB", "CDghpRrTtUu", "--preserve-env --user= --group=", assignments=True, stops="-l -v -K"),
+    "sudo": Launcher("AbEHknPSB", "CDghpRrTtUu", "--preserve-env --user= --group=", assignments=True, stops="-l -v -K",
+                     any_names=True),
     "taskset": Launcher("c", "", "--cpu-list", operands=1, stops="-p --help --version"),
     "time": Launcher("pvaq", "fo", "--portability --verbose --append --quiet --format= --output=", assignments=True),
     "timeout": Launcher("v", "ks", "--foreground --preserve-status --verbose --kill-after= --signal=", operands=1),
@@ -54,10 +59,17 @@ LAUNCHERS: Final[dict[str, Launcher]] = {
 }  # fmt: skip
 # What these start stands somewhere among their arguments, as words or as a text for a shell.
 OPAQUE: Final = frozenset({
-    "at", "batch", "bwrap", "catchsegv", "chrt", "crontab", "daemonize", "dbus-run-session", "entr", "expect",
-    "faketime", "fd", "fdfind", "firejail", "flock", "gdb", "linux32", "linux64", "ltrace", "nsenter", "parallel",
-    "pkexec", "prlimit", "proot", "rlwrap", "run-parts", "runuser", "screen", "script", "setarch", "setpriv",
-    "start-stop-daemon", "strace", "su", "systemd-run", "tmux", "unbuffer", "unshare", "watch", "xvfb-run",
+    "aarch64", "abduco", "arm64", "at", "batch", "bwrap", "capsh", "catchsegv", "ccache", "cgexec", "choom", "chpst",
+    "chronic", "chrt", "coresched", "cpulimit", "crontab", "daemon", "daemonize", "dbus-launch", "dbus-run-session",
+    "distcc", "dtach", "dumb-init", "eatmydata", "entr", "envdir", "envuidgid", "expect", "fakechroot", "faketime",
+    "fd", "fdfind", "firejail", "flock", "gdb", "gdbserver", "gosu", "hyperfine", "i386", "i486", "i586", "i686",
+    "ifne", "linux32", "linux64", "lldb", "logsave", "ltrace", "mispipe", "newgrp", "nq", "nsenter", "numactl",
+    "parallel", "pee", "perf", "pkexec", "prlimit", "proot", "proxychains", "proxychains4", "rlwrap", "rr", "rtcwake",
+    "run-parts", "runcon", "runuser", "schroot", "screen", "script", "scriptlive", "sem", "setarch", "setlock",
+    "setpriv", "setuidgid", "sg", "socat", "softlimit", "ssh-agent", "start-stop-daemon", "strace", "su", "su-exec",
+    "systemd-cat", "systemd-inhibit", "systemd-nspawn", "systemd-run", "tini", "tmux", "torify", "torsocks", "trickle",
+    "tsocks", "tsp", "uclampset", "uname26", "unbuffer", "unshare", "valgrind", "watch", "x86_64", "xinit", "xvfb-run",
+    "zrun",
 })  # fmt: skip
 _LOADER: Final = re.compile(r"(ld-(linux|musl).*\.so.*|ld.*\.so(\.\d+)?)")
 
@@ -88,8 +100,11 @@ def find_started(words: tuple[Word, ...], kind: Launcher) -> Start:
         text = word.text if word.text is not None else word.begins
         if word.many:
             why = "an argument before the command may be no word or several"
-        if kind.assignments and (found := ASSIGNMENT.match(text)):
+        pattern = _ANY_ASSIGNMENT if kind.any_names else _ASSIGNMENT
+        if kind.assignments and (found := pattern.match(text)):
             assigned.append(found[1])
+        elif text == "-" and not ended:
+            why = why or ("" if kind.any_names else "it cannot be told what a lone `-` means here")
         elif text.startswith("-") and len(text) > 1 and not ended:
             if text in kind.stops.split():
                 return Start()

@@ -19,17 +19,23 @@ if TYPE_CHECKING:
 
 LONGEST_TEXT = 256 * 1024
 _PLACE_CHARS = 60
-# Shells run what is in the first, and find programs by the others.
-CODE_VARIABLES = frozenset({"BASH_ENV", "ENV", "PROMPT_COMMAND", "PS0", "PS4", "SHELLOPTS", "BASHOPTS"})
-LOOKUP_VARIABLES = frozenset({"PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT"})
+# Shells run what is in the first, or what it says in their place, and find programs by the others.
+_CODE_VARIABLES = frozenset({
+    "BASH_ALIASES", "BASH_CMDS", "BASH_ENV", "BASHOPTS", "ENV", "PROMPT_COMMAND", "PS0", "PS4", "SHELLOPTS",
+})  # fmt: skip
+_LOOKUP_VARIABLES = frozenset({"PATH", "LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT"})
 _READS = frozenset({"simple_expansion", "expansion"})
 _LAST_COUNTS = frozenset({"pipeline", "list", "negated_command"})
 _COMMANDS = frozenset({"declaration_command", "unset_command", "test_command"})
 _QUOTED = frozenset({"concatenation", "raw_string", "ansi_c_string", "string", "word"})
 _BRACKET = re.compile(r"\[|(?<!\$)\(")
+_EVALUATING = re.compile(rb"^\$\{!|:[^-+=?]")  # `${!x}`, `${x:offset}`
+_ASSIGNING = re.compile(rb"\$\{(!?)(\w+)(?:\[[^]]*\])?:?=")
 _COMPARES = frozenset({b"-eq", b"-ne", b"-lt", b"-le", b"-gt", b"-ge", b"-v"})
 _EVALUATES = frozenset({"arithmetic_expansion", "((", "subscript", "c_style_for_statement"})
-_EVALUATORS = frozenset({"let", "declare", "typeset", "local", "export", "readonly", "printf", "read", "unset", "test"})
+_EVALUATORS = frozenset(
+    {"let", "declare", "typeset", "local", "export", "readonly", "printf", "read", "unset", "test", "[", "wait"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,15 @@ class Doubt:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Says that a text has a substitution `stored` in brackets, or that the shell `evaluates` what a variable holds.
+    Each is harmless without the other, wherever in the command that is."""
+
+    stored: bool
+    evaluates: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Script:
     """Text that a shell will read."""
 
@@ -93,7 +108,16 @@ def _tree(raw: bytes) -> "Tree":
     return tree_sitter.Parser(_grammar()).parse(raw)
 
 
-def parse(script: Script) -> list[FoundCommand | Doubt]:
+def is_code_variable(name: str) -> bool:
+    """Whether a shell may run what is in the variable, or in an element of it (`BASH_CMDS[ls]`)."""
+    return name.partition("[")[0] in _CODE_VARIABLES or name.startswith("BASH_FUNC_")
+
+
+def is_lookup_variable(name: str) -> bool:
+    return name.partition("[")[0] in _LOOKUP_VARIABLES
+
+
+def parse(script: Script) -> list[FoundCommand | Doubt | Evaluation]:
     """Never raises; takes time in proportion to the text."""
     if len(script.text) > LONGEST_TEXT:
         why = f"it is longer than {LONGEST_TEXT // 1024} KiB"
@@ -114,7 +138,7 @@ class _Walk:
     def __init__(self, script: Script, without: Cut) -> None:
         self._script = script
         self._cut = without
-        self.result: list[FoundCommand | Doubt] = []
+        self.result: list[FoundCommand | Doubt | Evaluation] = []
         self.marks_seen: set[str] = set()
         self._functions: set[str] = set()
         self._done: set[int] = set()
@@ -140,8 +164,7 @@ class _Walk:
             self._visit(node, parent)
             stack += [(child, node.type) for child in reversed(node.children)]
         self.marks_seen = self._source.marks_seen
-        if self._stored and self._evaluates:
-            self._doubt("arithmetic may run a substitution that is kept in a variable", text)
+        self.result.append(Evaluation(self._stored, self._evaluates))
         return True
 
     def _visit(self, node: "Node", parent: str) -> None:
@@ -198,15 +221,13 @@ class _Walk:
 
     def _found(self, node: "Node", words: tuple[Word, ...], stdin: tuple[str, ...] | None) -> None:
         name = words[0].text or ""
-        if name in _EVALUATORS:
+        if any(word.text in _EVALUATORS for word in words):
             self._evaluates = True
         if name == "unset":
             self._functions.clear()
         place = _excerpt(self._source.text(node))
         known = name in self._functions
         self.result.append(FoundCommand(words, place, self._script.route, stdin, known, self._script.guess))
-        for word in words[1:] if name in ("read", "printf", "mapfile", "readarray", "getopts", "let") else ():
-            self._assigned((word.text or word.begins).partition("=")[0], node)
 
     def _define(self, node: "Node") -> None:
         after = node.next_sibling
@@ -215,9 +236,9 @@ class _Walk:
             self._functions.add(self._source.text(name))
 
     def _assigned(self, name: str, node: "Node") -> None:
-        if name in CODE_VARIABLES:
+        if is_code_variable(name):
             self._doubt(f"a shell may run what {name} has in it", self._source.text(node))
-        elif name in LOOKUP_VARIABLES:
+        elif is_lookup_variable(name):
             self._doubt(f"{name} is changed, so names may stand for other programs", self._source.text(node), True)
 
     def _look_for_evaluation(self, node: "Node", parent: str) -> None:
@@ -226,19 +247,24 @@ class _Walk:
         if (
             kind in _EVALUATES
             or (kind == "test_operator" and raw in _COMPARES)
-            or (kind == "expansion" and raw.startswith(b"${!"))
+            or (kind == "expansion" and _EVALUATING.search(raw))
+            or (kind == "array" and b"]=" in raw)
         ):
             self._evaluates = True
-        elif kind in _QUOTED and _has_code_in_brackets(self._source.literal(node)):
+        elif kind in _QUOTED and has_code_in_brackets(self._source.literal(node)):
             self._stored = True
-        elif kind == "@" and parent == "expansion":
+        if kind == "expansion" and (found := _ASSIGNING.match(raw)):
+            self._assigned(found[2].decode(), node)
+            if found[1]:
+                self._doubt("which variable an expansion sets is known only when it runs", self._source.text(node))
+        if kind == "@" and parent == "expansion":
             self._doubt("an expansion with @ may run what the variable has in it", raw.decode(errors="replace"))
 
     def _doubt(self, why: str, place: str, lookup: bool = False) -> None:
         self.result.append(Doubt(why, _excerpt(place), self._script.route, lookup))
 
 
-def _has_code_in_brackets(text: str) -> bool:
+def has_code_in_brackets(text: str) -> bool:
     """Subscripts and lists are evaluated once more where arithmetic or a declaration finds them in a value."""
     bracket = _BRACKET.search(text)
     return bracket is not None and ("$(" in text[bracket.end() :] or "`" in text[bracket.end() :])

@@ -57,6 +57,8 @@ def token_doubt(node: "Node", parent: str, source: bytes) -> str:
     if node.is_error or node.is_missing:
         return "its syntax is not understood"
     kind, text = node.type, source[node.start_byte : node.end_byte]
+    if kind == "``":
+        return "there is nothing within backquotes"
     if kind == "comment":
         return _comment_doubt(node, parent, source)
     if kind == "heredoc_redirect":
@@ -85,6 +87,8 @@ def gap_doubt(node: "Node", source: bytes) -> str:
             return "its syntax is not understood"
         if before is not None and before.is_named and b"\n" in gap and node.type in _ON_ONE_LINE:
             return "it cannot be told where a command ends"
+        if gap and node.type == "concatenation":
+            return "it cannot be told where a word ends"
         touching = before is not None and place == child.start_byte and "redirect" not in before.type + child.type
         if touching and node.type in _OF_WORDS:
             return "it cannot be told where a word ends"

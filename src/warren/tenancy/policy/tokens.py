@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _BARE = frozenset({"word", "number", "variable_name", "special_variable_name", "test_operator"})
-_NESTED = frozenset({"command_name", "concatenation"})
+_NESTED = frozenset({"command_name", "concatenation", "variable_assignment"})
 _SEVERAL = ("$@", "$*", "[@]", "[*]", "@}", "*}")
+_SUBSTITUTES = frozenset("$`")
 _READING = frozenset({"<", "<&", "<>", "<&-"})
 
 
@@ -97,7 +98,7 @@ class Source:
             return [WordPart(decode_ansi(text[2:-1]))]
         if kind == "string":
             return self._in_string(node)
-        if not node.is_named:
+        if not node.is_named and not _SUBSTITUTES.intersection(text):
             return [WordPart(text, bare=True)]
         return [WordPart(None, many=True)]
 

@@ -27,7 +27,7 @@ from warren.model.errors import InvalidRequest
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 
-_REMEDY: Final = "name a host on the public Internet, or let the operator allow its network"
+REMEDY: Final = "name a host on the public Internet, or let the operator allow its network"
 _REFUSED_4: Final = tuple(
     (IPv4Network(network), kind)
     for network, kind in (
@@ -150,7 +150,7 @@ def check_address(text: str, allowed: Iterable[Network], name: str) -> None:
     except ValueError:
         kind = "no address at all"
     if kind:
-        raise InvalidRequest(f"webhooks are not sent to {name}: it leads to {kind}", remedy=_REMEDY)
+        raise InvalidRequest(f"webhooks are not sent to {name}: it leads to {kind}", remedy=REMEDY)
 
 
 def read_url(text: str, allowed: Iterable[Network] = ()) -> URL:

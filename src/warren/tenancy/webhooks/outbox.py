@@ -17,7 +17,7 @@ from warren.clock import Clock
 from warren.interfaces.records import RecordStore
 from warren.logs import get_log
 from warren.model.errors import Conflict, WarrenError
-from warren.model.events import Event
+from warren.model.events import Event, EventKind
 from warren.stores.encryption import Encryption
 from warren.tenancy.webhooks.deliveries import DeliveryQueues, delivery_view, new_message
 from warren.tenancy.webhooks.delivery_worker import DeliveryOutcome, DeliveryWorker, Wakeup
@@ -96,6 +96,12 @@ class Webhooks:
         self._cache.pop(tenant, None)
         await self._queues.clear(hook_id)
 
+    async def rotate(self, tenant: str, hook_id: str, keep_old_s: float) -> tuple[Webhook, str]:
+        """Gives the webhook a new secret, and returns it; nobody can show it again."""
+        made = await self._registry.rotate(tenant, hook_id, keep_old_s)
+        self._cache.pop(tenant, None)
+        return made
+
     async def test(self, tenant: str, hook_id: str) -> DeliveryOutcome:
         """Sends a `ping` now, once, whatever events the webhook wants."""
         hook = await self._registry.get(tenant, hook_id)
@@ -110,9 +116,13 @@ class Webhooks:
 
     # -- events
 
+    def wants(self, tenant: str, kind: EventKind) -> bool:
+        """Whether an event of this kind goes to a webhook, as far as is known without asking the store."""
+        cached = self._find_cached(tenant)
+        return not self._closed and (cached is None or any(hook.wants(kind) for hook in cached.hooks))
+
     def publish(self, event: Event) -> None:
-        cached = self._find_cached(event.tenant)
-        if self._closed or (cached is not None and not any(hook.wants(event.kind) for hook in cached.hooks)):
+        if not self.wants(event.tenant, event.kind):
             return
         queue = self._unwritten.setdefault(event.tenant, deque())
         if len(queue) >= self._max_waiting:
@@ -124,6 +134,10 @@ class Webhooks:
 
     async def run(self) -> None:
         """Delivers until it is cancelled."""
+        try:
+            await self._registry.renew_encryption()
+        except WarrenError as exc:
+            _log.warning("webhook_secrets_not_renewed", action="at_next_start", error=exc)
         await self._worker.run()
 
     async def close(self) -> None:

@@ -2,14 +2,16 @@
 
 The sender resolves a name once for each connection, checks every address of it, and connects to one of the addresses it
 has checked: there is no second look-up in between. Below that, it makes a socket only for an address that passes the
-same check. It keeps no connections and no cookies, follows no redirects, and uses neither proxies nor passwords of the
-environment.
+same check. A tenant learns only whether there is a public address behind a name: a name that nobody knows and one of
+the internal network fail with the same words, after the same time and with the same attempts. It keeps no connections
+and no cookies, follows no redirects, and uses neither proxies nor passwords of the environment.
 """
 
 import asyncio
 import os
 import socket
 import ssl
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,11 +23,15 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from warren.logs import get_log
 from warren.model.errors import InvalidRequest, Unavailable
-from warren.tenancy.webhooks.destinations import Network, check_address, read_url
+from warren.tenancy.webhooks.destinations import REMEDY, Network, check_address, read_url
 
 _HEADERS: Final = {"Accept-Encoding": "identity", "Content-Type": "application/json", "User-Agent": "warren-webhooks"}
 _LOOKUPS: Final = 16
+_REFUSED_AFTER_S: Final = 0.5  # longer than looking up most names takes, whether they exist or not
+
+_log = get_log("warren.webhooks")
 _NUMERIC: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 _AddrInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[object, ...]]
 
@@ -42,10 +48,11 @@ class ReceiverResponse:
 class WebhookSender:
     """Safe to use from many tasks of one event loop.
 
-    `send` raises InvalidRequest if the URL, or an address that its name resolves to, is not allowed: then nothing was
-    sent. It raises Unavailable if there was no response; the receiver may have seen the request all the same. Once
-    there is a status `send` returns, even if the body breaks off. `timeout_s` limits all of it, with looking up the
-    name and waiting for one of the `limit` connections. `send` tries nothing twice.
+    `send` raises InvalidRequest if the URL is not allowed, and Unavailable if the name in it has no address or one that
+    is not allowed: then nothing was sent. It raises Unavailable, too, if there was no response; the receiver may have
+    seen the request all the same. Once there is a status `send` returns, even if the body breaks off. `timeout_s`
+    limits all of it, with looking up the name and waiting for one of the `limit` connections. `send` tries nothing
+    twice.
     """
 
     def __init__(
@@ -125,7 +132,8 @@ def new_socket(info: _AddrInfo, allowed: Sequence[Network]) -> socket.socket:
 
 
 class CheckedResolver(AbstractResolver):
-    """Gives the addresses that another resolver gives, if all are allowed: one that is not spoils the name."""
+    """Gives the addresses that another resolver gives, if all are allowed: one that is not spoils the name. Whatever
+    the reason, a failure looks the same; the server's log has it."""
 
     def __init__(self, inner: AbstractResolver, allowed: Sequence[Network]) -> None:
         self._inner = inner
@@ -134,12 +142,19 @@ class CheckedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        found = await self._inner.resolve(host, port, family)
-        for result in found:
-            check_address(result["host"], self._allowed, host)
-        if not found:
-            raise socket.gaierror(socket.EAI_NONAME, "it has no address")
-        return found
+        began = time.monotonic()
+        try:
+            found = await self._inner.resolve(host, port, family)
+            for result in found:
+                check_address(result["host"], self._allowed, host)
+            if found:
+                return found
+            reason = "no address"
+        except (OSError, InvalidRequest) as exc:
+            reason = str(exc)
+        _log.warning("webhook_name_refused", host=host, reason=reason)
+        await asyncio.sleep(max(0.0, _REFUSED_AFTER_S - (time.monotonic() - began)))
+        raise socket.gaierror(socket.EAI_NONAME, "no public address")
 
     async def close(self) -> None:
         await self._inner.close()
@@ -190,7 +205,7 @@ def _translated_errors(url: URL) -> Iterator[None]:
     try:
         yield
     except aiohttp.ClientConnectorDNSError as exc:
-        raise Unavailable(f"the name {url.host} cannot be looked up: {_reason(exc)}") from exc
+        raise Unavailable(f"no public address is known for the name {url.host}", remedy=REMEDY) from exc
     except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientConnectorSSLError) as exc:
         raise Unavailable(f"no trusted TLS connection to {url.host} came about: {exc}") from exc
     except TimeoutError as exc:

@@ -9,24 +9,30 @@ from warren.worker.agent.link import printable
 from warren.worker.agent.wire import EndReason, Fields, Flag, Tag, fields
 
 _REASONS = {
-    EndReason.EXITED: Reason.EXITED,
-    EndReason.SIGNAL: Reason.SIGNAL,
-    EndReason.TIMEOUT: Reason.TIMEOUT,
-    EndReason.CANCELLED: Reason.CANCELLED,
+    int(EndReason.EXITED): Reason.EXITED,
+    int(EndReason.SIGNAL): Reason.SIGNAL,
+    int(EndReason.TIMEOUT): Reason.TIMEOUT,
+    int(EndReason.CANCELLED): Reason.CANCELLED,
 }
 
 
-def start_payload(command: Command, process_id: str, env: Mapping[str, str], flags: Flag) -> bytes:
-    """The fields of START. `env` is the sandbox's; the command's `base_env` overrides it, its `env` overrides both."""
+_TERMINAL, _CARRY = int(Flag.TERMINAL), int(Flag.CARRY)
+
+
+def base_env_fields(env: Mapping[str, str]) -> bytes:
+    return fields((Tag.BASE_ENV, f"{name}={value}") for name, value in env.items())
+
+
+def start_payload(command: Command, process_id: str, base_env: bytes, flags: int) -> bytes:
+    """The fields of START. `base_env` has those of the variables that the command's `env` overrides."""
     if command.terminal is not None:
-        flags |= Flag.TERMINAL
+        flags |= _TERMINAL
     if command.shell and command.carry_state:
-        flags |= Flag.CARRY
-    items: list[tuple[Tag, int | str | bytes]] = [(Tag.ID, process_id), (Tag.FLAGS, int(flags))]
+        flags |= _CARRY
+    items: list[tuple[Tag, int | str | bytes]] = [(Tag.ID, process_id), (Tag.FLAGS, flags)]
     if command.shell:
         items.append((Tag.SHELL, command.shell))
     items += [(Tag.ARGV, argument) for argument in command.argv]
-    items += [(Tag.BASE_ENV, f"{name}={value}") for name, value in {**env, **command.base_env}.items()]
     items += [(Tag.ENV, f"{name}={value}") for name, value in command.env.items()]
     if command.cwd:
         items.append((Tag.CWD, check_path(command.cwd)))
@@ -37,7 +43,7 @@ def start_payload(command: Command, process_id: str, env: Mapping[str, str], fla
     items += [(Tag.GRACE_MS, round(command.grace_s * 1000)), (Tag.KEEP, command.keep_bytes)]
     if command.terminal is not None:
         items += [(Tag.ROWS, command.terminal.rows), (Tag.COLS, command.terminal.columns)]
-    return fields(items)
+    return fields(items) + base_env
 
 
 def exec_result(end: Fields, written: CommandOutput, process_id: str, *, oom: bool = False) -> ExecResult:
@@ -81,7 +87,7 @@ def parse_reason(end: Fields) -> Reason:
     number = end.number(Tag.REASON)
     if number not in _REASONS:
         raise ProtocolError(f"a command that ended for the unknown reason {number}")
-    return _REASONS[EndReason(number)]
+    return _REASONS[number]
 
 
 def process_info(found: Fields) -> ProcessInfo:

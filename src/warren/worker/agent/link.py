@@ -188,10 +188,15 @@ class Channel:
     def close(self) -> None:
         """Closes the channel; what still arrives is ignored. Closing an ended channel does nothing."""
         if self._end is None:
+            self.give_up(errors.Conflict("the channel was closed here"))
+        self._inbox.clear()
+
+    def give_up(self, error: WarrenError) -> None:
+        """Closes the channel; whoever takes from it gets the error."""
+        if self._end is None:
             self._link.forget(self.number)
             self._link.send(Request.CLOSE, self.number)
-            self._finish(errors.Conflict("the channel was closed here"))
-        self._inbox.clear()
+            self._finish(error)
 
     def violation(self, what: str) -> ProtocolError:
         """Cuts off the link for what only the reader of the channel can see, and returns the error to raise."""
@@ -336,6 +341,7 @@ class AgentLink(asyncio.BufferedProtocol):
         self._channels: dict[int, Channel] = {}
         self._next = 1
         self._highest = 0
+        self._scratch = _scratch()
         self._part = memoryview(b"")
         self._part_filled = 0
         self._put_off = memoryview(b"")
@@ -542,13 +548,13 @@ class AgentLink(asyncio.BufferedProtocol):
                 waiter.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._part[self._part_filled :] if self._part else _scratch()
+        return self._part[self._part_filled :] if self._part else self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return
         if not self._part:
-            self._parse(_scratch()[:nbytes])
+            self._parse(self._scratch[:nbytes])
             return
         self._part_filled += nbytes
         if self._part_filled == len(self._part):

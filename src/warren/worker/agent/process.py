@@ -6,8 +6,8 @@ channel per process for its stdin. `AgentProcess` is only a handle with an id; t
 
 import asyncio
 import contextlib
+import os
 import re
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, 
 from warren.pacing import Pace
 from warren.worker.agent.command_result import (
     OomTracker,
+    base_env_fields,
     exec_result,
     lost_result,
     parse_exit_code,
@@ -45,6 +46,8 @@ _LEAST_KEPT = 1 << 20  # the agent keeps at least this much output of a command 
 _SLACK_BYTES = 64 * 1024
 _PACED = 100  # pieces of output that are taken in one go
 _HANG_S = 30.0
+_ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_STDIN, _DEFER, _ONCE = int(Flag.STDIN), int(Flag.DEFER), int(Flag.ONCE)
 _STREAMS = {
     int(StreamNumber.STDOUT): Stream.STDOUT,
     int(StreamNumber.STDERR): Stream.STDERR,
@@ -56,13 +59,14 @@ class Commands:
     def __init__(self, link: AgentLink, env: Mapping[str, str], oom_kills: Callable[[], int]) -> None:
         self._link = link
         self._env = dict(env)
+        self._env_fields = base_env_fields(env)
         self._oom = OomTracker(oom_kills)
         self._keep: dict[str, int] = {}
         self._stdin: dict[str, StdinPipe] = {}
         self._waiting_channels: dict[str, Channel] = {}  # by id: processes that wait for their first reader
 
     async def exec(self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str = "") -> ExecResult:
-        once = Flag(0) if process_id else Flag.ONCE
+        once = 0 if process_id else _ONCE
         process_id = check_id(process_id) if process_id else new_id()
         try:
             self._oom.begin(process_id)
@@ -73,11 +77,11 @@ class Commands:
             self._oom.forget(process_id)
 
     async def _run(
-        self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str, once: Flag
+        self, command: Command, stdin: bytes | AsyncIterable[bytes], process_id: str, once: int
     ) -> ExecResult:
         has_stdin = not isinstance(stdin, bytes) or bool(stdin)
-        flags = Flag.DEFER | once | (Flag.STDIN if has_stdin else Flag(0))
-        channel = await self._link.open(Request.START, start_payload(command, process_id, self._env, flags))
+        flags = _DEFER | once | (_STDIN if has_stdin else 0)
+        channel = await self._link.open(Request.START, self._start_payload(command, process_id, flags))
         feeder: asyncio.Task[None] | None = None
         try:
             if has_stdin:
@@ -116,11 +120,15 @@ class Commands:
     ) -> tuple[Fields, CommandOutput]:
         if deadline_s is None:
             return await _collect(channel, keep)
+        timer = asyncio.get_running_loop().call_later(deadline_s, _give_up, channel)
         try:
-            async with asyncio.timeout(deadline_s):
-                return await _collect(channel, keep)
-        except TimeoutError:
-            raise SandboxLost("the agent did not end the command after its time-out: the sandbox hangs") from None
+            return await _collect(channel, keep)
+        finally:
+            timer.cancel()
+
+    def _start_payload(self, command: Command, process_id: str, flags: int) -> bytes:
+        env = base_env_fields({**self._env, **command.base_env}) if command.base_env else self._env_fields
+        return start_payload(command, process_id, env, flags)
 
     def _post_kill(self, process_id: str, grace_s: float = 0) -> None:
         grace = (Tag.GRACE_MS, round(grace_s * 1000))
@@ -141,8 +149,8 @@ class Commands:
 
     async def start(self, command: Command, process_id: str, *, follow: bool = False) -> "AgentProcess":
         process_id = check_id(process_id) if process_id else new_id()
-        flags = Flag.STDIN | Flag.LOSSLESS
-        channel = await self._link.open(Request.START, start_payload(command, process_id, self._env, flags))
+        flags = int(Flag.STDIN | Flag.LOSSLESS)
+        channel = await self._link.open(Request.START, self._start_payload(command, process_id, flags))
         try:
             await _wait_for_start(channel)
         except BaseException as exc:
@@ -319,11 +327,11 @@ class AgentProcess:
 
 
 def new_id() -> str:
-    return f"p_{secrets.token_hex(6)}"
+    return f"p_{os.urandom(6).hex()}"
 
 
 def check_id(process_id: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,64}", process_id):
+    if not _ID.fullmatch(process_id):
         raise InvalidRequest(f"{process_id!r} cannot be a process id: up to 64 letters, digits and _ . : -")
     return process_id
 
@@ -360,6 +368,10 @@ async def _collect(channel: Channel, keep: int) -> tuple[Fields, CommandOutput]:
             return item.fields, outputs
         elif type(item) is Reply and item.kind == Response.DONE:
             raise channel.violation("a command that is done without an end")
+
+
+def _give_up(channel: Channel) -> None:
+    channel.give_up(SandboxLost("the agent did not end the command after its time-out: the sandbox hangs"))
 
 
 async def _wait_for_start(channel: Channel) -> None:

@@ -48,6 +48,7 @@ STDIN_WINDOW = 256 * 1024
 OUTPUT_WINDOW = 1024 * 1024
 
 _FIELD = struct.Struct("<BI")
+_FIELD_SIZE = _FIELD.size
 _OUTPUT = struct.Struct("<BQ")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -267,27 +268,26 @@ class Fields:
     __slots__ = ("_values",)
 
     def __init__(self, payload: bytes | memoryview) -> None:
+        payload = bytes(payload)
         self._values: dict[int, bytes] = {}
         at, end = 0, len(payload)
         while at < end:
-            if end - at < _FIELD.size:
+            if end - at < _FIELD_SIZE:
                 raise ProtocolError("a field's head is cut short")
             tag, length = _FIELD.unpack_from(payload, at)
-            at += _FIELD.size
+            at += _FIELD_SIZE
             if length > end - at:
                 raise ProtocolError("a field is longer than its frame")
-            self._values[tag] = bytes(payload[at : at + length])
+            self._values[tag] = payload[at : at + length]
             at += length
 
     def number(self, tag: Tag, default: int = 0) -> int:
         raw = self._values.get(tag)
         if raw is None:
             return default
-        if len(raw) == 4:
-            return int(_U32.unpack(raw)[0])
-        if len(raw) == 8:
-            return int(_U64.unpack(raw)[0])
-        raise ProtocolError(f"field {tag.name} is not a number")
+        if len(raw) not in (4, 8):
+            raise ProtocolError(f"field {tag.name} is not a number")
+        return int.from_bytes(raw, "little")
 
     def text(self, tag: Tag, default: str = "") -> str:
         raw = self._values.get(tag)

@@ -6,6 +6,7 @@ ones count, and `hybrid` names the v2 mount, which some runtimes want out of sig
 """
 
 import asyncio
+import errno
 import fcntl
 import os
 import re
@@ -14,9 +15,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from resource import getpagesize
 from typing import Final
 
 from warren.model.errors import ProviderUnavailable
+from warren.model.spec import MIB, IoLimits
 from warren.worker.host.processes import kill_if
 
 NEEDED: Final = ("memory", "cpu", "pids")
@@ -27,6 +30,8 @@ _PARENT_LOCK: Final = Path("/run/warren/cgroups.lock")
 _NO_LIMIT: Final = 1 << 60
 _KILL_ROUNDS: Final = 400
 _PAUSE_S: Final = 0.005
+_TCP_LIMIT: Final = "memory.kmem.tcp.limit_in_bytes"
+_CPU_PERIOD_US: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,51 @@ class Hierarchies:
         own = {name: path for name, path in paths.items() if len(marker) >= 8 and marker in path}
         return self._cgroup({name: self.mounts[name] / own[name].strip("/") for name in own if name in self.mounts})
 
+    def limit_parent(self, path: str, limits: "CgroupLimits") -> None:
+        """Makes the directory above the sandboxes', and limits what all of them use together. Idempotent; call it while
+        `parent_in_use`. Raises OSError if the kernel does not take a limit."""
+        for controller, name, value in self._parent_values(limits):
+            directory = self.mounts[controller] / path.strip("/")
+            try:
+                there = _read_text(directory / name)
+            except FileNotFoundError:
+                self._make_parent(controller, directory)
+                there = _read_text(directory / name)
+            if there != value:
+                (directory / name).write_text(value)
+
+    def _make_parent(self, controller: str, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        if controller == _UNIFIED:
+            for name in (*NEEDED, "io"):
+                with suppress(OSError):  # then the file of the limit is missing, which is the better error
+                    (directory.parent / "cgroup.subtree_control").write_text(f"+{name}")
+        elif controller == "memory":
+            with suppress(OSError):  # newer kernels always count what is below
+                (directory / "memory.use_hierarchy").write_text("1")
+
+    def _parent_values(self, limits: "CgroupLimits") -> Iterator[tuple[str, str, str]]:
+        """Controller, file and value; as the kernel writes them, so that they can be compared."""
+        unified = self.version == "v2"
+        if limits.memory is not None:
+            memory = str(limits.memory // getpagesize() * getpagesize())
+            yield (_UNIFIED, "memory.max", memory) if unified else ("memory", "memory.limit_in_bytes", memory)
+        if limits.sockets is not None and not unified:
+            yield "memory", _TCP_LIMIT, str(limits.sockets // getpagesize() * getpagesize())
+        if limits.cpus is not None:
+            quota = str(round(limits.cpus * _CPU_PERIOD_US))
+            yield (_UNIFIED, "cpu.max", f"{quota} {_CPU_PERIOD_US}") if unified else ("cpu", "cpu.cfs_quota_us", quota)
+        if limits.pids is not None:
+            yield _UNIFIED if unified else "pids", "pids.max", str(limits.pids)
+
+    def limit_writeback(self, device: int, io: IoLimits) -> None:
+        """With v1 the kernel writes dirty pages in the name of nobody: limits it for a device that only one sandbox
+        uses. Raises OSError."""
+        if self.version != "v2" and "blkio" in self.mounts:
+            for name, rate in _throttles(io):
+                if "write" in name:
+                    (self.mounts["blkio"] / name).write_text(f"{_numbers(device)} {rate}")
+
     def remove_parent(self, path: str) -> None:
         """Removes the directory above the sandboxes' if it is empty and no sandbox is being made in it."""
         with _parent_lock(fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
@@ -85,12 +135,14 @@ class Hierarchies:
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """None is no limit. `swap` is what may be swapped out; None also where the kernel cannot say."""
+    """None is no limit. `swap` is what may be swapped out; None also where the kernel cannot say. `sockets` are the
+    buffers of TCP and UDP, which v2 counts as memory."""
 
     memory: int | None = None
     swap: int | None = None
     cpus: float | None = None
     pids: int | None = None
+    sockets: int | None = None
 
 
 class OomCounter:
@@ -138,6 +190,25 @@ class SandboxCgroup:
 
     def limits(self) -> CgroupLimits:
         return self._limits_v2() if self.unified else self._limits_v1()
+
+    def limit_sockets(self, size: int) -> None:
+        """Limits the buffers of TCP and UDP sockets that are made from now on. With v1 they have an account of their
+        own, which no runtime limits; with v2 they count as memory. Raises OSError."""
+        directory = self.directories.get("memory")
+        if not self.unified and directory is not None:
+            (directory / _TCP_LIMIT).write_text(str(size))
+
+    def limit_io(self, device: int, io: IoLimits) -> None:
+        """Limits the use of a block device. Raises OSError if the kernel cannot."""
+        if self.unified:
+            bytes_s, calls_s = (io.mbps * MIB or "max"), (io.iops or "max")
+            rates = f"rbps={bytes_s} wbps={bytes_s} riops={calls_s} wiops={calls_s}"
+            (self.directories[_UNIFIED] / "io.max").write_text(f"{_numbers(device)} {rates}")
+            return
+        if "blkio" not in self.directories:
+            raise FileNotFoundError(errno.ENOENT, "there is no blkio controller")
+        for name, rate in _throttles(io):
+            (self.directories["blkio"] / name).write_text(f"{_numbers(device)} {rate}")
 
     def pids(self) -> frozenset[int]:
         """Every process that any of the hierarchies has in it."""
@@ -220,6 +291,7 @@ class SandboxCgroup:
             swap=None if memory is None or both is None else both - memory,
             cpus=parse_quota(f"{quota} {period}"),
             pids=parse_limit(self._read("pids", "pids.max")),
+            sockets=parse_limit(self._read("memory", _TCP_LIMIT)),
         )
 
     def _limits_v2(self) -> CgroupLimits:
@@ -229,6 +301,25 @@ class SandboxCgroup:
             cpus=parse_quota(self._read("cpu", "cpu.max")),
             pids=parse_limit(self._read("pids", "pids.max")),
         )
+
+
+def _numbers(device: int) -> str:
+    return f"{os.major(device)}:{os.minor(device)}"
+
+
+def _throttles(io: IoLimits) -> Iterator[tuple[str, int]]:
+    """The files of v1, with their values; 0 is no limit there too."""
+    for direction in ("read", "write"):
+        yield f"blkio.throttle.{direction}_bps_device", io.mbps * MIB
+        yield f"blkio.throttle.{direction}_iops_device", io.iops
+
+
+def _read_text(path: Path) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _MAX_FILE).decode().strip()
+    finally:
+        os.close(fd)
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """Disks for sandboxes: ext4 images, copied ahead from a template.
 
+Images have standard sizes; what one is larger than asked for is reserved in its superblock, so that it holds no more.
 mke2fs makes a template per size once, sparse and without a journal; a disk is a copy of its few written blocks. A
-stock of copies is kept for the sizes in use and refilled in the background; `take` is then a rename. The launcher
-attaches a disk to a loop device and unlinks it, so it vanishes with its sandbox. Where there are no loop devices, a
-tmpfs takes the disk's place: it is smaller, because it counts as memory.
+stock of copies is kept for the sizes used last and refilled in the background; `take` is then a rename. Templates and
+stocks of other sizes are removed. The launcher attaches a disk to a loop device and unlinks it; its second name, by
+which disk_room.py tells what it holds, goes with the sandbox's directory. Where there are no loop devices, a tmpfs
+takes the disk's place: it is smaller, because it counts as memory.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import fcntl
 import os
 import secrets
 import shutil
+import struct
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -21,9 +24,15 @@ from typing import Final
 from warren.model.errors import NoSpace, ProviderUnavailable
 from warren.model.spec import MIB, Limits
 from warren.shielding import run_shielded
+from warren.worker.host.disk_room import HELD
 from warren.worker.host.processes import boot_id, run
 
 STOCK: Final = 4
+STOCKED_SIZES: Final = 4
+TEMPLATES: Final = 8
+_STEPS: Final = 4  # standard sizes from one power of two to the next
+_SUPERBLOCK: Final = 1024
+_RESERVED_AT, _BLOCK_SIZE_AT = _SUPERBLOCK + 0x08, _SUPERBLOCK + 0x18
 _BYTES_PER_INODE: Final = 16384
 _FICLONE: Final = 0x40049409
 _STALE_S: Final = 600.0
@@ -76,13 +85,19 @@ class Disks:
             shutil.rmtree(place)
 
     async def take(self, size_mb: int, target: Path) -> None:
-        """Puts a fresh disk at `target`."""
-        if not self._take_ready(size_mb, target):
-            await self._copy(size_mb, target)
-        self._refill(size_mb)
+        """Puts a fresh disk at `target`, and its second name beside it."""
+        standard_mb = standard_size_mb(size_mb)
+        if not self._take_ready(standard_mb, target):
+            await self._copy(standard_mb, target)
+        if standard_mb != size_mb:
+            reserve_blocks(target, (standard_mb - size_mb) * MIB)
+        with suppress(PermissionError):  # a file system without links: the image then counts as written
+            os.link(target, target.with_name(HELD))
+        self._refill(standard_mb)
 
     async def prepare(self, size_mb: int, count: int) -> None:
         """Makes sure that `count` disks of that size are ready, now."""
+        size_mb = standard_size_mb(size_mb)
         while len(self._ready(size_mb)) < count:
             await self._add(size_mb)
 
@@ -99,12 +114,14 @@ class Disks:
 
     async def _refill_quietly(self, size_mb: int) -> None:
         # A stock that cannot be refilled is no error yet: `take` makes its own copy, and raises if that fails too.
-        with suppress(ProviderUnavailable, NoSpace):
+        with suppress(ProviderUnavailable, NoSpace, FileNotFoundError):
             await self.prepare(size_mb, self._stock)
 
     async def _add(self, size_mb: int) -> None:
         folder = self._folder(size_mb)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            await asyncio.to_thread(self._remove_unused)
         name = secrets.token_hex(8)
         temporary = folder / f".{name}"
         try:
@@ -123,7 +140,11 @@ class Disks:
         return False
 
     def _ready(self, size_mb: int) -> list[Path]:
-        return list(self._folder(size_mb).glob("[!.]*.img"))
+        folder = self._folder(size_mb)
+        try:
+            return [folder / name for name in os.listdir(folder) if name.endswith(".img") and name[0] != "."]
+        except FileNotFoundError:
+            return []
 
     def _folder(self, size_mb: int) -> Path:
         return self._directory / f"stock-{size_mb}"
@@ -132,14 +153,19 @@ class Disks:
         template = await self._template(size_mb)
         try:
             # A thread cannot be cancelled. Waiting for it keeps it from writing to what is being removed.
-            await run_shielded(asyncio.to_thread(copy_sparse, template, target))
+            try:
+                await run_shielded(asyncio.to_thread(copy_sparse, template, target))
+            except FileNotFoundError:  # another process has just removed the template
+                template = await self._template(size_mb)
+                await run_shielded(asyncio.to_thread(copy_sparse, template, target))
         except OSError as exc:
             target.unlink(missing_ok=True)
             raise NoSpace(f"a disk of {size_mb} MiB cannot be made at {target}: {exc.strerror}") from exc
 
     async def _template(self, size_mb: int) -> Path:
         template = self._directory / f"template-{size_mb}.img"
-        if template.exists():
+        with suppress(FileNotFoundError):
+            os.utime(template)  # the time of its last use
             return template
         async with self._template_lock:
             if not template.exists():
@@ -170,6 +196,41 @@ class Disks:
             with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _STALE_S:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._remove_unused()
+
+    def _remove_unused(self) -> None:
+        """Removes templates and stocks of sizes that are not standard, and all but those used last."""
+        for pattern, count in (("stock-*", STOCKED_SIZES), ("template-*.img", TEMPLATES)):
+            found = [path for path in self._directory.glob(pattern) if _size_in(path) is not None]
+            kept = {path for path in found if standard_size_mb(_size_in(path) or 0) == _size_in(path)}
+            for path in {*found} - {*sorted(kept, key=_changed_at, reverse=True)[:count]}:
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def standard_size_mb(size_mb: int) -> int:
+    """The smallest standard size that holds so much: powers of two, and three steps between each two of them."""
+    size_mb = max(_TRY_MB, size_mb)
+    step = (1 << (size_mb - 1).bit_length() - 1) // _STEPS
+    return -(-size_mb // step) * step
+
+
+def _size_in(path: Path) -> int | None:
+    number = path.stem.partition("-")[2]
+    return int(number) if number.isdigit() else None
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def reserve_blocks(image: Path, size: int) -> None:
+    """Keeps so many bytes of a new ext4 image from all users but root. It has no checksums of metadata."""
+    with image.open("r+b", buffering=0) as file:
+        (log_size,) = struct.unpack("<I", os.pread(file.fileno(), 4, _BLOCK_SIZE_AT))
+        os.pwrite(file.fileno(), struct.pack("<I", size >> (10 + log_size)), _RESERVED_AT)
 
 
 def mke2fs_argv() -> list[str]:

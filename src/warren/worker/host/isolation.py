@@ -1,20 +1,39 @@
-"""The isolation really in force, read back from the kernel.
+"""The isolation really in force: what the kernel says (process_facts.py), judged against what the sandbox was to have.
 
-Nothing here trusts what a runtime was asked for. All evidence comes from the host's /proc and
-/sys about the sandbox's first process; nothing inside the sandbox is opened.
+Nothing here trusts what a runtime was asked for. `Wanted` holds the values that a provider asked for, each taken from
+where it asks for them, so that a change there is looked for here at once.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
-from warren.model.errors import IsolationUnavailable, SandboxLost
+from warren.model.errors import IsolationUnavailable
 from warren.model.spec import MIB, WORKSPACE, Isolation, Layer
-from warren.worker.host.cgroups import CgroupLimits
+from warren.worker.host.process_facts import Facts, Mount, ext4_room, gather
+from warren.worker.host.seccomp_program import SystemCallFilter
 
-ALL_BUT_KERNEL: Final = frozenset(Layer) - {Layer.GUEST_KERNEL}
+__all__ = ["GROWING", "PROMISED", "UNREADABLE", "Evidence", "Wanted", "check", "gather", "judge"]
+
+# Without a limit of socket buffers a v1 kernel still makes good sandboxes; the worker's log and the doctor say it.
+PROMISED: Final = frozenset(Layer) - {Layer.GUEST_KERNEL, Layer.SOCKET_LIMIT}
+
+GROWING: Final = frozenset(
+    {
+        Layer.SYSTEM_CALLS,
+        Layer.MASKED_PATHS,
+        Layer.MOUNT_FLAGS,
+        Layer.LOOPBACK_ONLY,
+        Layer.SOCKET_LIMIT,
+        Layer.RLIMITS,
+        Layer.INODE_LIMIT,
+        Layer.NO_HOST_FILES,
+    }
+)
+"""Layers that a later version may want more of: a sandbox of an older version keeps what it was made with."""
+
+UNREADABLE: Final = "this machine does not let it be read: "
 
 _NAMESPACES: Final = {
     Layer.USER_NAMESPACE: "user",
@@ -27,29 +46,42 @@ _NAMESPACES: Final = {
 }
 _CAPABILITY_SETS: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
 _CAP_NUMBERS: Final = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8}
+_CPU_SLACK: Final = 0.001
+_CORE: Final = "Max core file size"
+
+# File systems of the kernel itself: nobody can put a file into them.
+_PSEUDO: Final = frozenset({"proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2"})
+_SHOWS_THE_HOST: Final = frozenset({"proc", "sysfs"})
+_MACHINE: Final = frozenset({"sysfs", "cgroup", "cgroup2"})
+# Modules make these in every new network namespace. They are down, and nobody inside may bring them up.
+_UNUSED_TUNNELS: Final = frozenset(
+    {"tunl0", "gre0", "gretap0", "erspan0", "ip_vti0", "ip6_vti0", "sit0", "ip6tnl0", "ip6gre0"}
+)
+_BYTES_PER_INODE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
-    root: str
-    where: str
-    options: frozenset[str]
-    kind: str
-    source: str
-    super_options: str
+class Wanted:
+    """What a sandbox was to have.
 
+    `uids` are the host uids that belong to it alone. `memory` and `disk` are in bytes. `sockets_apart`: their buffers
+    do not count as memory (cgroup v1). `rlimits` are the highest values by the name in /proc/PID/limits. `closed` are
+    writable mounts that no command can write to, because only the agent may enter them.
+    """
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What /proc and /sys say about one process."""
-
-    status: Mapping[str, str]
-    namespaces: Mapping[str, str]
-    host_namespaces: Mapping[str, str]
-    mounts: tuple[Mount, ...]
-    limits: CgroupLimits
-    swap_on_host: bool
-    block_bytes: Callable[[str], int] = field(default=lambda _: 0)
+    uids: range
+    capabilities: frozenset[str]
+    memory: int
+    sockets_apart: bool
+    cpus: float
+    pids: int
+    disk: int
+    rlimits: Mapping[str, int]
+    masked: tuple[str, ...]
+    read_only: tuple[str, ...]
+    system_calls: SystemCallFilter
+    program: str
+    closed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,53 +92,60 @@ class Evidence:
     def note(self, layer: Layer, holds: bool, evidence: str) -> None:
         (self.layers if holds else self.missing)[layer] = evidence
 
-
-def gather(pid: int, limits: CgroupLimits) -> Facts:
-    """Raises SandboxLost when the process is gone."""
-    try:
-        return Facts(
-            status=parse_status(Path(f"/proc/{pid}/status").read_text()),
-            namespaces=_namespaces(str(pid)),
-            host_namespaces=_namespaces("self"),
-            mounts=parse_mountinfo(Path(f"/proc/{pid}/mountinfo").read_text()),
-            limits=limits,
-            swap_on_host=len(Path("/proc/swaps").read_text().splitlines()) > 1,
-            block_bytes=_block_bytes,
-        )
-    except (FileNotFoundError, ProcessLookupError):
-        raise SandboxLost(f"the sandbox's first process ({pid}) has ended") from None
+    def note_faults(self, layer: Layer, faults: Iterable[str], evidence: str) -> None:
+        """The layer holds if there is no fault; else the first ones are the reason."""
+        found = list(faults)
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        self.note(layer, not found, "; ".join(found[:3]) + more if found else evidence)
 
 
-def judge(facts: Facts, *, uids: range, capabilities: Iterable[str]) -> Evidence:
-    """Which layers the facts prove. `uids` are the host uids that belong to this sandbox alone."""
+def judge(facts: Facts, wanted: Wanted) -> Evidence:
+    """Which layers the facts prove."""
     found = Evidence()
     for layer, kind in _NAMESPACES.items():
         ours, theirs = facts.host_namespaces.get(kind), facts.namespaces.get(kind)
         found.note(layer, theirs is not None and ours != theirs, f"{theirs}, the host's is {ours}")
-    _judge_identity(facts, found, uids, frozenset(capabilities))
-    _judge_resources(facts, found)
-    _judge_files(facts, found)
+    _judge_identity(facts, found, wanted)
+    _judge_system_calls(facts, found, wanted)
+    _judge_resources(facts, found, wanted)
+    _judge_rlimits(facts, found, wanted)
+    _judge_disk(facts, found, wanted)
+    _judge_mounts(facts, found, wanted)
+    _judge_handles(facts, found, wanted)
+    _judge_network(facts, found)
     found.note(Layer.GUEST_KERNEL, False, "the kernel is the host's")
     return found
 
 
-def check(isolation: Isolation, required: Iterable[Layer]) -> None:
-    """Raises IsolationUnavailable that names every required layer which is not in force."""
-    absent = sorted(layer for layer in required if layer not in isolation)
+def check(isolation: Isolation, required: Iterable[Layer], promised: Iterable[Layer] = ()) -> None:
+    """Raises IsolationUnavailable that names every layer which is not in force.
+
+    A promised layer that this machine does not let anybody read may be absent; one that the caller requires may not.
+    """
+    absent = {layer for layer in required if layer not in isolation}
+    absent |= {layer for layer in promised if layer not in isolation and not _is_unreadable(isolation, layer)}
     if absent:
-        reasons = "; ".join(f"{layer}: {isolation.missing.get(layer, 'unknown to this provider')}" for layer in absent)
+        reasons = "; ".join(
+            f"{layer}: {isolation.missing.get(layer, 'unknown to this provider')}" for layer in sorted(absent)
+        )
         raise IsolationUnavailable(
             f"{isolation.provider} with {isolation.runtime} cannot give the isolation that is required ({reasons})",
             remedy="`warren doctor` says what is missing on this machine",
         )
 
 
-def _judge_identity(facts: Facts, found: Evidence, uids: range, capabilities: frozenset[str]) -> None:
+def _is_unreadable(isolation: Isolation, layer: Layer) -> bool:
+    return isolation.missing.get(layer, "").startswith(UNREADABLE)
+
+
+def _judge_identity(facts: Facts, found: Evidence, wanted: Wanted) -> None:
+    uids = wanted.uids
     ids = [int(word) for name in ("Uid", "Gid") for word in facts.status.get(name, "0").split()]
+    ids += [int(word) for word in facts.status.get("Groups", "").split()]
     shown = f"uid {facts.status.get('Uid', '?').split()[0]} on the host"
     found.note(Layer.UNIQUE_UID, all(number in uids for number in ids), f"{shown}, of {uids.start} to {uids.stop - 1}")
     found.note(Layer.NO_HOST_ROOT, 0 not in ids, shown)
-    allowed = sum(1 << _CAP_NUMBERS[name] for name in capabilities)
+    allowed = sum(1 << _CAP_NUMBERS[name] for name in wanted.capabilities)
     sets = {name: int(facts.status.get(name, "ffffffffffffffff"), 16) for name in _CAPABILITY_SETS}
     evidence = ", ".join(f"{name} {value:x}" for name, value in sets.items())
     found.note(Layer.CAPABILITIES, all(value & ~allowed == 0 for value in sets.values()), evidence)
@@ -115,65 +154,154 @@ def _judge_identity(facts: Facts, found: Evidence, uids: range, capabilities: fr
     found.note(Layer.SECCOMP, seccomp == "2", f"Seccomp {seccomp} (2 is a filter)")
 
 
-def _judge_resources(facts: Facts, found: Evidence) -> None:
+def _judge_system_calls(facts: Facts, found: Evidence, wanted: Wanted) -> None:
+    if facts.why_no_programs:
+        found.note(Layer.SYSTEM_CALLS, False, UNREADABLE + facts.why_no_programs)
+        return
+    if not facts.programs:
+        found.note(Layer.SYSTEM_CALLS, False, "no filter is loaded")
+        return
+    digest, excess = wanted.system_calls.excess(facts.programs)
+    instructions = sum(len(program) // 8 for program in facts.programs)
+    shown = f"the loaded filter ({instructions} instructions, {digest})"
+    found.note(Layer.SYSTEM_CALLS, not excess, f"{shown}: {excess or 'it allows nothing beyond the list'}")
+
+
+def _judge_resources(facts: Facts, found: Evidence, wanted: Wanted) -> None:
     limits = facts.limits
     memory = "none" if limits.memory is None else f"{limits.memory // MIB} MiB"
-    found.note(Layer.MEMORY_LIMIT, limits.memory is not None, f"memory limit {memory}")
+    shown = f"memory limit {memory}, of {wanted.memory // MIB} MiB"
+    found.note(Layer.MEMORY_LIMIT, limits.memory is not None and limits.memory <= wanted.memory, shown)
     if limits.swap is None and not facts.swap_on_host:
         found.note(Layer.SWAP_OFF, True, "the host has no swap")
     else:
         found.note(Layer.SWAP_OFF, limits.swap == 0, f"swap limit {limits.swap}")
-    found.note(Layer.CPU_LIMIT, limits.cpus is not None, f"cpu limit {limits.cpus} cores")
-    found.note(Layer.PIDS_LIMIT, limits.pids is not None, f"at most {limits.pids} processes")
+    if wanted.sockets_apart:
+        in_bounds = limits.sockets is not None and limits.sockets <= wanted.memory
+        found.note(Layer.SOCKET_LIMIT, in_bounds, f"buffers of sockets: at most {limits.sockets} bytes")
+    else:
+        found.note(Layer.SOCKET_LIMIT, limits.memory is not None, "buffers of sockets count as memory")
+    in_bounds = limits.cpus is not None and limits.cpus <= wanted.cpus + _CPU_SLACK
+    found.note(Layer.CPU_LIMIT, in_bounds, f"cpu limit {limits.cpus} cores, of {wanted.cpus}")
+    in_bounds = limits.pids is not None and limits.pids <= wanted.pids
+    found.note(Layer.PIDS_LIMIT, in_bounds, f"at most {limits.pids} processes, of {wanted.pids}")
 
 
-def _judge_files(facts: Facts, found: Evidence) -> None:
-    root = _mounted_at(facts.mounts, "/")
-    found.note(Layer.READ_ONLY_ROOT, root is not None and "ro" in root.options, f"/ is {_options(root)}")
-    disk = _mounted_at(facts.mounts, WORKSPACE)
-    size = 0 if disk is None else _size(disk, facts.block_bytes)
-    kind = "no disk of its own" if disk is None else f"{disk.kind} on {disk.source}, {size // MIB} MiB"
-    found.note(Layer.DISK_LIMIT, size > 0, f"{WORKSPACE}: {kind}")
+def _judge_rlimits(facts: Facts, found: Evidence, wanted: Wanted) -> None:
+    shown = ", ".join(
+        f"{name.removeprefix('Max ')} {facts.rlimits.get(name, ('?', '?'))[1]}" for name in wanted.rlimits
+    )
+    found.note_faults(Layer.RLIMITS, _rlimit_faults(facts, wanted), shown)
 
 
-def _mounted_at(mounts: Iterable[Mount], where: str) -> Mount | None:
-    """The topmost one: later mounts hide earlier ones."""
-    return next((mount for mount in reversed(tuple(mounts)) if mount.where == where), None)
+def _rlimit_faults(facts: Facts, wanted: Wanted) -> Iterable[str]:
+    for name, most in wanted.rlimits.items():
+        soft, hard = facts.rlimits.get(name, (None, None))
+        if soft is None or hard is None or max(soft, hard) > most:
+            yield f"{name.removeprefix('Max ')} is {hard}, not {most}"
+    # The kernel starts the helper of a piped core pattern for a limit of 0; only 1 means that none is wanted.
+    if facts.core_pipe and facts.rlimits.get(_CORE, (0, 0))[0] != 1:
+        yield "a crash starts the host's core pattern: the core file size is not 1"
 
 
-def _options(mount: Mount | None) -> str:
-    return "not mounted" if mount is None else ",".join(sorted(mount.options))
+def _judge_disk(facts: Facts, found: Evidence, wanted: Wanted) -> None:
+    disk = facts.mounts.showing(WORKSPACE)
+    disk = disk if disk is not None and disk.where == WORKSPACE else None
+    size, inodes = (0, 0) if disk is None else _disk_size(disk)
+    shown = "no disk of its own" if disk is None else f"{disk.kind} on {disk.source}, {size // MIB} MiB"
+    faults = list(_unlimited(facts, wanted, disk))
+    if not 0 < size <= wanted.disk:
+        faults.insert(0, f"{WORKSPACE}: {shown}, of {wanted.disk // MIB} MiB")
+    found.note_faults(Layer.DISK_LIMIT, faults, f"{WORKSPACE}: {shown}; nothing else can be written without a limit")
+    found.note(Layer.INODE_LIMIT, 0 < inodes <= size // _BYTES_PER_INODE, f"{WORKSPACE}: {inodes} inodes")
 
 
-def _size(mount: Mount, block_bytes: Callable[[str], int]) -> int:
-    """The bytes this mount can hold at most; 0 if it is not a file system of its own."""
-    if mount.kind == "tmpfs":
-        sizes = [word[5:] for word in mount.super_options.split(",") if word.startswith("size=")]
-        return int(sizes[0].rstrip("k")) * 1024 if sizes and sizes[0].endswith("k") else 0
-    return block_bytes(mount.source) if mount.source.startswith("/dev/loop") else 0
+def _disk_size(disk: Mount) -> tuple[int, int]:
+    """The bytes and inodes a mount can hold at most; 0 if it is not a file system of its own."""
+    if disk.kind == "tmpfs":
+        return _tmpfs_size(disk)
+    return ext4_room(disk.source) if disk.kind == "ext4" and disk.source.startswith("/dev/loop") else (0, 0)
 
 
-def _block_bytes(device: str) -> int:
-    try:
-        return int(Path(f"/sys/block/{device.removeprefix('/dev/')}/size").read_text()) * 512
-    except (OSError, ValueError):
-        return 0
+def _tmpfs_size(mount: Mount) -> tuple[int, int]:
+    """0 is no limit, for the kernel too."""
+    size, inodes = mount.option("size") or "", mount.option("nr_inodes") or ""
+    kib = int(size[:-1]) if size.endswith("k") and size[:-1].isdigit() else 0
+    return kib * 1024, int(inodes) if inodes.isdigit() else 0
 
 
-def _namespaces(pid: str) -> dict[str, str]:
-    return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in _NAMESPACES.values()}
+def _unlimited(facts: Facts, wanted: Wanted, disk: Mount | None) -> Iterable[str]:
+    """The places where a command could write more than it may."""
+    for mount in facts.mounts.visible:
+        if "ro" in mount.options or mount.kind in _PSEUDO or mount.where in wanted.closed:
+            continue
+        if disk is not None and mount.source == disk.source and mount.kind == disk.kind:
+            continue
+        if mount.kind == "tmpfs" and (all(_tmpfs_size(mount)) or not _open_to(mount, wanted.uids)):
+            continue
+        yield f"{mount.where} can be written without a limit ({mount.kind})"
 
 
-def parse_status(text: str) -> dict[str, str]:
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name: value.strip() for name, _, value in pairs}
+def _open_to(mount: Mount, uids: range) -> bool:
+    """Whether a uid of the sandbox may write to the top of a tmpfs."""
+    mode = int(mount.option("mode") or "1777", 8)
+    return bool(mode & 0o002) or int(mount.option("uid") or 0) in uids or int(mount.option("gid") or 0) in uids
 
 
-def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    return tuple(_parse_mount(line) for line in text.splitlines() if " - " in line)
+def _judge_mounts(facts: Facts, found: Evidence, wanted: Wanted) -> None:
+    table = facts.mounts
+    root = table.showing("/")
+    shown = "not mounted" if root is None else ",".join(sorted(root.options))
+    found.note(Layer.READ_ONLY_ROOT, root is not None and "ro" in root.options, f"/ is {shown}")
+    bare = [path for path in wanted.masked if _shows_host(table.showing(path)) is not None]
+    faults = [f"{path} is not masked" for path in bare if os.path.lexists(path)]
+    faults += [f"{path} can be written" for path in wanted.read_only if _is_writable(facts, path)]
+    faults += [f"{mount.where} shows the host ({mount.kind})" for mount in table.visible if mount.kind in _MACHINE]
+    shown = f"{len(wanted.masked) - len(bare)} paths are masked, nothing shows /sys or cgroups"
+    found.note_faults(Layer.MASKED_PATHS, faults, shown)
+    count = len(table.mounts)
+    found.note_faults(
+        Layer.MOUNT_FLAGS,
+        _flag_faults(facts),
+        f"nosuid and nodev on all of {count} mounts but the kernel's own, masks and /dev",
+    )
 
 
-def _parse_mount(line: str) -> Mount:
-    before, _, after = line.partition(" - ")
-    words, (kind, source, super_options) = before.split(" "), after.split(" ", 2)
-    return Mount(words[3], words[4], frozenset(words[5].split(",")), kind, source, super_options)
+def _shows_host(mount: Mount | None) -> Mount | None:
+    """A path of /proc or /sys is there, or not, on the whole machine."""
+    return mount if mount is not None and mount.kind in _SHOWS_THE_HOST else None
+
+
+def _is_writable(facts: Facts, path: str) -> bool:
+    mount = _shows_host(facts.mounts.showing(path))
+    return mount is not None and "ro" not in mount.options and os.path.lexists(path)
+
+
+def _flag_faults(facts: Facts) -> Iterable[str]:
+    for mount in facts.mounts.visible:
+        mask = mount.where.startswith(("/proc/", "/sys")) and ("ro" in mount.options or mount.root == "/null")
+        if mount.kind in _PSEUDO or mask:
+            continue
+        needed = {"nosuid"} if mount.where == "/dev" or mount.where.startswith("/dev/") else {"nosuid", "nodev"}
+        if lacking := needed - mount.options:
+            yield f"{mount.where} lacks {' and '.join(sorted(lacking))}"
+
+
+def _judge_handles(facts: Facts, found: Evidence, wanted: Wanted) -> None:
+    """Descriptors, root and working directory: a single one of the host's would lead out of the sandbox."""
+    faults = [f"a descriptor leads to {link}" for link, mount in facts.descriptors if mount not in facts.mounts.ids]
+    if facts.root == facts.host_root:
+        faults.append("its root is the host's")
+    if facts.cwd != facts.root:
+        faults.append("its working directory is not its root")
+    if facts.program != wanted.program:
+        faults.append(f"it runs {facts.program}")
+    shown = f"{wanted.program} at / of its own, {facts.descriptor_count} descriptors, none of a file outside"
+    found.note_faults(Layer.NO_HOST_FILES, faults, shown)
+
+
+def _judge_network(facts: Facts, found: Evidence) -> None:
+    others = facts.interfaces - {"lo"} - _UNUSED_TUNNELS
+    faults = [f"there is an interface {name}" for name in sorted(others)]
+    faults += [f"a route goes through {name}" for name in sorted(facts.routed - {"lo"})]
+    found.note_faults(Layer.LOOPBACK_ONLY, faults, f"interfaces: {', '.join(sorted(facts.interfaces)) or 'none'}")

@@ -5,16 +5,28 @@ with a kernel of its own needs others.
 """
 
 import asyncio
+import platform
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 from warren.model.errors import SandboxLost
-from warren.model.spec import Isolation
+from warren.model.spec import MIB, Isolation
 from warren.worker.agent.link import AgentLink
 from warren.worker.host import isolation
-from warren.worker.host.cgroups import CgroupLimits
+from warren.worker.host.cgroups import CgroupLimits, Hierarchies
+from warren.worker.host.seccomp_program import SystemCallFilter
 from warren.worker.host.uids import RANGE, uid_base
-from warren.worker.providers.hardening import AGENT_CAPABILITIES
+from warren.worker.providers.docker_spec import MEMLOCK_BYTES
+from warren.worker.providers.hardening import (
+    AGENT_CAPABILITIES,
+    CORE_LIMIT,
+    MASKED_PATHS,
+    READONLY_PATHS,
+    seccomp_oci,
+)
+from warren.worker.providers.oci_bundle import AGENT, PIDS_RESERVE
 from warren.worker.providers.record import Record, wait_for_first_process
 
 
@@ -49,10 +61,48 @@ class SocketDialer:
 
 
 class ProcIsolationReader:
-    """Reads the host's /proc and /sys about the sandbox's first process."""
+    """Reads the host's /proc and /sys about the sandbox's first process.
+
+    `closed` are writable mounts of a provider that only its agent may enter.
+    """
+
+    def __init__(self, closed: Iterable[str] = ()) -> None:
+        self._closed = frozenset(closed)
 
     def read(self, provider: str, record: Record, limits: CgroupLimits) -> Isolation:
-        base = uid_base(record.uid_index)
         facts = isolation.gather(record.pid, limits)
-        evidence = isolation.judge(facts, uids=range(base, base + RANGE), capabilities=AGENT_CAPABILITIES)
+        evidence = isolation.judge(facts, self._wanted(record))
         return Isolation(provider, record.runtime, evidence.layers, evidence.missing)
+
+    def _wanted(self, record: Record) -> isolation.Wanted:
+        base, limits = uid_base(record.uid_index), record.spec.limits
+        return isolation.Wanted(
+            uids=range(base, base + RANGE),
+            capabilities=frozenset(AGENT_CAPABILITIES),
+            memory=limits.memory_mb * MIB,
+            sockets_apart=_cgroup_version() != "v2",
+            cpus=limits.cpus,
+            pids=limits.pids + PIDS_RESERVE,
+            disk=limits.disk_mb * MIB,
+            rlimits={
+                "Max core file size": CORE_LIMIT,
+                "Max open files": limits.open_files,
+                "Max file size": limits.disk_mb * MIB,
+                "Max locked memory": MEMLOCK_BYTES,
+            },
+            masked=MASKED_PATHS,
+            read_only=READONLY_PATHS,
+            system_calls=_filter(record.spec.ptrace),
+            program=AGENT,
+            closed=self._closed,
+        )
+
+
+@cache
+def _filter(ptrace: bool) -> SystemCallFilter:
+    return SystemCallFilter(seccomp_oci(ptrace=ptrace)["syscalls"], platform.machine())
+
+
+@cache
+def _cgroup_version() -> str:
+    return Hierarchies.here().version

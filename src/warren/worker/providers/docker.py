@@ -5,6 +5,7 @@ A sandbox is a directory `<state>/docker/<id>`, made first and removed last, and
 
     record.json   what it is to be; later the container's id and the pid of its first process
     disk/         where its disk is mounted until the container has it; agent and /etc are copied there
+    pts/          where its terminals are mounted, just as long
     disk.img      for a moment, until the launcher has attached and unlinked it
 
 Its agent listens in /run/warren/docker/<id>, which only the host's root can enter.
@@ -31,24 +32,26 @@ from warren.model.errors import ProviderUnavailable, SandboxLost
 from warren.model.spec import USER_UID, Layer, SandboxSpec
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
-from warren.worker.host.cgroups import SandboxCgroup
+from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.host.disks import STOCK, tmpfs_options, unmount
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import docker_spec
-from warren.worker.providers.connection import AgentDialer, IsolationReader
+from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_spec import EngineImage, container_name
-from warren.worker.providers.host_provider import Fault, HostProvider, translate_os_error
+from warren.worker.providers.hardening import TERMINALS
+from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, translate_os_error
+from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, kill_first_process
 
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "files", "container", "created", "start", "started"),
-    *("detach", "dial", "dialled", "checked"),
+    *("seal", "detach", "dial", "dialled", "checked"),
 )
 # Docker has no user namespace per container. If the engine remaps users all the same, the isolation report says so.
-PROMISED: Final = isolation.ALL_BUT_KERNEL - {Layer.USER_NAMESPACE}
+PROMISED: Final = isolation.PROMISED - {Layer.USER_NAMESPACE}
 _RUN: Final = Path("/run/warren/docker")
 _AT_ONCE: Final = 8
 
@@ -79,6 +82,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         fault: Fault = lambda step: None,
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
+        room: HostRoom | None = None,
     ) -> None:
         super().__init__(
             *(state_dir, bin_dir),
@@ -87,11 +91,13 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             fault=fault,
             at_once=_AT_ONCE,
             dialer=dialer,
-            isolation_reader=isolation_reader,
+            isolation_reader=isolation_reader or ProcIsolationReader(closed={docker_spec.RUN}),
+            room=room,
         )
         self.engine = DockerEngine(docker_url or "")
         self._images = EngineImages(images, self.engine)
         self._runtime = ""
+        self._cgroup_parent = ""
 
     def __repr__(self) -> str:
         return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
@@ -106,6 +112,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
     async def close(self) -> None:
         await super().close()
+        if self._cgroup_parent:
+            self._hierarchies.remove_parent(self._cgroup_parent)
         await self.engine.close()
 
     # -- readiness, once
@@ -140,6 +148,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 f"the Docker engine at {self.engine.url} is rootless: it cannot give sandboxes uids of their own",
                 remedy="use an engine that runs as root, or the provider oci",
             )
+        # systemd has slices of its own instead, and moves what others put beside them.
+        self._cgroup_parent = PARENT if info.get("CgroupDriver") == "cgroupfs" else ""
         return f"{info.get('DefaultRuntime', 'runc')} by docker {info.get('ServerVersion', '?')}"
 
     # -- making
@@ -167,18 +177,25 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         record = replace(record, container=container)
         record.save(directory)
         self._fault("start")
-        await self.engine.start(container)
+        with parent_in_use():
+            if self._cgroup_parent:
+                self._limit_all()
+            await self.engine.start(container)
         self._fault("started")
         record = record.started(_first_pid(await self.engine.state(container)))
         record.save(directory)
+        self._fault("seal")
+        await self._seal_mounts(record)
         self._fault("detach")
+        unmount(directory / "pts")
         unmount(directory / "disk")
         self._fault("dial")
         return await self._connect(record, creating=True)
 
     async def _mount_disk(self, record: DockerRecord, image: EngineImage) -> None:
         directory, limits = self.directory(record.sandbox_id), record.spec.limits
-        (directory / "disk").mkdir(mode=0o700)
+        for name in ("disk", "pts"):
+            (directory / name).mkdir(mode=0o700)
         if self.disks.why_not_loop:
             disk = ("--tmpfs", tmpfs_options(limits))
         else:
@@ -187,9 +204,16 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         places = [("--dir", f"{name}:{mode:o}") for name, mode in docker_spec.directories(image).values()]
         owner = str(uid_base(record.uid_index) + USER_UID)
         argv = [str(self._launcher), "disk", *disk, "--at", str(directory / "disk"), "--owner", owner]
+        argv += ["--pts", str(directory / "pts"), "--terminals", str(TERMINALS)]
         outcome = await run([*argv, *(word for place in places for word in place)])
         if outcome.code != 0:
             raise ProviderUnavailable(f"docker, mounting a sandbox's disk: {outcome.last_line}")
+
+    async def _seal_mounts(self, record: DockerRecord) -> None:
+        """Makes the container's mounts nosuid and nodev, which the engine's API cannot."""
+        outcome = await run([str(self._launcher), "seal", "--pid", str(record.pid)])
+        if outcome.code != 0:
+            raise ProviderUnavailable(f"docker, sealing a sandbox's mounts: {outcome.last_line}")
 
     def _write_files(self, record: DockerRecord) -> None:
         """Writes to a disk that no sandbox has seen yet, so no name on it can be a link."""
@@ -207,11 +231,12 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         return docker_spec.container(
             record.spec,
             image,
-            docker_spec.SandboxPaths(directory / "disk", self._socket_directory(record.sandbox_id)),
+            docker_spec.SandboxPaths(directory / "disk", self._socket_directory(record.sandbox_id), directory / "pts"),
             sandbox_id=record.sandbox_id,
             state_id=self._state_id,
             uid_base=uid_base(record.uid_index),
             hard_limits=_hard_limits(),
+            cgroup_parent=self._cgroup_parent,
         )
 
     def _socket_directory(self, sandbox_id: str) -> Path:
@@ -234,6 +259,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         shutil.rmtree(self._socket_directory(sandbox_id), ignore_errors=True)
         if not directory.is_dir():
             return
+        unmount(directory / "pts")
         unmount(directory / "disk")
         self._release_uids(record, directory)
         shutil.rmtree(directory, ignore_errors=True)

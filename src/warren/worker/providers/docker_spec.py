@@ -5,7 +5,7 @@ has a user uid and an agent uid of its own on the host instead, and its first pr
 with four capabilities, becomes the agent uid for good. And Docker's own ways in (exec, archive, logs, health checks,
 volumes of the image) are closed or unused.
 
-The only paths of the host in it are Warren's own: the sandbox's disk, and where its agent listens.
+The only paths of the host in it are Warren's own: the sandbox's disk, its terminals, and where its agent listens.
 """
 
 import json
@@ -18,6 +18,7 @@ from warren.model.errors import InvalidRequest
 from warren.model.spec import HOME, MIB, SEARCH_PATH, USER, USER_UID, Limits, SandboxSpec
 from warren.worker.providers.hardening import (
     AGENT_CAPABILITIES,
+    CORE_LIMIT,
     MASKED_PATHS,
     READONLY_PATHS,
     ipc_sysctls,
@@ -59,6 +60,7 @@ class SandboxPaths:
 
     disk: Path
     run: Path
+    pts: Path
 
 
 def container(
@@ -70,9 +72,11 @@ def container(
     state_id: str,
     uid_base: int,
     hard_limits: Mapping[str, int],
+    cgroup_parent: str = "",
     machine: str = "",
 ) -> Json:
-    """`hard_limits`: rlimits that cannot be raised here, by Docker's names; no ulimit goes above them."""
+    """`hard_limits`: rlimits that cannot be raised here, by Docker's names; no ulimit goes above them.
+    `cgroup_parent`: the cgroup above all sandboxes'; the engine's own if empty."""
     return {
         "Image": image.id,
         "Entrypoint": agent_argv(spec, uid_base),
@@ -86,7 +90,10 @@ def container(
         "NetworkDisabled": True,
         "AttachStdout": False,
         "AttachStderr": False,
-        "HostConfig": _host_config(spec, image, place, hard_limits, machine),
+        "HostConfig": {
+            **_host_config(spec, image, place, hard_limits, machine),
+            **({"CgroupParent": cgroup_parent} if cgroup_parent else {}),
+        },
     }
 
 
@@ -188,7 +195,7 @@ def _resources(limits: Limits) -> Json:
 
 def _ulimits(limits: Limits, hard_limits: Mapping[str, int]) -> list[Json]:
     wanted = {
-        "core": 0,
+        "core": CORE_LIMIT,
         "nofile": limits.open_files,
         "memlock": MEMLOCK_BYTES,
         "fsize": limits.disk_mb * MIB,
@@ -200,6 +207,7 @@ def _ulimits(limits: Limits, hard_limits: Mapping[str, int]) -> list[Json]:
 def _mounts(image: EngineImage, place: SandboxPaths) -> Iterable[Json]:
     yield _bind(place.disk / SYSTEM / "agent", AGENT, read_only=True)
     yield _bind(place.run, RUN)
+    yield _bind(place.pts, "/dev/pts")  # the engine's own has as many terminals as the machine
     for name in etc_files(0):
         yield _bind(place.disk / SYSTEM / name, f"/etc/{name}", read_only=True)
     for path, (directory, _) in directories(image).items():

@@ -11,29 +11,70 @@ import errno
 import os
 import re
 import secrets
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypeVar
 
+from warren.logs import get_log
 from warren.model.capability import Capability
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import Layer, SandboxSpec
+from warren.model.spec import MIB, WORKSPACE, IoLimits, Isolation, Layer, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
+from warren.worker.guard import default_reserve_of, memory_total_mb, most_processes
 from warren.worker.host import isolation
-from warren.worker.host.cgroups import Hierarchies, SandboxCgroup
+from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
+from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
 from warren.worker.host.disks import Disks
-from warren.worker.host.processes import boot_id, is_exiting
+from warren.worker.host.file_locks import FileLockWatch
+from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
 from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
+from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, is_abandoned
 
+SOCKETS_SHARE: Final = 8  # of the memory limit, what socket buffers may take beside it on cgroup v1
+_IO_DEVICE: Final = "io-device"
+_LEAST_SOCKETS: Final = 8 * MIB
+_log = get_log(__name__)
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 Fault = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRoom:
+    """What sandboxes may take of this machine in all. None: what suits the machine."""
+
+    min_free_disk_mb: int | None = None
+    disk_overcommit: float = OVERCOMMIT
+    total_memory_mb: int | None = None
+    total_cpus: float | None = None
+    total_pids: int | None = None
+    min_free_memory_mb: int | None = None
+
+    @property
+    def is_explicit(self) -> bool:
+        return any(value is not None for value in (self.total_memory_mb, self.total_cpus, self.total_pids))
+
+    def totals(self, memory_total_mb: int, processes: int) -> CgroupLimits:
+        """The limits of all sandboxes together, on a machine with so much memory and so many possible processes."""
+        reserve = default_reserve_of(memory_total_mb) if self.min_free_memory_mb is None else self.min_free_memory_mb
+        memory_mb = self.total_memory_mb or max(memory_total_mb - reserve, memory_total_mb // 2)
+        return CgroupLimits(
+            memory=memory_mb * MIB,
+            cpus=self.total_cpus,
+            pids=self.total_pids or processes * 3 // 4,
+            sockets=memory_mb * MIB // SOCKETS_SHARE,
+        )
+
+
 R = TypeVar("R", bound=Record)
 Plan = TypeVar("Plan")
 
@@ -59,7 +100,9 @@ class HostProvider(ABC, Generic[R, Plan]):
         at_once: int,
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
+        room: "HostRoom | None" = None,
     ) -> None:
+        self._room = room or HostRoom()
         self._dialer = dialer or SocketDialer()
         self._isolation_reader = isolation_reader or ProcIsolationReader()
         self._state = state_dir.absolute()
@@ -70,6 +113,15 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._hierarchies = Hierarchies.here()
         self._uids = UidRanges()
         self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
+        self._file_locks = FileLockWatch()
+        self._promises = Promises(self._room.disk_overcommit)
+        self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
+        self._disk_watch = DiskWatch(
+            self._state, self._room.min_free_disk_mb, disks=self._list_disks, end=self._end_for_disk
+        )
+        self._watching: asyncio.Task[None] | None = None
+        self._listing = threading.Lock()
+        self._totals: CgroupLimits | None = None
         self._ready_lock = asyncio.Lock()
         self._destroying: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
         self._create_slots = asyncio.Semaphore(at_once)
@@ -80,13 +132,17 @@ class HostProvider(ABC, Generic[R, Plan]):
         plan = await self._plan(spec)
         sandbox_id = secrets.token_hex(16)
         async with self._create_slots:
+            await self._promise_disk(sandbox_id, spec.limits.disk_mb)
             try:
                 sandbox = await self._make(sandbox_id, spec, plan)
+                self._promises.keep(sandbox_id)
                 # A task cancelled since its last await drops what it returns: be cancelled here instead.
                 await asyncio.sleep(0)
                 return sandbox
             except BaseException as exc:
+                self._lift_io_limit(sandbox_id)
                 await run_shielded(self._unmake(sandbox_id))
+                self._promises.remove(sandbox_id)
                 if isinstance(exc, OSError):
                     raise translate_os_error("creating a sandbox", exc) from exc
                 raise
@@ -98,6 +154,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         record = self.load_record(sandbox_id)
         if record is None or not record.alive():
             raise SandboxLost(f"sandbox {sandbox_id} is lost: {self._loss_reason(record)}")
+        await self._watch_disks()
         return await self._connect(record)
 
     async def destroy(self, sandbox_id: str) -> None:
@@ -106,7 +163,9 @@ class HostProvider(ABC, Generic[R, Plan]):
         lock = self._destroying.setdefault(sandbox_id, asyncio.Lock())
         async with lock, self._destroy_slots:
             try:
+                self._lift_io_limit(sandbox_id)
                 await self._unmake(sandbox_id)
+                self._promises.remove(sandbox_id)
             except OSError as exc:
                 raise translate_os_error(f"destroying sandbox {sandbox_id}", exc) from exc
 
@@ -131,12 +190,24 @@ class HostProvider(ABC, Generic[R, Plan]):
         return len(left)
 
     async def close(self) -> None:
+        await self._file_locks.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+            self._watching = None
         await self.disks.close()
         for sandbox in list(self._open):
             await sandbox.close()
 
     def load_record(self, sandbox_id: str) -> R | None:
         return self.record_class.load(self.directory(sandbox_id))
+
+    async def read_isolation(self, sandbox_id: str) -> Isolation:
+        """The isolation in force now. Raises SandboxNotFound, SandboxLost."""
+        record = self.load_record(sandbox_id)
+        if record is None:
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
+        return await self._read_isolation(record, self._cgroup(record))
 
     def directory(self, sandbox_id: str) -> Path:
         """Raises SandboxNotFound for what cannot be an id."""
@@ -181,8 +252,12 @@ class HostProvider(ABC, Generic[R, Plan]):
         try:
             step("dialled")
             cgroup = self._cgroup(record)
-            in_force = self._isolation_reader.read(self.name, record, cgroup.limits())
-            isolation.check(in_force, record.spec.require | self.promised)
+            self._limit_sockets(cgroup, record)
+            if creating and record.spec.io:
+                self._limit_io(cgroup, record)
+            in_force = await self._read_isolation(record, cgroup)
+            passed_before = frozenset() if creating else isolation.GROWING
+            isolation.check(in_force, record.spec.require - passed_before, self.promised - passed_before)
             step("checked")
         except BaseException:
             await run_shielded(link.close())
@@ -194,7 +269,117 @@ class HostProvider(ABC, Generic[R, Plan]):
             why_lost=lambda: self._loss_reason(record),
         )
         self._open.add(sandbox)
+        self._file_locks.start()
         return sandbox
+
+    # -- the cgroup of a sandbox, and the one above all of them
+
+    def _limit_sockets(self, cgroup: SandboxCgroup, record: R) -> None:
+        try:
+            cgroup.limit_sockets(max(_LEAST_SOCKETS, record.spec.limits.memory_mb * MIB // SOCKETS_SHARE))
+        except OSError as exc:
+            _log.warning("socket_buffers_not_limited", sandbox=record.sandbox_id, error=exc)
+
+    def _limit_io(self, cgroup: SandboxCgroup, record: R) -> None:
+        try:
+            device = workspace_device(Path(f"/proc/{record.pid}/mountinfo").read_text())
+            if device is not None:  # what is in memory has no device
+                (self.directory(record.sandbox_id) / _IO_DEVICE).write_text(str(device))
+                cgroup.limit_io(device, record.spec.io)
+                self._hierarchies.limit_writeback(device, record.spec.io)
+        except OSError as exc:
+            raise ProviderUnavailable(
+                f"the disk throughput of a sandbox cannot be limited: {exc.strerror}",
+                remedy="enable the cgroup controller io (blkio), or leave io_mbps, io_iops and `io` out",
+            ) from exc
+
+    def _lift_io_limit(self, sandbox_id: str) -> None:
+        """Before the sandbox gives its device back, which anybody may get then."""
+        with suppress(OSError, ValueError):
+            device = int((self.directory(sandbox_id) / _IO_DEVICE).read_text())
+            others = (disk.device for name, disk in [*self._watched.items()] if disk and name != sandbox_id)
+            if device not in others:
+                self._hierarchies.limit_writeback(device, IoLimits())
+
+    def _limit_all(self) -> None:
+        """Limits what all sandboxes of this machine use together. Call it while `parent_in_use`."""
+        if self._totals is None:
+            self._totals = self._room.totals(memory_total_mb(), most_processes())
+        try:
+            self._hierarchies.limit_parent(PARENT, self._totals)
+        except OSError as exc:
+            if self._room.is_explicit:
+                raise ProviderUnavailable(
+                    f"the limits of all sandboxes together cannot be set: {exc.strerror}",
+                    remedy="leave out total_memory_mb, total_cpus and total_pids, or raise them",
+                ) from exc
+            _log.warning("total_limits_not_set", error=exc)
+
+    async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
+        return await run_shielded(
+            asyncio.to_thread(lambda: self._isolation_reader.read(self.name, record, cgroup.limits()))
+        )
+
+    # -- room on the disk
+
+    async def _promise_disk(self, sandbox_id: str, disk_mb: int) -> None:
+        await self._watch_disks()
+        if not self.disks.why_not_loop:
+            self._promises.add(sandbox_id, disk_mb, self._disk_watch.room_mb())
+
+    async def _watch_disks(self) -> None:
+        """Begins to watch the room, after a first look: sandboxes of earlier and other processes count too."""
+        if self._watching is None and not self.disks.why_not_loop:
+            if not self._disk_watch.can_restrict():
+                self._promises.overcommit = min(1.0, self._promises.overcommit)
+            self._watching = asyncio.create_task(self._disk_watch.run(), name="disk-watch")
+            await asyncio.to_thread(self._list_disks)
+
+    def _list_disks(self) -> dict[str, WatchedDisk]:
+        """The disks of all live sandboxes of this state directory; what dead ones hold is given back."""
+        with self._listing:  # two threads may want it
+            return self._list_disks_alone()
+
+    def _list_disks_alone(self) -> dict[str, WatchedDisk]:
+        try:
+            names = {name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name)}
+        except FileNotFoundError:
+            names = set()
+        for name in self._watched.keys() - names:
+            del self._watched[name]
+        for name in names:
+            disk = self._watched.get(name)
+            if disk is not None and not disk.is_there:
+                disk.held.unlink(missing_ok=True)
+                self._watched[name] = None
+            if name not in self._watched and (record := self.load_record(name)) is not None and record.pid:
+                self._watched[name] = self._watched_disk(record)
+        disks = {name: disk for name, disk in self._watched.items() if disk is not None}
+        self._promises.replace_all({name: disk.limit // MIB for name, disk in disks.items()})
+        return disks
+
+    def _watched_disk(self, record: R) -> WatchedDisk | None:
+        held = self.directory(record.sandbox_id) / HELD
+        try:
+            device = workspace_device(Path(f"/proc/{record.pid}/mountinfo").read_text()) if record.alive() else None
+        except OSError:
+            device = None
+        if device is None:
+            held.unlink(missing_ok=True)
+            return None
+        mounted = Path(f"/proc/{record.pid}/root{WORKSPACE}")
+        return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, held)
+
+    def _end_for_disk(self, sandbox_id: str, why: str) -> None:
+        record = self.load_record(sandbox_id)
+        if record is None or not record.alive():
+            return
+        directory = self.directory(sandbox_id)
+        with suppress(OSError):
+            (directory / ENDED).write_text(why)
+        kill_if(record.pid, lambda _: record.alive())
+        (directory / HELD).unlink(missing_ok=True)
+        self._watched[sandbox_id] = None
 
     def _release_uids(self, record: R | None, directory: Path) -> None:
         if record is not None:
@@ -211,6 +396,8 @@ class HostProvider(ABC, Generic[R, Plan]):
             return "its agent does not answer"
         if not self.directory(record.sandbox_id).is_dir():
             return "it was destroyed"
+        with suppress(OSError):
+            return (self.directory(record.sandbox_id) / ENDED).read_text()
         return "its first process has ended"
 
 

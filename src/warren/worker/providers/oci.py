@@ -35,7 +35,7 @@ from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import oci_bundle, oci_launch
 from warren.worker.providers.connection import AgentDialer, IsolationReader
-from warren.worker.providers.host_provider import Fault, HostProvider, translate_os_error
+from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
 
@@ -51,7 +51,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
     name = "oci"
     folder = "sandboxes"
     record_class = Record
-    promised = isolation.ALL_BUT_KERNEL
+    promised = isolation.PROMISED
     capabilities = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS})
 
     def __init__(
@@ -66,6 +66,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
         fault: Fault = lambda step: None,
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
+        room: HostRoom | None = None,
     ) -> None:
         super().__init__(
             *(state_dir, bin_dir),
@@ -75,6 +76,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
             at_once=_AT_ONCE,
             dialer=dialer,
             isolation_reader=isolation_reader,
+            room=room,
         )
         self._images = images
         self._agent_layer = Path()
@@ -142,6 +144,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
             await self._take_disk(record.spec, directory)
             argv = self._launch_argv(record, RootFs(directory / "image", host_usr=False), detached=False)
             with parent_in_use():
+                self._limit_all()
                 return await run(argv, timeout_s=self._start_timeout_s)
         finally:
             await run_shielded(self._unmake(sandbox_id))
@@ -167,6 +170,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
         await self._take_disk(spec, directory)
         self._fault("socket")
         with oci_launch.listening(directory) as listener, parent_in_use():
+            self._limit_all()
             self._fault("launch")
             argv = self._launch_argv(record, rootfs)
             outcome = await run(

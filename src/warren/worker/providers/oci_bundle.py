@@ -8,8 +8,16 @@ read-only; every writable path is a directory of the one disk, or a small tmpfs.
 from typing import Any, Final
 
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
-from warren.worker.providers.hardening import AGENT_CAPABILITIES, MASKED_PATHS, READONLY_PATHS, ipc_sysctls, seccomp_oci
+from warren.worker.providers.hardening import (
+    AGENT_CAPABILITIES,
+    MASKED_PATHS,
+    READONLY_PATHS,
+    TERMINALS,
+    ipc_sysctls,
+    seccomp_oci,
+)
 
+PARENT: Final = "/warren"  # the cgroup above those of all sandboxes
 BUNDLE: Final = "/run/warren/bundle"
 AGENT: Final = "/.warren/agent"
 LISTEN_FD: Final = 3
@@ -41,9 +49,9 @@ def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: boo
             "resources": _resources(spec.limits, swap_limit),
             "rootfsPropagation": "private",
             "sysctl": ipc_sysctls(shm_bytes(spec.limits)),
-            "maskedPaths": list(MASKED_PATHS),
+            "maskedPaths": [path for path in MASKED_PATHS if path != "/sys"],  # it is not mounted
             "readonlyPaths": list(READONLY_PATHS),
-            "seccomp": seccomp_oci(ptrace=spec.ptrace, machine=machine),
+            "seccomp": seccomp_oci(ptrace=spec.ptrace, machine=machine) if machine else seccomp_oci(ptrace=spec.ptrace),
         },
     }
 
@@ -58,7 +66,7 @@ def agent_argv(spec: SandboxSpec) -> list[str]:
 
 
 def cgroup_path(sandbox_id: str) -> str:
-    return f"/warren/{sandbox_id}"
+    return f"{PARENT}/{sandbox_id}"
 
 
 def disk_directories() -> dict[str, tuple[str, int]]:
@@ -96,7 +104,7 @@ def _mounts(limits: Limits) -> list[Json]:
         _mount("/dev", "bind", f"{BUNDLE}/dev", "bind", "ro", "nosuid", "noexec"),
         _mount(
             *("/dev/pts", "devpts", "devpts", "nosuid", "noexec"),
-            *("newinstance", "ptmxmode=0666", "mode=0620", "gid=5"),
+            *("newinstance", "ptmxmode=0666", "mode=0620", "gid=5", f"max={TERMINALS}"),
         ),
         _mount(
             *("/dev/shm", "tmpfs", "shm", "nosuid", "noexec", "nodev", "mode=1777"),

@@ -1,0 +1,73 @@
+"""Writes requirements.lock: what a server's environment consists of, each package with the hashes of its files.
+
+It needs a package index. pip resolves the newest versions that pyproject.toml allows; the hashes are those of all files
+that the index has of them, so that the lock serves every machine and Python. Run it to take newer versions over:
+.venv/bin/python scripts/lock.py
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import urllib.request
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+ROOT = Path(__file__).parents[1]
+LOCK = ROOT / "requirements.lock"
+INDEX = "https://pypi.org/simple"
+_FILE = re.compile(r'href="([^"#]+)#sha256=([0-9a-f]{64})"')
+_HEAD = "# Written by scripts/lock.py. Install it with: pip install --require-hashes --no-deps -r requirements.lock\n"
+
+
+def main() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [
+        *project["build-system"]["requires"],
+        *("editables",),  # hatchling needs it for an editable install
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["server"],
+    ]
+    entries = [entry(name, version) for name, version in sorted(resolve(wanted).items())]
+    LOCK.write_text(_HEAD + "".join(entries))
+    sys.stdout.write(f"{LOCK.name}: {len(entries)} packages\n")
+
+
+def resolve(wanted: list[str]) -> dict[str, str]:
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
+    done = subprocess.run([*argv, *wanted], stdout=subprocess.PIPE, check=True)
+    report: dict[str, Any] = json.loads(done.stdout)
+    return {normal(item["metadata"]["name"]): item["metadata"]["version"] for item in report["install"]}
+
+
+def entry(name: str, version: str) -> str:
+    hashes = sorted(found for file, found in files(name) if is_of(file, name, version))
+    if not hashes:
+        raise SystemExit(f"{INDEX} has no hashes of {name} {version}")
+    return f"{name}=={version}" + "".join(f" \\\n    --hash=sha256:{value}" for value in hashes) + "\n"
+
+
+def files(name: str) -> list[tuple[str, str]]:
+    with urllib.request.urlopen(f"{INDEX}/{name}/", timeout=60) as page:
+        text = page.read().decode()
+    return [(unquote(link.rpartition("/")[2]), found) for link, found in _FILE.findall(text)]
+
+
+def is_of(file: str, name: str, version: str) -> bool:
+    """Whether it is a wheel or the sources of this version."""
+    start, _, rest = file.removesuffix(".tar.gz").partition("-")
+    if file.endswith(".tar.gz"):
+        start, _, rest = file.removesuffix(".tar.gz").rpartition("-")
+    elif not file.endswith(".whl"):
+        return False
+    return normal(start) == name and rest.split("-")[0] == version
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+if __name__ == "__main__":
+    main()

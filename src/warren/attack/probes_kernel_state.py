@@ -1,0 +1,114 @@
+"""What the kernel has once for all sandboxes: using it up for the others, and seeing the others in it."""
+
+import asyncio
+import fcntl
+import os
+import pty
+
+from warren.attack.arena import Arena, attack_command, read_outcome
+from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, judged, within
+from warren.interfaces.sandbox import Process
+from warren.model.operations import Command
+from warren.worker.host import file_locks
+
+_HELD_S = 15.0
+_WORKED_S = 2.0
+_FEW_TERMINALS = 8
+_LOCK_BYTES = 256
+_MOST_LOCK_MIB = 48
+
+
+async def _terminals(arena: Arena) -> ProbeResult:
+    """The neighbour and the host still get terminals, and the file API and commands of the attacked one go on."""
+    async with arena.holding(arena.sandbox, "kernel_state:take_terminals", seconds=_HELD_S) as line:
+        beside = await arena.inside("kernel_state:open_terminals", box=arena.neighbour, count=_FEW_TERMINALS)
+        try:
+            for fd in pty.openpty():
+                os.close(fd)
+        except OSError as exc:
+            return got_through(f"the host has no terminal left ({exc.strerror}): {line}")
+        alive = await arena.sandbox.exec(Command(argv=("true",), timeout_s=10))
+    taken = int(line.split()[1])
+    if beside.verdict is not ProbeVerdict.CONTAINED:
+        return got_through(f"{taken} terminals were taken; in the neighbour {beside.evidence}")
+    return judged(taken <= 256 and alive.exit_code == 0, f"{taken} terminals were taken; {beside.evidence} and beside")
+
+
+async def _locks(arena: Arena) -> ProbeResult:
+    """The kernel's memory for locks is looked at from outside, while a process takes them."""
+    before, most = _allocated_locks(), 0
+    command = attack_command("kernel_state:take_locks", {"count": 1_000_000, "seconds": 12}, 30)
+    taking = asyncio.ensure_future(arena.sandbox.exec(command))
+    while not taking.done():
+        most = max(most, _allocated_locks() - before)
+        await asyncio.sleep(0.02)
+    result = taking.result()
+    mib = most * _LOCK_BYTES >> 20
+    ended = result.exit_code == 137
+    return judged(ended and mib < _MOST_LOCK_MIB, f"ended by {result.reason}, after some {most} locks ({mib} MiB)")
+
+
+def _allocated_locks() -> int:
+    """0 where the kernel does not tell: then only the end of the process shows that there is a bound."""
+    return file_locks.allocated() or 0
+
+
+async def _mask_locks(arena: Arena) -> ProbeResult:
+    async with arena.holding(arena.neighbour, "kernel_state:hold_masks", seconds=_HELD_S):
+        beside = await arena.inside("kernel_state:see_masks")
+    if beside.verdict is not ProbeVerdict.CONTAINED:
+        return beside
+    fd = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return await arena.inside("kernel_state:see_masks")
+    except BlockingIOError:
+        return got_through("the host's /dev/null is locked by somebody")
+    finally:
+        os.close(fd)
+
+
+async def _mask_watch(arena: Arena) -> ProbeResult:
+    process = await _started(arena, "kernel_state:watch_masks")
+    await arena.inside("kernel_state:see_masks", box=arena.neighbour)
+    for _ in range(10):
+        os.close(os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC))
+    return read_outcome(await process.wait())
+
+
+async def _kernel_files(arena: Arena) -> ProbeResult:
+    process = await _started(arena, "kernel_state:watch_kernel")
+    await arena.inside("kernel_state:work", box=arena.neighbour, seconds=_WORKED_S)
+    return read_outcome(await process.wait())
+
+
+async def _started(arena: Arena, attack: str) -> Process:
+    """A process in the attacked sandbox that looks at something for a while, and is ready to see it."""
+    process = await arena.sandbox.start(attack_command(attack, {"seconds": _WORKED_S + 2}, 40))
+    text = ""
+    async for chunk in process.output():
+        text += chunk.data.decode(errors="replace")
+        if "ready" in text:
+            break
+    return process
+
+
+PROBES: tuple[Probe, ...] = (
+    within("core-limit", Group.LIMITS, "make a crash start the host's core handler", "kernel_state:change_core_limit"),
+    Probe("terminals", Group.LIMITS, "take all terminals of the machine", _terminals),
+    within("native-aio", Group.LIMITS, "take the machine's asynchronous operations", "kernel_state:native_aio"),
+    within("huge-memory", Group.LIMITS, "have huge pages by mmap, memfd or shmget", "kernel_state:huge_pages"),
+    within(
+        *("kernel-programs", Group.LIMITS, "make the kernel compile filters of sockets and calls"),
+        "kernel_state:kernel_programs",
+    ),
+    Probe("file-locks", Group.LIMITS, "fill the kernel's memory with record locks, which nobody is charged", _locks),
+    within("unowned-locks", Group.LIMITS, "take locks that have no owner", "kernel_state:unowned_locks"),
+    Probe("mask-locks", Group.LEAKS, "feel others' locks on masked files", _mask_locks),
+    Probe("mask-watch", Group.LEAKS, "watch by inotify how others use masked files", _mask_watch),
+    Probe("kernel-files", Group.LEAKS, "see in /proc and /sys that the neighbour works", _kernel_files),
+    within(
+        *("page-cache", Group.LEAKS, "evict pages of the image, and look whether others read them"),
+        "kernel_state:evict_shared_pages",
+    ),
+)

@@ -1,0 +1,41 @@
+"""Checks of what the kernel has once for all sandboxes: its core handler, terminals, the count of locks."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from warren.doctor.check import Check, ok, warn
+from warren.worker.host import file_locks
+from warren.worker.providers.hardening import TERMINALS
+
+_KERNEL = Path("/proc/sys/kernel")
+_ENOUGH_FOR = 48  # sandboxes that all open as many terminals as they may
+
+
+def check_kernel_state() -> Iterable[Check]:
+    yield check_cores((_KERNEL / "core_pattern").read_text().strip())
+    yield check_terminals(*(int((_KERNEL / "pty" / name).read_text()) for name in ("max", "reserve")))
+    yield check_locks(file_locks.is_counted())
+
+
+def check_cores(pattern: str) -> Check:
+    remedy = "sysctl kernel.core_pattern=core, unless other programs of this machine need it"
+    if pattern.startswith("|"):
+        found = f"a crash starts {pattern[1:].split()[0]} as root, but not one in a sandbox (its limit of cores is 1)"
+        return warn("core dumps", found, remedy)
+    if pattern.startswith("@"):
+        found = "a crash connects to a socket of this machine, also one in a sandbox: no limit prevents it"
+        return warn("core dumps", found, remedy)
+    return ok("core dumps", "crashes start no program")
+
+
+def check_terminals(most: int, reserve: int) -> Check:
+    shared = most - reserve
+    found = f"{shared} for all sandboxes, at most {TERMINALS} for each, {reserve} kept for this machine"
+    if shared >= TERMINALS * _ENOUGH_FOR and reserve > 0:
+        return ok("terminals", found)
+    return warn("terminals", found, "sysctl kernel.pty.max=4096 kernel.pty.reserve=1024, or more")
+
+
+def check_locks(is_counted: bool) -> Check:
+    how = "counted" if is_counted else "listed (this kernel does not tell their number)"
+    return ok("file locks", f"{how} several times a second; a sandbox may hold {file_locks.MOST}")

@@ -1,0 +1,246 @@
+"""What the kernel says about a sandbox's first process, gathered in one pass.
+
+All of it comes from the host's /proc and /sys. No path inside the sandbox is opened: descriptors, root and working
+directory are looked at through the links of /proc, which lead to the object itself whatever its name has become, and
+the disk through its block device.
+"""
+
+import errno
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, lru_cache
+from typing import Final, NamedTuple
+
+from warren.model.errors import SandboxLost
+from warren.worker.host.cgroups import CgroupLimits
+from warren.worker.host.seccomp_program import ProgramReader, Unreadable
+
+NAMESPACES: Final = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
+_GONE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # the last is what a zombie's mounts answer
+_PIECE: Final = 16384
+_EXT4_SUPERBLOCK: Final = 1024
+_EXT4_MAGIC: Final = 0xEF53
+
+
+class Mount(NamedTuple):
+    id: int
+    parent: int
+    root: str
+    where: str
+    options: frozenset[str]
+    kind: str
+    source: str
+    super_options: str
+
+    def option(self, name: str) -> str | None:
+        """The value of an option of the file system."""
+        start = f"{name}="
+        return next((word[len(start) :] for word in self.super_options.split(",") if word.startswith(start)), None)
+
+
+class MountTable:
+    """The mounts of a namespace, and which of them shows at a path when some lie upon others."""
+
+    def __init__(self, mounts: Iterable[Mount]) -> None:
+        self.mounts = tuple(mounts)
+        self.ids = frozenset(mount.id for mount in self.mounts)
+        self._by_place = {(mount.parent, mount.where): mount for mount in self.mounts}
+        root = next((mount for mount in reversed(self.mounts) if mount.where == "/"), None)
+        shown = self._above(root, "/")
+        self._shown: dict[str, Mount | None] = {"/": shown, "": root}
+
+    def showing(self, path: str) -> Mount | None:
+        """The mount that a process sees at `path`: one at the path itself, or the one that holds its directory."""
+        if path in self._shown:
+            return self._shown[path]
+        found = self._shown[path] = self._above(self.showing(path.rpartition("/")[0]), path)
+        return found
+
+    def _above(self, found: Mount | None, path: str) -> Mount | None:
+        while found is not None and (above := self._by_place.get((found.id, path))) is not None:
+            found = above
+        return found
+
+    @cached_property
+    def visible(self) -> tuple[Mount, ...]:
+        return tuple(mount for mount in self.mounts if self.showing(mount.where) is mount)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What /proc and /sys say about one process.
+
+    `rlimits` are (soft, hard) by the name in /proc, None is no limit. `interfaces` and `routed` are the network's: its
+    interfaces, and those that a route goes through. `descriptors` are those that are no pipe, socket, memory or other
+    anonymous object, as (link, id of the mount). `root` and `cwd` are (device, inode). `programs` are the filters of
+    system calls, `why_no_programs` says why they cannot be read.
+    """
+
+    status: Mapping[str, str] = field(default_factory=dict)
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    host_namespaces: Mapping[str, str] = field(default_factory=dict)
+    mounts: MountTable = field(default_factory=lambda: MountTable(()))
+    limits: CgroupLimits = field(default_factory=CgroupLimits)
+    swap_on_host: bool = False
+    core_pipe: bool = False
+    rlimits: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    interfaces: frozenset[str] = frozenset()
+    routed: frozenset[str] = frozenset()
+    descriptors: tuple[tuple[str, int], ...] = ()
+    descriptor_count: int = 0
+    root: tuple[int, int] = (0, 0)
+    cwd: tuple[int, int] = (0, 0)
+    host_root: tuple[int, int] = (0, 0)
+    program: str = ""
+    programs: tuple[bytes, ...] = ()
+    why_no_programs: str = ""
+
+
+def gather(pid: int, limits: CgroupLimits) -> Facts:
+    """Raises SandboxLost when the process is gone. It is stopped for some microseconds, for its filters to be read."""
+    try:
+        return _gather(pid, limits)
+    except OSError as exc:
+        if exc.errno not in _GONE:
+            raise
+        raise SandboxLost(f"the sandbox's first process ({pid}) has ended") from None
+
+
+def _gather(pid: int, limits: CgroupLimits) -> Facts:
+    try:
+        with ProgramReader(pid) as reader:
+            facts = _gather_files(pid, limits)
+            return replace(facts, programs=reader.read())
+    except Unreadable as exc:
+        return replace(_gather_files(pid, limits), why_no_programs=str(exc))
+
+
+def _gather_files(pid: int, limits: CgroupLimits) -> Facts:
+    own = f"/proc/{pid}"
+    descriptors = os.listdir(f"{own}/fd")
+    return Facts(
+        status=parse_status(_read(f"{own}/status")),
+        namespaces=_namespaces(str(pid)),
+        host_namespaces=_host_namespaces(),
+        mounts=MountTable(parse_mountinfo(_read(f"{own}/mountinfo"))),
+        limits=limits,
+        swap_on_host=_read("/proc/swaps").count("\n") > 1,
+        core_pipe=_read("/proc/sys/kernel/core_pattern").startswith("|"),
+        rlimits=parse_rlimits(_read(f"{own}/limits")),
+        interfaces=parse_interfaces(_read(f"{own}/net/dev")),
+        routed=parse_routes(_read(f"{own}/net/route"), _read_if_there(f"{own}/net/ipv6_route")),
+        descriptors=tuple(_files(own, descriptors)),
+        descriptor_count=len(descriptors),
+        root=_identity(f"{own}/root"),
+        cwd=_identity(f"{own}/cwd"),
+        host_root=_identity("/"),
+        program=os.readlink(f"{own}/exe"),
+    )
+
+
+def _files(own: str, descriptors: Iterable[str]) -> Iterable[tuple[str, int]]:
+    for number in descriptors:
+        try:
+            link = os.readlink(f"{own}/fd/{number}")
+            if not link.startswith(("pipe:[", "socket:[", "anon_inode:", "/memfd:")):
+                yield link, int(parse_status(_read(f"{own}/fdinfo/{number}")).get("mnt_id", "-1"))
+        except FileNotFoundError:  # closed since
+            continue
+
+
+def _identity(path: str) -> tuple[int, int]:
+    stat = os.stat(path)
+    return stat.st_dev, stat.st_ino
+
+
+@cache
+def _host_namespaces() -> dict[str, str]:
+    return _namespaces("self")
+
+
+def _namespaces(pid: str) -> dict[str, str]:
+    return {kind: os.readlink(f"/proc/{pid}/ns/{kind}") for kind in NAMESPACES}
+
+
+def _read(path: str) -> str:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        while part := os.read(fd, _PIECE):
+            parts.append(part)
+        return b"".join(parts).decode(errors="replace")
+    finally:
+        os.close(fd)
+
+
+def _read_if_there(path: str) -> str:
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        return ""
+
+
+def ext4_room(device: str) -> tuple[int, int]:
+    """The bytes and inodes that users can have of a device's ext4; zeros if it cannot be read."""
+    try:
+        fd = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return 0, 0
+    try:
+        block = os.pread(fd, 64, _EXT4_SUPERBLOCK)
+        inodes, blocks, reserved = struct.unpack_from("<III", block)
+        log_size, magic = *struct.unpack_from("<I", block, 0x18), *struct.unpack_from("<H", block, 0x38)
+    except (OSError, struct.error):
+        return 0, 0
+    finally:
+        os.close(fd)
+    return ((blocks - reserved) << (10 + log_size), inodes) if magic == _EXT4_MAGIC else (0, 0)
+
+
+def parse_status(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def parse_rlimits(text: str) -> dict[str, tuple[int | None, int | None]]:
+    """/proc/PID/limits: the columns are as wide as the first line's."""
+    head, _, rest = text.partition("\n")
+    soft, hard, units = (head.find(word) for word in ("Soft Limit", "Hard Limit", "Units"))
+    return {
+        line[:soft].strip(): (_rlimit(line[soft:hard]), _rlimit(line[hard:units])) for line in rest.splitlines() if line
+    }
+
+
+def _rlimit(text: str) -> int | None:
+    return None if text.strip() == "unlimited" else int(text)
+
+
+def parse_interfaces(text: str) -> frozenset[str]:
+    return frozenset(line.partition(":")[0].strip() for line in text.splitlines()[2:])
+
+
+def parse_routes(ipv4: str, ipv6: str) -> frozenset[str]:
+    """The interfaces that the main tables send something through."""
+    return frozenset(
+        (
+            *(line.split()[0] for line in ipv4.splitlines()[1:] if line.strip()),
+            *(line.split()[-1] for line in ipv6.splitlines() if line.strip()),
+        )
+    )
+
+
+def parse_mountinfo(text: str) -> tuple[Mount, ...]:
+    return tuple(_parse_mount(line) for line in text.splitlines() if " - " in line)
+
+
+def _parse_mount(line: str) -> Mount:
+    before, _, after = line.partition(" - ")
+    words, (kind, source, super_options) = before.split(" "), after.split(" ", 2)
+    return Mount(int(words[0]), int(words[1]), words[3], words[4], _options(words[5]), kind, source, super_options)
+
+
+@lru_cache(maxsize=64)
+def _options(text: str) -> frozenset[str]:
+    return frozenset(text.split(","))

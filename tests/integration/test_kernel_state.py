@@ -1,0 +1,76 @@
+"""What the kernel shares between sandboxes has a bound in each, and what goes beyond it ends with a clear word."""
+
+import asyncio
+import contextlib
+
+import anyio
+import pytest
+
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.errors import FileExists, FileNotFound, InvalidPath, LimitReached
+from warren.model.operations import Command, TerminalSize
+from warren.model.spec import Limits, SandboxSpec
+from warren.worker.host.file_locks import MOST
+from warren.worker.providers.hardening import TERMINALS
+from warren.worker.providers.oci import OciProvider
+
+pytestmark = pytest.mark.anyio
+
+TAKE_TERMINALS = "import os, time\nheld = [os.open('/dev/ptmx', 2) for _ in range({})]\nprint('up', flush=True)\n"
+TAKE_LOCKS = """
+import fcntl, time
+file = open("/tmp/locks", "w")
+for place in range({}):
+    fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * place)
+print("up", flush=True)
+time.sleep({})
+print("held", flush=True)
+"""
+MAKE = """
+rm -rf /tmp/files /tmp/pipes && mkdir /tmp/files /tmp/pipes
+cd /tmp/files && touch $(seq 1000) && cd /tmp/pipes && mkfifo $(seq 1000)
+"""
+EXCHANGE = """
+import ctypes
+libc = ctypes.CDLL(None)
+print("up", flush=True)
+while True:
+    libc.renameat2(-100, b"/tmp/files", -100, b"/tmp/pipes", 2)
+"""
+
+
+async def start(box: Sandbox, script: str) -> Process:
+    """Returns when the script has printed that it is up."""
+    process = await box.start(Command(argv=("python3", "-c", script)))
+    async for chunk in process.output():
+        if b"up" in chunk.data:
+            break
+    return process
+
+
+async def test_a_caller_is_told_that_all_terminals_are_open(provider: OciProvider) -> None:
+    box = await provider.create(SandboxSpec())
+    await start(box, TAKE_TERMINALS.format(TERMINALS) + "time.sleep(60)")
+    with pytest.raises(LimitReached, match="all terminals that the sandbox may have are open"):
+        await box.start(Command(argv=("true",), terminal=TerminalSize()))
+    assert (await box.exec(Command(argv=("true",)))).exit_code == 0
+
+
+async def test_a_process_with_too_many_locks_is_ended_and_another_goes_on(provider: OciProvider) -> None:
+    honest, greedy = await provider.create(SandboxSpec()), await provider.create(SandboxSpec())
+    going_on = asyncio.ensure_future(honest.exec(Command(argv=("python3", "-c", TAKE_LOCKS.format(MOST // 2, 5)))))
+    result = await greedy.exec(Command(argv=("python3", "-c", TAKE_LOCKS.format(MOST * 2, 30))))
+    assert (result.exit_code, "held" in result.stdout) == (137, False)
+    assert (await going_on).stdout == "up\nheld\n"
+
+
+async def test_a_move_does_not_wait_for_a_pipe_that_took_a_files_place(provider: OciProvider) -> None:
+    """/tmp and /workspace are different mounts, so what is moved is copied, name by name."""
+    box = await provider.create(SandboxSpec(limits=Limits(cpus=2)))
+    for number in range(8):
+        await box.exec(Command(shell=MAKE))
+        exchange = await start(box, EXCHANGE)
+        await asyncio.sleep(0.2)  # until it is at its full speed
+        with anyio.fail_after(15), contextlib.suppress(InvalidPath, FileNotFound, FileExists):
+            await box.rename("/tmp/files", f"/workspace/moved{number}")
+        await exchange.kill(0)

@@ -1,0 +1,75 @@
+"""How the last room of the host's disk is shared out, and which sizes the disks of sandboxes have."""
+
+import pytest
+
+from warren.model.errors import MachineFull
+from warren.model.spec import MIB
+from warren.worker.host.disk_room import DiskUse, Promises, pause_s, plan_disks, share, workspace_device
+from warren.worker.host.disks import standard_size_mb
+
+GIB = 1024 * MIB
+
+
+def disk(allocated_mb: int, *, unwritten_mb: int = 0, limit_mb: int = 1024) -> DiskUse:
+    free = (limit_mb - allocated_mb) * MIB
+    return DiskUse(limit_mb * MIB, (allocated_mb - unwritten_mb) * MIB, free, free, allocated_mb * MIB)
+
+
+def test_all_disks_grow_up_to_the_same_level() -> None:
+    uses = {"hog": disk(900), "middle": disk(300), "little": disk(0), "small": disk(0, limit_mb=20)}
+    growth = {name: size // MIB for name, size in share(520 * MIB, uses).items()}
+    assert growth == {"hog": 0, "middle": 100, "little": 400, "small": 20}
+    assert share(0, uses) == dict.fromkeys(uses, 0)
+    assert sum(share(10**15, uses).values()) == sum(use.growth for use in uses.values())
+    assert share(5, {}) == {}
+
+
+def test_nobody_is_restricted_while_there_is_room_and_nobody_ended_who_has_written() -> None:
+    uses = {"a": disk(900), "b": disk(100)}
+    assert plan_disks(3 * GIB, GIB, uses).growth == {}
+    assert plan_disks(2 * GIB - 1, GIB, uses).growth != {}
+    assert plan_disks(GIB // 4, GIB, uses).end == ()
+
+
+def test_what_is_allocated_and_not_written_counts_as_taken_and_ends_whom_it_does_not_fit() -> None:
+    uses = {"a": disk(900, unwritten_mb=900), "b": disk(700, unwritten_mb=600), "c": disk(10, unwritten_mb=10)}
+    assert plan_disks(3 * GIB, GIB, uses).growth != {}
+    assert plan_disks(GIB, GIB, uses).end == ()
+    assert plan_disks(GIB - 1, GIB, uses).end == ("a", "b")
+    assert plan_disks(GIB - 1, GIB, {"b": uses["b"], "c": uses["c"]}).end == ("b",)
+    assert plan_disks(GIB - 1, GIB, uses, coming=GIB).end == ()
+
+
+def test_it_looks_more_often_the_less_there_is() -> None:
+    assert [pause_s(free * GIB, GIB) for free in (100, 5, 4, 3, 0)] == [5.0, 1.0, 0.5, 0.1, 0.1]
+
+
+def test_promises_of_all_processes_count() -> None:
+    promises = Promises(2)
+    promises.add("a", 150, room_mb=100)
+    with pytest.raises(MachineFull, match="200 MiB may be promised"):
+        promises.add("b", 60, room_mb=100)
+    promises.replace_all({"of another": 10})
+    assert promises.total_mb == 160  # the one being made counts too
+    promises.keep("a")
+    promises.replace_all({})
+    promises.add("b", 200, room_mb=100)
+    promises.remove("b")
+    assert repr(promises) == "<Promises of 0 MiB to 0 sandboxes>"
+
+
+def test_standard_sizes_are_few_and_hardly_larger() -> None:
+    sizes = {standard_size_mb(size) for size in range(16, 1024 * 1024 + 1, 7)}
+    assert len(sizes) < 70
+    assert {16, 1024, 1280, 1536, 1792, 2048} <= sizes
+    for size in (1, 16, 17, 1000, 1024, 1025, 5000, 1024 * 1024):
+        standard = standard_size_mb(size)
+        assert size <= standard <= max(16, size * 1.26)
+        assert standard_size_mb(standard) == standard
+
+
+def test_only_a_loop_device_at_the_workspace_is_watched() -> None:
+    line = "90 80 7:{} /workspace /workspace rw,nosuid - {} /dev/loop3 rw\n"
+    assert workspace_device(line.format(3, "ext4")) == 7 * 256 + 3
+    assert workspace_device("90 80 0:77 / /workspace rw - tmpfs disk rw\n") is None
+    assert workspace_device("90 80 0:77 / /tmp rw - tmpfs disk rw\n") is None

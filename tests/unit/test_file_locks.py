@@ -1,0 +1,27 @@
+"""Who is ended for holding too many locks: a list of owners in, processes out."""
+
+import pytest
+
+from warren.worker.host.file_locks import MOST, find_offenders
+
+SANDBOXES = {1: None, **dict.fromkeys(range(100, 200), 7), **dict.fromkeys(range(200, 300), 8)}
+
+
+@pytest.mark.parametrize(
+    ("owners", "offenders"),
+    [
+        ([100] * MOST, []),
+        ([100] * (MOST + 1), [100]),
+        ([1] * 60_000, []),
+        ([1] * 60_000 + [100] * 5000, [100]),
+        ([200] * MOST + [100] * 10 + [101] * MOST, [101]),
+        ([*range(100, 200)] * 50, [*range(100, 150)]),
+        ([1] * 65_536 + [100] * 257, [100]),
+        ([1] * 65_536 + [100] * 256 + [200] * 10, []),
+    ],
+    ids=["few", "many", "the host's", "many beside the host's", "one of two", "spread", "too long a list", "harmless"],
+)
+def test_the_holders_of_most_locks_are_ended(owners: list[int], offenders: list[int]) -> None:
+    found = find_offenders(owners, SANDBOXES.get)
+    assert len(found) == pytest.approx(len(offenders), abs=1)
+    assert {SANDBOXES[pid] for pid in found} == {SANDBOXES[pid] for pid in offenders}

@@ -1,0 +1,207 @@
+"""Facts about a process, judged. What real runtimes can be made to leave out is in integration/test_read_back.py."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from warren.model.errors import IsolationUnavailable
+from warren.model.spec import MIB, Isolation, Layer
+from warren.worker.host import isolation
+from warren.worker.host.cgroups import CgroupLimits
+from warren.worker.host.isolation import UNREADABLE, Wanted, check, judge
+from warren.worker.host.process_facts import (
+    NAMESPACES,
+    Facts,
+    MountTable,
+    parse_interfaces,
+    parse_mountinfo,
+    parse_rlimits,
+    parse_routes,
+)
+from warren.worker.host.seccomp_program import SystemCallFilter
+
+MOUNTS = """\
+10 9 0:50 / / ro,nosuid,nodev,relatime - overlay root ro,lowerdir=agent:image
+11 10 0:51 / /dev ro,nosuid,noexec - tmpfs dev rw,size=64k,nr_inodes=32,mode=755
+12 10 0:60 / /workspace rw,nosuid,nodev,noatime - tmpfs disk rw,size=8192k,nr_inodes=512,mode=755
+13 10 0:61 / /proc rw,nosuid,nodev,noexec - proc proc rw
+14 13 0:51 /null /proc/keys ro,relatime - tmpfs dev rw,size=64k,nr_inodes=32,mode=755
+15 13 0:61 /sys /proc/sys ro,relatime - proc proc rw
+"""
+LIMITS = """\
+Limit                     Soft Limit           Hard Limit           Units
+Max core file size        1                    1                    bytes
+Max open files            1024                 4096                 files
+Max address space         unlimited            unlimited            bytes
+"""
+INTERFACES = """\
+Inter-|   Receive                |  Transmit
+ face |bytes    packets errs drop|bytes    packets errs drop
+    lo:       0       0    0    0        0       0    0    0
+ tunl0:       0       0    0    0        0       0    0    0
+"""
+UIDS = range(100_000, 165_536)
+
+
+def facts(**changes: Any) -> Facts:
+    good = Facts(
+        status={
+            **dict.fromkeys(("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"), "0"),
+            **{"Uid": "100000 100000 100000 100000", "Gid": "100000 100000 100000 100000", "Groups": ""},
+            **{"NoNewPrivs": "1", "Seccomp": "2"},
+        },
+        namespaces={kind: f"{kind}:[2]" for kind in NAMESPACES},
+        host_namespaces={kind: f"{kind}:[1]" for kind in NAMESPACES},
+        mounts=MountTable(parse_mountinfo(MOUNTS)),
+        limits=CgroupLimits(memory=64 * MIB, swap=0, cpus=0.5, pids=100, sockets=MIB),
+        rlimits=parse_rlimits(LIMITS),
+        interfaces=parse_interfaces(INTERFACES),
+        routed=parse_routes("Iface\tDestination\n", "00 80 00 00 00 00 lo\n"),
+        descriptors=(("/workspace/log", 12),),
+        root=(50, 1),
+        cwd=(50, 1),
+        host_root=(1, 2),
+        program="/agent",
+        programs=(bytes.fromhex("0600000000000500"),),  # refuses everything
+    )
+    return replace(good, **changes)
+
+
+def wanted(**changes: Any) -> Wanted:
+    good = Wanted(
+        uids=UIDS,
+        capabilities=frozenset(),
+        memory=64 * MIB,
+        sockets_apart=True,
+        cpus=0.5,
+        pids=100,
+        disk=8 * MIB,
+        rlimits={"Max core file size": 1, "Max open files": 4096},
+        masked=("/proc/keys", "/proc/never-there", "/sys/fs"),
+        read_only=("/proc/sys",),
+        system_calls=SystemCallFilter([], "x86_64"),
+        program="/agent",
+    )
+    return replace(good, **changes)
+
+
+def missing(found: Facts, **changes: Any) -> dict[Layer, str]:
+    layers = judge(found, wanted(**changes)).missing
+    assert layers.pop(Layer.GUEST_KERNEL)
+    return layers
+
+
+def table(*lines: str) -> MountTable:
+    return MountTable(parse_mountinfo(MOUNTS + "\n".join(lines)))
+
+
+def limits_with(line: str) -> str:
+    name = line[:25].strip()
+    return "\n".join([*(text for text in LIMITS.splitlines() if not text.startswith(name)), line])
+
+
+def test_good_facts_prove_every_layer() -> None:
+    assert missing(facts()) == {}
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason", "changes"),
+    [
+        (Layer.NO_HOST_FILES, "a descriptor leads to /etc", {"descriptors": (("/etc", 77),)}),
+        (Layer.NO_HOST_FILES, "root is the host's", {"root": (1, 2), "cwd": (1, 2)}),
+        (Layer.NO_HOST_FILES, "working directory", {"cwd": (1, 9)}),
+        (Layer.NO_HOST_FILES, "it runs /usr/bin/crun", {"program": "/usr/bin/crun"}),
+        (Layer.LOOPBACK_ONLY, "interface eth0", {"interfaces": frozenset({"lo", "eth0"})}),
+        (Layer.LOOPBACK_ONLY, "route goes through tunl0", {"routed": parse_routes("Iface\ntunl0\t0\n", "")}),
+        (Layer.RLIMITS, "core pattern", {"core_pipe": True, "rlimits": {"Max core file size": (0, 0)}}),
+        (
+            *(Layer.RLIMITS, "open files is 9999"),
+            {
+                "rlimits": parse_rlimits(
+                    limits_with("Max open files            4096                 9999                 files")
+                )
+            },
+        ),
+        (
+            *(Layer.RLIMITS, "core file size is None"),
+            {
+                "rlimits": parse_rlimits(
+                    limits_with("Max core file size        1                    unlimited            bytes")
+                )
+            },
+        ),
+        (
+            *(Layer.UNIQUE_UID, "uid 100000"),
+            {"status": {**facts().status, "Groups": "4 100000"}},
+        ),
+        (Layer.SYSTEM_CALLS, "no filter is loaded", {"programs": ()}),
+        (Layer.SYSTEM_CALLS, "it allows", {"programs": (bytes.fromhex("060000000000ff7f"),)}),
+        (Layer.SYSTEM_CALLS, "cannot be followed", {"programs": (bytes.fromhex("0700000000000000"),)}),
+        (Layer.SYSTEM_CALLS, UNREADABLE, {"programs": (), "why_no_programs": "no right"}),
+        (
+            *(Layer.DISK_LIMIT, "/proc/bus can be written without a limit"),
+            {"mounts": table("16 13 0:62 / /proc/bus rw,nosuid,nodev - tmpfs tmpfs rw,size=0k")},
+        ),
+        (
+            *(Layer.MASKED_PATHS, "/proc/keys is not masked"),
+            {
+                "mounts": table(
+                    "16 10 0:61 / /proc rw,nosuid,nodev - proc proc rw", "17 16 0:61 /sys /proc/sys ro - proc p r"
+                )
+            },
+        ),
+        (
+            *(Layer.MASKED_PATHS, "/sys shows the host (sysfs)"),
+            {
+                "mounts": table(
+                    "16 10 0:63 / /sys ro,nosuid,nodev - sysfs sysfs rw", "17 16 0:9 / /sys/fs ro - tmpfs t r"
+                )
+            },
+        ),
+        (
+            *(Layer.MOUNT_FLAGS, "/etc/hosts lacks nodev and nosuid"),
+            {"mounts": table("16 10 0:60 /etc/hosts /etc/hosts ro,relatime - tmpfs disk rw,size=8192k,nr_inodes=512")},
+        ),
+    ],
+)
+def test_one_wrong_fact_is_one_missing_layer(layer: Layer, reason: str, changes: dict[str, Any]) -> None:
+    found = missing(facts(**changes))
+    assert reason in found.pop(layer)
+    assert found == {} or layer in (Layer.RLIMITS, Layer.UNIQUE_UID)
+
+
+@pytest.mark.parametrize(
+    ("layer", "changes"),
+    [
+        (Layer.MEMORY_LIMIT, {"memory": 63 * MIB}),
+        (Layer.CPU_LIMIT, {"cpus": 0.4}),
+        (Layer.PIDS_LIMIT, {"pids": 99}),
+        (Layer.DISK_LIMIT, {"disk": 8 * MIB - 1}),
+    ],
+)
+def test_a_limit_that_is_higher_than_asked_for_is_none(layer: Layer, changes: dict[str, Any]) -> None:
+    assert set(missing(facts(), **changes)) == {layer}
+
+
+@pytest.mark.parametrize("size", [None, 65 * MIB])
+def test_buffers_of_sockets_need_a_limit_where_they_do_not_count_as_memory(size: int | None) -> None:
+    found = facts(limits=replace(facts().limits, sockets=size))
+    assert set(missing(found)) == {Layer.SOCKET_LIMIT}
+    assert missing(found, sockets_apart=False) == {}
+
+
+def test_a_mount_that_another_one_hides_does_not_count() -> None:
+    hidden = table(
+        "16 10 0:7 / /secret rw - ext4 /dev/sda rw", "17 16 0:8 / /secret ro,nosuid,nodev - tmpfs t rw,size=4k"
+    )
+    assert missing(facts(mounts=hidden)) == {}
+
+
+def test_a_layer_that_cannot_be_read_may_be_promised_but_not_required() -> None:
+    shown = Isolation("oci", "crun", {}, {Layer.SYSTEM_CALLS: f"{UNREADABLE}no right"})
+    check(shown, required=(), promised={Layer.SYSTEM_CALLS})
+    with pytest.raises(IsolationUnavailable, match="no right"):
+        check(shown, required={Layer.SYSTEM_CALLS})
+    with pytest.raises(IsolationUnavailable, match="unknown to this provider"):
+        check(shown, required=(), promised=isolation.PROMISED)
