@@ -18,7 +18,7 @@ LISTS = frozenset({"state", "metadata"})
 """Query parameters that may come several times."""
 
 
-_FIRST_STEP: Final = 10
+_FIRST_STEP: Final = 3
 _LONG_STEP: Final = 250
 _FEW: Final = 250
 _SHORT_BYTES: Final = 256 * 1024
