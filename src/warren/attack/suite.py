@@ -15,6 +15,7 @@ import anyio
 from warren.attack import (
     probes_agent,
     probes_escape,
+    probes_fair_share,
     probes_kernel_state,
     probes_leaks,
     probes_lifecycle,
@@ -39,6 +40,7 @@ PROBES: tuple[Probe, ...] = (
     *probes_resources.PROBES,
     *probes_lifecycle.PROBES,
     *probes_promises.PROBES,
+    *probes_fair_share.PROBES,
 )
 _PROBE_S = 90.0
 

@@ -47,16 +47,19 @@ class MountTable:
         self.mounts = tuple(mounts)
         self._by_place = {(mount.parent, mount.where): mount for mount in self.mounts}
         root = next((mount for mount in reversed(self.mounts) if mount.where == "/"), None)
-        self._shown: dict[str, Mount | None] = {"/": root}
+        shown = self._above(root, "/")
+        self._shown: dict[str, Mount | None] = {"/": shown, "": root}
 
     def showing(self, path: str) -> Mount | None:
         """The mount that a process sees at `path`: one at the path itself, or the one that holds its directory."""
         if path in self._shown:
             return self._shown[path]
-        found = self.showing(path.rpartition("/")[0] or "/")
+        found = self._shown[path] = self._above(self.showing(path.rpartition("/")[0]), path)
+        return found
+
+    def _above(self, found: Mount | None, path: str) -> Mount | None:
         while found is not None and (above := self._by_place.get((found.id, path))) is not None:
             found = above
-        self._shown[path] = found
         return found
 
     @cached_property
