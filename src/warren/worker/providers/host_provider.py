@@ -377,8 +377,10 @@ class HostProvider(ABC, Generic[R, Plan]):
         directory = self.directory(sandbox_id)
         with suppress(OSError):
             (directory / ENDED).write_text(why)
+        disk = self._watched.get(sandbox_id)
+        if disk is not None:
+            disk.abandon()
         kill_if(record.pid, lambda _: record.alive())
-        (directory / HELD).unlink(missing_ok=True)
         self._watched[sandbox_id] = None
 
     def _release_uids(self, record: R | None, directory: Path) -> None:
