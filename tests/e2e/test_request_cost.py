@@ -164,8 +164,7 @@ def long_answers() -> Iterator[Case]:
     yield Case("GET", f"{_S}/files/watch", "many changes", _watch())
     yield asked("GET", f"{_S}/files/stat", "a long path", path=b"\xff" * 4090)
     yield asked("DELETE", f"{_S}/files", "many files", path="removed", recursive="true")
-    for path in ("/api/sessions", "/sessions"):
-        yield asked("GET", path, "many sessions")
+    yield asked("GET", "/api/sessions", "long sessions", state="ended", limit="1000")
 
 
 def long_requests() -> Iterator[Case]:
@@ -421,6 +420,13 @@ async def too_dear(case: Case, target: Target, costs: Costs) -> str:
 
 
 async def prepare(api: Api, session_id: str) -> None:
+    long = {
+        "metadata": {f"{at:0128}": "\x01" * 4096 for at in range(64)},
+        "env": {f"A{at}": "x" * 99_000 for at in range(8)},
+    }
+    for _ in range(20):
+        async with api.session(**long):
+            pass
     mine = f"/api/sessions/{session_id}"
     made = await api.post(f"{mine}/exec", {"command": ["python3", "-c", _PREPARE], "timeout_s": 80})
     assert made["exit_code"] == 0, made

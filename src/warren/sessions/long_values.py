@@ -26,12 +26,16 @@ class LongText:
 
 
 class LongList:
-    """Its items are plain values, and can be taken once."""
+    """Its items are plain values, and can be taken once. `len` gives their number if that was known."""
 
-    __slots__ = ("items",)
+    __slots__ = ("_length", "items")
 
-    def __init__(self, items: Iterable[Any] | AsyncGenerator[Any, None]) -> None:
+    def __init__(self, items: Iterable[Any] | AsyncGenerator[Any, None], length: int = 0) -> None:
         self.items = items
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
 
 
 class HasLongValues(Exception):
