@@ -17,6 +17,7 @@ class Group(StrEnum):
     NETWORK = "network"
     LIMITS = "limits"
     LIFECYCLE = "lifecycle"
+    FAIRNESS = "fairness"
 
 
 class ProbeVerdict(StrEnum):

@@ -15,11 +15,14 @@ import anyio
 from warren.attack import (
     probes_agent,
     probes_escape,
+    probes_fair_share,
     probes_kernel_state,
     probes_leaks,
     probes_lifecycle,
     probes_limits,
     probes_network,
+    probes_promises,
+    probes_resources,
 )
 from warren.attack.arena import Arena, host_environment_canary
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, got_through, undecided
@@ -34,7 +37,10 @@ PROBES: tuple[Probe, ...] = (
     *probes_network.PROBES,
     *probes_limits.PROBES,
     *probes_kernel_state.PROBES,
+    *probes_resources.PROBES,
     *probes_lifecycle.PROBES,
+    *probes_promises.PROBES,
+    *probes_fair_share.PROBES,
 )
 _PROBE_S = 90.0
 

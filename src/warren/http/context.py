@@ -63,6 +63,7 @@ Anyone = Annotated[str, Security(tenant_of, scopes=[])]
 Reader = Annotated[str, Security(tenant_of, scopes=[Scope.READ])]
 Runner = Annotated[str, Security(tenant_of, scopes=[Scope.EXEC])]
 SessionUser = Annotated[str, Security(tenant_of, scopes=[Scope.SESSIONS])]
+Auditor = Annotated[str, Security(tenant_of, scopes=[Scope.AUDIT])]
 Admin = Annotated[str, Security(tenant_of, scopes=[Scope.ADMIN])]
 
 

@@ -28,7 +28,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.logs import get_log
 from warren.model.errors import InvalidJson, InvalidRequest, Misdirected, StoreAway, WarrenError
-from warren.model.strict_json import MAX_VALUES, json_error, parse_json, refuse_too_much, shortened, too_deep
+from warren.model.strict_json import MAX_VALUES, json_error, read_in_steps, shortened, too_deep
 from warren.sessions.request_context import note
 from warren.sessions.validation import describe_error, field_name, summary
 
@@ -241,13 +241,12 @@ def _shorten(detail: str) -> str:
 
 async def read_json_body(body: bytes, most: int = MAX_VALUES) -> Any:
     """Gives way to other requests between the steps of reading a long body."""
-    refuse_too_much(body, most)
-    if len(body) <= _SHORT_BODY:
-        return parse_json(body)
-    await asyncio.sleep(0)
-    values = parse_json(body)
-    await asyncio.sleep(0)
-    return values
+    found: Any = None
+    for value in read_in_steps(body, most):
+        found = value
+        if len(body) > _SHORT_BODY:
+            await asyncio.sleep(0)
+    return found
 
 
 class StrictRequest(Request):

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
-from warren.interfaces.store import Key, SessionStore
+from warren.interfaces.store import ANSWER_GONE, Key, SessionStore
 from warren.model.command_output import output_of
 from warren.model.errors import CommandRefused, Conflict, InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult, Reason
@@ -46,6 +46,11 @@ async def exec_once(
     note_command(command)
     if known is not None:
         note(replayed=True)
+    if answer == ANSWER_GONE:
+        raise Conflict(
+            "the command of this Idempotency-Key has run, and its result is no longer kept",
+            remedy="send fewer commands with a key, or with less output: the oldest results make room for new ones",
+        )
     if answer not in ("", _STDIN_SENT):
         result = _read_answer(answer)
         note_end(result)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from warren.interfaces.records import Record, RecordStore
-from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page, SessionStore
+from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyLimits, KeyRecord, Page, SessionStore
 from warren.logs import get_log
 from warren.model.errors import Unavailable
 from warren.model.session import Session, SessionState
@@ -56,6 +56,14 @@ class MirroredStore:
     @property
     def records(self) -> RecordStore:
         return self._shared.records
+
+    @property
+    def key_limits(self) -> KeyLimits:
+        return self._shared.key_limits
+
+    @key_limits.setter
+    def key_limits(self, limits: KeyLimits) -> None:
+        self._shared.key_limits = limits
 
     async def load(self) -> None:
         after = ""

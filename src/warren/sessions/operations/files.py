@@ -18,9 +18,8 @@ from warren.sessions.output_events import Event, Events, close_source, with_keep
 from warren.sessions.schemas import ArchiveView, FileList, FileView, MoveBody, PathBody, file_view
 
 _MAX_MATCH_BYTES: Final = 4 * 1024 * 1024
-_FEW_MATCHES: Final = 1000
 _MATCH_OVERHEAD: Final = 100  # bytes of a match as JSON, beside its path and text
-_MAX_SHORT_BYTES: Final = 512 * 1024
+_MAX_SHORT_BYTES: Final = 256 * 1024  # longer answers are written piece by piece
 _ENTRY_BYTES: Final = 200  # of an entry as JSON, beside its path and target
 _MAX_LINKS: Final = 40  # as many as the kernel follows
 TAR: Final = "application/x-tar"
@@ -261,17 +260,17 @@ async def search_files(call: Call, query: SearchQuery) -> Values:
             if event is None:
                 continue
             if event.kind == "summary":
-                return _show_matches(matches, event.values)
+                return _show_matches(matches, size, event.values)
             size += len(event.values["path"]) + len(event.values["text"]) + _MATCH_OVERHEAD
             if size > _MAX_MATCH_BYTES:
                 break
             matches.append(event.values)
     summary = asdict(SearchSummary(len(matches)))
-    return _show_matches(matches, {**summary, "truncated_by": "answer_bytes"})
+    return _show_matches(matches, size, {**summary, "truncated_by": "answer_bytes"})
 
 
-def _show_matches(matches: list[Values], summary: Values) -> Values:
-    return {"matches": matches if len(matches) <= _FEW_MATCHES else LongList(matches), "summary": summary}
+def _show_matches(matches: list[Values], size: int, summary: Values) -> Values:
+    return {"matches": matches if size <= _MAX_SHORT_BYTES else LongList(matches), "summary": summary}
 
 
 async def stream_search(call: Call, query: SearchQuery) -> Events:

@@ -52,8 +52,7 @@ from warren.worker.agent.wire import (
 from warren.worker.agent.wire import output as parse_output
 
 SCRATCH_BYTES = 256 * 1024
-_FEW_BYTES = 32 * 1024  # that are received at once while frames are tiny: each takes its time
-_TINY_FRAME, _MANY_FRAMES = 256, 100
+_FRAMES_AT_ONCE = 1000
 SOCKET_NAME = "agent.sock"
 
 _MAX_CHANNEL = (1 << 32) - 1
@@ -345,7 +344,7 @@ class AgentLink(asyncio.BufferedProtocol):
         self._scratch = _scratch()
         self._part = memoryview(b"")
         self._part_filled = 0
-        self._scratch_bytes = SCRATCH_BYTES
+        self._put_off = memoryview(b"")
         self._hello: asyncio.Future[Fields] = self._loop.create_future()
         self.last_file_op = int(FileOp.WATCH)
         self._violation = ""
@@ -549,19 +548,22 @@ class AgentLink(asyncio.BufferedProtocol):
                 waiter.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._part[self._part_filled :] if self._part else self._scratch[: self._scratch_bytes]
+        return self._part[self._part_filled :] if self._part else self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return
+        if not self._part:
+            self._parse(self._scratch[:nbytes])
+            return
+        self._part_filled += nbytes
+        if self._part_filled == len(self._part):
+            part, self._part = self._part, memoryview(b"")
+            self._parse(part)
+
+    def _parse(self, data: memoryview) -> None:
         try:
-            if self._part:
-                self._part_filled += nbytes
-                if self._part_filled == len(self._part):
-                    part, self._part = self._part, memoryview(b"")
-                    self._split_frames(part)
-            else:
-                self._split_frames(self._scratch[:nbytes])
+            self._split_frames(data)
         except ProtocolError as exc:
             self.cut_off(exc.message)
         except Exception as exc:
@@ -570,6 +572,9 @@ class AgentLink(asyncio.BufferedProtocol):
     def _split_frames(self, data: memoryview) -> None:
         at, end, frames = 0, len(data), 0
         while end - at >= _HEADER_SIZE:
+            if frames == _FRAMES_AT_ONCE:
+                self._continue_later(data[at:])
+                return
             frames += 1
             length, number, kind = HEADER.unpack_from(data, at)
             if length > MAX_FRAME_IN:
@@ -579,18 +584,28 @@ class AgentLink(asyncio.BufferedProtocol):
             after = at + _HEADER_SIZE + length
             if after > end:
                 self._keep_part(data[at:], _HEADER_SIZE + length)
-                self._choose_scratch(end, frames)
                 return
             self._dispatch(number, kind, data[at + _HEADER_SIZE : after])
             if self._ended:
                 return
             at = after
-        self._choose_scratch(end, frames)
         if at < end:
             self._keep_part(data[at:], _HEADER_SIZE)
 
-    def _choose_scratch(self, size: int, frames: int) -> None:
-        self._scratch_bytes = _FEW_BYTES if frames > _MANY_FRAMES and size < frames * _TINY_FRAME else SCRATCH_BYTES
+    def _continue_later(self, data: memoryview) -> None:
+        """Puts frames off until others had their turn: thousands of tiny ones fit into the buffer."""
+        assert self._transport is not None
+        self._put_off = memoryview(bytes(data))
+        self._transport.pause_reading()
+        self._loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        data, self._put_off = self._put_off, memoryview(b"")
+        if self._ended:
+            return
+        self._parse(data)
+        if not self._put_off and not self._ended and self._transport is not None:
+            self._transport.resume_reading()
 
     def _keep_part(self, data: memoryview, size: int) -> None:
         part = memoryview(bytearray(size))

@@ -5,6 +5,7 @@ directory are looked at through the links of /proc, which lead to the object its
 the disk through its block device.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from warren.worker.host.cgroups import CgroupLimits
 from warren.worker.host.seccomp_program import ProgramReader, Unreadable
 
 NAMESPACES: Final = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
+_GONE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # the last is what a zombie's mounts answer
 _PIECE: Final = 16384
 _EXT4_SUPERBLOCK: Final = 1024
 _EXT4_MAGIC: Final = 0xEF53
@@ -45,16 +47,20 @@ class MountTable:
         self.mounts = tuple(mounts)
         self.ids = frozenset(mount.id for mount in self.mounts)
         self._by_place = {(mount.parent, mount.where): mount for mount in self.mounts}
-        self._root = next((mount for mount in reversed(self.mounts) if mount.where == "/"), None)
+        root = next((mount for mount in reversed(self.mounts) if mount.where == "/"), None)
+        shown = self._above(root, "/")
+        self._shown: dict[str, Mount | None] = {"/": shown, "": root}
 
     def showing(self, path: str) -> Mount | None:
         """The mount that a process sees at `path`: one at the path itself, or the one that holds its directory."""
-        found = self._root
-        at = ""
-        for name in path.strip("/").split("/"):
-            at = f"{at}/{name}" if name else "/"
-            while found is not None and (above := self._by_place.get((found.id, at))) is not None:
-                found = above
+        if path in self._shown:
+            return self._shown[path]
+        found = self._shown[path] = self._above(self.showing(path.rpartition("/")[0]), path)
+        return found
+
+    def _above(self, found: Mount | None, path: str) -> Mount | None:
+        while found is not None and (above := self._by_place.get((found.id, path))) is not None:
+            found = above
         return found
 
     @cached_property
@@ -96,7 +102,9 @@ def gather(pid: int, limits: CgroupLimits) -> Facts:
     """Raises SandboxLost when the process is gone. It is stopped for some microseconds, for its filters to be read."""
     try:
         return _gather(pid, limits)
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError as exc:
+        if exc.errno not in _GONE:
+            raise
         raise SandboxLost(f"the sandbox's first process ({pid}) has ended") from None
 
 

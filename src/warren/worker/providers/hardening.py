@@ -14,8 +14,10 @@ native one. Four rules shape the conditions on arguments:
 """
 
 import errno
+import json
 import platform
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from resource import getpagesize
 from typing import Any, Final
 
@@ -125,14 +127,26 @@ _INT: Final = 0xFFFFFFFF
 Rule = dict[str, Any]
 
 
-def seccomp_oci(*, ptrace: bool = False, machine: str = "") -> dict[str, Any]:
-    """The `linux.seccomp` of an OCI runtime's config.json."""
+@cache
+def seccomp_oci(*, ptrace: bool = False, machine: str = "") -> Mapping[str, Any]:
+    """The `linux.seccomp` of an OCI runtime's config.json. All sandboxes share it."""
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
         "architectures": [_architecture(machine)],
         "syscalls": _rules(ptrace),
     }
+
+
+@cache
+def _seccomp_oci_json(ptrace: bool) -> str:
+    return json.dumps(seccomp_oci(ptrace=ptrace))
+
+
+def seccomp_json(rules: Mapping[str, Any]) -> str:
+    """As JSON. For the shared ones it was made before: it is most of a config.json."""
+    shared = next((ptrace for ptrace in (False, True) if rules is seccomp_oci(ptrace=ptrace)), None)
+    return json.dumps(rules) if shared is None else _seccomp_oci_json(shared)
 
 
 def seccomp_docker(*, ptrace: bool = False, machine: str = "") -> dict[str, Any]:
@@ -157,6 +171,7 @@ def _architecture(machine: str) -> str:
         raise ValueError(f"no system call filter is known for {machine}") from None
 
 
+@cache
 def _rules(ptrace: bool) -> list[Rule]:
     plain = " ".join((_FILES, _EVENTS, _MEMORY, _PROCESSES, _SOCKETS, _SYSTEM, _IPC, _TRACING if ptrace else ""))
     return [

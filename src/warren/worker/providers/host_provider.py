@@ -205,6 +205,13 @@ class HostProvider(ABC, Generic[R, Plan]):
     def load_record(self, sandbox_id: str) -> R | None:
         return self.record_class.load(self.directory(sandbox_id))
 
+    async def read_isolation(self, sandbox_id: str) -> Isolation:
+        """The isolation in force now. Raises SandboxNotFound, SandboxLost."""
+        record = self.load_record(sandbox_id)
+        if record is None:
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
+        return await self._read_isolation(record, self._cgroup(record))
+
     def directory(self, sandbox_id: str) -> Path:
         """Raises SandboxNotFound for what cannot be an id."""
         if not _ID.fullmatch(sandbox_id):
