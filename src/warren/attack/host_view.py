@@ -73,6 +73,13 @@ class HostView:
             return parse_flat((self.cgroups[""] / "cpu.stat").read_text()).get("usage_usec", 0) / 1e6
         return None
 
+    def memory_mib(self) -> int:
+        """Memory that the sandbox is charged; 0 where the kernel does not tell."""
+        for name, file in (("memory", "memory.usage_in_bytes"), ("", "memory.current")):
+            with contextlib.suppress(OSError, KeyError):
+                return int((self.cgroups[name] / file).read_text()) >> 20
+        return 0
+
 
 def pids_with_word(word: str) -> list[int]:
     """Processes of this machine, other than this one, that have `word` as an argument."""

@@ -313,6 +313,9 @@ class Lifecycle:
 
     async def mark_lost(self, session: Session, why: str) -> Session:
         """The session's sandbox has died: destroys the rest of the sandbox; the session stays and tells why."""
+        return await asyncio.shield(self._run_task(self._mark_lost(session, why), f"losing {session.id}"))
+
+    async def _mark_lost(self, session: Session, why: str) -> Session:
         while session.state.can_be_lost:
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=why.removeprefix(_LOST_PREFIX))
             if await self.store.swap(lost):

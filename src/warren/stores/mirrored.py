@@ -4,9 +4,9 @@ While a worker has its lease no other process ends its sessions. So it reads its
 serving them while Redis is away. It makes every change in the shared store first; a change that fails there has not
 happened. A file keeps the copies too: a Redis that has lost its data gets them back.
 
-If the shared store fails during a change, the change may have been made or not: it is in doubt. When the store is back
-the worker finds out; `due` gives the sessions whose doubtful change was made, so that the reaper acts on it as after a
-restart.
+If the shared store fails during a change, or the caller goes away, the change may have been made or not: it is in
+doubt. When the store is back the worker finds out; `due` gives the sessions whose doubtful change was made, so that the
+reaper acts on it as after a restart.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from warren.interfaces.records import Record, RecordStore
-from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page, SessionStore
+from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyLimits, KeyRecord, Page, SessionStore
 from warren.logs import get_log
 from warren.model.errors import Unavailable
 from warren.model.session import Session, SessionState
@@ -56,6 +56,14 @@ class MirroredStore:
     @property
     def records(self) -> RecordStore:
         return self._shared.records
+
+    @property
+    def key_limits(self) -> KeyLimits:
+        return self._shared.key_limits
+
+    @key_limits.setter
+    def key_limits(self, limits: KeyLimits) -> None:
+        self._shared.key_limits = limits
 
     async def load(self) -> None:
         after = ""
@@ -137,8 +145,8 @@ class MirroredStore:
     async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
         with self._noting_doubt(session):
             found, added = await self._shared.add(session, key, caps)
-        if added is Added.NEW:
-            await self._remember(found)
+            if added is Added.NEW:
+                await self._remember(found)
         return self._check_doubt(found), added
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
@@ -177,11 +185,10 @@ class MirroredStore:
     async def swap(self, session: Session) -> bool:
         before = self._rows.get(session.id)
         with self._noting_doubt(session):
-            is_made = await self._shared.swap(session)
-        if is_made:
-            self._doubts.pop(session.id, None)
-            await self._remember_read(session, before)
-            return True
+            if await self._shared.swap(session):
+                self._doubts.pop(session.id, None)
+                await self._remember_read(session, before)
+                return True
         lost = await self._refresh(session) is None
         if lost and before is not None and before.tenant == session.tenant:
             raise Unavailable("Redis has lost its data, this session is being published again", retry_after_s=2)
