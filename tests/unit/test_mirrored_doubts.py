@@ -7,6 +7,7 @@ from contract.store_values import S, a_session
 from unit.restoring_store import RestoringStore
 from unit.session_world import TENANT, world
 
+from warren.interfaces.records import Record
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key
 from warren.model.errors import Unavailable
 from warren.model.session import EndReason, Session
@@ -121,6 +122,29 @@ async def test_a_caller_that_goes_away_over_a_change_leaves_a_doubt(store: Mirro
     adding.cancel()
     await asyncio.wait([adding])
     assert await turned_out(store) == []
+
+
+class SlowCopies(MemoryRecords):
+    async def put(self, record: Record) -> bool:
+        await asyncio.sleep(0.01)
+        return await super().put(record)
+
+
+async def test_a_caller_that_goes_away_while_a_change_is_copied_leaves_a_doubt(shared: Shared) -> None:
+    store = MirroredStore(shared, SlowCopies(), "w")
+    session = a_session(worker="w")
+    adding = asyncio.ensure_future(store.add(session))
+    await asyncio.sleep(0)
+    adding.cancel()
+    await asyncio.wait([adding])
+    assert await turned_out(store) == [session]
+    stopping = session.moved_to(S.STOPPING)
+    swapping = asyncio.ensure_future(store.swap(stopping))
+    await asyncio.sleep(0)
+    swapping.cancel()
+    await asyncio.wait([swapping])
+    assert await store.due(120.0, 100) == []
+    assert await store.due(130.0, 100) == [stopping]
 
 
 @pytest.mark.parametrize("makes", [True, False])

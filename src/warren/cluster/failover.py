@@ -38,9 +38,14 @@ class Failover:
     async def tick(self, snapshot: ClusterSnapshot) -> None:
         if not snapshot.settled:
             return
+        is_stable = self._fleet.redis_stable_s >= LEASE_S
+        if is_stable:
+            await self._sweep_if_due(snapshot)
         await self._lifecycle.retry_ends()
-        if self._fleet.redis_stable_s < LEASE_S:
-            return
+        if is_stable:
+            await self._purge_if_due(snapshot)
+
+    async def _sweep_if_due(self, snapshot: ClusterSnapshot) -> None:
         now = self._clock.now()
         alive = {member.id for member in snapshot.workers if member.alive}
         dead = frozenset(member.id for member in snapshot.workers) - alive
@@ -51,6 +56,9 @@ class Failover:
             await self.sweep(alive)
             self._dead, self._swept_at = dead, now
         self._dead &= dead
+
+    async def _purge_if_due(self, snapshot: ClusterSnapshot) -> None:
+        now = self._clock.now()
         if now - self._purged_at >= _PURGE_S:
             self._purged_at = now
             await self._store.purge(self._clock.epoch, now - self._retention_s)

@@ -201,11 +201,25 @@ class Lifecycle:
         """
         if session.state.can_be_lost:
             self.worker_of(session)
+        if session.state is SessionState.LOST and self._is_elsewhere(session):
+            return await self._end_at_once(session, reason, detail)
         stopping = session.moved_to(SessionState.STOPPING, reason=reason, detail=detail)
+        return await asyncio.shield(self._run_task(self._stop(stopping), f"stopping {session.id}"))
+
+    async def _stop(self, stopping: Session) -> Session | None:
+        """Nobody else would destroy the sandbox of a session in STOPPING, so this does not end with its caller."""
         if not await self.store.swap(stopping):
             return None
         self._fault("stopping")
-        return await self._confirm(await asyncio.shield(self.begin_end(stopping)))
+        return await self._confirm(await self.begin_end(stopping))
+
+    async def _end_at_once(self, session: Session, reason: EndReason, detail: str) -> Session | None:
+        """In one step, because its worker would not take care of a session that this process has left in STOPPING."""
+        ended = self._ended(session, reason, detail)
+        if not await self.store.swap(ended):
+            return None
+        self._report_ended(ended)
+        return ended
 
     def begin_end(self, stopping: Session) -> asyncio.Task[Session]:
         task = self._ending[stopping.id] = self._run_task(self._end(stopping), f"ending {stopping.id}")
@@ -230,8 +244,11 @@ class Lifecycle:
     async def _destroy_sandbox(self, session: Session) -> None:
         """Does nothing for a sandbox of another worker: that worker destroys it when it comes back."""
         self._owners.pop(session.sandbox_id, None)
-        if session.worker in self.workers or not self.in_cluster:
+        if not self._is_elsewhere(session):
             await self.worker_of(session).destroy(session.sandbox_id)
+
+    def _is_elsewhere(self, session: Session) -> bool:
+        return self.in_cluster and session.worker not in self.workers
 
     async def undo_start(self, session: Session) -> None:
         """Ends a session in CREATING if no task of this process is starting it."""
@@ -239,12 +256,8 @@ class Lifecycle:
             await self._save_end(session, EndReason.UNDONE, "")
 
     async def _save_end(self, session: Session, reason: EndReason, detail: str) -> Session:
-        """Saves the end, later if the store cannot write now: the sandbox is gone in either case.
-
-        Of the variables only the names are kept: their values may be secrets, and nobody needs them any more.
-        """
-        names = dict.fromkeys(session.env, "")
-        ended = session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), env=names)
+        """Saves the end, later if the store cannot write now: the sandbox is gone in either case."""
+        ended = self._ended(session, reason, detail)
         try:
             is_ended = await self._try_save_end(ended)
         except WarrenError:
@@ -253,6 +266,11 @@ class Lifecycle:
         if is_ended:
             self._report_ended(ended)
         return ended
+
+    def _ended(self, session: Session, reason: EndReason, detail: str) -> Session:
+        """Of the variables only the names are kept: their values may be secrets, and nobody needs them any more."""
+        names = dict.fromkeys(session.env, "")
+        return session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), env=names)
 
     async def _try_save_end(self, ended: Session) -> bool:
         """Whether the end was saved; False if the row has changed.
@@ -295,6 +313,9 @@ class Lifecycle:
 
     async def mark_lost(self, session: Session, why: str) -> Session:
         """The session's sandbox has died: destroys the rest of the sandbox; the session stays and tells why."""
+        return await asyncio.shield(self._run_task(self._mark_lost(session, why), f"losing {session.id}"))
+
+    async def _mark_lost(self, session: Session, why: str) -> Session:
         while session.state.can_be_lost:
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=why.removeprefix(_LOST_PREFIX))
             if await self.store.swap(lost):

@@ -4,9 +4,9 @@ While a worker has its lease no other process ends its sessions. So it reads its
 serving them while Redis is away. It makes every change in the shared store first; a change that fails there has not
 happened. A file keeps the copies too: a Redis that has lost its data gets them back.
 
-If the shared store fails during a change, the change may have been made or not: it is in doubt. When the store is back
-the worker finds out; `due` gives the sessions whose doubtful change was made, so that the reaper acts on it as after a
-restart.
+If the shared store fails during a change, or the caller goes away, the change may have been made or not: it is in
+doubt. When the store is back the worker finds out; `due` gives the sessions whose doubtful change was made, so that the
+reaper acts on it as after a restart.
 """
 
 import asyncio
@@ -145,8 +145,8 @@ class MirroredStore:
     async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
         with self._noting_doubt(session):
             found, added = await self._shared.add(session, key, caps)
-        if added is Added.NEW:
-            await self._remember(found)
+            if added is Added.NEW:
+                await self._remember(found)
         return self._check_doubt(found), added
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
@@ -185,11 +185,10 @@ class MirroredStore:
     async def swap(self, session: Session) -> bool:
         before = self._rows.get(session.id)
         with self._noting_doubt(session):
-            is_made = await self._shared.swap(session)
-        if is_made:
-            self._doubts.pop(session.id, None)
-            await self._remember_read(session, before)
-            return True
+            if await self._shared.swap(session):
+                self._doubts.pop(session.id, None)
+                await self._remember_read(session, before)
+                return True
         lost = await self._refresh(session) is None
         if lost and before is not None and before.tenant == session.tenant:
             raise Unavailable("Redis has lost its data, this session is being published again", retry_after_s=2)
