@@ -184,11 +184,13 @@ async def _phase(arena: Arena, measure: Measure, seconds: float, least: int) -> 
 
 
 def _others_s(arena: Arena) -> float:
-    """Processor time of everything on this machine but this process, what it started, and the two sandboxes."""
+    return processor_s() - (arena.host.cpu_s() or 0) - (arena.neighbour_host.cpu_s() or 0)
+
+
+def processor_s() -> float:
+    """Processor time of everything on this machine but this process and what it started."""
     user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:8])
-    busy = (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK")
-    own = os.times()
-    return busy - sum(own[:4]) - (arena.host.cpu_s() or 0) - (arena.neighbour_host.cpu_s() or 0)
+    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 @contextlib.asynccontextmanager
