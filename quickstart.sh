@@ -35,16 +35,27 @@ PYTHON=$python scripts/system-packages run || exit 1
 say "Python environment (.venv)"
 if [ ! -e .venv/.quickstart ] || [ pyproject.toml -nt .venv/.quickstart ]; then
     pip() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+    no_packages() {
+        [ -z "$fresh" ] || rm -rf .venv
+        stop "pip could not install Warren's packages, see above. It needs a package index it can reach."
+    }
+    fresh=
     if [ ! -x .venv/bin/python ]; then
+        fresh=yes
         # Exactly the files that requirements.lock has the hashes of, and nothing that they would pull in.
         "$python" -m venv .venv
-        pip --require-hashes --no-deps --requirement requirements.lock && pip --no-deps --no-build-isolation --editable . || {
+        if said=$(pip --require-hashes --no-deps --requirement requirements.lock 2>&1); then
+            pip --no-deps --no-build-isolation --editable . || no_packages
+        elif printf %s "$said" | grep --quiet "DO NOT MATCH THE HASHES"; then
+            printf '%s\n' "$said" >&2
             rm -rf .venv
-            stop "pip could not install Warren's packages, see above. It needs a package index it can reach."
-        }
+            stop "the package index gives other files than requirements.lock has the hashes of. Nothing was installed."
+        else
+            say "the package index lacks files of requirements.lock: taking what pyproject.toml allows, without hashes"
+            pip --editable '.[server]' || no_packages
+        fi
     else
-        pip --editable '.[server]' ||
-            stop "pip could not install Warren's packages, see above. It needs a package index it can reach."
+        pip --editable '.[server]' || no_packages
     fi
     touch .venv/.quickstart
 fi

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import anyio
+import hypothesis
 import pytest
 import selection
 import this_run
@@ -19,6 +20,9 @@ from xdist.scheduler import LoadScopeScheduling
 from warren.worker.images.store import BUILDABLE, ImageStore
 
 _CACHE = Path(__file__).parents[1] / "build" / "test-state"
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # how long a test takes depends on the machine
+hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -32,6 +32,7 @@ _EXTENDED: Final = (
     r"integration/test_attack\.py::test_everything_is_contained",
     r"integrations/test_vendor_suite\.py::test_86",
     r"e2e/test_schema\.py::test_no_random_value",
+    r"e2e/test_request_cost\.py::test_no_request",
 )
 """Left to `make test-all`."""
 
@@ -55,6 +56,7 @@ SUITES_OF_THE_FAKE: Final = {
 
 _SERIAL: Final = (
     # They say how long something may take.
+    r"e2e/test_request_cost\.py::test_no_request",
     r"faults/test_clock_jump\.py",
     r"integration/test_http_guard\.py::TestManyConnections::test_two_thousand_idle",
     # They measure how much of the processors eight busy processes get.

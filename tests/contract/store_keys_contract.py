@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from contract.store_values import EPOCH, STRANGE, S, a_key, a_session, added, ended, swapped
 
-from warren.interfaces.store import Added, Key, KeyRecord, SessionStore
-from warren.model.errors import KeyReused
+from warren.interfaces.store import ANSWER_GONE, Added, Key, KeyLimits, KeyRecord, SessionStore
+from warren.model.errors import KeyReused, QuotaExceeded
 from warren.model.session import EndReason, SessionState
 
 
@@ -115,6 +115,47 @@ class StoreKeysContract:
         await store.answer_key(key, "42")
         await store.release_key(key)
         assert await store.claim_key(replace(key, fingerprint="two"), EPOCH, 2.0) is None
+
+    async def test_the_oldest_answers_of_a_tenant_make_room_for_its_new_ones(self, store: SessionStore) -> None:
+        store.key_limits = KeyLimits(answer_bytes=3000, all_answer_bytes=5000)
+        keys = [an_exec_key(f"k{number}") for number in range(5)]
+        other = an_exec_key("k", tenant="other")
+        for number, key in enumerate([other, *keys]):
+            await store.claim_key(key, EPOCH, float(number))
+            await store.answer_key(key, "x" * 1000)
+            await store.answer_key(key, "x" * 1000)  # the same answer counts once
+
+        async def answers() -> list[int]:
+            known = [await store.claim_key(key, EPOCH, 9.0) for key in (other, *keys)]
+            return [0 if one is None or one.answer == ANSWER_GONE else len(one.answer) for one in known]
+
+        assert await answers() == [1000, 0, 0, 1000, 1000, 1000]
+        await store.answer_key(keys[0], "x" * 4000)  # too long for the tenant
+        assert (await store.claim_key(keys[0], EPOCH, 9.0)) == KeyRecord("one", ANSWER_GONE)
+        await store.release_key(keys[4])
+        await store.claim_key(an_exec_key("late"), EPOCH, 9.0)
+        await store.answer_key(an_exec_key("late"), "x" * 2000)
+        assert await answers() == [1000, 0, 0, 0, 0, 0]
+        store.key_limits = KeyLimits(all_answer_bytes=3500)
+        await store.answer_key(other, "x" * 2000)  # others keep theirs: there is no room for it
+        assert await answers() == [0, 0, 0, 0, 0, 0]
+        assert len((await store.claim_key(an_exec_key("late"), EPOCH, 9.0) or KeyRecord("")).answer) == 2000
+
+    async def test_a_tenant_has_so_many_keys_at_most(self, store: SessionStore) -> None:
+        store.key_limits = KeyLimits(keys=3, all_keys=5)
+        for number in range(3):
+            assert await store.claim_key(an_exec_key(f"k{number}"), EPOCH, float(number)) is None
+        with pytest.raises(QuotaExceeded, match="3 Idempotency-Keys"):
+            await store.claim_key(an_exec_key("k3"), EPOCH, 3.0)
+        assert await store.claim_key(an_exec_key("k0"), EPOCH, 3.0) == KeyRecord("one")
+        for number in range(2):
+            assert await store.claim_key(an_exec_key(f"k{number}", tenant="other"), EPOCH, 9.0) is None
+        with pytest.raises(QuotaExceeded, match="there are 5"):
+            await store.claim_key(an_exec_key("k", tenant="third"), EPOCH, 9.0)
+        await store.release_key(an_exec_key("k0"))
+        assert await store.claim_key(an_exec_key("k3"), EPOCH, 3.0) is None
+        await store.purge(EPOCH, 2.0)
+        assert await store.claim_key(an_exec_key("k4"), EPOCH, 6.0) is None
 
     async def test_answering_and_releasing_what_is_unknown_does_nothing(self, store: SessionStore) -> None:
         await store.answer_key(an_exec_key(), "42")

@@ -38,6 +38,7 @@ class Target:
     process_id: str = "kept"
     key_id: str = "key_0"
     webhook_id: str = "wh_0"
+    revocation_id: str = "rev_0"
     worker_id: str = DEAD
     complaints: list[str] = field(default_factory=list)
 
@@ -63,17 +64,18 @@ class Target:
         return URL(text, encoded=True)
 
     def _filled(self, text: str) -> str:
-        for name in ("session_id", "process_id", "key_id", "webhook_id", "worker_id"):
+        for name in ("session_id", "process_id", "key_id", "webhook_id", "revocation_id", "worker_id"):
             text = text.replace(f"{{{name}}}", getattr(self, name))
         return text.replace("{name}", "kept")
 
     async def provide(self) -> None:
-        """A tenant, a key, a webhook and a dead worker for those requests that are about one."""
+        """A tenant, a key, a webhook, a revocation and a dead worker for those requests that are about one."""
         self.place.bury()
         async with self.http.put(self.url("/api/admin/tenants/{name}"), json={"quota": {"sessions": 1000}}) as answer:
             assert answer.status == 200
         self.key_id = await self._one("/api/admin/keys", "keys", {"name": "kept"})
         self.webhook_id = await self._one("/api/webhooks", "webhooks", {"url": NOBODY, "events": ["quota.reached"]})
+        self.revocation_id = await self._one("/api/admin/revocations", "revocations", {"token_id": "kept"})
 
     async def _one(self, path: str, kind: str, body: dict[str, Any]) -> str:
         async with self.http.get(self.url(path)) as answer:

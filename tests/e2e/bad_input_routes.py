@@ -99,6 +99,7 @@ GOOD = [
     Request("GET", "/api/webhooks"),
     Request("GET", _W),
     Request("DELETE", _W, 204),
+    Request("POST", f"{_W}/rotate"),
     Request("POST", f"{_W}/test"),
     Request("GET", f"{_W}/deliveries"),
     Request("GET", "/api/whoami"),
@@ -110,6 +111,9 @@ GOOD = [
     Request("GET", "/api/admin/keys"),
     Request("DELETE", _K, 204),
     Request("POST", f"{_K}/rotate"),
+    Request("POST", "/api/admin/revocations", 201, json={"token_id": "bad input"}),
+    Request("GET", "/api/admin/revocations"),
+    Request("DELETE", "/api/admin/revocations/{revocation_id}", 204),
     Request("GET", "/api/admin/tenants"),
     Request("GET", _T),
     Request("PUT", _T, json={"quota": {"sessions": 1000}}),
@@ -159,7 +163,7 @@ def with_bad_ids() -> Iterator[Request]:
         for bad in BAD_IDS:
             if "{session_id}" in good.path:
                 yield replace(good, path=good.path.replace("{session_id}", bad), what="bad session id")
-            for name in ("{process_id}", "{webhook_id}", "{key_id}", "{worker_id}"):
+            for name in ("{process_id}", "{webhook_id}", "{key_id}", "{revocation_id}", "{worker_id}"):
                 if name in good.path:
                     yield replace(good, path=good.path.replace(name, bad), what=f"bad {name[1:-1]}")
 

@@ -13,7 +13,7 @@ from e2e.api_client import Api, until
 from e2e.conftest import NewState
 from server_process import ServerProcess, running_server
 
-from warren.http.admission import RECORDED_REFUSALS_PER_MINUTE
+from warren.tenancy.audit.refusals import RECORDED_REFUSALS_PER_MINUTE
 
 pytestmark = pytest.mark.anyio
 
@@ -322,3 +322,16 @@ async def test_records_are_for_those_who_may_read_and_all_of_them_for_admins(adm
         for place in ALL:
             await reader.refused("GET", place, status=403, code="forbidden")
             await reader.refused("GET", place, tenant="scoped", status=403, code="forbidden")
+
+
+async def test_a_key_with_the_scope_audit_reads_the_records_of_all_and_does_nothing_else(admin: Api) -> None:
+    async with of(admin, "auditors", "audit") as auditor:
+        for place in ALL:
+            await auditor.get(place)
+        for place in OWN:
+            await auditor.refused("GET", place, status=403, code="forbidden")
+        await auditor.refused("POST", "/api/sessions", {}, status=403, code="forbidden")
+        await auditor.refused("GET", "/api/sessions", status=403, code="forbidden")
+        await auditor.refused("GET", "/api/admin/keys", status=403, code="forbidden")
+        await auditor.refused("POST", "/api/admin/keys", {"name": "x"}, status=403, code="forbidden")
+        await auditor.refused("DELETE", "/api/admin/tenants/auditors", status=403, code="forbidden")

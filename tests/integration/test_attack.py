@@ -16,6 +16,7 @@ import warren
 from warren.attack.arena import Arena, read_outcome
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
 from warren.attack.suite import PROBES, attack, choose
+from warren.model.command_output import output_of
 from warren.model.errors import InvalidRequest
 from warren.model.operations import ExecResult, Reason
 from warren.model.spec import Layer, SandboxSpec
@@ -90,11 +91,26 @@ def without_masks(config: dict[str, Any]) -> None:
     config["linux"]["maskedPaths"] = []
 
 
+def with_other_tmpfs(config: dict[str, Any]) -> None:
+    """Over a mask, as runtimes have done, and one of the known places without its flags."""
+    config["mounts"].append({"destination": "/proc/driver", "type": "tmpfs", "source": "t", "options": ["mode=1777"]})
+    config["linux"]["maskedPaths"].remove("/proc/driver")
+    (shared,) = (mount for mount in config["mounts"] if mount["destination"] == "/dev/shm")
+    shared["options"] = [option for option in shared["options"] if option not in ("nosuid", "nodev")]
+
+
+def with_another_call(config: dict[str, Any]) -> None:
+    config["linux"]["seccomp"]["syscalls"].append({"names": ["keyctl"], "action": "SCMP_ACT_ALLOW"})
+
+
 WEAK: list[tuple[Weaken, tuple[str, ...]]] = [
     (without_seccomp, ("seccomp", "clone", "unshare", "keyrings", "personality", "ptrace-command", "af-alg")),
+    (without_seccomp, ("native-aio", "huge-memory", "kernel-programs", "unowned-locks", "page-cache")),
     (without_network_namespace, ("interfaces", "host-loopback", "namespaces")),
     (without_limits, ("cpu-hog",)),
-    (without_masks, ("kernel-secrets",)),
+    (without_masks, ("kernel-secrets", "kernel-files")),
+    (with_other_tmpfs, ("write-everywhere", "suid-and-devices")),
+    (with_another_call, ("loaded-filter",)),
 ]
 
 
@@ -169,7 +185,7 @@ async def test_an_image_without_python_is_refused_and_nothing_is_left() -> None:
     ],
 )
 def test_only_a_clear_word_is_a_verdict(stdout: str, verdict: ProbeVerdict) -> None:
-    result = ExecResult(0, stdout, "", stdout, Reason.EXITED, None, 1.0, 1.0, len(stdout), False)
+    result = ExecResult(0, output_of(stdout), Reason.EXITED, None, 1.0, 1.0, len(stdout), False)
     assert read_outcome(result).verdict is verdict
 
 

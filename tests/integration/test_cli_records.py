@@ -109,5 +109,30 @@ def test_other_tenants_are_for_admins(admin: RemoteCli, command: str) -> None:
     for whose in (("--all",), ("--tenant", "curious"), ("--tenant", "default")):
         done = user.run(command, *whose)
         assert (done.returncode, done.stdout) == (125, b"")
-        assert b"it lacks the scope admin" in done.stderr
+        assert b"it lacks the scope audit" in done.stderr
     assert admin.run(command, "--all", "--tenant", "x").returncode == 2
+
+
+def test_the_audit_record_is_verified_beside_the_server_and_a_change_shows(
+    admin: RemoteCli, guarded: ServerProcess
+) -> None:
+    used(new_user(admin, "verified"), "verified-words")
+    admin.document("audit", "--all")
+    state_dir = str(guarded.state_dir)
+    first = admin.document("audit", "verify", "--state-dir", state_dir)
+    assert (first["whole"], first["problems"]) == (True, [])
+    used(new_user(admin, "verified"), "again")
+    admin.document("audit", "--all")
+    second = admin.document("audit", "verify", "--state-dir", state_dir, "--head", first["head"])
+    assert second["whole"]
+    assert second["head"] != first["head"]
+    copy = guarded.state_dir.with_name("copy-of-the-record")
+    shutil.copytree(guarded.state_dir / "audit", copy / "audit")
+    try:
+        (file,) = (copy / "audit").iterdir()
+        file.write_bytes(file.read_bytes().replace(b"verified-words", b"innocent-words"))
+        result = admin.run("audit", "verify", "--state-dir", str(copy))
+        assert result.returncode == 1
+        assert b"the entry was changed" in result.stderr
+    finally:
+        shutil.rmtree(copy)

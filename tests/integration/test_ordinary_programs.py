@@ -44,6 +44,12 @@ LINES = {
     "terminal tools without one": "! tty",
     "renice downwards": "nice -n 5 true",
     "time and dates": "date && TZ=UTC date",
+    "locks of databases": 'python -c \'import os, sqlite3; c = sqlite3.connect("d"); c.execute("create table t(x)"); '
+    'c.commit(); os.fork() or sqlite3.connect("d").execute("insert into t values (1)").connection.commit()\'',
+    "limits of cores": "ulimit -c 0 && ulimit -S -c unlimited && (ulimit -n 100 && test $(ulimit -n) = 100)",
+    "advice about the cache": "dd if=/etc/passwd of=copy iflag=nocache oflag=nocache status=none && sync && sync copy",
+    "terminals": "python -c 'import pty; exit(pty.spawn([\"true\"]))'",
+    "figures of the machine": "free && uptime && nproc && python -c 'import os; os.getloadavg()'",
     "awk, sed, find": "find /etc -maxdepth 1 -name host* | sed s/o/0/ | awk '{print $1}'",
 }
 

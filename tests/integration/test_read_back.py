@@ -51,9 +51,12 @@ async def provider(state_dir: Path, image_store: ImageStore) -> AsyncIterator[We
 
 
 def allow(name: str, **rule: Any) -> Weaken:
-    return lambda config: config["linux"]["seccomp"]["syscalls"].append(
-        {"names": [name], "action": "SCMP_ACT_ALLOW", **rule}
-    )
+    def weaken(config: Config) -> None:
+        shared = config["linux"]["seccomp"]
+        allowed = {"names": [name], "action": "SCMP_ACT_ALLOW", **rule}
+        config["linux"]["seccomp"] = {**shared, "syscalls": [*shared["syscalls"], allowed]}
+
+    return weaken
 
 
 def equal(index: int, value: int) -> Config:

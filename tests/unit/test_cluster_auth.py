@@ -115,3 +115,14 @@ def test_what_is_sealed_with_is_another_for_every_secret_and_does_not_tell_it() 
         assert len(read_key(key)) == 32
         assert "secret" not in key
     assert sealing_key("a") == sealing_key("a")
+
+
+def test_while_the_secret_is_changed_both_are_accepted() -> None:
+    old, new = "an-old-secret-of-the-cluster", "a-new-secret-of-the-cluster"
+    first, second, last = ClusterAuth(old, new), ClusterAuth(new, old), ClusterAuth(new)
+    for one in (first, second):
+        for other in (first, second):
+            one.check(other.headers())
+    last.check(second.headers())
+    with pytest.raises(Unauthorized):
+        last.check(first.headers())

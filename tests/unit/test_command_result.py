@@ -2,13 +2,13 @@
 
 import pytest
 
+from warren.model.command_output import CommandOutput
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, Reason, TerminalSize
 from warren.worker.agent.command_result import (
     OomTracker,
     base_env_fields,
     exec_result,
-    join_output,
     lost_result,
     start_payload,
 )
@@ -16,6 +16,14 @@ from warren.worker.agent.link import Output, printable
 from warren.worker.agent.wire import EndReason, Fields, Flag, Tag, fields
 
 OUT, ERR, TERMINAL = 1, 2, 3
+
+
+def written(outputs: list[Output], total: int = 0) -> CommandOutput:
+    made = CommandOutput()
+    for output in outputs:
+        made.add(*output)
+    made.total = max(made.total, total)
+    return made
 
 
 def end(**values: int) -> Fields:
@@ -45,15 +53,15 @@ def end(**values: int) -> Fields:
     ],
 )  # fmt: skip
 def test_texts(outputs: list[Output], total: int, expected: tuple[str, str, str]) -> None:
-    assert join_output(outputs, total) == expected
+    assert written(outputs, total).texts() == expected
 
 
 def test_a_result_says_everything() -> None:
     said = end(exit_code=143, reason=EndReason.TIMEOUT, signal=15, duration_us=1500, cpu_us=200, bytes=3, killed=4)
-    result = exec_result(said, [Output(OUT, 0, b"abc")], "p_1")
+    result = exec_result(said, written([Output(OUT, 0, b"abc")]), "p_1")
     assert (result.exit_code, result.reason, result.signal, result.killed) == (143, Reason.TIMEOUT, 15, 4)
     assert (result.duration_ms, result.cpu_ms, result.bytes_total, result.truncated) == (1.5, 0.2, 3, False)
-    assert exec_result(end(bytes=4), [Output(OUT, 0, b"abc")], "p").truncated
+    assert exec_result(end(bytes=4), written([Output(OUT, 0, b"abc")]), "p").truncated
 
 
 @pytest.mark.parametrize(
@@ -67,12 +75,14 @@ def test_a_result_says_everything() -> None:
 )
 def test_a_result_that_cannot_be_is_a_protocol_error(said: dict[str, int], outputs: list[Output]) -> None:
     with pytest.raises(ProtocolError):
-        exec_result(end(**said), outputs, "p")
+        exec_result(end(**said), written(outputs), "p")
 
 
 def test_a_time_out_stays_a_time_out_even_without_memory() -> None:
-    assert exec_result(end(exit_code=137, reason=EndReason.TIMEOUT), [], "p", oom=True).reason is Reason.TIMEOUT
-    assert exec_result(end(exit_code=137, reason=EndReason.SIGNAL), [], "p", oom=True).reason is Reason.OOM
+    assert (
+        exec_result(end(exit_code=137, reason=EndReason.TIMEOUT), written([]), "p", oom=True).reason is Reason.TIMEOUT
+    )
+    assert exec_result(end(exit_code=137, reason=EndReason.SIGNAL), written([]), "p", oom=True).reason is Reason.OOM
 
 
 def test_a_lost_sandbox_is_a_result_with_the_reason() -> None:

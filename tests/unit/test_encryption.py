@@ -46,3 +46,15 @@ def test_a_key_file_is_private_and_stays_the_same(tmp_path: Path) -> None:
 def test_a_key_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="openssl rand"):
         read_key(text)
+
+
+def test_a_new_key_reads_what_an_old_one_has_sealed_and_seals_it_anew() -> None:
+    old, new = b"1" * KEY_BYTES, b"2" * KEY_BYTES
+    sealed = Encryption(old).encrypt("hunter2", "ses_1")
+    both = Encryption(new, old)
+    assert both.decrypt(sealed, "ses_1") == "hunter2"
+    fresh = both.renew(sealed, "ses_1")
+    assert Encryption(new).decrypt(fresh, "ses_1") == "hunter2"
+    assert both.renew(fresh, "ses_1") == fresh
+    with pytest.raises(Unavailable):
+        Encryption(old).decrypt(both.encrypt("x", "ses_1"), "ses_1")

@@ -54,7 +54,7 @@ def facts(**changes: Any) -> Facts:
         namespaces={kind: f"{kind}:[2]" for kind in NAMESPACES},
         host_namespaces={kind: f"{kind}:[1]" for kind in NAMESPACES},
         mounts=MountTable(parse_mountinfo(MOUNTS)),
-        limits=CgroupLimits(memory=64 * MIB, swap=0, cpus=0.5, pids=100),
+        limits=CgroupLimits(memory=64 * MIB, swap=0, cpus=0.5, pids=100, sockets=MIB),
         rlimits=parse_rlimits(LIMITS),
         interfaces=parse_interfaces(INTERFACES),
         routed=parse_routes("Iface\tDestination\n", "00 80 00 00 00 00 lo\n"),
@@ -73,6 +73,7 @@ def wanted(**changes: Any) -> Wanted:
         uids=UIDS,
         capabilities=frozenset(),
         memory=64 * MIB,
+        sockets_apart=True,
         cpus=0.5,
         pids=100,
         disk=8 * MIB,
@@ -183,6 +184,13 @@ def test_a_limit_that_is_higher_than_asked_for_is_none(layer: Layer, changes: di
     assert set(missing(facts(), **changes)) == {layer}
 
 
+@pytest.mark.parametrize("size", [None, 65 * MIB])
+def test_buffers_of_sockets_need_a_limit_where_they_do_not_count_as_memory(size: int | None) -> None:
+    found = facts(limits=replace(facts().limits, sockets=size))
+    assert set(missing(found)) == {Layer.SOCKET_LIMIT}
+    assert missing(found, sockets_apart=False) == {}
+
+
 def test_a_mount_that_another_one_hides_does_not_count() -> None:
     hidden = table(
         "16 10 0:7 / /secret rw - ext4 /dev/sda rw", "17 16 0:8 / /secret ro,nosuid,nodev - tmpfs t rw,size=4k"
@@ -196,4 +204,4 @@ def test_a_layer_that_cannot_be_read_may_be_promised_but_not_required() -> None:
     with pytest.raises(IsolationUnavailable, match="no right"):
         check(shown, required={Layer.SYSTEM_CALLS})
     with pytest.raises(IsolationUnavailable, match="unknown to this provider"):
-        check(shown, required=(), promised=isolation.ALL_BUT_KERNEL)
+        check(shown, required=(), promised=isolation.PROMISED)

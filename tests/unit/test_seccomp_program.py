@@ -1,14 +1,20 @@
 """What a loaded filter allows beyond its rules, for programs written here by hand."""
 
+import os
+import signal
 import struct
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from warren.model.errors import SandboxLost
+from warren.worker.host.cgroups import CgroupLimits
+from warren.worker.host.process_facts import gather
 from warren.worker.host.seccomp_program import ProgramReader, SystemCallFilter, Unreadable
 from warren.worker.host.system_calls import numbers
 from warren.worker.providers.hardening import allowed_names
@@ -140,7 +146,31 @@ def test_a_process_without_a_filter_has_no_programs_and_runs_on() -> None:
 
 
 def test_a_process_that_is_gone_is_said_to_be() -> None:
-    process = subprocess.Popen(["true"])
-    process.wait()
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
     with pytest.raises(ProcessLookupError), ProgramReader(process.pid):
         pytest.fail("a process that is gone was stopped")
+
+
+@pytest.mark.parametrize("read_first", [False, True])
+def test_the_parent_of_a_process_that_dies_while_it_is_looked_at_sees_its_end(read_first: bool) -> None:
+    script = "sleep 60 & echo $!; wait $!; echo ended"
+    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        with suppress(Unreadable), ProgramReader(pid) as reader:
+            if read_first:
+                reader.read()
+            os.kill(pid, signal.SIGKILL)
+        assert parent.stdout.readline() == b"ended\n"
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_facts_of_a_zombie_say_that_it_has_ended() -> None:
+    with subprocess.Popen(["true"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.read()
+        while "\nState:\tZ" not in Path(f"/proc/{process.pid}/status").read_text():
+            time.sleep(0.001)
+        with pytest.raises(SandboxLost, match="has ended"):
+            gather(process.pid, CgroupLimits())

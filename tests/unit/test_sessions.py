@@ -244,6 +244,37 @@ async def test_delete_is_idempotent_and_says_later_that_it_was_deleted() -> None
         assert await w.provider.list_ids() == []
 
 
+async def test_a_deletion_is_acknowledged_when_the_store_has_the_end() -> None:
+    async with world() as w:
+        w.lifecycle._fault = lambda step: setattr(w.store, "full", w.store.full or step == "destroyed")
+        row = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
+        deleting = [asyncio.ensure_future(w.sessions.delete(TENANT, row.id)) for _ in range(2)]
+        await w.clock.advance(1)
+        assert not any(task.done() for task in deleting)
+        assert (await w.session(row)).state is SessionState.STOPPING
+        w.store.full = False
+        await w.clock.advance(1)
+        assert [(await task).state for task in deleting] == [SessionState.ENDED] * 2
+        assert (await w.session(row)).state is SessionState.ENDED
+
+
+async def test_a_deletion_that_the_store_cannot_save_is_refused_and_saved_later() -> None:
+    async with world() as w:
+        w.lifecycle._fault = lambda step: setattr(w.store, "full", w.store.full or step == "destroyed")
+        row = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
+        for _ in range(2):
+            deleting = asyncio.ensure_future(w.sessions.delete(TENANT, row.id))
+            for _ in range(2):
+                await w.clock.advance(5)
+            with pytest.raises(NoSpace):
+                await deleting
+        assert await w.provider.list_ids() == []
+        w.store.full = False
+        await w.reaper.tick()
+        assert (await w.session(row)).state is SessionState.ENDED
+        assert (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).created
+
+
 async def test_deleting_a_session_while_it_is_made_leaves_nothing() -> None:
     async with world(provider=FakeProvider(delay_s=0.02)) as w:
         creating = asyncio.ensure_future(w.sessions.create(TENANT, NewSession(thread_id="conv")))

@@ -153,10 +153,10 @@ async def test_a_secret_is_kept_sealed(records: MemoryRecords) -> None:
     assert secret not in kept.value
     assert secret.removeprefix("whsec_") not in kept.value
     found = await hooks.get("acme", hook.id)
-    assert hooks.secret_of(found) == secret
+    assert hooks.secrets_of(found) == [secret]
     for other in (new_hooks(records), new_hooks(records, Encryption(b"1" * 32))):
         with pytest.raises(Unavailable):
-            other.secret_of(found)
+            other.secrets_of(found)
 
 
 async def test_the_secret_of_one_webhook_cannot_be_put_into_another(records: MemoryRecords) -> None:
@@ -167,12 +167,45 @@ async def test_the_secret_of_one_webhook_cannot_be_put_into_another(records: Mem
     assert record is not None
     assert await records.put(record.changed(json.dumps({**json.loads(record.value), "secret": one.secret})))
     with pytest.raises(Unavailable):
-        hooks.secret_of(await hooks.get("acme", two.id))
+        hooks.secrets_of(await hooks.get("acme", two.id))
 
 
 async def test_without_encryption_a_secret_is_kept_as_it_is(records: MemoryRecords) -> None:
     hook, secret = await new_hooks(records).create("acme", URL, ["*"], "")
-    assert new_hooks(records, Encryption(bytes(32))).secret_of(hook) == secret
+    assert new_hooks(records, Encryption(bytes(32))).secrets_of(hook) == [secret]
+
+
+async def test_a_new_secret_signs_beside_the_old_one_for_a_while(records: MemoryRecords) -> None:
+    clock = ManualClock()
+    hooks = WebhookRegistry(records, clock, Encryption(bytes(32)))
+    hook, old = await hooks.create("acme", URL, ["*"], "")
+    changed, new = await hooks.rotate("acme", hook.id, 3600.0)
+    found = await hooks.get("acme", hook.id)
+    assert found == changed
+    assert hooks.secrets_of(found) == [new, old]
+    kept = await records.get("webhook", hook.id)
+    assert kept is not None
+    assert old not in kept.value
+    await clock.advance(3601.0)
+    assert hooks.secrets_of(found) == [new]
+    with pytest.raises(NotFound):
+        await hooks.rotate("other", hook.id, 0.0)
+    at_once, newest = await hooks.rotate("acme", hook.id, 0.0)
+    assert hooks.secrets_of(at_once) == [newest]
+
+
+async def test_the_sealing_key_is_changed_while_webhooks_go_on(records: MemoryRecords) -> None:
+    before, after = b"1" * 32, b"2" * 32
+    old = new_hooks(records, Encryption(before))
+    hook, secret = await old.create("acme", URL, ["*"], "")
+    rotated, _ = await old.create("acme", URL, ["*"], "")
+    await old.rotate("acme", rotated.id, 3600.0)
+    both = new_hooks(records, Encryption(after, before))
+    assert both.secrets_of(await both.get("acme", hook.id)) == [secret]
+    await both.renew_encryption()
+    only_new = new_hooks(records, Encryption(after))
+    assert only_new.secrets_of(await only_new.get("acme", hook.id)) == [secret]
+    assert len(only_new.secrets_of(await only_new.get("acme", rotated.id))) == 2
 
 
 async def test_a_damaged_webhook_harms_no_other_and_can_be_deleted(records: MemoryRecords) -> None:

@@ -45,7 +45,7 @@ class CoordinatorService:
         self.response_grace_s = settings.stop_grace_s  # its work is to forward, so responses get the time that work has
         self._link = wiring.build_redis_link(settings)
         self._worker_client = wiring.build_worker_client(settings)
-        self._auth = ClusterAuth(settings.cluster_secret)
+        self._auth = ClusterAuth(settings.cluster_secret, *settings.other_cluster_secrets)
         self._peer_calls = PeerCalls(self._worker_client, self._auth)
         self._liveness = Liveness(self._peer_calls.worker_id)
         self._roster = Roster(self._link)

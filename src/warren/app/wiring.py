@@ -136,7 +136,7 @@ def build_encryption(settings: Settings) -> "Encryption":
     from warren.stores.encryption import Encryption, key_in, read_key
 
     key = read_key(settings.secrets_key) if settings.secrets_key else key_in(settings.state_dir / SECRETS_KEY)
-    return Encryption(key)
+    return Encryption(key, *map(read_key, settings.other_secrets_keys))
 
 
 def build_worker(settings: Settings, providers: Sequence[Provider], fault: Fault = lambda _: None) -> "LocalWorker":
@@ -246,6 +246,8 @@ def build_identity(settings: Settings, tenancy: "Tenancy", tokens: "Tokens | Non
 
     if not settings.auth:
         return AnonymousIdentity(tenancy.tenants)
+    if tokens is not None:
+        tokens.revocations = tenancy.revocations
     return CredentialIdentity(tenancy.keys, tenancy.tenants, tokens, settings.api_key)
 
 

@@ -43,7 +43,7 @@ class WorkerService(Service):
     def __init__(self, settings: Settings, **more: Any) -> None:
         super().__init__(settings, **more)
         self._link = wiring.build_redis_link(settings)
-        self._auth = ClusterAuth(settings.cluster_secret)
+        self._auth = ClusterAuth(settings.cluster_secret, *settings.other_cluster_secrets)
         self._worker_client = wiring.build_worker_client(settings)
         self._copies: SqliteStore | None = None
         self._mirror: MirroredStore | None = None

@@ -22,6 +22,8 @@ from warren.attack import (
     probes_lifecycle,
     probes_limits,
     probes_network,
+    probes_promises,
+    probes_resources,
 )
 from warren.attack.arena import Arena, host_environment_canary
 from warren.attack.probe import ApiProbe, Finding, Probe, ProbeResult, ProbeVerdict, got_through, undecided
@@ -36,7 +38,9 @@ PROBES: tuple[Probe, ...] = (
     *probes_network.PROBES,
     *probes_limits.PROBES,
     *probes_kernel_state.PROBES,
+    *probes_resources.PROBES,
     *probes_lifecycle.PROBES,
+    *probes_promises.PROBES,
     *probes_fair_share.PROBES,
 )
 _PROBE_S = 90.0

@@ -61,7 +61,9 @@ def keys() -> None:
 @keys.command()
 @click.argument("name")
 @click.option("--tenant", default="", metavar="T", help="The tenant it belongs to.  [default]")
-@click.option("--scopes", default="", metavar="S,S", help="Of read, exec, files, sessions, admin.  [all but admin]")
+@click.option(
+    "--scopes", default="", metavar="S,S", help="Of read, exec, files, sessions, audit, admin.  [all but the last two]"
+)
 @click.option("--expires", "expires_in_s", type=Duration(), metavar="D", help="Refuse it after so long: 30d.")
 @quota_option
 @_quiet_option

@@ -1,15 +1,20 @@
 """`warren audit` and `warren usage`: what was done on a server, and what its tenants have used."""
 
+import asyncio
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from warren.cli.options import Duration, drop_empty, server_options
+from warren.cli.options import Duration, drop_empty, json_option, server_options
 from warren.cli.output import format_mib, print_json, print_table
 from warren.cli.remote import Server, complete_session, short_id
 from warren.model.errors import InvalidRequest, SessionNotFound
 from warren.sdk.protocol import Request
+
+if TYPE_CHECKING:
+    from warren.config.settings import Settings
+    from warren.tenancy.audit.chain import Verification
 
 _AUDIT_TITLES: Final = ("TIME (UTC)", "TENANT", "KEY", "ACTION", "SESSION", "STATUS", "RESULT", "TOOK", "DETAIL")
 _USAGE_TITLES: Final = ("DAY", "TENANT", "SESSIONS", "COMMANDS", "CPU", "RUNNING", "LIVED", "MEMORY", "IN", "OUT")
@@ -30,11 +35,15 @@ class Moment(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
             return str(value)
 
 
-_tenant_option = click.option("--tenant", default="", metavar="T", help="Of this tenant. Needs the scope admin.")
-_all_option = click.option("-a", "--all", "all_tenants", is_flag=True, help="Of all tenants. Needs the scope admin.")
+_tenant_option = click.option(
+    "--tenant", default="", metavar="T", help="Of this tenant. Needs the scope audit or admin."
+)
+_all_option = click.option(
+    "-a", "--all", "all_tenants", is_flag=True, help="Of all tenants. Needs the scope audit or admin."
+)
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--since", type=Moment(), default="", metavar="T", help="From then on: 1h (ago), or 2026-01-31T12:00Z.")
 @click.option("--until", type=Moment(), default="", metavar="T", help="Before then.")
 @click.option("--session", default="", metavar="ID", shell_complete=complete_session, help="With this session.")
@@ -44,13 +53,26 @@ _all_option = click.option("-a", "--all", "all_tenants", is_flag=True, help="Of 
 @_all_option
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, metavar="N", help="At most this many.  [50]")
 @server_options
-def audit(session: str, tenant: str, all_tenants: bool, limit: int, url: str, as_json: bool, **filters: Any) -> None:
+@click.pass_context
+def audit(
+    ctx: click.Context,
+    /,
+    session: str,
+    tenant: str,
+    all_tenants: bool,
+    limit: int,
+    url: str,
+    as_json: bool,
+    **filters: Any,
+) -> None:
     """Show who did what, when, and with which result, the newest first.
 
     Without --tenant and --all: what was done in the name of your own tenant.
 
     Example: warren audit --since 1h --action run_command
     """
+    if ctx.invoked_subcommand is not None:
+        return
     if tenant and all_tenants:
         raise click.UsageError("--tenant T or --all, not both")
     path = "/api/admin/audit" if tenant or all_tenants else "/api/audit"
@@ -63,6 +85,57 @@ def audit(session: str, tenant: str, all_tenants: bool, limit: int, url: str, as
     print_table(_AUDIT_TITLES, [_audit_row(deed) for deed in deeds])
     if after:
         click.echo(f"these are the last {limit}; --limit N shows more", err=True)
+
+
+@audit.command()
+@click.option("--state-dir", default="", metavar="DIR", help="Whose record it is.  [the server's of this machine]")
+@click.option("--cluster", "of_cluster", is_flag=True, help="The record in the Redis of WARREN_REDIS_URL.")
+@click.option("--head", default="", metavar="HASH", help="A hash from an earlier time that must be part of the record.")
+@json_option
+def verify(state_dir: str, of_cluster: bool, head: str, as_json: bool) -> None:
+    """Check that nobody has changed, removed or inserted entries of the audit record.
+
+    Every entry has a hash of itself and the one before. Keep the hash that this prints in another place: with --head
+    the next check also finds out whether entries were cut off at the end, or all of them written anew. Works beside a
+    running server; needs the right to read its files.
+
+    Example: warren audit verify --head "$(cat /mnt/elsewhere/head)"
+    """
+    from pathlib import Path
+
+    from warren.config.settings import read_settings
+    from warren.tenancy.audit.files import verify_files
+
+    settings = read_settings()
+    if of_cluster:
+        found = asyncio.run(_verify_cluster(settings, head))
+    else:
+        from warren.app.wiring import AUDIT
+
+        found = verify_files((Path(state_dir) if state_dir else settings.state_dir) / AUDIT, head)
+    if as_json:
+        names = ("entries", "unchained", "damaged", "head", "problems")
+        print_json({"whole": not found.problems, **{name: getattr(found, name) for name in names}})
+    else:
+        for problem in found.problems:
+            click.echo(problem, err=True)
+        others = [f"{found.unchained} of versions that made no hashes"] if found.unchained else []
+        others += [f"{found.damaged} half lines of killed processes"] if found.damaged else []
+        click.echo(f"{found.entries} entries{''.join(f', {other}' for other in others)}; the last hash:", err=True)
+        click.echo(found.head)
+    if found.problems:
+        raise SystemExit(1)
+
+
+async def _verify_cluster(settings: "Settings", head: str) -> "Verification":
+    from warren.app.cluster_wiring import build_redis_link
+    from warren.tenancy.audit.redis import verify_stream
+
+    link = build_redis_link(settings)
+    try:
+        return await verify_stream(link, head)
+    finally:
+        await link.close()
 
 
 def _read_deeds(

@@ -5,7 +5,7 @@ from urllib.parse import quote
 
 import click
 
-from warren.cli.options import server_options
+from warren.cli.options import Duration, server_options
 from warren.cli.output import format_age, format_seconds, print_json, print_table, seconds_since
 from warren.cli.remote import Server, complete
 from warren.model.events import EventKind
@@ -86,6 +86,20 @@ def delete(hook_id: str, url: str, as_json: bool) -> None:
     with Server(url) as server:
         server.call("DELETE", _path(hook_id))
     print_json({"deleted": hook_id}) if as_json else click.echo(f"deleted {hook_id}")
+
+
+@webhooks.command()
+@_hook_argument
+@click.option("--keep-old", type=Duration(), default="1d", metavar="D", help="Sign with the old one, too, for so long.")
+@server_options
+def rotate(hook_id: str, keep_old: float, url: str, as_json: bool) -> None:
+    """Give a webhook a new secret and show it, this once.
+
+    Example: SECRET=$(warren webhooks rotate wh_0123456789abcdef)
+    """
+    with Server(url) as server:
+        hook: Values = server.call("POST", f"{_path(hook_id)}/rotate", {"keep_old_s": keep_old})
+    print_json(hook) if as_json else click.echo(hook["secret"])
 
 
 @webhooks.command("test")

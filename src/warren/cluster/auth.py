@@ -30,10 +30,11 @@ def sealing_key(secret: str) -> str:
 
 
 class ClusterAuth:
-    """Sends and checks the cluster's secret."""
+    """Sends and checks the cluster's secret. While it is being changed, other secrets are accepted as well."""
 
-    def __init__(self, secret: str) -> None:
+    def __init__(self, secret: str, *others: str) -> None:
         self._secret = secret.encode()
+        self._accepted = [one.encode() for one in (secret, *others)]
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         return [(SECRET_HEADER, self._secret), (PROTOCOL_HEADER, b"%d" % PROTOCOL)]
@@ -41,7 +42,8 @@ class ClusterAuth:
     def check(self, headers: Headers) -> None:
         """Raises Unauthorized for a wrong secret, Conflict for another protocol."""
         values = dict(headers)
-        if not hmac.compare_digest(values.get(SECRET_HEADER, b""), self._secret):
+        given = values.get(SECRET_HEADER, b"")
+        if not any(hmac.compare_digest(given, secret) for secret in self._accepted):
             raise Unauthorized(
                 "this is a worker: it serves the coordinators of its cluster, who know the cluster's secret",
                 remedy="ask a coordinator; between them, give both the same WARREN_CLUSTER_SECRET",

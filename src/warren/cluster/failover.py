@@ -36,7 +36,10 @@ class Failover:
         self._swept_at = self._purged_at = float("-inf")
 
     async def tick(self, snapshot: ClusterSnapshot) -> None:
-        if not snapshot.settled or self._fleet.redis_stable_s < LEASE_S:
+        if not snapshot.settled:
+            return
+        await self._lifecycle.retry_ends()
+        if self._fleet.redis_stable_s < LEASE_S:
             return
         now = self._clock.now()
         alive = {member.id for member in snapshot.workers if member.alive}
@@ -48,7 +51,6 @@ class Failover:
             await self.sweep(alive)
             self._dead, self._swept_at = dead, now
         self._dead &= dead
-        await self._lifecycle.retry_ends()
         if now - self._purged_at >= _PURGE_S:
             self._purged_at = now
             await self._store.purge(self._clock.epoch, now - self._retention_s)

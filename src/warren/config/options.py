@@ -167,6 +167,19 @@ def _parse_addresses(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_parse_address(part.strip()) for part in text.split(",")))
 
 
+def _parse_keys(text: str) -> tuple[str, ...]:
+    keys = [part.strip() for part in text.split(",")]
+    _require(all(re.fullmatch(r"[0-9A-Fa-f]{64}", key) for key in keys))
+    return tuple(keys)
+
+
+def _parse_cluster_secrets(text: str) -> tuple[str, ...]:
+    """Spaces between them: a secret may have a comma in it."""
+    found = text.split()
+    _require(found and all(re.fullmatch(r"[!-~]{16,4096}", secret) for secret in found))
+    return tuple(found)
+
+
 def _parse_labels(text: str) -> tuple[str, ...]:
     labels = [part.strip() for part in text.split(",")]
     _require(all(re.fullmatch(LABEL, label) for label in labels))
@@ -193,6 +206,10 @@ TEXT = matching(r"[!-~]{1,4096}", "a text without spaces")
 ENVIRONMENT = matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", "the name of an environment")
 WORKER = matching(r"[A-Za-z0-9._-]{1,64}", "a name of 1 to 64 letters, digits, '.', '_' and '-'")
 SECRET = matching(r"[!-~]{1,4096}", "a text of ASCII characters without spaces", "KEY")
+SECRETS_KEYS = Kind("a list of keys of 64 hexadecimal digits, with commas between them", "LIST", _parse_keys)
+CLUSTER_SECRETS = Kind(
+    "a list of texts of 16 or more ASCII characters, with spaces between them", "LIST", _parse_cluster_secrets
+)
 POOL = whole_number(0, MOST_POOLED)
 SESSION_TIME = time(1, LONGEST_S)
 NETWORK_TIME = time(0.1, 86400)
@@ -355,6 +372,8 @@ _ROWS = (
     Option("jwt_scopes_claim", TEXT, "scope", "The claim that lists the scopes."),
     Option("secrets_key", SECRET, "", "The key that seals stored secrets: 64 hexadecimal digits.", secret=True,
            default_text="made at the first start, in the state directory"),
+    Option("other_secrets_keys", SECRETS_KEYS, (),
+           "Keys that stored secrets may be sealed with as well, while the key is changed.", secret=True),
     Option("audit", SWITCH, True, "Whether the server records who did what.", flag="--audit/--no-audit"),
     Option("audit_commands", one_of("redacted", "none"), "redacted",
            "Whether the record has the text of commands, with what looks like a secret removed."),
@@ -374,6 +393,8 @@ _ROWS = (
     Option("redis_namespace", WORKER, "warren", "The prefix of all keys in Redis: another one for each cluster."),
     Option("cluster_secret", CLUSTER_SECRET, "",
            "The secret that coordinators and workers share; the same in the whole cluster.", secret=True),
+    Option("other_cluster_secrets", CLUSTER_SECRETS, (),
+           "Secrets that are accepted as well, while the cluster's secret is changed.", secret=True),
     Option("cluster_ca", PATH, None, "The authority that signed the certificates of coordinators and workers."),
     Option("cluster_cert", PATH, None, "The certificate of this process, for connections to coordinators and workers."),
     Option("cluster_key", PATH, None, "The key of that certificate."),

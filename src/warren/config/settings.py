@@ -91,6 +91,7 @@ class Settings:
     jwt_tenant_claim: str
     jwt_scopes_claim: str
     secrets_key: str = field(repr=False)
+    other_secrets_keys: tuple[str, ...] = field(repr=False)
     audit: bool
     audit_commands: str
     audit_mb: int
@@ -104,6 +105,7 @@ class Settings:
     redis_password: str = field(repr=False)
     redis_namespace: str
     cluster_secret: str = field(repr=False)
+    other_cluster_secrets: tuple[str, ...] = field(repr=False)
     cluster_ca: Path | None
     cluster_cert: Path | None
     cluster_key: Path | None

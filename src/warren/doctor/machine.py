@@ -12,13 +12,16 @@ from pathlib import Path
 from warren.doctor import trials
 from warren.doctor.check import Check, fail, ok, warn
 from warren.doctor.kernel_state import check_kernel_state
+from warren.model.spec import Limits
 from warren.worker.host.cgroups import NEEDED, Hierarchies
+from warren.worker.host.disk_room import DiskWatch
 from warren.worker.host.uids import FIRST
 
 _LEAST_KERNEL = (5, 12)  # mount_setattr, idmapped mounts
 _ARCHITECTURES = ("x86_64", "aarch64")
 _LEAST_PYTHON = (3, 11)
 _GIB = 1 << 30
+_SANDBOXES_OF_FILES = 4
 
 
 def check_machine(state_dir: Path) -> Iterable[Check]:
@@ -33,6 +36,9 @@ def check_machine(state_dir: Path) -> Iterable[Check]:
     yield _check_disk(state_dir)
     yield _check_memory(Path("/proc/meminfo").read_text())
     yield _check_inotify()
+    yield check_open_files(int(Path("/proc/sys/fs/file-max").read_text()))
+    yield check_disk_watch(DiskWatch.can_restrict())
+    yield check_socket_buffers(Hierarchies.here())
     yield from check_kernel_state()
     yield _check_program("mke2fs", "disks of sandboxes are made with it", "install e2fsprogs")
 
@@ -176,6 +182,36 @@ def _check_inotify() -> Check:
     if instances >= 64 and watches >= 8192:
         return ok("inotify", found)
     return warn("inotify", found, "sysctl fs.inotify.max_user_instances=128 fs.inotify.max_user_watches=65536")
+
+
+def check_open_files(most: int) -> Check:
+    """One sandbox may have so many of the machine's files open that others get none."""
+    usual = Limits()
+    one = usual.pids * usual.open_files
+    found = f"the machine can have {most} files open, a sandbox {one} by default"
+    if one * _SANDBOXES_OF_FILES <= most:
+        return ok("open files", found)
+    return warn("open files", found, f"sysctl fs.file-max={one * _SANDBOXES_OF_FILES}, or lower open_files or pids")
+
+
+def check_disk_watch(works: bool) -> Check:
+    if works:
+        return ok("disk watch", "writers can be stopped before the disk is full")
+    return warn(
+        "disk watch",
+        "/sys/fs/ext4 cannot be written to, so no more disk is promised than there is",
+        "mount sysfs read-write, or count with disk_overcommit 1",
+    )
+
+
+def check_socket_buffers(hierarchies: Hierarchies) -> Check:
+    name = "socket buffers"
+    if hierarchies.version == "v2":
+        return ok(name, "they count as memory")
+    file = hierarchies.mounts.get("memory", Path("/nowhere")) / "memory.kmem.tcp.limit_in_bytes"
+    if file.exists():
+        return ok(name, "they have a limit of their own")
+    return warn(name, "this kernel cannot limit them", "use cgroup v2: systemd.unified_cgroup_hierarchy=1")
 
 
 def _check_program(name: str, why: str, remedy: str) -> Check:

@@ -6,7 +6,6 @@ the request is over, whether it succeeded or not, admission adds it to the tenan
 """
 
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -22,13 +21,13 @@ from warren.model.access import Caller
 from warren.model.audit import RequestRecord
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
 from warren.sessions.request_context import RequestContext, set_request_context
+from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.identity import Identity
 from warren.tenancy.quotas import Quotas, Standing, standing_of
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
 ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
-RECORDED_REFUSALS_PER_MINUTE: Final = 60
 _NONE: Final[Mapping[str, Any]] = {}
 
 
@@ -36,7 +35,8 @@ class Admission:
     """With `counts` False a request costs the caller nothing: a coordinator has counted it already.
 
     When a request is over `add_usage` gets its tenant, its bytes in and out, and `audit` everything that is known of
-    it; each may be None.
+    it; each may be None. `refusals` decides which of the refused requests get an audit entry of their own, and counts
+    the others.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Admission:
         clock: Clock,
         *,
         audit: AuditLog | None = None,
+        refusals: RefusalLimit | None = None,
         add_usage: Callable[[str, int, int], None] | None = None,
         counts: bool = True,
     ) -> None:
@@ -57,7 +58,7 @@ class Admission:
         self._audit = audit
         self._add_usage = add_usage
         self._counts = counts
-        self._refusals = _RefusalLimit()
+        self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -73,7 +74,7 @@ class Admission:
         try:
             caller = await self._identity.caller(scope["headers"])
         except Unauthorized as exc:
-            if self._refusals.may_record("", self._clock.now()):
+            if self._refusals is None or self._refusals.may_record(""):
                 self._record(scope, exchange, RequestContext(ANONYMOUS), exc)
             raise
         request_context = RequestContext(caller)
@@ -91,7 +92,7 @@ class Admission:
             if not await _answer_rate_limited(exc, scope, receive, exchange):
                 raise
         finally:
-            if admitted or self._refusals.may_record(caller.tenant, self._clock.now()):
+            if admitted or self._refusals is None or self._refusals.may_record(caller.tenant):
                 self._record(scope, exchange, request_context, error)
 
     async def _count(self, caller: Caller, scope: Scope, exchange: "_Exchange") -> None:
@@ -135,25 +136,6 @@ class Admission:
             ),
             request_context.secrets,
         )
-
-
-class _RefusalLimit:
-    """Limits how many refused requests are recorded in a minute, for each tenant and for all strangers together.
-
-    Otherwise anybody could push everything else out of the audit log.
-    """
-
-    def __init__(self) -> None:
-        self._since = 0.0
-        self._counts: Counter[str] = Counter()
-
-    def may_record(self, tenant: str, now: float) -> bool:
-        """`tenant` is empty for strangers."""
-        if now - self._since >= 60:
-            self._since = now
-            self._counts.clear()
-        self._counts[tenant] += 1
-        return self._counts[tenant] <= RECORDED_REFUSALS_PER_MINUTE
 
 
 class _Exchange:

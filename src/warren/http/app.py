@@ -31,6 +31,7 @@ def create_app(
         tenancy.metering.quotas,
         context.sessions.clock,
         audit=tenancy.audit,
+        refusals=tenancy.refusals,
         add_usage=tenancy.usage.add_request if counts else None,
         counts=counts,
     )

@@ -1,6 +1,5 @@
 """What every route needs: the context of the server, the caller and its scopes, JSON answers."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -14,9 +13,11 @@ from starlette.types import Scope as ASGIScope
 
 from warren.http.problems import StrictRoute
 from warren.http.server.connections import BODY_IS_NEXT
+from warren.http.server.http_guard import StreamedAnswer
 from warren.interfaces.cluster import ClusterControl
 from warren.model.access import Caller, Scope
 from warren.model.errors import Forbidden, Unavailable
+from warren.sessions.long_values import HasLongValues, encode, json_pieces
 from warren.sessions.operations.call import OperationContext
 from warren.tenancy.identity import Identity
 from warren.tenancy.tenancy import Tenancy
@@ -62,19 +63,17 @@ Anyone = Annotated[str, Security(tenant_of, scopes=[])]
 Reader = Annotated[str, Security(tenant_of, scopes=[Scope.READ])]
 Runner = Annotated[str, Security(tenant_of, scopes=[Scope.EXEC])]
 SessionUser = Annotated[str, Security(tenant_of, scopes=[Scope.SESSIONS])]
+Auditor = Annotated[str, Security(tenant_of, scopes=[Scope.AUDIT])]
 Admin = Annotated[str, Security(tenant_of, scopes=[Scope.ADMIN])]
 
 
 class JsonAnswer(Response):
-    """A JSON answer, for nearly every request: it sends what Starlette's class would, with less work.
-
-    It is ASCII with escapes, because bytes that are not text are lone surrogates in it.
-    """
+    """A JSON answer, for nearly every request: it sends what Starlette's class would, with less work."""
 
     def __init__(self, values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         self.status_code = status
         self.background = None
-        self.body = json.dumps(values).encode()
+        self.body = encode(values)
         self.raw_headers = [(b"content-length", b"%d" % len(self.body)), (b"content-type", b"application/json")]
         for name, value in (headers or {}).items():
             self.raw_headers.append((name.lower().encode("latin-1"), value.encode("latin-1")))
@@ -84,6 +83,14 @@ class JsonAnswer(Response):
         start[BODY_IS_NEXT] = True
         await send(start)
         await send({"type": "http.response.body", "body": self.body})
+
+
+def answer_json(values: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON answer, which is made while it is sent if it has long values."""
+    try:
+        return JsonAnswer(values, status, headers)
+    except HasLongValues:
+        return StreamedAnswer(json_pieces(values), status, headers, "application/json")
 
 
 async def pool_size(context: Context) -> int:

@@ -17,17 +17,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from warren.http.context import Context, JsonAnswer, check_scope
+from warren.http.context import Context, answer_json, check_scope
 from warren.http.event_streams import EVENT_STREAM, stream_events
-from warren.http.problems import invalid_arguments, problem
+from warren.http.problems import invalid_arguments, problem, read_json_body
 from warren.http.routes import e2b, flat
 from warren.http.server.http_guard import StreamedAnswer
 from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Reads
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.session import MAX_KEY
-from warren.model.strict_json import read_json
 from warren.sessions.operations import commands, files, processes, sessions
 from warren.sessions.operations.call import ByteRange, BytesHead, Call, Handler, Reply, perform, perform_stream
+from warren.sessions.validation import many_errors
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ async def respond(handler: Handler, context: Context, request: Request) -> Respo
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     if handler.body is not None:
         data = await _receive_body(request.receive)
-        arguments.append(_read_body(handler.body, operation, data, content_type, errors))
+        arguments.append(await _read_body(handler.body, operation, data, content_type, errors))
     elif operation.takes_stream:
         call.content_type = content_type
         call.fields = dict(request.query_params)
@@ -99,14 +99,17 @@ async def respond(handler: Handler, context: Context, request: Request) -> Respo
     if isinstance(result, AsyncGenerator):
         return await _answer_bytes(result, handler.media_type)
     if isinstance(result, Reply):
-        return JsonAnswer(result.values, result.status, result.headers)
-    return Response(status_code=operation.status) if result is None else JsonAnswer(result, operation.status)
+        return answer_json(result.values, result.status, result.headers)
+    return Response(status_code=operation.status) if result is None else answer_json(result, operation.status)
 
 
 # -- arguments
 
 
 def _validate(model: type[BaseModel], values: Any, where: str, errors: list[dict[str, Any]]) -> BaseModel | None:
+    if many := many_errors(model, values):
+        errors.append({**many, "loc": (where, *many["loc"])})
+        return None
     try:
         return model.model_validate(values)
     except ValidationError as exc:
@@ -169,14 +172,14 @@ async def _receive_body(receive: Receive) -> bytes:
         message = await receive()
 
 
-def _read_body(
+async def _read_body(
     model: type[BaseModel], operation: Operation, data: bytes, content_type: str, errors: list[dict[str, Any]]
 ) -> BaseModel | None:
     """Reads the body as JSON, whatever its content type, unless that is a form with files."""
     if content_type.startswith("multipart/"):
         errors.append({"type": "model_type", "loc": ("body",)})
         return None
-    values = read_json(data) if data else None
+    values = await read_json_body(data) if data else None
     if values is not None:
         return _validate(model, values, "body", errors)
     if operation.reads is Reads.JSON:

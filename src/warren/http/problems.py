@@ -6,6 +6,7 @@ has the traceback with the same id. The answers are plain ASCII, so no string of
 `StrictRoute` reads JSON strictly (model/strict_json.py), and under any content type except a form's.
 """
 
+import asyncio
 import json
 import math
 import secrets
@@ -27,7 +28,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.logs import get_log
 from warren.model.errors import InvalidJson, InvalidRequest, Misdirected, StoreAway, WarrenError
-from warren.model.strict_json import json_error, read_json, shortened, too_deep
+from warren.model.strict_json import MAX_VALUES, json_error, read_in_steps, shortened, too_deep
 from warren.sessions.request_context import note
 from warren.sessions.validation import describe_error, field_name, summary
 
@@ -35,6 +36,8 @@ MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_S = 1.0
 _RETRY_STATUSES = frozenset({429, 503})
 _MAX_DETAIL = 600
+_SHORT_BODY = 256 * 1024
+_MOST_VALUES = 2000  # of routes beside the operations, whose bodies are small
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _CODES = {
     400: "invalid_request",
@@ -236,10 +239,20 @@ def _shorten(detail: str) -> str:
     return detail if len(detail) <= _MAX_DETAIL else f"{detail[: _MAX_DETAIL - 200]} … {detail[-197:]}"
 
 
+async def read_json_body(body: bytes, most: int = MAX_VALUES) -> Any:
+    """Gives way to other requests between the steps of reading a long body."""
+    found: Any = None
+    for value in read_in_steps(body, most):
+        found = value
+        if len(body) > _SHORT_BODY:
+            await asyncio.sleep(0)
+    return found
+
+
 class StrictRequest(Request):
     async def json(self) -> Any:
         if not hasattr(self, "_json"):
-            self._json = read_json(await self.body())
+            self._json = await read_json_body(await self.body(), _MOST_VALUES)
         return self._json
 
 

@@ -30,12 +30,28 @@ class Added(StrEnum):
     THREAD = "thread"
 
 
+ANSWER_GONE = "gone"
+"""Instead of an answer: the work is done, and its answer was dropped because the tenant has too many of them."""
+SHORT_ANSWER = 8
+"""Answers that are no longer than this are marks, and do not count."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
-    """A known key. `answer` is empty until the work of the first request is done."""
+    """A known key. `answer` is empty until the work of the first request is done, and may be ANSWER_GONE later."""
 
     fingerprint: str
     answer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """How many claimed keys, and how many bytes of their answers, a store keeps for a tenant and in all."""
+
+    keys: int = 100_000
+    answer_bytes: int = 16 * 1024 * 1024
+    all_keys: int = 1_000_000
+    all_answer_bytes: int = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +104,18 @@ class SessionStore(Protocol):
     long as its session.
     `claim_key` stores a new key and gives None, or gives what is known of the key. A known key with another fingerprint
     raises KeyReused. `answer_key` adds the answer, `release_key` deletes the key; both do nothing for an unknown key.
+    A new key beyond `key_limits` raises QuotaExceeded. An answer beyond them takes the place of the oldest answers of
+    its own tenant, which become ANSWER_GONE; if that is not enough it becomes ANSWER_GONE itself. The keys stay known:
+    no work is done twice.
     `records` keeps everything else, in the same place.
     """
 
     @property
     def records(self) -> RecordStore: ...
+    @property
+    def key_limits(self) -> KeyLimits: ...
+    @key_limits.setter
+    def key_limits(self, limits: KeyLimits) -> None: ...
 
     async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]: ...
     async def get(self, tenant: str, session_id: str) -> Session | None: ...

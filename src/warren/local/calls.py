@@ -14,6 +14,7 @@ from warren.interfaces.sandbox import Process
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.operations import TerminalSize
 from warren.model.session import DEFAULT_TENANT
+from warren.sessions.long_values import resolved
 from warren.sessions.operations import commands, files, processes, sessions
 from warren.sessions.operations.call import (
     ByteRange,
@@ -49,6 +50,8 @@ class LocalCalls:
         call = self._new_call(handler, session_id, arguments, "" if operation == "create_session" else key)
         result = await perform(handler, call, *_arguments(handler, arguments))
         values: Values | None = result.values if isinstance(result, Reply) else result
+        if values is not None:
+            values = await resolved(values)
         if operation == "create_session" and values is not None and not values["thread_id"]:
             self.threadless.insert(0, values["session_id"])
         elif operation == "delete_session" and session_id in self.threadless:
@@ -159,7 +162,7 @@ class LocalSocket:
             chunk, self._next = self._next.result(), None
             if chunk is False:
                 self._ended = True
-                return json.dumps({"type": "result", **end_view(await self._process.wait())})
+                return json.dumps({"type": "result", **end_view(await self._process.ended())})
             if chunk is not None:
                 data: bytes = chunk.data
                 return data

@@ -24,18 +24,20 @@ _LIMITS: Final = frozenset(each.name for each in fields(Limits))
 
 class Scope(StrEnum):
     """READ: look at sessions, processes and figures. EXEC: run commands, terminals. FILES: read and write files.
-    SESSIONS: create, change and end sessions, and the webhooks that tell of them. ADMIN: the keys, tenants, audit and
-    usage of all; it contains the others."""
+    SESSIONS: create, change and end sessions, and the webhooks that tell of them. AUDIT: read the audit record and the
+    usage of all tenants, and nothing else. ADMIN: the keys, tenants, audit and usage of all; it contains the others."""
 
     READ = "read"
     EXEC = "exec"
     FILES = "files"
     SESSIONS = "sessions"
+    AUDIT = "audit"
     ADMIN = "admin"
 
 
 ALL_SCOPES: Final = frozenset(Scope)
-USUAL_SCOPES: Final = ALL_SCOPES - {Scope.ADMIN}
+OPERATORS_SCOPES: Final = frozenset({Scope.ADMIN, Scope.AUDIT})  # what they allow reaches beyond the key's tenant
+USUAL_SCOPES: Final = ALL_SCOPES - OPERATORS_SCOPES
 
 
 @dataclass(frozen=True, slots=True)

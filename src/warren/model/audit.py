@@ -8,6 +8,8 @@ from typing import Any, Final, NamedTuple
 COMMAND: Final = "command"  # under this name `detail` holds what was run: a text, or the list of its arguments
 DROPPED: Final = "audit.dropped"  # the action of an entry that reports how many others were lost
 
+REFUSED: Final = "audit.refused"  # the action of an entry that reports how many requests were refused beside those told
+
 
 class CommandText(StrEnum):
     """What entries keep of commands. NONE: nothing. REDACTED: the text, without the secrets found in it."""

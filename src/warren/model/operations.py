@@ -4,10 +4,12 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from warren.model.command_output import CommandOutput, Shown
 from warren.model.errors import InvalidPath, InvalidRequest, UnknownUser
 from warren.model.spec import check_env
 
 KEEP_BYTES = 10 * 1024 * 1024
+MAX_KEEP_BYTES = 32 * 1024 * 1024
 MAX_COMMAND_BYTES = 3 * 1024 * 1024
 MAX_PATTERN_BYTES = 4000
 MAX_GLOBS = 64
@@ -81,13 +83,13 @@ class Command:
             raise InvalidRequest(f"a time-out of {self.timeout_s} s cannot be: above 0 and at most a week")
         if not 0 <= self.grace_s <= 600:
             raise InvalidRequest(f"a grace time of {self.grace_s} s cannot be: 0 to 600")
-        if not 0 <= self.keep_bytes <= 1 << 30:
-            raise InvalidRequest(f"keep_bytes is {self.keep_bytes}, it must be between 0 and 1 GiB")
+        if not 0 <= self.keep_bytes <= MAX_KEEP_BYTES:
+            raise InvalidRequest(f"keep_bytes is {self.keep_bytes}, it must be between 0 and {MAX_KEEP_BYTES}")
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """How a command ended and what it wrote.
+    """How a command ended and what it wrote (`written`).
 
     `output` is stdout and stderr in the order they were written. If the command wrote more than is kept
     (`truncated`), a line between the beginning and the end says how much is missing. `killed` counts the processes
@@ -96,9 +98,7 @@ class ExecResult:
     """
 
     exit_code: int
-    stdout: str
-    stderr: str
-    output: str
+    written: CommandOutput
     reason: Reason
     signal: int | None
     duration_ms: float
@@ -109,6 +109,18 @@ class ExecResult:
     survivors: int = 0
     background: int = 0
     process_id: str = ""
+
+    @property
+    def stdout(self) -> str:
+        return self.written.text(Shown.STDOUT)
+
+    @property
+    def stderr(self) -> str:
+        return self.written.text(Shown.STDERR)
+
+    @property
+    def output(self) -> str:
+        return self.written.text(Shown.OUTPUT)
 
 
 class Stream(StrEnum):

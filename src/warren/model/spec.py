@@ -55,6 +55,7 @@ class Layer(StrEnum):
     LOOPBACK_ONLY = "loopback_only"
     MEMORY_LIMIT = "memory_limit"
     SWAP_OFF = "swap_off"
+    SOCKET_LIMIT = "socket_limit"
     CPU_LIMIT = "cpu_limit"
     PIDS_LIMIT = "pids_limit"
     RLIMITS = "rlimits"

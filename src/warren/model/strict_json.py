@@ -7,20 +7,34 @@ is made of them: each would break an answer or a handler later on, or cost every
 import json
 import math
 import re
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, NoReturn
 
 from warren.model.errors import InvalidJson, TooLarge
 
 MAX_DEPTH = 100
-MAX_VALUES = 50_000
+MAX_VALUES = 25_000
+MAX_ESCAPES = 400_000
 _SHOWN = 60
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_json(body: bytes) -> Any:
     """The value, or `InvalidJson` saying what is wrong and where."""
-    _refuse_too_much(body)
+    *_, value = read_in_steps(body)
+    return value
+
+
+def read_in_steps(body: bytes, most: int = MAX_VALUES) -> Iterator[Any]:
+    """As `read_json`, with a pause after each step, because each takes its time for a body of some MiB. The last thing
+    it yields is the value; `most` is how many values there may be."""
+    if len(body) > MAX_DEPTH:  # a shorter one cannot hold too much
+        rest = _without_escapes(body)
+        yield None
+        _refuse_too_much(rest, most)
+        del rest
+        yield None
     body = body.removeprefix(_BYTE_ORDER_MARK)
     try:
         value = _DECODER.decode(body.decode())
@@ -31,26 +45,40 @@ def read_json(body: bytes) -> Any:
     except ValueError as exc:  # a number of more than 4,300 digits
         raise InvalidJson("the JSON in the body holds a number that is too long") from exc
     if _SURROGATE.search(body):
+        yield None
         _refuse_lone_surrogates(value)
-    return value
+    yield value
 
 
-def _refuse_too_much(body: bytes) -> None:
+def _without_escapes(body: bytes) -> bytes:
+    """The body without escaped backslashes and quotes, so that every quote in it begins or ends a text."""
+    if b"\\" not in body:
+        return body
+    if body.count(b"\\") > MAX_ESCAPES:
+        raise TooLarge(
+            f"the JSON in the body holds more than {MAX_ESCAPES} escapes", remedy="send large data as a file"
+        )
+    return body.replace(b"\\\\", b"").replace(b'\\"', b"")
+
+
+def _refuse_too_much(body: bytes, most: int) -> None:
     """Before anything is made of it, and soon: everybody waits. Text may hold any number of commas and brackets."""
-    if body.count(b'"') - body.count(b'\\"') > 4 * (MAX_VALUES + 1):  # each value may be a text and have a name
-        raise too_deep() if _is_deep(_STRINGS.sub(b"", body[: 64 * MAX_DEPTH])) else _too_many()
-    containers = body.count(b"[") + body.count(b"{")
-    if body.count(b",") < MAX_VALUES and containers <= MAX_DEPTH:
-        return
-    bare = _STRINGS.sub(b"", body)
+    if body.count(b'"') > 4 * (most + 1):  # each value may be a text and have a name
+        raise too_deep() if _is_deep(_without_texts(body[: 64 * MAX_DEPTH])) else _too_many(most)
+    bare = _without_texts(body)
+    if bare.count(b",") >= most or bare.count(b"[") + bare.count(b"{") > most:
+        raise too_deep() if _is_deep(bare[: 64 * MAX_DEPTH]) else _too_many(most)
     if _is_deep(bare):
         raise too_deep()
-    if bare.count(b",") >= MAX_VALUES or bare.count(b"[") + bare.count(b"{") > MAX_VALUES:
-        raise _too_many()
 
 
-def _too_many() -> TooLarge:
-    return TooLarge(f"the JSON in the body holds more than {MAX_VALUES} values", remedy="send large data as a file")
+def _without_texts(body: bytes) -> bytes:
+    """What stands between quotes is left out."""
+    return b"".join(body.split(b'"')[::2])
+
+
+def _too_many(most: int) -> TooLarge:
+    return TooLarge(f"the JSON in the body holds more than {most} values", remedy="send large data as a file")
 
 
 def _is_deep(bare: bytes) -> bool:
@@ -79,7 +107,6 @@ def _finite(text: str) -> float:
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS = bytes(set(range(256)) - _STEPS.keys())
 

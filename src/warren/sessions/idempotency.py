@@ -10,11 +10,12 @@ agent for as long as the agent keeps it.
 import asyncio
 import hashlib
 import json
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
-from warren.interfaces.store import Key, SessionStore
+from warren.interfaces.store import ANSWER_GONE, Key, SessionStore
+from warren.model.command_output import output_of
 from warren.model.errors import CommandRefused, Conflict, InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult, Reason
 from warren.model.session import check_key
@@ -25,6 +26,7 @@ from warren.sessions.request_context import note, note_command, note_end
 
 MAX_STDIN: Final = 64 * 1024
 _MAX_ANSWER: Final = 1024 * 1024
+_ANSWERED: Final = tuple(field.name for field in fields(ExecResult) if field.name != "written")
 _STDIN_SENT: Final = "fed"  # instead of an answer: the command has all of its stdin, and no result yet
 
 
@@ -44,6 +46,11 @@ async def exec_once(
     note_command(command)
     if known is not None:
         note(replayed=True)
+    if answer == ANSWER_GONE:
+        raise Conflict(
+            "the command of this Idempotency-Key has run, and its result is no longer kept",
+            remedy="send fewer commands with a key, or with less output: the oldest results make room for new ones",
+        )
     if answer not in ("", _STDIN_SENT):
         result = _read_answer(answer)
         note_end(result)
@@ -73,8 +80,8 @@ async def _run(sessions: Sessions, name: Key, command: Command, stdin: bytes, *,
             result = await _exec_with_stdin(store, sandbox, command, stdin, name, stdin_sent=stdin_sent)
         else:
             result = await _exec(store, sandbox, command, name)
-        answer = json.dumps(asdict(result))
-        if len(answer) <= _MAX_ANSWER:
+        answer = _write_answer(result)
+        if answer:
             await store.answer_key(name, answer)
             if result.reason is not Reason.SANDBOX_LOST and not result.background:
                 await _forget(sandbox, _process_id(name))
@@ -125,6 +132,17 @@ async def _forget(sandbox: Sandbox, process_id: str) -> None:
         return
 
 
+def _write_answer(result: ExecResult) -> str:
+    """Empty if it is too long to be kept."""
+    if result.written.kept > _MAX_ANSWER // 2:  # an answer has every byte twice
+        return ""
+    stdout, stderr, output = result.written.texts()
+    values = {name: getattr(result, name) for name in _ANSWERED}
+    answer = json.dumps({**values, "stdout": stdout, "stderr": stderr, "output": output})
+    return answer if len(answer) <= _MAX_ANSWER else ""
+
+
 def _read_answer(answer: str) -> ExecResult:
     values = json.loads(answer)
-    return ExecResult(**{**values, "reason": Reason(values["reason"])})
+    written = output_of(values.pop("stdout"), values.pop("stderr"), values.pop("output"))
+    return ExecResult(**{**values, "written": written, "reason": Reason(values["reason"])})

@@ -38,6 +38,7 @@ _log = get_log(__name__)
 STEPS: Final = ("stored", "claimed", "running", "stopping", "destroyed", "ended")
 
 _POLL_S: Final = (0.005, 0.1)
+_CONFIRM_S: Final = 2.0
 _CALLER_LEFT: Final = "the caller went away"
 _LOST_PREFIX: Final = "the sandbox is lost: "
 _REASON_TEXTS: Final = {
@@ -195,14 +196,16 @@ class Lifecycle:
     # -- ending
 
     async def end(self, session: Session, reason: EndReason, detail: str = "") -> Session | None:
-        """Ends the session and waits until its sandbox is destroyed; None if its row has changed since it was read."""
+        """Ends the session and waits until its sandbox is destroyed and the store says so; None if its row has changed
+        since it was read. Raises the store's error if the store cannot save the end: it is saved later.
+        """
         if session.state.can_be_lost:
             self.worker_of(session)
         stopping = session.moved_to(SessionState.STOPPING, reason=reason, detail=detail)
         if not await self.store.swap(stopping):
             return None
         self._fault("stopping")
-        return await asyncio.shield(self.begin_end(stopping))
+        return await self._confirm(await asyncio.shield(self.begin_end(stopping)))
 
     def begin_end(self, stopping: Session) -> asyncio.Task[Session]:
         task = self._ending[stopping.id] = self._run_task(self._end(stopping), f"ending {stopping.id}")
@@ -264,11 +267,27 @@ class Lifecycle:
             self._run_task(self.end(current, ended.reason, ended.detail), f"ending {ended.id}")
         return False
 
+    async def _confirm(self, ended: Session) -> Session:
+        """Waits until the store has the end: who is told of it must not be shown a session that is still stopping."""
+        pause, deadline = _POLL_S[0], self.clock.now() + _CONFIRM_S
+        while ended.id in self._unsaved_ends:
+            try:
+                await self._retry_end(ended)
+            except WarrenError:
+                if self.clock.now() > deadline:
+                    raise
+                await self.clock.sleep(pause)
+                pause = min(pause * 2, _POLL_S[1])
+        return ended
+
+    async def _retry_end(self, ended: Session) -> None:
+        await self._try_save_end(ended)
+        self._unsaved_ends.pop(ended.id, None)
+
     async def retry_ends(self) -> None:
         """Tries again to save ends and to destroy sandboxes, where that failed before."""
-        for session_id, ended in list(self._unsaved_ends.items()):
-            await self._try_save_end(ended)
-            del self._unsaved_ends[session_id]
+        for ended in list(self._unsaved_ends.values()):
+            await self._retry_end(ended)
         for session_id in self._undestroyed.keys() - self._ending.keys():
             self.begin_end(self._undestroyed.pop(session_id))  # `_end` puts it back if it fails again
 
@@ -363,7 +382,9 @@ class Lifecycle:
             await asyncio.wait([task])
             if not task.cancelled():
                 with contextlib.suppress(SessionEnded):
-                    return task.result()
+                    return await self._confirm(task.result())
+        if (unsaved := self._unsaved_ends.get(session.id)) is not None:
+            return await self._confirm(unsaved)
         pause, deadline = _POLL_S[0], self.clock.now() + self._claim_timeout_s
         while session.state.is_in_transition:
             if self.clock.now() > deadline:

@@ -90,7 +90,7 @@ async def process_events(
         else:
             shown = encoder.show(chunk)
             yield Event("output", shown, shown["next_offset"])
-    result = await process.wait()
+    result = await process.ended()
     ended(result)
     yield Event("result", end_view(result))
 

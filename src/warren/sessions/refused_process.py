@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Final
 
+from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import CommandRefused
 from warren.model.operations import Chunk, ExecResult, Reason, Stream, TerminalSize
 
@@ -29,7 +30,7 @@ class RefusedProcess:
         return self._refusal
 
     async def ended(self) -> ExecResult:
-        return replace(self._refusal, stdout="", stderr="", output="")
+        return replace(self._refusal, written=CommandOutput())
 
     async def write(self, data: bytes) -> None:
         pass
@@ -51,4 +52,4 @@ def refused_result(refused: CommandRefused) -> ExecResult:
     """The same result as `exec` gives."""
     reason = f"{refused.message}\n"
     size = len(reason.encode(errors="replace"))
-    return ExecResult(_EXIT_CODE, "", reason, reason, Reason.REFUSED, None, 0.0, 0.0, size, truncated=False)
+    return ExecResult(_EXIT_CODE, output_of(stderr=reason), Reason.REFUSED, None, 0.0, 0.0, size, truncated=False)

@@ -5,18 +5,21 @@ import binascii
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from warren.clock import Clock
+from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
-from warren.model.operations import Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
+from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
 from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Isolation, Layer
+from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
 
-MAX_KEEP_BYTES = 32 * 1024 * 1024  # an answer has it as escaped text, up to twelve times as long
+MAX_VARIABLES = 4096
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
 
 
@@ -71,7 +74,7 @@ class SessionBody(Body):
     require: list[LayerName] = Field(
         [], description="Layers of isolation that must be in force", examples=[["seccomp"]]
     )
-    env: dict[str, str] = Field({}, description="Environment variables of every command")
+    env: dict[str, str] = Field({}, description="Environment variables of every command", max_length=MAX_VARIABLES)
     metadata: dict[str, str] = Field({}, description="Labels of your own", examples=[{"user": "u-7"}])
     idle_timeout_s: Seconds | None = Field(None, description="Ends when it was not used for so long", examples=[1800])
     max_lifetime_s: Seconds | None = Field(None, description="Ends after so long in any case", examples=[3600])
@@ -105,7 +108,7 @@ class CommandBody(Body):
         description="A line for bash, or a program and its arguments", examples=["python3 -c 'print(6 * 7)'"]
     )
     cwd: str = Field("", description="Directory; by default where the last command ended, at first /workspace")
-    env: dict[str, str] = Field({}, description="Variables for this command alone")
+    env: dict[str, str] = Field({}, description="Variables for this command alone", max_length=MAX_VARIABLES)
     user: str = Field("", description="User inside the sandbox; by default sandboxuser")
     timeout_s: Seconds | None = Field(None, description="The whole process tree is ended after so long", examples=[30])
     carry_state: bool = Field(True, description="`cd` and `export` last from one command to the next")
@@ -343,13 +346,17 @@ def isolation_view(isolation: Isolation) -> dict[str, Any]:
 
 
 def exec_view(result: ExecResult) -> dict[str, Any]:
-    return {
-        "exit_code": result.exit_code,
-        "output": result.output,
-        "stdout": result.stdout,
-        "stderr": result.stderr,
-        **end_view(result),
-    }
+    stdout, stderr, output = shown_texts(result)
+    return {"exit_code": result.exit_code, "output": output, "stdout": stdout, "stderr": stderr, **end_view(result)}
+
+
+def shown_texts(result: ExecResult) -> tuple[str | LongText, str | LongText, str | LongText]:
+    """stdout, stderr, and both in order; long ones are decoded on their way into the answer."""
+    written = result.written
+    if not written.is_long:
+        return written.texts()
+    stdout, stderr, output = (LongText(partial(written.text_pieces, shown)) for shown in Shown)
+    return stdout, stderr, output
 
 
 def end_view(result: ExecResult) -> dict[str, Any]:

@@ -1,10 +1,57 @@
 """Decisions that all stores share. Pure, over values that the store has read."""
 
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
-from warren.interfaces.store import Caps, Key, Page
+from warren.interfaces.store import SHORT_ANSWER, Caps, Key, KeyLimits, Page
 from warren.model.errors import KeyReused, QuotaExceeded
 from warren.model.session import FAILED_CREATIONS, Session
+
+EVICTED_AT_ONCE: Final = 1000
+
+
+class KeySums:
+    """How many claimed keys the tenants have, and how long the answers to them are together."""
+
+    def __init__(self, sums: Iterable[tuple[str, int, int]] = ()) -> None:
+        self._keys: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+        self._all_keys = self._all_bytes = 0
+        for tenant, keys, size in sums:
+            self.add(tenant, keys, size)
+
+    def add(self, tenant: str, keys: int, size: int) -> None:
+        for counter, amount in ((self._keys, keys), (self._bytes, size)):
+            counter[tenant] += amount
+            if counter[tenant] <= 0:
+                del counter[tenant]
+        self._all_keys += keys
+        self._all_bytes += size
+
+    def check_new(self, tenant: str, limits: KeyLimits) -> None:
+        check_keys(self._keys[tenant], self._all_keys, limits)
+
+    def excess(self, tenant: str, size: int, limits: KeyLimits) -> int:
+        """How many bytes too many there are with `size` more."""
+        return max(
+            self._bytes[tenant] + size - limits.answer_bytes, self._all_bytes + size - limits.all_answer_bytes, 0
+        )
+
+
+def counted_size(answer: str) -> int:
+    return len(answer) if len(answer) > SHORT_ANSWER else 0
+
+
+def check_keys(of_tenant: int, of_all: int, limits: KeyLimits) -> None:
+    """Raises QuotaExceeded if one key more is too much."""
+    for number, most, whose in ((of_tenant, limits.keys, "this tenant has"), (of_all, limits.all_keys, "there are")):
+        if number >= most:
+            raise QuotaExceeded(
+                f"{whose} {number} Idempotency-Keys that are remembered, and no more are",
+                remedy="send requests without a key, or wait: a key is forgotten after a day",
+                retry_after_s=60,
+            )
 
 
 class Held(NamedTuple):

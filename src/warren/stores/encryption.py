@@ -1,6 +1,7 @@
 """Encrypts the secrets in a store with a key that is kept elsewhere.
 
 AES-256-GCM, with a new nonce each time. A text encrypted for one purpose (a session's id) is decrypted only for it.
+While a key is being changed there are several: one encrypts, and all decrypt.
 """
 
 import base64
@@ -17,10 +18,12 @@ _REMEDY: Final = "start it with the key they were sealed with (WARREN_SECRETS_KE
 
 
 class Encryption:
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, *others: bytes) -> None:
+        """Encrypts with `key`, and decrypts with the others as well."""
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._cipher = AESGCM(key)
+        self._all = (self._cipher, *map(AESGCM, others))
 
     def __repr__(self) -> str:
         return "<Encryption>"
@@ -35,11 +38,24 @@ class Encryption:
         from cryptography.exceptions import InvalidTag
 
         raw = base64.b64decode(encrypted)
+        for cipher in self._all:
+            try:
+                text = cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], purpose.encode())
+            except InvalidTag:
+                continue
+            return text.decode(errors="surrogatepass")
+        raise Unavailable("stored secrets cannot be read with this server's key", remedy=_REMEDY)
+
+    def renew(self, encrypted: str, purpose: str) -> str:
+        """Gives the text as the first key encrypts it: the same if that one has encrypted it already."""
+        from cryptography.exceptions import InvalidTag
+
+        raw = base64.b64decode(encrypted)
         try:
-            text = self._cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], purpose.encode())
+            self._cipher.decrypt(raw[:_NONCE_BYTES], raw[_NONCE_BYTES:], purpose.encode())
         except InvalidTag:
-            raise Unavailable("stored secrets cannot be read with this server's key", remedy=_REMEDY) from None
-        return text.decode(errors="surrogatepass")
+            return self.encrypt(self.decrypt(encrypted, purpose), purpose)
+        return encrypted
 
 
 def decrypt(encryption: Encryption | None, encrypted: str, purpose: str) -> str:

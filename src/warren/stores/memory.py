@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from warren.interfaces.records import Record
-from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
+from warren.interfaces.store import ANSWER_GONE, NO_CAPS, Added, Caps, Key, KeyLimits, KeyRecord, Page
 from warren.model.errors import Conflict
 from warren.model.session import Session, SessionState
 from warren.stores.common import (
+    EVICTED_AT_ONCE,
     Held,
+    KeySums,
     check_caps,
     check_fingerprint,
+    counted_size,
     end_time,
     frees_key,
     list_position,
@@ -72,6 +75,8 @@ class MemoryStore:
         self._sessions: dict[str, Session] = {}
         self._threads: dict[tuple[str, str], str] = {}  # the active session of each
         self._keys: dict[_Name, _Kept] = {}
+        self._key_sums = KeySums()
+        self.key_limits = KeyLimits()
         self.records = MemoryRecords()
 
     def __repr__(self) -> str:
@@ -135,12 +140,14 @@ class MemoryStore:
             del self._sessions[session_id]
         for name, kept in tuple(self._keys.items()):
             if kept.session_id in old or (not kept.session_id and (kept.epoch != epoch or kept.made < before)):
-                del self._keys[name]
+                self._drop(name)
         return len(old)
 
     async def claim_key(self, key: Key, epoch: str, now: float) -> KeyRecord | None:
         kept = self._keys.get(_name(key))
         if kept is None:
+            self._key_sums.check_new(key.tenant, self.key_limits)
+            self._key_sums.add(key.tenant, 1, 0)
             self._keys[_name(key)] = _Kept(key.fingerprint, epoch=epoch, made=now)
             return None
         check_fingerprint(kept.fingerprint == key.fingerprint, key)
@@ -148,14 +155,39 @@ class MemoryStore:
 
     async def answer_key(self, key: Key, answer: str) -> None:
         if self._knows(key):
-            self._keys[_name(key)] = replace(self._keys[_name(key)], answer=answer)
+            self._set_answer(_name(key), "")
+            if excess := self._key_sums.excess(key.tenant, counted_size(answer), self.key_limits):
+                self._evict(key.tenant, excess)
+                if self._key_sums.excess(key.tenant, counted_size(answer), self.key_limits):
+                    answer = ANSWER_GONE
+            self._set_answer(_name(key), answer)
 
     async def release_key(self, key: Key) -> None:
         if self._knows(key):
-            del self._keys[_name(key)]
+            self._drop(_name(key))
 
     async def close(self) -> None:
         pass
+
+    def _set_answer(self, name: _Name, answer: str) -> None:
+        kept = self._keys[name]
+        self._keys[name] = replace(kept, answer=answer)
+        self._key_sums.add(name[0], 0, counted_size(answer) - counted_size(kept.answer))
+
+    def _evict(self, tenant: str, excess: int) -> None:
+        answered = [
+            (kept.made, name) for name, kept in self._keys.items() if name[0] == tenant and counted_size(kept.answer)
+        ]
+        for _, name in heapq.nsmallest(EVICTED_AT_ONCE, answered):
+            if excess <= 0:
+                return
+            excess -= counted_size(self._keys[name].answer)
+            self._set_answer(name, ANSWER_GONE)
+
+    def _drop(self, name: _Name) -> None:
+        kept = self._keys.pop(name)
+        if not kept.session_id:
+            self._key_sums.add(name[0], -1, -counted_size(kept.answer))
 
     def _held(self, tenant: str, key_id: str | None = None) -> Held:
         mine = [one for one in self._of(tenant) if one.state.holds_sandbox and (key_id is None or one.key_id == key_id)]

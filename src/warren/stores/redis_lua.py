@@ -10,6 +10,8 @@ may use any of them. The rest of a key contains lengths, so that no two texts ca
     due             sorted set: ids by deadline
     counts, held:TENANT, held:TENANT:KEY    hashes of sums: sessions by state; what counts for quotas
     key:TENANT:SCOPE:KEY        hash: an Idempotency-Key; keys:ID are those that stand for a session
+    answers, answers:TENANT     hashes of sums: claimed keys and the bytes of their answers
+    answered:TENANT             sorted set: claimed keys that have an answer, by time
     ended:EPOCH, claimed:EPOCH, epochs      what `purge` looks through: ids by end, keys by age
     record:KIND:ID, ids:KIND, grouped:KIND:GROUP, later:KIND      records, by id, by group, by time
     did:TOKEN       that something was deleted; forgotten after a minute

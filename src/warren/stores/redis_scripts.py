@@ -2,7 +2,9 @@
 
 from typing import Final
 
+from warren.interfaces.store import ANSWER_GONE, SHORT_ANSWER
 from warren.model.session import SessionState
+from warren.stores.common import EVICTED_AT_ONCE
 from warren.stores.redis_lua import lua_list, lua_set, script
 
 VERSION: Final = 1
@@ -65,7 +67,11 @@ local function leave(one)
 end
 """
 
-_KEYS: Final = """
+_KEYS: Final = (
+    f"""
+local SHORT_ANSWER = {SHORT_ANSWER}
+"""
+    + """
 local function unlink(name, session_id, epoch)
   if session_id and session_id ~= '' then
     call('SREM', key('keys', session_id), name)
@@ -74,9 +80,29 @@ local function unlink(name, session_id, epoch)
   end
 end
 
+local function counted(size)
+  return size > SHORT_ANSWER and size or 0
+end
+
+-- Adds to the sums of a tenant's claimed keys and of all.
+local function count(tenant, keys, bytes)
+  for _, sums in ipairs({key('answers', tenant), key('answers')}) do
+    call('HINCRBY', sums, 'bytes', string.format('%d', bytes))
+    if call('HINCRBY', sums, 'keys', keys) <= 0 then call('DEL', sums) end
+  end
+end
+
+local function sums_of(tenant, field)
+  return tonumber(call('HGET', key('answers', tenant), field) or 0), tonumber(call('HGET', key('answers'), field) or 0)
+end
+
 local function forget(name)
-  local old = call('HMGET', name, 'session', 'epoch')
-  call('DEL', name)
+  local old = call('HMGET', name, 'session', 'epoch', 'tenant')
+  local size = call('HSTRLEN', name, 'answer')
+  if call('DEL', name) == 1 and old[3] then
+    count(old[3], -1, -counted(size))
+    call('ZREM', key('answered', old[3]), name)
+  end
   unlink(name, old[1], old[2])
 end
 
@@ -87,6 +113,7 @@ local function remember(name, print, session_id)
   call('SADD', key('keys', session_id), name)
 end
 """
+)
 
 # With '1' an empty Redis is taken into use at once.
 OPEN: Final = script(
@@ -315,7 +342,9 @@ return {gone, left <= 0 and 1 or 0}
 )
 
 # The name of a key is in 3 to 5, its fingerprint in 6.
+# Of a new key 9 and 10 are how many the tenant and all may have; gives {'quota', theirs, all} when there are so many.
 CLAIM_KEY: Final = script(
+    _KEYS,
     body="""
 local name = key('key', unpack(ARGV, 3, 5))
 local kept = call('HMGET', name, 'print', 'answer', 'by')
@@ -323,18 +352,56 @@ if kept[1] and kept[3] ~= token then
   if kept[1] ~= ARGV[6] then return {'reused'} end
   return {'known', kept[2]}
 end
-call('HSET', name, 'print', ARGV[6], 'session', '', 'answer', '', 'epoch', ARGV[7], 'by', token)
+if kept[1] then return {'new'} end
+local mine, all = sums_of(ARGV[3], 'keys')
+if mine >= tonumber(ARGV[9]) or all >= tonumber(ARGV[10]) then return {'quota', mine, all} end
+call('HSET', name, 'print', ARGV[6], 'session', '', 'answer', '', 'epoch', ARGV[7], 'by', token, 'tenant', ARGV[3])
 call('ZADD', key('claimed', ARGV[7]), ARGV[8], name)
 call('SADD', key('epochs'), ARGV[7])
+count(ARGV[3], 1, 0)
 return {'new'}
-"""
+""",
 )
 
+# 8 and 9 are how many bytes of answers the tenant and all may have; the tenant's oldest make room.
 ANSWER_KEY: Final = script(
-    body="""
-local name = key('key', unpack(ARGV, 3, 5))
-if call('HGET', name, 'print') == ARGV[6] then call('HSET', name, 'answer', ARGV[7]) end
-"""
+    _KEYS,
+    body=f"""
+local name, tenant, answer = key('key', unpack(ARGV, 3, 5)), ARGV[3], ARGV[7]
+local kept = call('HMGET', name, 'print', 'tenant')
+if kept[1] ~= ARGV[6] then return end
+if not kept[2] then
+  call('HSET', name, 'answer', answer)
+  return
+end
+local answered = key('answered', tenant)
+local growth = counted(#answer) - counted(call('HSTRLEN', name, 'answer'))
+
+local function excess()
+  local mine, all = sums_of(tenant, 'bytes')
+  return math.max(mine + growth - tonumber(ARGV[8]), all + growth - tonumber(ARGV[9]))
+end
+
+call('ZREM', answered, name)
+for _ = 1, {EVICTED_AT_ONCE} do
+  if excess() <= 0 then break end
+  local oldest = call('ZPOPMIN', answered)[1]
+  if not oldest then break end
+  local size = counted(call('HSTRLEN', oldest, 'answer'))
+  if size > 0 then
+    call('HSET', oldest, 'answer', '{ANSWER_GONE}')
+    count(tenant, 0, -size)
+  end
+end
+if excess() > 0 then
+  growth = growth - counted(#answer)
+  answer = '{ANSWER_GONE}'
+end
+call('HSET', name, 'answer', answer)
+count(tenant, 0, growth)
+local time = call('TIME')
+if counted(#answer) > 0 then call('ZADD', answered, time[1] .. '.' .. string.format('%06d', time[2]), name) end
+""",
 )
 
 RELEASE_KEY: Final = script(

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
+from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyLimits, KeyRecord, Page
 from warren.logs import get_log
 from warren.model.errors import Conflict, Unavailable
 from warren.model.session import Session, SessionState
@@ -20,6 +20,7 @@ from warren.stores.common import (
     Held,
     check_caps,
     check_fingerprint,
+    check_keys,
     end_time,
     frees_key,
     matches_page,
@@ -61,6 +62,7 @@ class RedisStore:
         self._run = link.run
         self._encryption = encryption
         self._step = step
+        self.key_limits = KeyLimits()
         self.records = RedisRecords(link)
 
     def __repr__(self) -> str:
@@ -124,12 +126,16 @@ class RedisStore:
         return total
 
     async def claim_key(self, key: Key, epoch: str, now: float) -> KeyRecord | None:
-        which, *rest = await self._run(scripts.CLAIM_KEY, *_name(key), epoch, float(now))
+        most = self.key_limits.keys, self.key_limits.all_keys
+        which, *rest = await self._run(scripts.CLAIM_KEY, *_name(key), epoch, float(now), *most)
         check_fingerprint(which != b"reused", key)
+        if which == b"quota":
+            check_keys(int(rest[0]), int(rest[1]), self.key_limits)
         return KeyRecord(key.fingerprint, rest[0].decode(errors="surrogatepass")) if rest else None
 
     async def answer_key(self, key: Key, answer: str) -> None:
-        await self._run(scripts.ANSWER_KEY, *_name(key), answer)
+        most = self.key_limits.answer_bytes, self.key_limits.all_answer_bytes
+        await self._run(scripts.ANSWER_KEY, *_name(key), answer, *most)
 
     async def release_key(self, key: Key) -> None:
         await self._run(scripts.RELEASE_KEY, *_name(key))

@@ -16,15 +16,28 @@ from typing import Any, Final
 
 from warren.clock import Clock, SystemClock
 from warren.interfaces.records import Record
-from warren.interfaces.store import NO_CAPS, Added, Caps, Key, KeyRecord, Page
+from warren.interfaces.store import (
+    ANSWER_GONE,
+    NO_CAPS,
+    SHORT_ANSWER,
+    Added,
+    Caps,
+    Key,
+    KeyLimits,
+    KeyRecord,
+    Page,
+)
 from warren.logs import get_log
 from warren.model.errors import Unavailable, WarrenError
 from warren.model.session import Session, SessionState
 from warren.shielding import run_shielded
 from warren.stores.common import (
+    EVICTED_AT_ONCE,
     Held,
+    KeySums,
     check_caps,
     check_fingerprint,
+    counted_size,
     end_time,
     frees_key,
     matches_page,
@@ -35,6 +48,7 @@ from warren.stores.sqlite_file import ACTIVE_SQL, INACTIVE_SQL, SqliteFile, sql_
 
 CHECKPOINT_S: Final = 2.0
 _PATIENCE_S: Final = 10.0
+_LOOKED_AT: Final = 20  # answers at once, to find the oldest
 _DECODED_ROWS: Final = 256  # rows that are not decoded again while they do not change
 
 _EXPIRING: Final = sql_list(state for state in SessionState if state.expires)
@@ -70,7 +84,13 @@ _HELD: Final = f"""SELECT count(*), total(disk_mb), count(*) FILTER (WHERE key_i
     total(disk_mb) FILTER (WHERE key_id = ?) FROM sessions
     WHERE tenant = ? AND {ACTIVE_SQL} AND state IN ({_HOLDING})"""
 _PURGE_SESSIONS: Final = f"DELETE FROM sessions WHERE {INACTIVE_SQL} AND (epoch != ? OR ended < ?)"
-_PURGE_KEYS: Final = "DELETE FROM keys WHERE session_id IS NULL AND (epoch != ? OR made < ?)"
+_PURGE_KEYS: Final = """DELETE FROM keys WHERE session_id IS NULL AND (epoch != ? OR made < ?)
+    RETURNING tenant, length(answer)"""
+_KEY_SUMS: Final = f"""SELECT tenant, count(*), sum(length(answer)) FILTER (WHERE length(answer) > {SHORT_ANSWER})
+    FROM keys WHERE session_id IS NULL GROUP BY tenant"""
+_OLDEST_ANSWERS: Final = f"""SELECT rowid, length(answer) FROM keys INDEXED BY answered_keys
+    WHERE tenant = ? AND length(answer) > {SHORT_ANSWER} AND (tenant, scope, key) != (?, ?, ?)
+    ORDER BY made LIMIT {_LOOKED_AT}"""
 _REMEMBER_KEY: Final = """INSERT OR REPLACE INTO keys
     (tenant, scope, key, fingerprint, session_id, epoch, made, answer) VALUES (?, ?, ?, ?, ?, ?, ?, '')"""
 _SESSION_OF_KEY: Final = """SELECT keys.fingerprint = ?, sessions.data
@@ -135,6 +155,8 @@ class SqliteStore:
         self._encryption = encryption
         self.records = SqliteRecords(file, self._writable)
         self._run = file.run
+        self.key_limits = KeyLimits()
+        self._key_sums = KeySums((tenant, keys, size or 0) for tenant, keys, size in file.run(_KEY_SUMS).fetchall())
         self._clock = clock
         self._wrote = False
         self._closed = False
@@ -200,26 +222,62 @@ class SqliteStore:
     async def purge(self, epoch: str, before: float) -> int:
         await self._writable()
         with self._file.transaction():
-            self._run(_PURGE_KEYS, epoch, before)
-            return self._run(_PURGE_SESSIONS, epoch, before).rowcount
+            purged = self._run(_PURGE_KEYS, epoch, before).fetchall()
+            gone = self._run(_PURGE_SESSIONS, epoch, before).rowcount
+        for tenant, length in purged:
+            self._key_sums.add(tenant, -1, -_counted(length))
+        return gone
 
     async def claim_key(self, key: Key, epoch: str, now: float) -> KeyRecord | None:
         await self._writable()
         with self._file.transaction():
             row = self._run(_ANSWER_OF_KEY, key.fingerprint, *_name(key)).fetchone()
             if row is None:
+                self._key_sums.check_new(key.tenant, self.key_limits)
                 self._run(_REMEMBER_KEY, *_name(key), key.fingerprint, None, epoch, now)
-                return None
+        if row is None:
+            self._key_sums.add(key.tenant, 1, 0)
+            return None
         check_fingerprint(row[0], key)
         return KeyRecord(key.fingerprint, to_text(row[1]))
 
     async def answer_key(self, key: Key, answer: str) -> None:
         await self._writable()
-        self._run(f"UPDATE keys SET answer = ? WHERE {_THE_KEY}", answer, *_name(key), key.fingerprint)
+        size, change = counted_size(answer), 0
+        with self._file.transaction():
+            row = self._run(
+                f"SELECT length(answer) FROM keys WHERE {_THE_KEY}", *_name(key), key.fingerprint
+            ).fetchone()
+            if row is None:
+                return
+            known = _counted(row[0])
+            if excess := self._key_sums.excess(key.tenant, size - known, self.key_limits):
+                change -= self._evict(key, excess)
+                if self._key_sums.excess(key.tenant, size - known + change, self.key_limits):
+                    answer, size = ANSWER_GONE, 0
+            self._run(f"UPDATE keys SET answer = ? WHERE {_THE_KEY}", answer, *_name(key), key.fingerprint)
+        self._key_sums.add(key.tenant, 0, size - known + change)
+
+    def _evict(self, key: Key, excess: int) -> int:
+        """Drops the tenant's oldest answers; gives how many bytes they had. The answer of `key` is not one of them."""
+        freed = 0
+        for _ in range(0, EVICTED_AT_ONCE, _LOOKED_AT):
+            for rowid, length in self._run(_OLDEST_ANSWERS, key.tenant, *_name(key)).fetchall():
+                if freed >= excess:
+                    return freed
+                self._run("UPDATE keys SET answer = ? WHERE rowid = ?", ANSWER_GONE, rowid)
+                freed += length
+        return freed
 
     async def release_key(self, key: Key) -> None:
         await self._writable()
-        self._run(f"DELETE FROM keys WHERE {_THE_KEY}", *_name(key), key.fingerprint)
+        gone = self._run(
+            f"DELETE FROM keys WHERE {_THE_KEY} RETURNING session_id, length(answer)",
+            *(*_name(key), key.fingerprint),
+        ).fetchall()
+        for session_id, length in gone:
+            if session_id is None:
+                self._key_sums.add(key.tenant, -1, -_counted(length))
 
     async def checkpoint(self) -> None:
         """Copies the log into the file. The event loop waits for no disk, and writers only for the last part."""
@@ -311,6 +369,10 @@ class SqliteStore:
             return None
         check_fingerprint(row[0], key)
         return session
+
+
+def _counted(length: int) -> int:
+    return length if length > SHORT_ANSWER else 0
 
 
 def _name(key: Key) -> tuple[str, str, str]:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from warren.interfaces.store import SHORT_ANSWER
 from warren.model.errors import Conflict, NoSpace, Unavailable, WarrenError
 from warren.model.session import SessionState
 from warren.stores.session_json import to_storable
@@ -67,6 +68,7 @@ _INDEXES: Final = {
     "over": f"CREATE INDEX over ON sessions (epoch, ended) WHERE {INACTIVE_SQL}",
     "keys_of_sessions": "CREATE INDEX keys_of_sessions ON keys (session_id) WHERE session_id IS NOT NULL",
     "claimed_keys": "CREATE INDEX claimed_keys ON keys (epoch, made) WHERE session_id IS NULL",
+    "answered_keys": f"CREATE INDEX answered_keys ON keys (tenant, made) WHERE length(answer) > {SHORT_ANSWER}",
     "grouped_records": 'CREATE INDEX grouped_records ON records (kind, "group", id)',
     "due_records": "CREATE INDEX due_records ON records (kind, due, id) WHERE due IS NOT NULL",
 }

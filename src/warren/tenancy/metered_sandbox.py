@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 from warren.clock import Clock
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Caller
+from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import CommandRefused, SandboxLost, WarrenError
 from warren.model.events import CommandEndedData, Event, EventKind
 from warren.model.operations import (
@@ -198,11 +199,11 @@ class MeteredSandbox:
             if not payer.take_back_cancellation():
                 raise
             ran_s = self._metering.clock.now() - began
-            return replace(_cut_short(None, ran_s), stderr=_BROKEN_OFF, output=_BROKEN_OFF)
+            return replace(_cut_short(None, ran_s), written=output_of(stderr=_BROKEN_OFF))
         finally:
             payer.end()
         if shortened and result.reason is Reason.TIMEOUT:
-            return replace(result, stderr=result.stderr + _OVER, output=result.output + _OVER)
+            return replace(result, written=result.written.with_note(_OVER))
         return result
 
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
@@ -307,4 +308,4 @@ def _cut_short(why: BaseException | None, ran_s: float, process_id: str = "") ->
     """Gives a result for a command whose end nobody has seen."""
     reason = Reason.SANDBOX_LOST if isinstance(why, SandboxLost) else Reason.CANCELLED
     ran_ms = max(0.0, ran_s) * 1000
-    return ExecResult(137, "", "", "", reason, None, ran_ms, 0.0, 0, truncated=False, process_id=process_id)
+    return ExecResult(137, CommandOutput(), reason, None, ran_ms, 0.0, 0, truncated=False, process_id=process_id)

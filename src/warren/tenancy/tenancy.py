@@ -26,10 +26,12 @@ from warren.model.policy import Policy
 from warren.model.session import Session
 from warren.model.usage import Usage
 from warren.sessions.event_hub import EventHub
+from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.counters import Counters
 from warren.tenancy.keys import Keys
 from warren.tenancy.metered_sandbox import Metering
 from warren.tenancy.quotas import Quotas
+from warren.tenancy.revocations import Revocations
 from warren.tenancy.session_policies import Policies
 from warren.tenancy.tenants import Tenants
 from warren.tenancy.usage import UsageBook, day_of
@@ -54,9 +56,11 @@ class Tenancy:
         """Without `counters` this process counts quotas in its memory."""
         self._clock = clock
         self.keys = Keys(records, clock)
+        self.revocations = Revocations(records, clock)
         self.tenants = Tenants(records, clock)
         self.usage = UsageBook(records, clock)
         self.audit = audit
+        self.refusals = None if audit is None else RefusalLimit(clock, audit.record)
         self.webhooks = webhooks
         self.events = EventHub()
         self.events.subscribe(self._count_usage, _is_of_session)
@@ -94,6 +98,8 @@ class Tenancy:
         await self.usage.close()
         if self.webhooks is not None:
             await self.webhooks.close()
+        if self.refusals is not None:
+            self.refusals.flush()
         if self.audit is not None:
             await self.audit.close()
 

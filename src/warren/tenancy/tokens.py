@@ -1,7 +1,8 @@
 """JSON Web Tokens, signed by an issuer that the operator trusts, for this server.
 
 Only asymmetric signatures are accepted, by keys of a JWKS (a file, or an address that is read again when a token names
-an unknown key). A token must have the right issuer and audience, and an expiry. The tenant and the scopes are claims.
+an unknown key). A token must have the right issuer and audience, and an expiry. The tenant and the scopes are claims. A
+token that was revoked here (revocations.py) is refused.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ import jwt
 
 from warren.clock import Clock
 from warren.logs import get_log
-from warren.model.access import Caller, Scope, check_tenant
+from warren.model.access import OPERATORS_SCOPES, Caller, Scope, check_tenant
 from warren.model.errors import InvalidRequest, Unauthorized, Unavailable, WarrenError
+from warren.tenancy.revocations import Revocations
 
 ALGORITHMS: Final = ("RS256", "ES256", "EdDSA")
 LEEWAY_S: Final = 30.0
@@ -50,6 +52,7 @@ class TokenRules:
 
 class Tokens:
     def __init__(self, rules: TokenRules, clock: Clock) -> None:
+        self.revocations: Revocations | None = None
         self._rules = rules
         self._clock = clock
         self._keys: dict[str, jwt.PyJWK] = {}
@@ -72,6 +75,8 @@ class Tokens:
         if len(token) > MAX_TOKEN:
             raise Unauthorized(f"the token is longer than {MAX_TOKEN} characters", remedy=_REMEDY)
         claims = self._verify(token, await self._key_for(token))
+        if self.revocations is not None:
+            await self.revocations.check(claims)
         tenant = claims.get(self._rules.tenant_claim)
         try:
             check_tenant(tenant if isinstance(tenant, str) else "")
@@ -167,11 +172,11 @@ def _is_signing_key(entry: Mapping[str, Any]) -> bool:
 def read_claimed(claim: Any) -> frozenset[Scope]:
     """Gives our scopes among others: `exec`, or `warren:exec`, in a list or in one text.
 
-    `admin` may mean something else to the issuer, so the claim has to say `warren:admin`.
+    `admin` and `audit` may mean something else to the issuer, so the claim has to say `warren:admin`.
     """
     names = claim.split() if isinstance(claim, str) else claim if isinstance(claim, list) else []
     known = {str(scope): scope for scope in Scope}
-    plain = (name.removeprefix("warren:") for name in names if isinstance(name, str) and name != Scope.ADMIN)
+    plain = (name.removeprefix("warren:") for name in names if isinstance(name, str) and name not in OPERATORS_SCOPES)
     return frozenset(known[name] for name in plain if name in known)
 
 

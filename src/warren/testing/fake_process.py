@@ -9,10 +9,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
+from warren.model.command_output import CommandOutput
 from warren.model.errors import InvalidRequest, SandboxLost, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream, TerminalSize
 from warren.testing.fake_shell import Exit, Shell, Signalled
-from warren.worker.agent.command_result import join_output, lost_result
+from warren.worker.agent.command_result import lost_result
 from warren.worker.agent.link import Output
 
 _LAG_BYTES = 256 * 1024
@@ -117,11 +118,14 @@ class FakeProcess:
         self._finish(code, signal, reason)
 
     def _finish(self, code: int, signal: int | None, reason: Reason) -> None:
-        stdout, stderr, both = join_output(self.log.kept(), self.log.total)
+        written = CommandOutput()
+        for output in self.log.kept():
+            written.add(*output)
+        written.total = self.log.total
         self._result = ExecResult(
-            exit_code=code, stdout=stdout, stderr=stderr, output=both, reason=reason, signal=signal,
+            exit_code=code, written=written, reason=reason, signal=signal,
             duration_ms=(time.monotonic() - self._started) * 1000, cpu_ms=0.0, bytes_total=self.log.total,
-            truncated=sum(len(output.data) for output in self.log.kept()) < self.log.total, killed=self._killed,
+            truncated=written.kept < self.log.total, killed=self._killed,
             background=len(self.children), process_id=self._id,
         )  # fmt: skip
         self.notify()
@@ -206,7 +210,7 @@ class FakeProcess:
         return await self._wait_for_end()
 
     async def ended(self) -> ExecResult:
-        return replace(await self._wait_for_end(), stdout="", stderr="", output="")
+        return replace(await self._wait_for_end(), written=CommandOutput())
 
     async def _wait_for_end(self) -> ExecResult:
         while (lost := self._lost()) is None:

@@ -229,6 +229,10 @@ class FakeSandbox:
             raise InvalidRequest(f"a depth of {depth} cannot be")
         return [info for info, _ in self._files.walk(normalize_path(path), depth, uid_of(user))]
 
+    async def entries(self, path: str, *, depth: int = 1, user: str = "") -> AsyncGenerator[FileInfo, None]:
+        for info in await self.list(path, depth=depth, user=user):
+            yield info
+
     async def stat(self, path: str, *, user: str = "") -> FileInfo:
         self._check_alive()
         return self._files.stat(normalize_path(path), uid_of(user))

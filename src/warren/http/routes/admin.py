@@ -1,5 +1,6 @@
 """/api/admin: the keys and tenants of a server, for its operator; /api/whoami for everybody."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import Path, Query
@@ -13,11 +14,13 @@ from warren.model.session import DEFAULT_TENANT
 from warren.sessions.request_context import note
 from warren.sessions.schemas import Body, timestamp
 from warren.tenancy.keys import key_view
+from warren.tenancy.revocations import KEPT_S, Revocation
 from warren.tenancy.tenants import read_tenant, tenant_view
 
 router = new_router(prefix="/api", tags=["admin"])
 
 KeyId = Annotated[str, Path(description="The key's id, as listing them shows it")]
+RevocationId = Annotated[str, Path(description="The revocation's id, as listing them shows it")]
 TenantName = Annotated[str, Path(description="A tenant's name; `*` stands for all that have no record", max_length=64)]
 
 
@@ -25,7 +28,8 @@ class KeyBody(Body):
     name: str = Field(description="For people", examples=["ci"], max_length=128)
     tenant: str = Field(DEFAULT_TENANT, description="Whose key it is")
     scopes: list[str] = Field(
-        default_factory=lambda: sorted(map(str, USUAL_SCOPES)), description="Some of read, exec, files, sessions, admin"
+        default_factory=lambda: sorted(map(str, USUAL_SCOPES)),
+        description="Some of read, exec, files, sessions, audit, admin",
     )
     expires_in_s: float | None = Field(None, gt=0, le=10 * 366 * 86400, description="After this it is refused")
     quota: dict[str, Any] = Field(default_factory=dict, description="What this key may have, see the tenants' quotas")
@@ -72,6 +76,24 @@ class TenantView(BaseModel):
 
 class TenantList(BaseModel):
     tenants: list[TenantView]
+
+
+class RevocationBody(Body):
+    token_id: str = Field("", description="The claim `jti` of one token", max_length=256)
+    subject: str = Field("", description="Instead: the claim `sub` of all tokens issued until now", max_length=256)
+    kept_s: float = Field(KEPT_S, gt=0, le=10 * 366 * 86400, description="Longer than any of the tokens is valid")
+
+
+class RevocationView(BaseModel):
+    id: str
+    token_id: str
+    subject: str
+    made_at: str
+    kept_until: str
+
+
+class RevocationList(BaseModel):
+    revocations: list[RevocationView]
 
 
 class CallerView(BaseModel):
@@ -127,6 +149,29 @@ async def rotate_key(key_id: KeyId, context: Ctx, tenant: Admin) -> Response:
     return JsonAnswer({**_show(key), "key": text})
 
 
+@router.post("/admin/revocations", status_code=201, response_model=RevocationView, summary="Revoke tokens")
+async def revoke_tokens(body: RevocationBody, context: Ctx, tenant: Admin) -> Response:
+    """Refuses one token, or all that a subject has got until now, before they expire. Other servers that share the
+    store do so within two seconds."""
+    made = await context.tenancy.revocations.revoke(body.token_id, body.subject, body.kept_s)
+    note(about=made.id, subject=made.subject)
+    return JsonAnswer(_show_revocation(made), 201)
+
+
+@router.get("/admin/revocations", response_model=RevocationList, summary="List the revocations of tokens")
+async def list_revocations(context: Ctx, tenant: Admin) -> Response:
+    found = await context.tenancy.revocations.list()
+    return JsonAnswer({"revocations": [_show_revocation(one) for one in found]})
+
+
+@router.delete("/admin/revocations/{revocation_id}", status_code=204, summary="Withdraw a revocation")
+async def withdraw_revocation(revocation_id: RevocationId, context: Ctx, tenant: Admin) -> Response:
+    """The tokens are accepted again, unless they have expired."""
+    note(about=revocation_id)
+    await context.tenancy.revocations.withdraw(revocation_id)
+    return Response(status_code=204)
+
+
 @router.get("/admin/tenants", response_model=TenantList, summary="List the tenants that something is set for")
 async def list_tenants(context: Ctx, tenant: Admin) -> Response:
     return JsonAnswer({"tenants": [tenant_view(one) for one in await context.tenancy.tenants.list()]})
@@ -152,6 +197,10 @@ async def delete_tenant(name: TenantName, context: Ctx, tenant: Admin) -> Respon
     note(about=name)
     await context.tenancy.tenants.delete(name)
     return Response(status_code=204)
+
+
+def _show_revocation(one: Revocation) -> dict[str, Any]:
+    return {**asdict(one), "made_at": timestamp(one.made_at), "kept_until": timestamp(one.kept_until)}
 
 
 def _show(key: ApiKey) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field
 
 from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import FileNotFound, FileProblem, InvalidRequest
+from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, LimitReached
 from warren.model.operations import Command, FileInfo, FileKind
 from warren.model.spec import WORKSPACE
 from warren.sessions.operations import files
 from warren.sessions.operations.call import Call, Handler, Values, perform, perform_stream
-from warren.sessions.schemas import Body, FileList, FileView, Seconds, data_of, file_view
+from warren.sessions.schemas import Body, FileList, FileView, Seconds, data_of, shown_texts
 
 # Runs what comes on stdin; a last expression's value goes, as JSON, into the file WARREN_RESULT names.
 _DRIVER: Final = """
@@ -39,6 +39,8 @@ except BaseException:
     traceback.print_exception(kind, exc, trace.tb_next)
     sys.exit(1)
 """
+_DEPTH: Final = 10
+_MOST_FILES: Final = 200_000
 _LONGEST_RESULT: Final = 1024 * 1024
 
 
@@ -75,17 +77,18 @@ async def execute(call: Call, body: CodeBody) -> Values:
     call.session_id = body.session_id
     async with call.using():
         sandbox = call.sandbox
-        before = {info.path: info for info in await sandbox.list(WORKSPACE, depth=10)}
+        before = await _seen_files(sandbox)
         result_path = f"/tmp/.result-{secrets.token_hex(8)}"
         command = _command(body.language, call.session.env, timeout_s, result_path)
         result = await sandbox.exec(command, body.code.encode(errors="surrogateescape"))
         results = await _results(sandbox, result_path) if body.language == "python" else []
-        after = await sandbox.list(WORKSPACE, depth=10)
+        artifacts = await files.show_files(call, _new_files(sandbox, before))
+    stdout, stderr, _ = shown_texts(result)
     return {
-        "stdout": result.stdout,
-        "stderr": result.stderr,
+        "stdout": stdout,
+        "stderr": stderr,
         "results": results,
-        "artifacts": [file_view(info) for info in after if _is_new(info, before)],
+        "artifacts": artifacts,
         "exit_code": result.exit_code,
         "reason": result.reason,
     }
@@ -114,9 +117,27 @@ async def _results(sandbox: Sandbox, result_path: str) -> list[dict[str, Any]]:
     return found if isinstance(found, list) and all(isinstance(item, dict) for item in found) else []
 
 
-def _is_new(info: FileInfo, before: dict[str, FileInfo]) -> bool:
-    old = before.get(info.path)
-    return info.kind is FileKind.FILE and (old is None or (old.modified, old.size) != (info.modified, info.size))
+async def _seen_files(sandbox: Sandbox) -> set[int]:
+    """The files of the workspace as hashes: their names could be too much to keep."""
+    seen: set[int] = set()
+    async for info in sandbox.entries(WORKSPACE, depth=_DEPTH):
+        seen.add(_fingerprint(info))
+        if len(seen) > _MOST_FILES:
+            raise LimitReached(
+                f"the workspace has more than {_MOST_FILES:,} files",
+                remedy="use /execute, which does not look for new ones",
+            )
+    return seen
+
+
+async def _new_files(sandbox: Sandbox, before: set[int]) -> AsyncGenerator[FileInfo, None]:
+    async for info in sandbox.entries(WORKSPACE, depth=_DEPTH):
+        if info.kind is FileKind.FILE and _fingerprint(info) not in before:
+            yield info
+
+
+def _fingerprint(info: FileInfo) -> int:
+    return hash((info.path, info.kind, info.modified, info.size))
 
 
 async def read_files(call: Call, query: FilesQuery) -> Values | AsyncGenerator[Any, None]:

@@ -19,7 +19,7 @@ from warren.sessions.new_session import NewSession
 from warren.sessions.operations import files
 from warren.sessions.operations.call import Call, Handler, Values, perform, perform_stream
 from warren.sessions.operations.commands import run_to_end
-from warren.sessions.operations.sessions import check_labels, show
+from warren.sessions.operations.sessions import check_labels, show_page
 from warren.sessions.request_context import current_caller
 from warren.sessions.schemas import (
     Body,
@@ -199,9 +199,9 @@ async def cleanup(call: Call, body: WhichBody) -> Values:
 
 
 async def list_sessions(call: Call) -> Values:
-    """The newest thousand; /api/sessions has filters and pages."""
-    found = await call.sessions.list(call.tenant, Page(limit=1000))
-    return {"sessions": [show(call, session) for session in found], "count": len(found)}
+    """The newest thousand, fewer if their metadata is long; /api/sessions has filters and pages."""
+    shown, _ = await show_page(call, Page(limit=1000))
+    return {"sessions": shown, "count": len(shown)}
 
 
 async def _find(call: Call, session_id: str, thread_id: str) -> Session:

@@ -1,6 +1,6 @@
 """/api/audit and /api/usage: what was done, and what was used; /api/admin/audit and /api/admin/usage of all tenants.
 
-Without admin a caller sees the records of its own tenant, and nothing in the request can name another.
+Without admin or audit a caller sees the records of its own tenant, and nothing in the request can name another.
 """
 
 import re
@@ -12,7 +12,7 @@ from fastapi import Depends, Header, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from warren.http.context import Admin, Context, Ctx, JsonAnswer, Reader, new_router
+from warren.http.context import Auditor, Context, Ctx, JsonAnswer, Reader, new_router
 from warren.interfaces import audit
 from warren.model.audit import AuditEntry
 from warren.model.errors import InvalidRequest, NotFound
@@ -118,7 +118,7 @@ async def read_audit(context: Ctx, tenant: Reader, filters: Filters) -> Response
 
 
 @router.get("/admin/audit", response_model=DeedPage, summary="What was done, by all tenants or one")
-async def read_all_audit(context: Ctx, tenant: Admin, filters: Filters, of: OfTenant = "") -> Response:
+async def read_all_audit(context: Ctx, tenant: Auditor, filters: Filters, of: OfTenant = "") -> Response:
     """As `/api/audit`; also what belongs to no tenant, such as requests with a wrong key."""
     return await _find_entries(context, of or None, filters)
 
@@ -130,7 +130,7 @@ async def read_usage(context: Ctx, tenant: Reader, span: Span) -> Response:
 
 
 @router.get("/admin/usage", response_model=UsageTable, responses=_AS_TABLE, summary="What all tenants used, by day")
-async def read_all_usage(context: Ctx, tenant: Admin, span: Span, of: OfTenant = "") -> Response:
+async def read_all_usage(context: Ctx, tenant: Auditor, span: Span, of: OfTenant = "") -> Response:
     """As `/api/usage`."""
     return await _read_usage(context, of or None, span)
 

@@ -164,7 +164,7 @@ async def _send_output(socket: WebSocket, process: Process, context: Context, en
             await socket.send_bytes(chunk.data)
         else:
             await _send(socket, "output", encoder.show(chunk))
-    result = await process.wait()
+    result = await process.ended()
     note_end(result)
     await _send(socket, "result", end_view(result))
 

@@ -100,6 +100,22 @@ async def delete_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUse
     return Response(status_code=204)
 
 
+@router.post("/{webhook_id}/rotate", response_model=NewWebhookView, summary="Give a webhook a new secret")
+async def rotate_webhook(
+    webhook_id: WebhookId,
+    context: Ctx,
+    tenant: SessionUser,
+    keep_old_s: Annotated[
+        float, Query(ge=0, le=7 * 86400, description="The old one signs as well for so long")
+    ] = 86400,
+) -> Response:
+    """The new secret is in this answer and in no other. Until the old one ends, each message has a signature for both,
+    so that receivers can change over at any time in between."""
+    note(about=webhook_id)
+    hook, secret = await _webhooks(context).rotate(tenant, webhook_id, keep_old_s)
+    return JsonAnswer({**_show(hook), "secret": secret})
+
+
 @router.post("/{webhook_id}/test", response_model=PingView, summary="Send a ping to a webhook")
 async def test_webhook(webhook_id: WebhookId, context: Ctx, tenant: SessionUser) -> Response:
     """Makes one attempt at once, whatever events the webhook subscribes to, and answers with its outcome."""

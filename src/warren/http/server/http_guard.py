@@ -39,6 +39,7 @@ from warren.model.errors import HostNotAllowed, InvalidRequest, NotFound, Origin
 _log = get_log(__name__)
 
 MAX_BODY = 4 * 1024 * 1024
+MAX_PARAMETERS = 1000
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _CACHED_CHECKS = 256
 SECURITY_HEADERS = (
@@ -175,6 +176,8 @@ class HttpGuard:
             raise InvalidRequest("the request has more than one Host header")
         if host is None and scope["http_version"] != "1.0":
             raise InvalidRequest("the request has no Host header")
+        if scope["query_string"].count(b"&") >= MAX_PARAMETERS:
+            raise InvalidRequest(f"the query of the request has more than {MAX_PARAMETERS} parameters")
         refusal = self._find_refusal(host, headers.get(b"origin"))
         if refusal is not None:
             raise type(refusal)(refusal.message, remedy=refusal.remedy)

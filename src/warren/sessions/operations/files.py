@@ -2,7 +2,7 @@
 
 import contextlib
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -12,12 +12,15 @@ from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import FileNotFound, IsDirectory
 from warren.model.operations import Change, FileInfo, FileKind, Search, SearchMatch, SearchSummary, check_path
 from warren.model.spec import WORKSPACE
+from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import BytesHead, Call, Handler, Values
 from warren.sessions.output_events import Event, Events, close_source, with_keepalives
 from warren.sessions.schemas import ArchiveView, FileList, FileView, MoveBody, PathBody, file_view
 
 _MAX_MATCH_BYTES: Final = 4 * 1024 * 1024
 _MATCH_OVERHEAD: Final = 100  # bytes of a match as JSON, beside its path and text
+_MAX_SHORT_BYTES: Final = 256 * 1024  # longer answers are written piece by piece
+_ENTRY_BYTES: Final = 200  # of an entry as JSON, beside its path and target
 _MAX_LINKS: Final = 40  # as many as the kernel follows
 TAR: Final = "application/x-tar"
 BINARY: Final = "application/octet-stream"
@@ -122,8 +125,32 @@ class FoundView(BaseModel):
 
 async def list_files(call: Call, query: ListQuery) -> Values:
     """Links in it are shown as links, not followed."""
-    found = await call.sandbox.list(query.path, depth=query.depth, user=query.user)
-    return {"path": check_path(query.path), "files": [file_view(info) for info in found]}
+    entries = call.sandbox.entries(query.path, depth=query.depth, user=query.user)
+    return {"path": check_path(query.path), "files": await show_files(call, entries)}
+
+
+async def show_files(call: Call, entries: AsyncIterator[FileInfo]) -> list[Values] | LongList:
+    """All of a short list. Of a long one the beginning is read here, and raises what is wrong with the path."""
+    begun, size = list[Values](), 0
+    async for info in entries:
+        begun.append(file_view(info))
+        size += len(info.path) + len(info.target) + _ENTRY_BYTES
+        if size > _MAX_SHORT_BYTES:
+            return LongList(_show_long(call, begun, entries))
+    return begun
+
+
+async def _show_long(call: Call, begun: list[Values], entries: AsyncIterator[FileInfo]) -> AsyncGenerator[Values, None]:
+    """The session is in use for as long as the list takes."""
+    try:
+        async with call.sessions.using(call.tenant, call.session_id):
+            for values in begun:
+                yield values
+            begun.clear()
+            async for info in entries:
+                yield file_view(info)
+    finally:
+        await close_source(entries)
 
 
 async def stat_file(call: Call, query: PathQuery) -> Values:
@@ -233,13 +260,17 @@ async def search_files(call: Call, query: SearchQuery) -> Values:
             if event is None:
                 continue
             if event.kind == "summary":
-                return {"matches": matches, "summary": event.values}
+                return _show_matches(matches, size, event.values)
             size += len(event.values["path"]) + len(event.values["text"]) + _MATCH_OVERHEAD
             if size > _MAX_MATCH_BYTES:
                 break
             matches.append(event.values)
     summary = asdict(SearchSummary(len(matches)))
-    return {"matches": matches, "summary": {**summary, "truncated_by": "answer_bytes"}}
+    return _show_matches(matches, size, {**summary, "truncated_by": "answer_bytes"})
+
+
+def _show_matches(matches: list[Values], size: int, summary: Values) -> Values:
+    return {"matches": matches if size <= _MAX_SHORT_BYTES else LongList(matches), "summary": summary}
 
 
 async def stream_search(call: Call, query: SearchQuery) -> Events:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal as signals
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
@@ -10,6 +11,8 @@ from pydantic import BaseModel, Field
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest, ProcessNotFound
 from warren.model.operations import Chunk, ProcessInfo, TerminalSize
+from warren.pacing import Pace
+from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, Reply, Values
 from warren.sessions.operations.commands import EVENTS, Encoding
 from warren.sessions.output_events import Encoder, Events, close_source, process_events
@@ -29,6 +32,9 @@ from warren.sessions.schemas import (
 )
 
 _MAX_OUTPUT: Final = 8 * 1024 * 1024
+_PIECE: Final = 64 * 1024  # longer chunks are cut
+_FEW: Final = 100
+_MOST_CHUNKS: Final = 10_000  # in one answer; the caller goes on from its end
 _MAX_WAIT_S: Final = 300.0
 _READ_S: Final = 10.0  # for output that was written before; if the agent has not kept it, waiting does not help
 
@@ -52,7 +58,8 @@ async def start_process(call: Call, body: ProcessBody) -> Values:
 
 async def list_processes(call: Call) -> Values:
     """Running processes, and ended ones that were not forgotten. Looking does not count as use."""
-    return {"processes": [process_view(info) for info in await call.sandbox.processes()]}
+    shown = [process_view(info) for info in await call.sandbox.processes()]
+    return {"processes": shown if len(shown) <= _FEW else LongList(shown)}
 
 
 async def get_process(call: Call) -> Values:
@@ -68,18 +75,18 @@ async def read_output(call: Call, query: OutputQuery) -> Values:
     process = await call.sandbox.process(call.process_id)
     offset, chunks = query.offset, list[Chunk]()
     if offset < info.bytes_total or (info.running and query.wait_s):
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(query.wait_s if offset >= info.bytes_total else _READ_S):
-                chunks = await _read_chunks(process, offset, max(info.bytes_total, offset + 1), query.limit)
-        except TimeoutError:
-            pass
-    shown = _show(chunks, query.encoding)
-    if shown and shown[-1]["next_offset"] <= offset:
+                await _read_chunks(process, offset, max(info.bytes_total, offset + 1), query.limit, chunks)
+    end = await _end_of(chunks, query)
+    final = bool(chunks) and end <= offset
+    if final:
         # Only a part of a character came. It is shown as a broken one, else the caller would ask for it for ever.
-        shown = _show(chunks, query.encoding, final=True)
-    end = shown[-1]["next_offset"] if shown else offset
+        end = chunks[-1].offset + len(chunks[-1].data)
+    shown = _show(chunks, query.encoding, final=final)
     still_runs = (await _find(call.sandbox, call.process_id)).running
-    return {"chunks": shown, "next_offset": end, "running": still_runs}
+    is_long = len(chunks) > _FEW or end - offset > _PIECE
+    return {"chunks": LongList(shown) if is_long else list(shown), "next_offset": end, "running": still_runs}
 
 
 async def follow_output(call: Call, query: OutputQuery) -> Events:
@@ -98,24 +105,35 @@ def _event_offset(last_event_id: str) -> int:
     return int(last_event_id)
 
 
-def _show(chunks: list[Chunk], encoding: str, *, final: bool = False) -> list[Values]:
+async def _end_of(chunks: Sequence[Chunk], query: OutputQuery) -> int:
+    """Where the next answer begins: at the bytes of a character that is not complete."""
+    end, encoder, pace = query.offset, Encoder(query.encoding), Pace()
+    for chunk in chunks:
+        end = encoder.show(chunk)["next_offset"]
+        await pace.give_way()
+    return end
+
+
+def _show(chunks: Sequence[Chunk], encoding: str, *, final: bool) -> Iterator[Values]:
     encoder = Encoder(encoding)
-    return [encoder.show(chunk, final=final and chunk is chunks[-1]) for chunk in chunks]
+    for chunk in chunks:
+        yield encoder.show(chunk, final=final and chunk is chunks[-1])
 
 
-async def _read_chunks(process: Process, offset: int, until: int, limit: int) -> list[Chunk]:
-    """Chunks from `offset` up to `until`, or to the limit."""
-    chunks: list[Chunk] = []
-    source = process.output(offset)
+async def _read_chunks(process: Process, offset: int, until: int, limit: int, chunks: list[Chunk]) -> None:
+    """Adds chunks from `offset` up to `until`, or to the limit."""
+    room, source, pace = limit, process.output(offset), Pace()
     try:
         async for chunk in source:
-            room = limit - sum(len(taken.data) for taken in chunks)
-            chunks.append(Chunk(chunk.stream, chunk.offset, chunk.data[:room]))
-            if chunk.offset + len(chunk.data) >= until or len(chunk.data) >= room:
+            for at in range(0, min(len(chunk.data), room), _PIECE):
+                piece = chunk.data[at : min(at + _PIECE, room)]
+                chunks.append(Chunk(chunk.stream, chunk.offset + at, piece))
+            room -= len(chunk.data)
+            if chunk.offset + len(chunk.data) >= until or room <= 0 or len(chunks) >= _MOST_CHUNKS:
                 break
+            await pace.give_way()
     finally:
         await close_source(source)
-    return chunks
 
 
 async def wait_for_process(call: Call, query: WaitQuery) -> Reply:

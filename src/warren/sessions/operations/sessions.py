@@ -1,18 +1,28 @@
 """Creates, shows, keeps alive, changes and ends sessions."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
 from warren.interfaces.store import Page
 from warren.model.errors import InvalidRequest
 from warren.model.session import MAX_METADATA, Session, SessionState
+from warren.pacing import Pace
+from warren.sessions.long_values import LongList
 from warren.sessions.operations.call import Call, Handler, OperationContext, Reply, Values
 from warren.sessions.schemas import PatchBody, SessionBody, SessionPage, SessionView, isolation_view, session_view
 
 LISTS = frozenset({"state", "metadata"})
 """Query parameters that may come several times."""
+
+
+_FIRST_STEP: Final = 10
+_LONG_STEP: Final = 250
+_FEW: Final = 250
+_SHORT_BYTES: Final = 256 * 1024
+_MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
 
 
 class SessionsQuery(BaseModel):
@@ -40,19 +50,49 @@ async def create_session(call: Call, body: SessionBody | None) -> Reply:
 
 
 async def list_sessions(call: Call, query: SessionsQuery) -> Values:
-    """Newest first. Looking does not count as use."""
+    """Newest first. Looking does not count as use. A page may have fewer than `limit` if their metadata is long."""
     chosen: dict[str, Any] = {"states": frozenset(query.state)} if query.state else {}
     page = Page(
         thread_id=query.thread_id,
         environment=query.environment,
         metadata=read_pairs(query.metadata or []),
         after=query.after,
-        limit=query.limit + 1,
+        limit=query.limit,
         **chosen,
     )
-    found = list(await call.sessions.list(call.tenant, page))
-    more = found[query.limit - 1].id if len(found) > query.limit else None
-    return {"sessions": [show(call, session) for session in found[: query.limit]], "next": more}
+    shown, more = await show_page(call, page)
+    return {"sessions": shown, "next": more}
+
+
+async def show_page(call: Call, page: Page) -> tuple[list[Values] | LongList, str | None]:
+    """The sessions of the page, and the id after which the next page begins.
+
+    They are read some at a time, and the page ends early when they are long: each may hold hundreds of KiB.
+    """
+    found: list[Session] = []
+    size, step, pace = 0, _FIRST_STEP, Pace()
+    while True:
+        wanted = min(step, page.limit + 1 - len(found))
+        some = await call.sessions.list(call.tenant, replace(page, limit=wanted))
+        found += some
+        size += sum(map(_weight, some))
+        if len(some) < wanted:
+            more = None
+            break
+        if len(found) > page.limit or size > _MAX_PAGE_BYTES:
+            found = found[: page.limit] if len(found) > page.limit else found
+            more = found[-1].id
+            break
+        page = replace(page, after=some[-1].id)
+        step = _LONG_STEP if size < _SHORT_BYTES else _FIRST_STEP
+        await pace.give_way()
+    views = (show(call, session) for session in found)
+    return (list(views) if size < _SHORT_BYTES and len(found) <= _FEW else LongList(views, len(found))), more
+
+
+def _weight(session: Session) -> int:
+    texts = (*session.metadata.items(), *session.env.items())
+    return sum(len(name) + len(value) for name, value in texts)
 
 
 def read_pairs(metadata: Sequence[str]) -> dict[str, str]:

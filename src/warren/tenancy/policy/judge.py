@@ -7,6 +7,7 @@ program does, is for the sandbox to contain.
 
 from dataclasses import dataclass
 
+from warren.model.command_output import output_of
 from warren.model.operations import Command, ExecResult, Reason
 from warren.model.policy import Policy, PolicyMode
 from warren.tenancy.policy.expand import expand
@@ -80,7 +81,7 @@ def refusal(verdict: PolicyVerdict) -> ExecResult:
     """The result of a command that was not run."""
     said = f"warren: refused by policy: {verdict.words}\n"
     return ExecResult(
-        exit_code=REFUSED_EXIT_CODE, stdout="", stderr=said, output=said, reason=Reason.REFUSED, signal=None,
+        exit_code=REFUSED_EXIT_CODE, written=output_of(stderr=said), reason=Reason.REFUSED, signal=None,
         duration_ms=0.0, cpu_ms=0.0, bytes_total=len(said.encode(errors="replace")), truncated=False,
     )  # fmt: skip
 

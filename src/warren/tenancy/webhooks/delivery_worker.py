@@ -277,7 +277,7 @@ class DeliveryWorker:
     async def _send(self, hook: Webhook, message: Message) -> DeliveryOutcome:
         body = message.body.encode()
         try:
-            headers = sign([self._registry.secret_of(hook)], message.id, int(self._clock.wall()), body)
+            headers = sign(self._registry.secrets_of(hook), message.id, int(self._clock.wall()), body)
             response = await self._sender.send(hook.url, body, headers)
         except WarrenError as exc:
             return DeliveryOutcome(error=exc.message[:_EXCERPT], retryable=exc.retryable)

@@ -96,6 +96,12 @@ class Webhooks:
         self._cache.pop(tenant, None)
         await self._queues.clear(hook_id)
 
+    async def rotate(self, tenant: str, hook_id: str, keep_old_s: float) -> tuple[Webhook, str]:
+        """Gives the webhook a new secret, and returns it; nobody can show it again."""
+        made = await self._registry.rotate(tenant, hook_id, keep_old_s)
+        self._cache.pop(tenant, None)
+        return made
+
     async def test(self, tenant: str, hook_id: str) -> DeliveryOutcome:
         """Sends a `ping` now, once, whatever events the webhook wants."""
         hook = await self._registry.get(tenant, hook_id)
@@ -128,6 +134,10 @@ class Webhooks:
 
     async def run(self) -> None:
         """Delivers until it is cancelled."""
+        try:
+            await self._registry.renew_encryption()
+        except WarrenError as exc:
+            _log.warning("webhook_secrets_not_renewed", action="at_next_start", error=exc)
         await self._worker.run()
 
     async def close(self) -> None:

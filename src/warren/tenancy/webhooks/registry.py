@@ -35,7 +35,8 @@ _log = get_log("warren.webhooks")
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """`secret` may be encrypted, see `WebhookRegistry.secret_of`. `disabled` says why it is; empty: it is not."""
+    """`secret` may be encrypted, see `WebhookRegistry.secrets_of`. Until `old_until` messages are signed with the
+    `old_secret` as well. `disabled` says why it is; empty: it is not."""
 
     id: str
     tenant: str
@@ -46,6 +47,9 @@ class Webhook:
     sealed: bool = False
     disabled: str = ""
     description: str = ""
+    old_secret: str = field(default="", repr=False)
+    old_sealed: bool = False
+    old_until: float = 0.0
 
     def wants(self, kind: str) -> bool:
         return not self.disabled and (EVERYTHING in self.events or kind in self.events)
@@ -137,9 +141,49 @@ class WebhookRegistry:
             if await self._records.put(_record(changed, record.version + 1)):
                 return
 
-    def secret_of(self, hook: Webhook) -> str:
-        """Raises Unavailable if it was encrypted with a key that this server does not have."""
-        return decrypt(self._encryption, hook.secret, _purpose(hook.id)) if hook.sealed else hook.secret
+    async def rotate(self, tenant: str, hook_id: str, keep_old_s: float) -> tuple[Webhook, str]:
+        """Gives the webhook a new secret, which nobody can show again. For `keep_old_s` messages are signed with the
+        old one, too."""
+        while True:
+            record = await self._record_of(tenant, hook_id)
+            hook, secret = _read(record), new_secret()
+            changed = replace(
+                hook,
+                secret=self._encryption.encrypt(secret, _purpose(hook_id)) if self._encryption else secret,
+                sealed=self._encryption is not None,
+                old_secret=hook.secret if keep_old_s else "",
+                old_sealed=hook.sealed,
+                old_until=self._clock.wall() + keep_old_s,
+            )
+            if await self._records.put(_record(changed, record.version + 1)):
+                return changed, secret
+
+    async def renew_encryption(self) -> None:
+        """Encrypts all secrets with this server's first key, so that the other keys are no longer needed for them."""
+        if self._encryption is None:
+            return
+        async for hook_id in self.ids():
+            try:
+                await self._renew(hook_id, self._encryption)
+            except Unavailable as exc:
+                _log.warning("webhook_secret_not_renewed", webhook=hook_id, error=exc)
+
+    async def _renew(self, hook_id: str, encryption: Encryption) -> None:
+        while (record := await self._records.get(_KIND, hook_id)) is not None:
+            hook = _read(record)
+            values = {"secret": hook.secret} if hook.sealed else {}
+            values |= {"old_secret": hook.old_secret} if hook.old_secret and hook.old_sealed else {}
+            fresh = {name: encryption.renew(value, _purpose(hook_id)) for name, value in values.items()}
+            if fresh == values or await self._records.put(_record(replace(hook, **fresh), record.version + 1)):  # type: ignore[arg-type]
+                return
+
+    def secrets_of(self, hook: Webhook) -> Sequence[str]:
+        """What its messages are signed with, the newest first. Raises Unavailable if a secret was encrypted with a key
+        that this server does not have."""
+        kept = [(hook.secret, hook.sealed)]
+        if hook.old_secret and self._clock.wall() < hook.old_until:
+            kept.append((hook.old_secret, hook.old_sealed))
+        return [decrypt(self._encryption, text, _purpose(hook.id)) if sealed else text for text, sealed in kept]
 
 
 def read_events(names: Sequence[str]) -> tuple[str, ...]:
@@ -174,7 +218,11 @@ def _purpose(hook_id: str) -> str:
 
 
 def _record(hook: Webhook, version: int) -> Record:
-    return Record(_KIND, hook.id, json.dumps(asdict(hook)), version, group=hook.tenant)
+    values = asdict(hook)
+    if not hook.old_secret:  # a server of an earlier version, which shares the store, knows no such fields
+        for name in ("old_secret", "old_sealed", "old_until"):
+            del values[name]
+    return Record(_KIND, hook.id, json.dumps(values), version, group=hook.tenant)
 
 
 def _read(record: Record) -> Webhook:

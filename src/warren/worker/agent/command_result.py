@@ -1,12 +1,12 @@
 """Turns what the agent reports about a command into the result that its caller gets."""
 
-import codecs
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
+from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, ExecResult, ProcessInfo, Reason, check_path
-from warren.worker.agent.link import Output, printable
-from warren.worker.agent.wire import EndReason, Fields, Flag, StreamNumber, Tag, fields
+from warren.worker.agent.link import printable
+from warren.worker.agent.wire import EndReason, Fields, Flag, Tag, fields
 
 _REASONS = {
     int(EndReason.EXITED): Reason.EXITED,
@@ -46,74 +46,22 @@ def start_payload(command: Command, process_id: str, base_env: bytes, flags: int
     return fields(items) + base_env
 
 
-def gap_line(missing: int) -> str:
-    return f"\n[... {missing:,} bytes not kept ...]\n"
-
-
-def join_output(outputs: Sequence[Output], total: int) -> tuple[str, str, str]:
-    """Returns stdout, stderr and both in order, with a line where output is missing.
-
-    A character that was split between two writes is joined again, even if the other stream wrote in between. Nobody
-    knows how much of a gap belongs to which stream, so both streams show the whole gap.
-    """
-    if not outputs:
-        return ("", "", gap_line(total)) if total else ("", "", "")
-    streams = {output.stream for output in outputs}
-    if len(streams) == 1 and sum(len(output.data) for output in outputs) == total:
-        text = b"".join(output.data for output in outputs).decode("utf-8", "replace")
-        return ("", text, text) if streams == {StreamNumber.STDERR} else (text, "", text)
-    return _join_streams(outputs, total, streams)
-
-
-def _join_streams(outputs: Iterable[Output], total: int, streams: set[int]) -> tuple[str, str, str]:
-    decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in streams}
-    single: dict[int, list[str]] = {stream: [] for stream in streams}
-    both: list[str] = []
-    at = 0
-
-    def add(stream: int, text: str) -> None:
-        single[stream].append(text)
-        both.append(text)
-
-    def add_gap(missing: int) -> None:
-        for stream, decoder in decoders.items():
-            add(stream, decoder.decode(b"", final=True))
-            decoder.reset()
-            single[stream].append(gap_line(missing))
-        both.append(gap_line(missing))
-
-    for output in outputs:
-        if output.offset > at:
-            add_gap(output.offset - at)
-        add(output.stream, decoders[output.stream].decode(output.data))
-        at = output.offset + len(output.data)
-    if total > at:
-        add_gap(total - at)
-    for stream, decoder in decoders.items():
-        add(stream, decoder.decode(b"", final=True))
-    first = "".join("".join(parts) for stream, parts in single.items() if stream != StreamNumber.STDERR)
-    return first, "".join(single.get(StreamNumber.STDERR, [])), "".join(both)
-
-
-def exec_result(end: Fields, outputs: Sequence[Output], process_id: str, *, oom: bool = False) -> ExecResult:
+def exec_result(end: Fields, written: CommandOutput, process_id: str, *, oom: bool = False) -> ExecResult:
     """The result of a command that has ended. Raises ProtocolError if the agent's report contradicts itself."""
     total = end.number(Tag.BYTES)
-    kept = sum(len(output.data) for output in outputs)
-    if total < kept or (outputs and outputs[-1].offset + len(outputs[-1].data) > total):
+    if total < written.end:
         raise ProtocolError("a command with more output than it wrote")
+    written.total = total
     signal, reason = end.number(Tag.SIGNAL), parse_reason(end)
-    stdout, stderr, both = join_output(outputs, total)
     return ExecResult(
         exit_code=parse_exit_code(end),
-        stdout=stdout,
-        stderr=stderr,
-        output=both,
+        written=written,
         reason=Reason.OOM if oom and reason in (Reason.EXITED, Reason.SIGNAL) else reason,
         signal=signal if 0 < signal < 128 else None,
         duration_ms=end.number(Tag.DURATION_US) / 1000,
         cpu_ms=end.number(Tag.CPU_US) / 1000,
         bytes_total=total,
-        truncated=total > kept,
+        truncated=total > written.kept,
         killed=end.number(Tag.KILLED),
         survivors=end.number(Tag.SURVIVORS),
         background=end.number(Tag.BACKGROUND),
@@ -123,7 +71,7 @@ def exec_result(end: Fields, outputs: Sequence[Output], process_id: str, *, oom:
 
 def lost_result(why: str, process_id: str) -> ExecResult:
     return ExecResult(
-        exit_code=-1, stdout="", stderr=why, output=why, reason=Reason.SANDBOX_LOST, signal=None,
+        exit_code=-1, written=output_of(stderr=why), reason=Reason.SANDBOX_LOST, signal=None,
         duration_ms=0.0, cpu_ms=0.0, bytes_total=0, truncated=False, process_id=process_id,
     )  # fmt: skip
 

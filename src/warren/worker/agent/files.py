@@ -32,6 +32,7 @@ from warren.model.operations import (
     check_path,
     check_user,
 )
+from warren.pacing import Pace
 from warren.worker.agent.link import AgentLink, Channel, Reply
 from warren.worker.agent.process import send_all
 from warren.worker.agent.tar_stream import BLOCK, Member, TarReader, header, padding, trailer
@@ -49,7 +50,8 @@ from warren.worker.agent.wire import (
     record,
 )
 
-MAX_ENTRIES = 200_000
+MAX_LIST_BYTES = 32 * 1024 * 1024
+_ENTRY_BYTES = 400  # of a FileInfo, beside its texts
 _KINDS = {
     int(Kind.FILE): FileKind.FILE,
     int(Kind.DIRECTORY): FileKind.DIRECTORY,
@@ -105,16 +107,23 @@ class AgentFiles:
             return _file_info(channel, end.fields, check_path(path))
 
     async def list(self, path: str, *, depth: int = 1, user: str = "") -> Sequence[FileInfo]:
+        found: list[FileInfo] = []
+        size = 0
+        async with contextlib.aclosing(self.entries(path, depth=depth, user=user)) as entries:
+            async for info in entries:
+                found.append(info)
+                size += len(info.path) + len(info.target) + _ENTRY_BYTES
+                if size > MAX_LIST_BYTES:
+                    raise LimitReached(f"the list of {path!r} is too long", remedy="list less deep")
+        return found
+
+    async def entries(self, path: str, *, depth: int = 1, user: str = "") -> AsyncGenerator[FileInfo, None]:
         if not 1 <= depth <= 1000:
             raise InvalidRequest(f"a depth of {depth} cannot be: 1 to 1000")
-        found: list[FileInfo] = []
         base = check_path(path)
         async with self._operation(FileOp.LIST, path, user, (Tag.DEPTH, depth)) as channel:
             async for entry in _records(channel):
-                found.append(_file_info(channel, entry, base))
-                if len(found) > MAX_ENTRIES:
-                    raise LimitReached(f"{path!r} has more than {MAX_ENTRIES:,} entries", remedy="list less deep")
-        return found
+                yield _file_info(channel, entry, base)
 
     async def stat(self, path: str, *, user: str = "") -> FileInfo:
         async with self._operation(FileOp.STAT, path, user) as channel:
@@ -131,7 +140,7 @@ class AgentFiles:
 
     async def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]:
         async with self._operation(FileOp.PACK, path, user) as channel:
-            records = Records()
+            records, pace = Records(), Pace()
             left = pad = 0
             while isinstance(data := await channel.take(), bytes):
                 records.add(data)
@@ -150,6 +159,7 @@ class AgentFiles:
                         break
                     yield header(member)
                     left = pad = member.size
+                    await pace.give_way()
             if left or len(records):
                 raise channel.violation("a packed directory that ends in the middle")
             yield trailer()
@@ -239,11 +249,12 @@ async def _send_and_wait(channel: Channel, sending: Coroutine[None, None, None])
 
 
 async def _records(channel: Channel) -> AsyncIterator[Fields]:
-    records = Records()
+    records, pace = Records(), Pace()
     while isinstance(data := await channel.take(), bytes):
         records.add(data)
         while (found := _next_record(channel, records)) is not None:
             yield found
+            await pace.give_way()
     if len(records):
         raise channel.violation("a list that ends in the middle of a record")
 

@@ -52,6 +52,7 @@ from warren.worker.agent.wire import (
 from warren.worker.agent.wire import output as parse_output
 
 SCRATCH_BYTES = 256 * 1024
+_FRAMES_AT_ONCE = 1000
 SOCKET_NAME = "agent.sock"
 
 _MAX_CHANNEL = (1 << 32) - 1
@@ -343,6 +344,7 @@ class AgentLink(asyncio.BufferedProtocol):
         self._scratch = _scratch()
         self._part = memoryview(b"")
         self._part_filled = 0
+        self._put_off = memoryview(b"")
         self._hello: asyncio.Future[Fields] = self._loop.create_future()
         self.last_file_op = int(FileOp.WATCH)
         self._violation = ""
@@ -551,22 +553,29 @@ class AgentLink(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._ended:
             return
+        if not self._part:
+            self._parse(self._scratch[:nbytes])
+            return
+        self._part_filled += nbytes
+        if self._part_filled == len(self._part):
+            part, self._part = self._part, memoryview(b"")
+            self._parse(part)
+
+    def _parse(self, data: memoryview) -> None:
         try:
-            if self._part:
-                self._part_filled += nbytes
-                if self._part_filled == len(self._part):
-                    part, self._part = self._part, memoryview(b"")
-                    self._split_frames(part)
-            else:
-                self._split_frames(self._scratch[:nbytes])
+            self._split_frames(data)
         except ProtocolError as exc:
             self.cut_off(exc.message)
         except Exception as exc:
             self.cut_off(f"a frame could not be handled ({type(exc).__name__}: {exc})")
 
     def _split_frames(self, data: memoryview) -> None:
-        at, end = 0, len(data)
+        at, end, frames = 0, len(data), 0
         while end - at >= _HEADER_SIZE:
+            if frames == _FRAMES_AT_ONCE:
+                self._continue_later(data[at:])
+                return
+            frames += 1
             length, number, kind = HEADER.unpack_from(data, at)
             if length > MAX_FRAME_IN:
                 raise ProtocolError(f"a frame of {length} bytes, at most {MAX_FRAME_IN} are allowed")
@@ -582,6 +591,21 @@ class AgentLink(asyncio.BufferedProtocol):
             at = after
         if at < end:
             self._keep_part(data[at:], _HEADER_SIZE)
+
+    def _continue_later(self, data: memoryview) -> None:
+        """Puts frames off until others had their turn: thousands of tiny ones fit into the buffer."""
+        assert self._transport is not None
+        self._put_off = memoryview(bytes(data))
+        self._transport.pause_reading()
+        self._loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        data, self._put_off = self._put_off, memoryview(b"")
+        if self._ended:
+            return
+        self._parse(data)
+        if not self._put_off and not self._ended and self._transport is not None:
+            self._transport.resume_reading()
 
     def _keep_part(self, data: memoryview, size: int) -> None:
         part = memoryview(bytearray(size))

@@ -9,11 +9,14 @@ import contextlib
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 
 import anyio
 
+from warren.model.command_output import CommandOutput
 from warren.model.errors import InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost
-from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
+from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
+from warren.pacing import Pace
 from warren.worker.agent.command_result import (
     OomTracker,
     base_env_fields,
@@ -39,9 +42,9 @@ from warren.worker.agent.wire import (
 
 NO_REPLAY = 1 << 63
 MAX_PROCESSES = 100_000
-_MAX_KEEP = 1 << 30
 _LEAST_KEPT = 1 << 20  # the agent keeps at least this much output of a command that can be followed
 _SLACK_BYTES = 64 * 1024
+_PACED = 100  # pieces of output that are taken in one go
 _HANG_S = 30.0
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _STDIN, _DEFER, _ONCE = int(Flag.STDIN), int(Flag.DEFER), int(Flag.ONCE)
@@ -114,7 +117,7 @@ class Commands:
 
     async def _collect(
         self, channel: Channel, keep: int, deadline_s: float | None = None
-    ) -> tuple[Fields, list[Output]]:
+    ) -> tuple[Fields, CommandOutput]:
         if deadline_s is None:
             return await _collect(channel, keep)
         timer = asyncio.get_running_loop().call_later(deadline_s, _give_up, channel)
@@ -137,7 +140,7 @@ class Commands:
             self._post_kill(process_id, grace_s)
             await channel.last()
 
-    def _result(self, channel: Channel, end: Fields, outputs: Sequence[Output], process_id: str) -> ExecResult:
+    def _result(self, channel: Channel, end: Fields, outputs: CommandOutput, process_id: str) -> ExecResult:
         try:
             code, signal = parse_exit_code(end), end.number(Tag.SIGNAL)
             return exec_result(end, outputs, process_id, oom=self._oom.end(process_id, code, signal))
@@ -206,7 +209,7 @@ class Commands:
             held.close()
         try:
             channel, end, _ = await self._wait_for_end(process_id, NO_REPLAY)
-            outputs: list[Output] = []
+            outputs = CommandOutput()
             with contextlib.suppress(ProcessNotFound):  # another caller has forgotten it: its output is gone
                 channel, end, outputs = await self._wait_for_end(process_id, 0)
         except SandboxLost as exc:
@@ -218,12 +221,13 @@ class Commands:
             channel, end, _ = await self._wait_for_end(process_id, NO_REPLAY)
         except SandboxLost as exc:
             return lost_result(exc.message, process_id)
-        return self._result(channel, end, [], process_id)
+        result = self._result(channel, end, CommandOutput(), process_id)
+        return replace(result, truncated=bool(end.number(Tag.TRUNCATED)))
 
-    async def _wait_for_end(self, process_id: str, offset: int) -> tuple[Channel, Fields, list[Output]]:
+    async def _wait_for_end(self, process_id: str, offset: int) -> tuple[Channel, Fields, CommandOutput]:
         channel = await self._link.open(Request.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW))
         try:
-            return channel, *await self._collect(channel, max(self._keep.get(process_id, _MAX_KEEP), _LEAST_KEPT))
+            return channel, *await self._collect(channel, max(self._keep.get(process_id, MAX_KEEP_BYTES), _LEAST_KEPT))
         finally:
             channel.close()
 
@@ -348,18 +352,18 @@ async def send_all(channel: Channel, source: bytes | AsyncIterable[bytes]) -> No
             await source.aclose()
 
 
-async def _collect(channel: Channel, keep: int) -> tuple[Fields, list[Output]]:
+async def _collect(channel: Channel, keep: int) -> tuple[Fields, CommandOutput]:
     """Returns the end and all the output that the agent kept, and rejects more than it was told to keep."""
-    outputs: list[Output] = []
-    at = size = 0
+    outputs, pace, count = CommandOutput(), Pace(), 0
     while True:
         item = await channel.take()
         if type(item) is Output:
-            size += len(item.data)
-            if item.offset < at or size > keep + _SLACK_BYTES:
+            if item.offset < outputs.end or outputs.kept + len(item.data) > keep + _SLACK_BYTES:
                 raise channel.violation("output that goes backwards, or more than was to be kept")
-            at = item.offset + len(item.data)
-            outputs.append(item)
+            outputs.add(*item)
+            count += 1
+            if not count % _PACED:
+                await pace.give_way()
         elif type(item) is Reply and item.kind == Response.EXIT:
             return item.fields, outputs
         elif type(item) is Reply and item.kind == Response.DONE:

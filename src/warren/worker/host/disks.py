@@ -116,11 +116,12 @@ class Disks:
         # A stock that cannot be refilled is no error yet: `take` makes its own copy, and raises if that fails too.
         with suppress(ProviderUnavailable, NoSpace, FileNotFoundError):
             await self.prepare(size_mb, self._stock)
-        await asyncio.to_thread(self._remove_unused)
 
     async def _add(self, size_mb: int) -> None:
         folder = self._folder(size_mb)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            await asyncio.to_thread(self._remove_unused)
         name = secrets.token_hex(8)
         temporary = folder / f".{name}"
         try:
@@ -139,7 +140,11 @@ class Disks:
         return False
 
     def _ready(self, size_mb: int) -> list[Path]:
-        return list(self._folder(size_mb).glob("[!.]*.img"))
+        folder = self._folder(size_mb)
+        try:
+            return [folder / name for name in os.listdir(folder) if name.endswith(".img") and name[0] != "."]
+        except FileNotFoundError:
+            return []
 
     def _folder(self, size_mb: int) -> Path:
         return self._directory / f"stock-{size_mb}"

@@ -14,9 +14,10 @@ from warren.model.spec import MIB, WORKSPACE, Isolation, Layer
 from warren.worker.host.process_facts import Facts, Mount, ext4_room, gather
 from warren.worker.host.seccomp_program import SystemCallFilter
 
-__all__ = ["ALL_BUT_KERNEL", "GROWING", "UNREADABLE", "Evidence", "Wanted", "check", "gather", "judge"]
+__all__ = ["GROWING", "PROMISED", "UNREADABLE", "Evidence", "Wanted", "check", "gather", "judge"]
 
-ALL_BUT_KERNEL: Final = frozenset(Layer) - {Layer.GUEST_KERNEL}
+# Without a limit of socket buffers a v1 kernel still makes good sandboxes; the worker's log and the doctor say it.
+PROMISED: Final = frozenset(Layer) - {Layer.GUEST_KERNEL, Layer.SOCKET_LIMIT}
 
 GROWING: Final = frozenset(
     {
@@ -24,6 +25,7 @@ GROWING: Final = frozenset(
         Layer.MASKED_PATHS,
         Layer.MOUNT_FLAGS,
         Layer.LOOPBACK_ONLY,
+        Layer.SOCKET_LIMIT,
         Layer.RLIMITS,
         Layer.INODE_LIMIT,
         Layer.NO_HOST_FILES,
@@ -62,14 +64,15 @@ _BYTES_PER_INODE: Final = 4096
 class Wanted:
     """What a sandbox was to have.
 
-    `uids` are the host uids that belong to it alone. `memory` and `disk` are in bytes. `rlimits` are the highest values
-    by the name in /proc/PID/limits. `closed` are writable mounts that no command can write to, because only the agent
-    may enter them.
+    `uids` are the host uids that belong to it alone. `memory` and `disk` are in bytes. `sockets_apart`: their buffers
+    do not count as memory (cgroup v1). `rlimits` are the highest values by the name in /proc/PID/limits. `closed` are
+    writable mounts that no command can write to, because only the agent may enter them.
     """
 
     uids: range
     capabilities: frozenset[str]
     memory: int
+    sockets_apart: bool
     cpus: float
     pids: int
     disk: int
@@ -173,6 +176,11 @@ def _judge_resources(facts: Facts, found: Evidence, wanted: Wanted) -> None:
         found.note(Layer.SWAP_OFF, True, "the host has no swap")
     else:
         found.note(Layer.SWAP_OFF, limits.swap == 0, f"swap limit {limits.swap}")
+    if wanted.sockets_apart:
+        in_bounds = limits.sockets is not None and limits.sockets <= wanted.memory
+        found.note(Layer.SOCKET_LIMIT, in_bounds, f"buffers of sockets: at most {limits.sockets} bytes")
+    else:
+        found.note(Layer.SOCKET_LIMIT, limits.memory is not None, "buffers of sockets count as memory")
     in_bounds = limits.cpus is not None and limits.cpus <= wanted.cpus + _CPU_SLACK
     found.note(Layer.CPU_LIMIT, in_bounds, f"cpu limit {limits.cpus} cores, of {wanted.cpus}")
     in_bounds = limits.pids is not None and limits.pids <= wanted.pids

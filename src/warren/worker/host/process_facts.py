@@ -5,6 +5,7 @@ directory are looked at through the links of /proc, which lead to the object its
 the disk through its block device.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from warren.worker.host.cgroups import CgroupLimits
 from warren.worker.host.seccomp_program import ProgramReader, Unreadable
 
 NAMESPACES: Final = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
+_GONE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # the last is what a zombie's mounts answer
 _PIECE: Final = 16384
 _EXT4_SUPERBLOCK: Final = 1024
 _EXT4_MAGIC: Final = 0xEF53
@@ -43,19 +45,26 @@ class MountTable:
 
     def __init__(self, mounts: Iterable[Mount]) -> None:
         self.mounts = tuple(mounts)
-        self.ids = frozenset(mount.id for mount in self.mounts)
         self._by_place = {(mount.parent, mount.where): mount for mount in self.mounts}
-        self._root = next((mount for mount in reversed(self.mounts) if mount.where == "/"), None)
+        root = next((mount for mount in reversed(self.mounts) if mount.where == "/"), None)
+        shown = self._above(root, "/")
+        self._shown: dict[str, Mount | None] = {"/": shown, "": root}
 
     def showing(self, path: str) -> Mount | None:
         """The mount that a process sees at `path`: one at the path itself, or the one that holds its directory."""
-        found = self._root
-        at = ""
-        for name in path.strip("/").split("/"):
-            at = f"{at}/{name}" if name else "/"
-            while found is not None and (above := self._by_place.get((found.id, at))) is not None:
-                found = above
+        if path in self._shown:
+            return self._shown[path]
+        found = self._shown[path] = self._above(self.showing(path.rpartition("/")[0]), path)
         return found
+
+    def _above(self, found: Mount | None, path: str) -> Mount | None:
+        while found is not None and (above := self._by_place.get((found.id, path))) is not None:
+            found = above
+        return found
+
+    @cached_property
+    def ids(self) -> frozenset[int]:
+        return frozenset(mount.id for mount in self.mounts)
 
     @cached_property
     def visible(self) -> tuple[Mount, ...]:
@@ -96,7 +105,9 @@ def gather(pid: int, limits: CgroupLimits) -> Facts:
     """Raises SandboxLost when the process is gone. It is stopped for some microseconds, for its filters to be read."""
     try:
         return _gather(pid, limits)
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError as exc:
+        if exc.errno not in _GONE:
+            raise
         raise SandboxLost(f"the sandbox's first process ({pid}) has ended") from None
 
 
@@ -224,13 +235,15 @@ def parse_routes(ipv4: str, ipv6: str) -> frozenset[str]:
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    return tuple(_parse_mount(line) for line in text.splitlines() if " - " in line)
+    return tuple(_parse_mount(line.split(" ")) for line in text.splitlines() if " - " in line)
 
 
-def _parse_mount(line: str) -> Mount:
-    before, _, after = line.partition(" - ")
-    words, (kind, source, super_options) = before.split(" "), after.split(" ", 2)
-    return Mount(int(words[0]), int(words[1]), words[3], words[4], _options(words[5]), kind, source, super_options)
+def _parse_mount(words: list[str]) -> Mount:
+    kind = words.index("-", 6) + 1
+    options = _options(words[5])
+    return Mount(
+        int(words[0]), int(words[1]), words[3], words[4], options, words[kind], words[kind + 1], words[kind + 2]
+    )
 
 
 @lru_cache(maxsize=64)

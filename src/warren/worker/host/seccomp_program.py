@@ -82,9 +82,13 @@ class ProgramReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(Unreadable, ProcessLookupError):
+        try:
             self._wait()
             _ptrace(_DETACH, self._pid)
+        except ProcessLookupError:
+            _bury(self._pid)
+        except Unreadable:
+            pass  # it does not stop; the kernel lets it go when this thread ends
 
     def read(self) -> tuple[bytes, ...]:
         """Raises Unreadable, ProcessLookupError."""
@@ -109,16 +113,33 @@ def _filters(pid: int) -> Iterator[bytes]:
 
 
 def _wait_for_stop(pid: int) -> None:
+    for status in _changes(pid):
+        if os.WIFSTOPPED(status):
+            return
+        raise ProcessLookupError(errno.ESRCH, "the process has ended")
+    raise Unreadable("the process does not stop to be looked at")
+
+
+def _bury(pid: int) -> None:
+    """A process that dies while it is looked at stays a zombie until whoever looks has seen its end."""
+    for status in _changes(pid):
+        if not os.WIFSTOPPED(status):
+            return
+
+
+def _changes(pid: int) -> Iterator[int]:
+    """Waits for what the kernel reports of a process; ends when that takes too long, or when there is no more."""
     pause, end = 0.00002, time.monotonic() + _STOP_S
     while time.monotonic() < end:
-        found, status = os.waitpid(pid, os.WNOHANG | _WALL)
+        try:
+            found, status = os.waitpid(pid, os.WNOHANG | _WALL)
+        except ChildProcessError:
+            return
         if found:
-            if os.WIFSTOPPED(status):
-                return
-            raise ProcessLookupError(errno.ESRCH, "the process has ended")
+            yield status
+            continue
         time.sleep(pause)
         pause = min(pause * 2, 0.005)
-    raise Unreadable("the process does not stop to be looked at")
 
 
 def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> int:

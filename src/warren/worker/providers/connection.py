@@ -15,7 +15,7 @@ from warren.model.errors import SandboxLost
 from warren.model.spec import MIB, Isolation
 from warren.worker.agent.link import AgentLink
 from warren.worker.host import isolation
-from warren.worker.host.cgroups import CgroupLimits
+from warren.worker.host.cgroups import CgroupLimits, Hierarchies
 from warren.worker.host.seccomp_program import SystemCallFilter
 from warren.worker.host.uids import RANGE, uid_base
 from warren.worker.providers.docker_spec import MEMLOCK_BYTES
@@ -80,6 +80,7 @@ class ProcIsolationReader:
             uids=range(base, base + RANGE),
             capabilities=frozenset(AGENT_CAPABILITIES),
             memory=limits.memory_mb * MIB,
+            sockets_apart=_cgroup_version() != "v2",
             cpus=limits.cpus,
             pids=limits.pids + PIDS_RESERVE,
             disk=limits.disk_mb * MIB,
@@ -100,3 +101,8 @@ class ProcIsolationReader:
 @cache
 def _filter(ptrace: bool) -> SystemCallFilter:
     return SystemCallFilter(seccomp_oci(ptrace=ptrace)["syscalls"], platform.machine())
+
+
+@cache
+def _cgroup_version() -> str:
+    return Hierarchies.here().version

@@ -158,7 +158,7 @@ def _host_config(
         ],
         "Privileged": False,
         "ReadonlyRootfs": True,
-        "MaskedPaths": [*MASKED_PATHS, "/sys"],
+        "MaskedPaths": list(MASKED_PATHS),
         "ReadonlyPaths": list(READONLY_PATHS),
         "NetworkMode": "none",
         "IpcMode": "private",

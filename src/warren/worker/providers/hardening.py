@@ -14,8 +14,10 @@ native one. Four rules shape the conditions on arguments:
 """
 
 import errno
+import json
 import platform
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from resource import getpagesize
 from typing import Any, Final
 
@@ -88,11 +90,12 @@ _MAP_HUGETLB, _MFD_HUGETLB, _SHM_HUGETLB = 0x40000, 0x4, 0x800
 _RLIMIT_CORE: Final = 4
 _FADV_DONTNEED: Final = 4
 _RWF_NOWAIT, _RWF_DONTCACHE, _RWF_KNOWN = 0x08, 0x80, 0x77  # the first two look into the cache without changing it
-_F_OFD_SETLK, _F_OFD_SETLKW = 37, 38
+_F_OFD_SETLK, _F_OFD_SETLKW, _F_LINUX = 37, 38, 1024  # the commands that only Linux has begin there
 _SOL_SOCKET: Final = 1
 _SO_ATTACH_FILTER, _SO_LOCK_FILTER = 26, 44
 _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF = 50, 51, 52
 _PR_SET_SECCOMP: Final = 22
+_PR_NAMES: Final = (0x41555856, 0x53564D41, 0x59616D61)  # GET_AUXV, SET_VMA, SET_PTRACER: all others are small numbers
 _NO_RANDOMIZE: Final = 0x0040000
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _ICMP, _TCP, _UDP, _ICMPV6 = 1, 6, 17, 58
@@ -103,20 +106,20 @@ _PROTOCOLS: Final = {
 }
 
 # What describes the machine, and what changes when others use it. What is left of the latter is a sum for the whole
-# machine that ordinary programs ask for (loadavg, meminfo, stat, uptime), or is below every process (its `net`).
+# machine that ordinary programs ask for (cpuinfo, loadavg, meminfo, stat, uptime), or below every process (its `net`).
 _MASKED: Final = """
-    /proc/acpi /proc/allocinfo /proc/asound /proc/buddyinfo /proc/bus /proc/cgroups /proc/cmdline /proc/config.gz
-    /proc/consoles /proc/diskstats /proc/driver /proc/fs /proc/interrupts /proc/iomem /proc/ioports /proc/irq
-    /proc/kallsyms /proc/kcore /proc/key-users /proc/keys /proc/kmsg /proc/kpagecgroup /proc/kpagecount
-    /proc/kpageflags /proc/latency_stats /proc/locks /proc/mdstat /proc/modules /proc/pagetypeinfo /proc/partitions
-    /proc/pressure /proc/sched_debug /proc/schedstat /proc/scsi /proc/slabinfo /proc/softirqs /proc/spl /proc/swaps
-    /proc/sysvipc /proc/timer_list /proc/timer_stats /proc/vmallocinfo /proc/vmstat /proc/zoneinfo
-    /proc/sys/fs/aio-nr /proc/sys/fs/dentry-state /proc/sys/fs/file-nr /proc/sys/fs/inode-nr /proc/sys/fs/inode-state
-    /proc/sys/fs/quota/allocated_dquots /proc/sys/fs/quota/cache_hits /proc/sys/fs/quota/drops
-    /proc/sys/fs/quota/free_dquots /proc/sys/fs/quota/lookups /proc/sys/fs/quota/reads /proc/sys/fs/quota/syncs
-    /proc/sys/fs/quota/writes /proc/sys/kernel/pty/nr
+    /proc/acpi /proc/allocinfo /proc/asound /proc/bootconfig /proc/buddyinfo /proc/bus /proc/cgroups /proc/cmdline
+    /proc/config.gz /proc/consoles /proc/crypto /proc/diskstats /proc/driver /proc/fs /proc/interrupts /proc/iomem
+    /proc/ioports /proc/irq /proc/kallsyms /proc/kcore /proc/key-users /proc/keys /proc/kmsg /proc/kpagecgroup
+    /proc/kpagecount /proc/kpageflags /proc/latency_stats /proc/locks /proc/mdstat /proc/modules /proc/pagetypeinfo
+    /proc/partitions /proc/pressure /proc/sched_debug /proc/schedstat /proc/scsi /proc/slabinfo /proc/softirqs
+    /proc/spl /proc/swaps /proc/sysvipc /proc/timer_list /proc/timer_stats /proc/vmallocinfo /proc/vmstat
+    /proc/zoneinfo /proc/sys/fs/aio-nr /proc/sys/fs/dentry-state /proc/sys/fs/file-nr /proc/sys/fs/inode-nr
+    /proc/sys/fs/inode-state /proc/sys/fs/quota/allocated_dquots /proc/sys/fs/quota/cache_hits
+    /proc/sys/fs/quota/drops /proc/sys/fs/quota/free_dquots /proc/sys/fs/quota/lookups /proc/sys/fs/quota/reads
+    /proc/sys/fs/quota/syncs /proc/sys/fs/quota/writes /proc/sys/kernel/pty/nr
 """
-MASKED_PATHS: Final = tuple(_MASKED.split())
+MASKED_PATHS: Final = (*_MASKED.split(), "/sys")
 READONLY_PATHS: Final = ("/proc/sys", "/proc/sysrq-trigger")
 
 _INT: Final = 0xFFFFFFFF
@@ -124,14 +127,26 @@ _INT: Final = 0xFFFFFFFF
 Rule = dict[str, Any]
 
 
-def seccomp_oci(*, ptrace: bool = False, machine: str = "") -> dict[str, Any]:
-    """The `linux.seccomp` of an OCI runtime's config.json."""
+@cache
+def seccomp_oci(*, ptrace: bool = False, machine: str = "") -> Mapping[str, Any]:
+    """The `linux.seccomp` of an OCI runtime's config.json. All sandboxes share it."""
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
         "architectures": [_architecture(machine)],
         "syscalls": _rules(ptrace),
     }
+
+
+@cache
+def _seccomp_oci_json(ptrace: bool) -> str:
+    return json.dumps(seccomp_oci(ptrace=ptrace))
+
+
+def seccomp_json(rules: Mapping[str, Any]) -> str:
+    """As JSON. For the shared ones it was made before: it is most of a config.json."""
+    shared = next((ptrace for ptrace in (False, True) if rules is seccomp_oci(ptrace=ptrace)), None)
+    return json.dumps(rules) if shared is None else _seccomp_oci_json(shared)
 
 
 def seccomp_docker(*, ptrace: bool = False, machine: str = "") -> dict[str, Any]:
@@ -156,6 +171,7 @@ def _architecture(machine: str) -> str:
         raise ValueError(f"no system call filter is known for {machine}") from None
 
 
+@cache
 def _rules(ptrace: bool) -> list[Rule]:
     plain = " ".join((_FILES, _EVENTS, _MEMORY, _PROCESSES, _SOCKETS, _SYSTEM, _IPC, _TRACING if ptrace else ""))
     return [
@@ -186,9 +202,9 @@ def _clone_rules(ptrace: bool) -> Iterable[Rule]:
 
 def _core_rules() -> Iterable[Rule]:
     """CORE_LIMIT stays as it is. Programs that set it to 0 get their wish: no core is dumped."""
-    for other in _other_than(0, {_RLIMIT_CORE}, bits=6):
+    for other in _other_than(0, {_RLIMIT_CORE}, bits=4):
         yield _allow(["setrlimit"], other)
-    for other in _other_than(1, {_RLIMIT_CORE}, bits=6):
+    for other in _other_than(1, {_RLIMIT_CORE}, bits=4):
         yield _allow(["prlimit64"], other)
     yield _allow(["prlimit64"], _masked(1, _INT, _RLIMIT_CORE), _equal(2, 0))
     yield _answer(["setrlimit"], 0, _masked(0, _INT, _RLIMIT_CORE))
@@ -208,7 +224,7 @@ def _huge_page_rules() -> Iterable[Rule]:
 
 def _cache_rules() -> Iterable[Rule]:
     """Sandboxes share the cached pages of an image: whoever can evict one sees whether another reads it."""
-    for other in _other_than(3, {_FADV_DONTNEED}, bits=4):
+    for other in _other_than(3, {_FADV_DONTNEED}, bits=3):
         yield _allow(["fadvise64"], other)
     yield _answer(["fadvise64"], 0, _masked(3, _INT, _FADV_DONTNEED))
     yield _allow(["preadv2"], _masked(5, _INT & ~_RWF_KNOWN, 0))
@@ -219,8 +235,9 @@ def _cache_rules() -> Iterable[Rule]:
 def _lock_rules() -> Iterable[Rule]:
     """Locks of open files have no owner that could be made to answer for their number; a program then takes others."""
     refused = (_F_OFD_SETLK, _F_OFD_SETLKW)
-    for other in _other_than(1, refused, bits=12):
+    for other in _other_than(1, refused, bits=6):
         yield _allow(["fcntl"], other)
+    yield _allow(["fcntl"], _masked(1, _INT & ~0x3F, _F_LINUX))
     for command in refused:
         yield _answer(["fcntl"], errno.EINVAL, _masked(1, _INT, command))
 
@@ -230,11 +247,11 @@ def _program_rules() -> Iterable[Rule]:
     programs = {
         *(_SO_ATTACH_FILTER, _SO_LOCK_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF),
     }
-    for level in _other_than(1, {_SOL_SOCKET}, bits=10):
+    for level in _other_than(1, {_SOL_SOCKET}, bits=9):
         yield _allow(["setsockopt"], level)
-    for option in _other_than(2, programs, bits=10):
+    for option in _other_than(2, programs, bits=7):
         yield _allow(["setsockopt"], _masked(1, _INT, _SOL_SOCKET), option)
-    for option in _other_than(0, {_PR_SET_SECCOMP}):
+    for option in (*_other_than(0, {_PR_SET_SECCOMP}, bits=8), *(_masked(0, _INT, name) for name in _PR_NAMES)):
         yield _allow(["prctl"], option)
     yield _answer(["prctl"], errno.EINVAL, _masked(0, _INT, _PR_SET_SECCOMP))
     yield _answer(["seccomp"], errno.EINVAL)
@@ -256,7 +273,8 @@ def _other_than(index: int, values: Collection[int], *, bits: int = 32) -> Itera
     """Conditions of which one holds for every number of so many bits but these.
 
     One comparison for "not equal" would look at all 64 bits of the argument, and a set high bit would pass. So the
-    numbers are divided into blocks that begin with the same bits.
+    numbers are divided into blocks that begin with the same bits. The fewer bits, the fewer blocks, each of which
+    costs time when a sandbox is made.
     """
 
     def divide(first: int, bits: int) -> Iterable[tuple[int, int]]:

@@ -51,7 +51,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
     name = "oci"
     folder = "sandboxes"
     record_class = Record
-    promised = isolation.ALL_BUT_KERNEL
+    promised = isolation.PROMISED
     capabilities = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS})
 
     def __init__(

@@ -49,9 +49,9 @@ def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: boo
             "resources": _resources(spec.limits, swap_limit),
             "rootfsPropagation": "private",
             "sysctl": ipc_sysctls(shm_bytes(spec.limits)),
-            "maskedPaths": list(MASKED_PATHS),
+            "maskedPaths": [path for path in MASKED_PATHS if path != "/sys"],  # it is not mounted
             "readonlyPaths": list(READONLY_PATHS),
-            "seccomp": seccomp_oci(ptrace=spec.ptrace, machine=machine),
+            "seccomp": seccomp_oci(ptrace=spec.ptrace, machine=machine) if machine else seccomp_oci(ptrace=spec.ptrace),
         },
     }
 

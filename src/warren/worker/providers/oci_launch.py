@@ -16,6 +16,7 @@ from warren.model.spec import MIB, USER_UID
 from warren.worker.host.disks import tmpfs_options
 from warren.worker.host.processes import kill_if
 from warren.worker.host.uids import uid_base
+from warren.worker.providers.hardening import seccomp_json
 from warren.worker.providers.oci_bundle import AGENT, BUNDLE, disk_directories
 from warren.worker.providers.record import Record
 
@@ -91,8 +92,17 @@ def write_bundle(bundle: Path, config: dict[str, Any]) -> None:
     for name in ("rootfs", "disk", "dev", "image", "agent", "tree0", "empty"):
         (bundle / name).mkdir()
     (bundle / "userns").touch()
-    (bundle / "config.json").write_text(json.dumps(config))
+    (bundle / "config.json").write_text(_config_json(config))
     bundle.chmod(0o711)  # the sandbox's root user enters it while the runtime sets the sandbox up
+
+
+def _config_json(config: dict[str, Any]) -> str:
+    linux = dict(config["linux"])
+    rules = linux.pop("seccomp", None)
+    if rules is None:
+        return json.dumps(config)
+    text = json.dumps({**config, "linux": {**linux, "seccomp": None}})
+    return text.replace('"seccomp": null', f'"seccomp": {seccomp_json(rules)}')
 
 
 def agent_layer(agent: Path, folder: Path) -> Path:

@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -48,12 +48,12 @@ class Record:
         return self.pid > 0 and self.boot_id == boot_id() and start_time(self.pid) == self.start_time
 
     def save(self, directory: Path) -> None:
-        values = asdict(self)
-        values["spec"]["require"] = sorted(self.spec.require)
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        text = json.dumps({**values, "spec": _spec_values(self.spec)})
         temporary = directory / f".{NAME}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
-            json.dump(values, file)
+            file.write(text)
         temporary.rename(directory / NAME)
 
     @classmethod
@@ -64,6 +64,18 @@ class Record:
             return cls(**{**values, "spec": _spec(values["spec"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
+
+
+_last_spec: tuple[SandboxSpec, dict[str, Any]] | None = None
+
+
+def _spec_values(spec: SandboxSpec) -> dict[str, Any]:
+    """Most sandboxes are made with the same spec as the one before, and each saves it twice."""
+    global _last_spec
+    known = _last_spec
+    if known is None or known[0] is not spec:
+        known = _last_spec = spec, asdict(spec) | {"require": sorted(spec.require)}
+    return known[1]
 
 
 def _spec(values: dict[str, Any]) -> SandboxSpec:

@@ -1,0 +1,188 @@
+"""What a command wrote, as far as it was kept: bytes that become text when somebody reads it.
+
+A result may hold 32 MiB of output, in millions of tiny pieces or in bytes that are no text. As text that would be many
+times as much, so it is decoded piece by piece, on its way into an answer.
+"""
+
+import codecs
+import struct
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+STDERR: Final = 2
+"""The number of stderr among the streams of a command; all others are shown as stdout."""
+_SMALL: Final = 1024  # shorter pieces are packed together, with a head of four bytes each
+_BLOCK: Final = 64 * 1024
+_DECODED: Final = 64 * 1024  # bytes that are decoded at once
+_FEW: Final = 1000  # pieces
+_LENGTH: Final = (1 << 30) - 1
+_HEAD: Final = struct.Struct("<I")  # the stream in the top two bits, the length below
+
+
+class Piece(NamedTuple):
+    stream: int
+    offset: int
+    data: bytes
+
+
+class Packed(NamedTuple):
+    """Small pieces without a gap between them, each with a head."""
+
+    offset: int
+    block: bytearray
+
+
+class Shown(StrEnum):
+    """The three texts of a result: what came on stdout, what came on stderr, and both in the order they came."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
+    OUTPUT = "output"
+
+
+class CommandOutput:
+    """`add` takes the pieces in their order. `total` says how much the command wrote; the rest was not kept.
+
+    The texts have a line where output is missing. Nobody knows how much of a gap belongs to which stream, so stdout
+    and stderr both show the whole gap. A character that was split between two writes is joined again, also if the
+    other stream wrote in between. `note` is added to stderr and output.
+    """
+
+    __slots__ = ("_count", "_note", "_parts", "_streams", "_texts", "end", "kept", "total")
+
+    def __init__(self, note: str = "") -> None:
+        self._parts: list[Piece | Packed] = []
+        self._streams: set[int] = set()
+        self._count = 0
+        self._texts: tuple[str, str, str] | None = None
+        self._note = note
+        self.end = 0
+        self.kept = 0
+        self.total = 0
+
+    def __repr__(self) -> str:
+        return f"<CommandOutput {self.kept} of {self.total} bytes>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CommandOutput) and self.texts() == other.texts()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether making a text of it takes so long that others would wait for it."""
+        return self.kept > _DECODED or self._count > _FEW
+
+    def add(self, stream: int, offset: int, data: bytes) -> None:
+        self._streams.add(stream)
+        self._count += 1
+        size = len(data)
+        if size >= _SMALL or not self._parts:
+            self._parts.append(Piece(stream, offset, data))
+        else:
+            block = self._block_for(offset)
+            block += _HEAD.pack(stream << 30 | size)
+            block += data
+        self.kept += size
+        self.end = offset + size
+        self.total = max(self.total, self.end)
+
+    def _block_for(self, offset: int) -> bytearray:
+        """The block that the next small piece is packed into: pieces without a gap between them share one."""
+        last = self._parts[-1]
+        if not isinstance(last, Packed) or len(last.block) >= _BLOCK or offset != self.end:
+            self._parts.append(last := Packed(offset, bytearray()))
+        return last.block
+
+    def with_note(self, note: str) -> "CommandOutput":
+        """The same output, with a note at the end."""
+        other = CommandOutput(self._note + note)
+        other._parts, other._streams = self._parts, self._streams
+        other._count, other._texts = self._count, self._texts
+        other.end, other.kept, other.total = self.end, self.kept, self.total
+        return other
+
+    def pieces(self) -> Iterator[Piece]:
+        for part in self._parts:
+            if isinstance(part, Piece):
+                yield part
+                continue
+            offset, block = part
+            at = 0
+            while at < len(block):
+                head = _HEAD.unpack_from(block, at)[0]
+                at += _HEAD.size
+                size = head & _LENGTH
+                yield Piece(head >> 30, offset, bytes(block[at : at + size]))
+                offset += size
+                at += size
+
+    def texts(self) -> tuple[str, str, str]:
+        """stdout, stderr, and both in order."""
+        if len(self._parts) == 1 and self.kept == self.total:
+            first = self._parts[0]
+            if type(first) is Piece and not self._note:
+                text = first.data.decode("utf-8", "replace")
+                return ("", text, text) if first.stream == STDERR else (text, "", text)
+        stdout, stderr, output = ("".join(self.text_pieces(shown)) for shown in Shown)
+        return stdout, stderr, output
+
+    def text(self, shown: Shown) -> str:
+        return "".join(self.text_pieces(shown))
+
+    def text_pieces(self, shown: Shown) -> Iterator[str]:
+        """The text in pieces of a bounded length; some are empty."""
+        streams = self._shown_streams(shown)
+        if self._texts is not None:
+            yield from _split(self._texts[list(Shown).index(shown)])
+        elif streams:
+            yield from self._decoded(streams)
+        elif shown is Shown.OUTPUT and self.total:
+            yield gap_line(self.total)
+        if shown is not Shown.STDOUT:
+            yield self._note
+
+    def _shown_streams(self, shown: Shown) -> set[int]:
+        if shown is Shown.OUTPUT:
+            return self._streams
+        return {stream for stream in self._streams if (stream == STDERR) is (shown is Shown.STDERR)}
+
+    def _decoded(self, streams: set[int]) -> Iterator[str]:
+        new_decoder = codecs.getincrementaldecoder("utf-8")
+        decoders = {stream: new_decoder("replace") for stream in sorted(streams)}
+        at = 0
+        for piece in self.pieces():
+            if piece.offset > at:
+                yield from _end_characters(decoders)
+                yield gap_line(piece.offset - at)
+            if (decoder := decoders.get(piece.stream)) is not None:
+                for begin in range(0, len(piece.data), _DECODED):
+                    yield decoder.decode(piece.data[begin : begin + _DECODED])
+            at = piece.offset + len(piece.data)
+        yield from _end_characters(decoders)
+        if self.total > at:
+            yield gap_line(self.total - at)
+
+
+def _end_characters(decoders: Mapping[int, codecs.IncrementalDecoder]) -> Iterator[str]:
+    for decoder in decoders.values():
+        yield decoder.decode(b"", final=True)
+        decoder.reset()
+
+
+def gap_line(missing: int) -> str:
+    return f"\n[... {missing:,} bytes not kept ...]\n"
+
+
+def _split(text: str) -> Iterator[str]:
+    for begin in range(0, len(text), _DECODED):
+        yield text[begin : begin + _DECODED]
+
+
+def output_of(stdout: str = "", stderr: str = "", output: str = "") -> CommandOutput:
+    """Output that is known as text; `output` may be left out if only one of the others has text."""
+    known = CommandOutput()
+    known._texts = stdout, stderr, output or stdout + stderr
+    known.kept = known.total = known.end = len(known._texts[2])
+    return known
