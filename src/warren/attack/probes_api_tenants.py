@@ -60,10 +60,7 @@ async def _own(arena: ApiArena, row: Operation) -> tuple[str, str]:
     if row.name in ("delete_session", "flat_cleanup"):
         answer = await arena.new_session()
         return str((answer.values or {}).get("session_id", "")), ""
-    if row.name == "move_file":
-        await arena.run("touch attack-file", cwd="/workspace")
-    if row.name == "remove_file":
-        await arena.run("touch attack-file-2", cwd="/workspace")
+    await arena.run("cd /workspace && rm -rf attack-* && touch attack-file attack-file-2")
     process = await arena.start() if row.name in ("kill_process", "forget_process") else arena.own.process
     return arena.own.session, process
 
@@ -78,16 +75,13 @@ async def _send(arena: ApiArena, row: Operation, request: ApiRequest) -> Answer:
 @_two_tenants
 async def _lists(arena: ApiArena) -> ProbeResult:
     seen = []
-    for path in ("/api/sessions?limit=1000", "/sessions", "/api/audit?limit=1000", "/api/usage", "/api/webhooks"):
-        answer = await arena.call("GET", path)
-        found = answer.body.decode(errors="replace")
-        seen += [path for word in (arena.other.session, arena.other.thread, arena.other.marker) if word in found]
-    tried = {"tenant": arena.other.name, "all": "true", "thread_id": arena.other.thread}
-    for path in ("/api/sessions", "/api/audit", "/api/usage"):
-        for name, value in tried.items():
-            answer = await arena.call("GET", path, query={name: value})
-            if arena.other.session.encode() in answer.body:
-                seen.append(f"{path}?{name}=")
+    for path in ("/api/sessions", "/sessions", "/api/audit", "/api/usage", "/api/webhooks"):
+        for query in ({}, {"tenant": arena.other.name}, {"all": "true"}, {"thread_id": arena.other.thread}):
+            answer = await arena.call("GET", path, query=query)
+            # The record of what this tenant did has the other's ids: it has just asked for them.
+            words = (f'"tenant":"{arena.other.name}"', *(() if "audit" in path else (arena.other.session,)))
+            if any(word in answer.body.decode(errors="replace").replace(": ", ":") for word in words):
+                seen.append(f"{path} {query}")
     return judged(not seen, f"the other tenant shows in: {', '.join(seen) or 'no list'}")
 
 

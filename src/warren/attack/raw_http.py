@@ -40,7 +40,7 @@ class Answer:
 
 
 class RawHttp:
-    def __init__(self, url: str, *, verify: bool = True) -> None:
+    def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidRequest(f"{url!r} is not the address of a server", remedy="give http://HOST:PORT")
@@ -78,7 +78,7 @@ class RawHttp:
         host: str | None = None,
     ) -> Answer:
         length = {} if body is None else {"Content-Length": str(len(body))}
-        head = self.head(method, target, {**headers, **length, "Connection": "close"}, host=host)
+        head = self.head(method, target, {"Connection": "close", **headers, **length}, host=host)
         return await self.send(head + (body or b""), timeout_s=timeout_s, most=most)
 
     async def send(self, data: bytes, *, timeout_s: float = 60.0, most: int = MOST_BYTES) -> Answer:
@@ -121,7 +121,7 @@ async def read_answer(reader: asyncio.StreamReader, most: int) -> tuple[int, dic
     if status == 101 or status == 204:
         return status, headers, b""
     with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-        return status, headers, await _read_body(reader, headers, most)
+        return status, headers, await _read_body(reader, headers, most if status < 400 else MOST_BYTES)
     return status, headers, b""
 
 
