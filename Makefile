@@ -1,6 +1,6 @@
 # make test       sets up, checks, builds, makes the images, runs every behaviour once
 # make test-all   the same with every provider, runtime, build and combination, and all faults
-# make endurance  a cluster under many random faults, for many minutes
+# make endurance  a cluster under many random faults, for many minutes; SEED=7, SEED=random, COUNT=100
 # make check      linters and types only
 # make setup      packages of the system and .venv
 # make clean      removes what was built (not .venv, not the test images)
@@ -59,8 +59,11 @@ test-all: root setup
 root:
 	@[ "$$(id -u)" = 0 ] || { echo "the tests start real sandboxes: run them as root (sudo make test)" >&2; exit 1; }
 
+# Every fault that there is, as often as it is likely, is 53 faults.
+endurance: COUNT ?= 53
 endurance: root build images
-	ENDURANCE_FAULTS=53 $(BIN)/python -m pytest tests/faults/cluster/test_cluster_random_faults.py
+	ENDURANCE_SEED=$(SEED) ENDURANCE_COUNT=$(COUNT) $(BIN)/python -m pytest \
+	    tests/faults/cluster/test_cluster_random_faults.py
 
 clean:
 	@$(MAKE) --no-print-directory -C agent clean

@@ -116,6 +116,8 @@ def _set_clocks(boot: str, now: float, wall: float) -> None:
         (clock, "boot_time", lambda: now + passed()),
         (cluster_wiring, "boot_time", lambda: now + passed()),
         (clock.SystemClock, "__init__", init),
+        (clock.SystemClock, "now", lambda self: now + passed()),
+        (clock.ClusterClock, "now", lambda self: now + passed() + self.offset_s),
         (clock.SystemClock, "wall", lambda self: wall + passed()),
         (RedisLink, "time_of_day", lambda self: wall + passed()),
     ]

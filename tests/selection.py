@@ -29,7 +29,7 @@ _EXTENDED: Final = (
     r"faults/cluster/test_cluster_(partitions|pauses|spread|random_faults)\.py",
     r"faults/cluster/test_cluster_failures\.py::(?!test_a_rolling_restart)",
     r"integration/test_ordinary_programs\.py",
-    r"integration/test_attack\.py::test_everything_is_contained",
+    r"integration/test_attack(_api)?\.py::test_(everything_is_contained|what_a_neighbour_keeps|what_others_wait)",
     r"integrations/test_vendor_suite\.py::test_86",
     r"e2e/test_schema\.py::test_no_random_value",
     r"e2e/test_request_cost\.py::test_no_request",
@@ -62,6 +62,7 @@ _SERIAL: Final = (
     # They measure how much of the processors eight busy processes get.
     r"integration/test_attack\.py::test_a_weakened_sandbox_is_seen_through\[without_limits",
     r"integration/test_attack\.py::test_everything_is_contained",
+    r"integration/test_attack(_api)?\.py::test_what_(a_neighbour_keeps|others_wait)",
 )
 """Run when no other test does."""
 

@@ -98,3 +98,22 @@ async def test_a_giant_token_is_too_large_a_header(url: str) -> None:
 def test_with_an_issuer_no_first_key_is_made(server: ServerProcess) -> None:
     assert not server.credentials.exists()
     assert "Made a key" not in server.log
+
+
+async def test_a_token_that_was_revoked_is_refused_and_others_are_not(url: str) -> None:
+    admin = {"Authorization": f"Bearer {token(scope='warren:admin', sub='boss')}"}
+    stolen, kept = ({"Authorization": f"Bearer {token(jti=name)}"} for name in ("stolen", "kept"))
+    eve = {"Authorization": f"Bearer {token(sub='eve', iat=time.time() - 5)}"}
+    async with Api(url, admin) as boss, Api(url, stolen) as thief, Api(url, kept) as owner, Api(url, eve) as other:
+        for api in (thief, owner, other):
+            await api.get("/api/whoami")
+        made = await boss.call("POST", "/api/admin/revocations", {"token_id": "stolen"}, status=201)
+        await boss.call("POST", "/api/admin/revocations", {"subject": "eve"}, status=201)
+        for api in (thief, other):
+            refused = await api.refused("GET", "/api/whoami", status=401, code="unauthorized")
+            assert "was revoked" in refused["detail"]
+        await owner.get("/api/whoami")
+        await owner.refused("POST", "/api/admin/revocations", {"token_id": "kept"}, status=403, code="forbidden")
+        assert len((await boss.get("/api/admin/revocations"))["revocations"]) == 2
+        await boss.call("DELETE", f"/api/admin/revocations/{made['id']}", status=204)
+        await thief.get("/api/whoami")

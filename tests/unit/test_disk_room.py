@@ -34,10 +34,10 @@ def test_nobody_is_restricted_while_there_is_room_and_nobody_ended_who_has_writt
 def test_what_is_allocated_and_not_written_counts_as_taken_and_ends_whom_it_does_not_fit() -> None:
     uses = {"a": disk(900, unwritten_mb=900), "b": disk(700, unwritten_mb=600), "c": disk(10, unwritten_mb=10)}
     assert plan_disks(3 * GIB, GIB, uses).growth != {}
-    assert plan_disks(GIB, GIB, uses).end == ()
+    assert plan_disks(2 * GIB, GIB, uses).end == ()
     assert plan_disks(GIB - 1, GIB, uses).end == ("a", "b")
     assert plan_disks(GIB - 1, GIB, {"b": uses["b"], "c": uses["c"]}).end == ("b",)
-    assert plan_disks(GIB - 1, GIB, uses, coming=GIB).end == ()
+    assert plan_disks(GIB - 1, GIB, uses, coming=2 * GIB).end == ()
 
 
 def test_it_looks_more_often_the_less_there_is() -> None:

@@ -121,6 +121,35 @@ async def test_a_lost_session_whose_time_is_over_is_ended(world: World) -> None:
     assert (found.state, found.reason, found.detail) == (S.ENDED, EndReason.LOST, "it died")
 
 
+async def test_a_lost_session_of_another_worker_ends_in_one_step(world: World) -> None:
+    """A process that is killed half-way leaves no session that its own worker, which is alive, would not end."""
+
+    def die(step: str) -> None:
+        raise AssertionError(step)
+
+    session = await world.session("live", S.LOST, detail="it died")
+    world.lifecycle._fault = die
+    ended = await world.lifecycle.end(session, EndReason.DELETED)
+    assert ended is not None
+    assert ended == await world.now(session)
+    assert (ended.state, ended.reason) == (S.ENDED, EndReason.DELETED)
+    assert await world.lifecycle.end(session, EndReason.DELETED) is None
+
+
+async def test_ends_are_saved_before_redis_was_seen_for_a_whole_lease(world: World) -> None:
+    ending = (await world.session("live", S.CREATING)).moved_to(S.STOPPING, reason=EndReason.DELETED)
+    assert await world.store.swap(ending)
+    world.store.away = True
+    await world.lifecycle._save_end(ending, EndReason.DELETED, "")
+    world.store.away, world.roster.away = False, True
+    with pytest.raises(Unavailable):
+        await world.fleet.refresh()
+    world.roster.away = False
+    await world.fleet.refresh()
+    await world.tick()
+    assert (await world.now(ending)).state is S.ENDED
+
+
 async def test_nothing_is_taken_before_redis_was_seen_for_a_whole_lease(world: World) -> None:
     session = await world.session("dead", S.RUNNING)
     world.roster.away = True

@@ -1,6 +1,6 @@
 """A worker's own sessions: served while the shared store is away, and compared with it when it is back."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -315,6 +315,99 @@ async def test_comparing_fails_while_the_shared_store_is_away_and_drops_nothing(
     with pytest.raises(Unavailable):
         await world.store.reconcile()
     assert list(world.store.own()) == [session]
+
+
+# Changes that come back while something is being read.
+
+
+class SlowReads(RestoringStore):
+    """`meanwhile` happens once, between the call `after` and its answer: the answer is as things were before."""
+
+    meanwhile: Callable[[], Awaitable[object]] | None = None
+    after = ""
+
+    async def _told(self, call: str) -> None:
+        if self.meanwhile is not None and call == self.after:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+
+    async def get(self, tenant: str, session_id: str) -> Session | None:
+        found = await super().get(tenant, session_id)
+        await self._told("get")
+        return found
+
+    async def swap(self, session: Session) -> bool:
+        meanwhile, self.meanwhile = self.meanwhile, None  # the one in memory reads the row to change it
+        done = await super().swap(session)
+        self.meanwhile = meanwhile
+        return done
+
+    async def active(self) -> Sequence[Session]:
+        found = await super().active()
+        await self._told("active")
+        return found
+
+    async def restore(self, session: Session) -> bool:
+        done = await super().restore(session)
+        await self._told("restore")
+        return done
+
+
+class SlowWorld(World):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared: SlowReads = SlowReads()
+        self.store = MirroredStore(self.shared, self.copies, "w")
+
+    def end_after(self, call: str, session: Session) -> None:
+        """The session ends between that call and its answer."""
+        states = (S.ENDED,) if session.state is S.STOPPING else (S.STOPPING, S.ENDED)
+        self.shared.after, self.shared.meanwhile = call, lambda: at(self.store, session, *states)
+
+    async def check_ended(self, session: Session) -> None:
+        assert self.shared.meanwhile is None
+        found = await self.store.get("acme", session.id)
+        assert found is not None
+        assert found.state is S.ENDED
+        assert self.own == set()
+        assert not await self.copies.list("copy")
+
+
+@pytest.fixture
+def slow_world() -> SlowWorld:
+    return SlowWorld()
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.STOPPING])
+async def test_what_ends_while_it_is_compared_stays_ended(slow_world: SlowWorld, state: SessionState) -> None:
+    session = await slow_world.added(state=state)
+    slow_world.end_after("active", session)
+    assert list(await slow_world.store.reconcile()) == []
+    await slow_world.check_ended(session)
+
+
+async def test_what_is_made_and_ends_while_others_are_compared_stays_ended(slow_world: SlowWorld) -> None:
+    session = mine()
+    await slow_world.shared.add(session)  # its worker has not heard of it yet
+    slow_world.end_after("active", session)
+    await slow_world.store.reconcile()
+    await slow_world.check_ended(session)
+
+
+async def test_what_ends_while_it_is_restored_stays_ended(slow_world: SlowWorld) -> None:
+    session = await slow_world.added()
+    slow_world.shared.lose_data()
+    slow_world.end_after("restore", session)
+    assert list(await slow_world.store.reconcile()) == []
+    await slow_world.check_ended(session)
+
+
+async def test_what_ends_while_a_use_of_it_is_refused_stays_ended(slow_world: SlowWorld) -> None:
+    session = await slow_world.added()
+    stopping = await swapped(slow_world.store, session, S.STOPPING)
+    slow_world.end_after("get", stopping)
+    assert not await slow_world.store.swap(session.changed(used=150.0))
+    await slow_world.check_ended(session)
 
 
 class SlowStore(RestoringStore):

@@ -5,10 +5,13 @@ import asyncio
 import pytest
 from contract.store_values import S, a_session
 from unit.restoring_store import RestoringStore
+from unit.session_world import TENANT, world
 
+from warren.interfaces.records import Record
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key
 from warren.model.errors import Unavailable
 from warren.model.session import EndReason, Session
+from warren.sessions.new_session import NewSession
 from warren.stores.memory import MemoryRecords
 from warren.stores.mirrored import MirroredStore
 
@@ -119,6 +122,50 @@ async def test_a_caller_that_goes_away_over_a_change_leaves_a_doubt(store: Mirro
     adding.cancel()
     await asyncio.wait([adding])
     assert await turned_out(store) == []
+
+
+class SlowCopies(MemoryRecords):
+    async def put(self, record: Record) -> bool:
+        await asyncio.sleep(0.01)
+        return await super().put(record)
+
+
+async def test_a_caller_that_goes_away_while_a_change_is_copied_leaves_a_doubt(shared: Shared) -> None:
+    store = MirroredStore(shared, SlowCopies(), "w")
+    session = a_session(worker="w")
+    adding = asyncio.ensure_future(store.add(session))
+    await asyncio.sleep(0)
+    adding.cancel()
+    await asyncio.wait([adding])
+    assert await turned_out(store) == [session]
+    stopping = session.moved_to(S.STOPPING)
+    swapping = asyncio.ensure_future(store.swap(stopping))
+    await asyncio.sleep(0)
+    swapping.cancel()
+    await asyncio.wait([swapping])
+    assert await store.due(120.0, 100) == []
+    assert await store.due(130.0, 100) == [stopping]
+
+
+@pytest.mark.parametrize("makes", [True, False])
+async def test_a_deletion_whose_last_change_was_in_doubt_is_shown_as_ended_once_it_is_acknowledged(
+    shared: Shared, makes: bool
+) -> None:
+    store = MirroredStore(shared, MemoryRecords(), "local")
+
+    def fault(step: str) -> None:
+        shared.loses, shared.makes = shared.loses or step == "destroyed", makes
+
+    async with world(store=store, fault=fault) as w:
+        row = (await w.sessions.create(TENANT, NewSession())).session
+        deleting = asyncio.ensure_future(w.sessions.delete(TENANT, row.id))
+        await w.clock.advance(1)
+        assert not deleting.done()
+        shared.loses = False
+        await w.clock.advance(1)
+        assert (await deleting).state is S.ENDED
+        assert (await w.session(row)).state is S.ENDED
+        assert list(store.own()) == []
 
 
 async def test_a_later_change_that_was_heard_of_settles_the_doubt(store: MirroredStore, shared: Shared) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from unit.session_world import TENANT, world
+from unit.session_world import TENANT, FullStore, world
 
 from warren.interfaces.store import Page
 from warren.model.errors import (
@@ -242,6 +242,60 @@ async def test_delete_is_idempotent_and_says_later_that_it_was_deleted() -> None
             async with w.sessions.using(TENANT, row.id):
                 pass
         assert await w.provider.list_ids() == []
+
+
+async def test_a_deletion_is_acknowledged_when_the_store_has_the_end() -> None:
+    async with world() as w:
+        w.lifecycle._fault = lambda step: setattr(w.store, "full", w.store.full or step == "destroyed")
+        row = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
+        deleting = [asyncio.ensure_future(w.sessions.delete(TENANT, row.id)) for _ in range(2)]
+        await w.clock.advance(1)
+        assert not any(task.done() for task in deleting)
+        assert (await w.session(row)).state is SessionState.STOPPING
+        w.store.full = False
+        await w.clock.advance(1)
+        assert [(await task).state for task in deleting] == [SessionState.ENDED] * 2
+        assert (await w.session(row)).state is SessionState.ENDED
+
+
+async def test_a_deletion_that_the_store_cannot_save_is_refused_and_saved_later() -> None:
+    async with world() as w:
+        w.lifecycle._fault = lambda step: setattr(w.store, "full", w.store.full or step == "destroyed")
+        row = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
+        for _ in range(2):
+            deleting = asyncio.ensure_future(w.sessions.delete(TENANT, row.id))
+            for _ in range(2):
+                await w.clock.advance(5)
+            with pytest.raises(NoSpace):
+                await deleting
+        assert await w.provider.list_ids() == []
+        w.store.full = False
+        await w.reaper.tick()
+        assert (await w.session(row)).state is SessionState.ENDED
+        assert (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).created
+
+
+async def test_a_deletion_whose_caller_goes_away_is_done_all_the_same() -> None:
+    async with world(store=SlowStore()) as w:
+        row = (await w.sessions.create(TENANT, NewSession())).session
+        deleting = asyncio.ensure_future(w.sessions.delete(TENANT, row.id))
+        while (await w.session(row)).state is SessionState.RUNNING:
+            await asyncio.sleep(0)
+        deleting.cancel()
+        await asyncio.wait([deleting])
+        assert deleting.cancelled()
+        await w.lifecycle.wait_for_tasks()
+        assert (await w.session(row)).state is SessionState.ENDED
+        assert await w.provider.list_ids() == []
+
+
+class SlowStore(FullStore):
+    """It takes a while until one hears of a change that was made."""
+
+    async def swap(self, session: Session) -> bool:
+        done = await super().swap(session)
+        await asyncio.sleep(0.01)
+        return done
 
 
 async def test_deleting_a_session_while_it_is_made_leaves_nothing() -> None:

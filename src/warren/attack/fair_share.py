@@ -2,7 +2,7 @@
 
 The neighbour does a little of everything, again and again: commands, terminals and files through its agent, and inside
 computing, memory, disk, small files, loopback. Its fair share is what it gets beside an honest neighbour, one that
-computes (or writes, for attacks on the disk) in a single process. During an attack it may lose a fifth of that.
+computes (or saves its work, for attacks on the disk) in a single process. During an attack it may lose a fifth of that.
 
 Figures of a machine that does other things as well prove little. So the fair share is measured right before and right
 after each attack, by medians, and the worse one counts; what looks like a breach is measured once more. A loss in both
@@ -37,7 +37,7 @@ _UNCHARGED_MIB = 64
 _OTHERS = 0.4  # cores
 _HELD_S = 60.0
 
-ON_DISK = frozenset({"page_cache", "writes", "fsyncs", "syncs", "truncates", "inodes", "inotify", "locks"})
+ON_DISK = frozenset({"page_cache", "writes", "documents", "fsyncs", "syncs", "truncates", "inodes", "inotify", "locks"})
 """Loads that leave files."""
 
 Speeds = Mapping[str, float]
@@ -184,11 +184,13 @@ async def _phase(arena: Arena, measure: Measure, seconds: float, least: int) -> 
 
 
 def _others_s(arena: Arena) -> float:
-    """Processor time of everything on this machine but this process, what it started, and the two sandboxes."""
+    return processor_s() - (arena.host.cpu_s() or 0) - (arena.neighbour_host.cpu_s() or 0)
+
+
+def processor_s() -> float:
+    """Processor time of everything on this machine but this process and what it started."""
     user, nice, system, _, _, *more = map(int, Path("/proc/stat").read_text().splitlines()[0].split()[1:8])
-    busy = (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK")
-    own = os.times()
-    return busy - sum(own[:4]) - (arena.host.cpu_s() or 0) - (arena.neighbour_host.cpu_s() or 0)
+    return (user + nice + system + sum(more)) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 @contextlib.asynccontextmanager

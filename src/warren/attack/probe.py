@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from warren.attack.api_arena import ApiArena
     from warren.attack.arena import Arena
 
 
@@ -18,6 +19,10 @@ class Group(StrEnum):
     LIMITS = "limits"
     LIFECYCLE = "lifecycle"
     FAIRNESS = "fairness"
+    API_KEYS = "api keys and ids"
+    API_INPUT = "api input"
+    API_LOAD = "api load"
+    API_TENANTS = "api tenants"
 
 
 class ProbeVerdict(StrEnum):
@@ -47,8 +52,18 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
+class ApiProbe:
+    """A probe of a server, by its API."""
+
+    id: str
+    group: Group
+    tries: str
+    attack: Callable[["ApiArena"], Awaitable[ProbeResult]]
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    probe: Probe
+    probe: Probe | ApiProbe
     outcome: ProbeResult
     seconds: float
 

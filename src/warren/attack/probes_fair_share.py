@@ -3,7 +3,7 @@
 from warren.attack.fair_share import beside
 from warren.attack.probe import Probe
 
-_DISK = "fsyncs"  # beside an honest neighbour that writes to its disk, too
+_DISK = "documents"  # beside an honest neighbour that writes to its disk, too
 
 PROBES: tuple[Probe, ...] = (
     beside("fair-cpu", "compute in 64 processes", "busy", count=64),

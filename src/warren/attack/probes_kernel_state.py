@@ -9,13 +9,14 @@ from warren.attack.arena import Arena, attack_command, read_outcome
 from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, judged, within
 from warren.interfaces.sandbox import Process
 from warren.model.operations import Command
-from warren.worker.host import file_locks
+from warren.worker.host import file_locks, netlink_queues
 
 _HELD_S = 15.0
 _WORKED_S = 2.0
 _FEW_TERMINALS = 8
 _LOCK_BYTES = 256
 _MOST_LOCK_MIB = 48
+_MOST_NETLINK_MIB = 512
 
 
 async def _terminals(arena: Arena) -> ProbeResult:
@@ -51,6 +52,19 @@ async def _locks(arena: Arena) -> ProbeResult:
 def _allocated_locks() -> int:
     """0 where the kernel does not tell: then only the end of the process shows that there is a bound."""
     return file_locks.allocated() or 0
+
+
+async def _netlink(arena: Arena) -> ProbeResult:
+    """The kernel's memory that cannot be reclaimed is looked at from outside, while the queues are filled."""
+    before, most = netlink_queues.unreclaimable(), 0
+    arguments = {"sockets": 900, "processes": 4, "seconds": 3}
+    filling = asyncio.ensure_future(arena.sandbox.exec(attack_command("kernel_state:fill_netlink", arguments, 30)))
+    while not filling.done():
+        most = max(most, netlink_queues.unreclaimable() - before)
+        await asyncio.sleep(0.02)
+    result = filling.result()
+    mib = most >> 20
+    return judged(result.exit_code == 137 and mib < _MOST_NETLINK_MIB, f"ended by {result.reason}, after {mib} MiB")
 
 
 async def _mask_locks(arena: Arena) -> ProbeResult:
@@ -104,6 +118,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     Probe("file-locks", Group.LIMITS, "fill the kernel's memory with record locks, which nobody is charged", _locks),
     within("unowned-locks", Group.LIMITS, "take locks that have no owner", "kernel_state:unowned_locks"),
+    Probe("netlink-queues", Group.LIMITS, "fill the kernel's memory with unread netlink messages", _netlink),
     Probe("mask-locks", Group.LEAKS, "feel others' locks on masked files", _mask_locks),
     Probe("mask-watch", Group.LEAKS, "watch by inotify how others use masked files", _mask_watch),
     Probe("kernel-files", Group.LEAKS, "see in /proc and /sys that the neighbour works", _kernel_files),

@@ -122,8 +122,8 @@ def _limit_above(arena: Arena, controller: str, name: str) -> int | None:
 PROBES: tuple[Probe, ...] = (
     _buffers("TCP"),
     _buffers("UDP"),
-    Probe("file-handles", _G, "open all files of all processes, to use up the machine's", _file_handles),
+    Probe("all-open-files", _G, "open all files of all processes, to use up the machine's", _file_handles),
     Probe("disk-allocate", _G, "allocate more disk space than the limit, without writing", _allocate),
-    Probe("disk-neighbour", _G, "write so much that the neighbour's disk gets slow", _disk_neighbour),
+    Probe("disk-neighbour", Group.FAIRNESS, "write so much that the neighbour's disk gets slow", _disk_neighbour),
     Probe("totals", _G, "take the whole machine with many sandboxes that keep their limits", _totals),
 )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 
@@ -25,7 +26,7 @@ from warren.attack import (
     probes_resources,
 )
 from warren.attack.arena import Arena, host_environment_canary
-from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, got_through, undecided
+from warren.attack.probe import ApiProbe, Finding, Probe, ProbeResult, ProbeVerdict, got_through, undecided
 from warren.interfaces.provider import Provider
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.spec import SandboxSpec
@@ -45,6 +46,7 @@ PROBES: tuple[Probe, ...] = (
 _PROBE_S = 90.0
 
 Progress = Callable[[Finding], None]
+P = TypeVar("P", Probe, ApiProbe)
 
 
 async def attack(
@@ -71,18 +73,23 @@ async def attack(
 
 def choose(wanted: Sequence[str]) -> Sequence[Probe]:
     """The probes of these ids or groups; all of them if none is named."""
-    known = {name for probe in PROBES for name in (probe.id, probe.group)}
+    return chosen(PROBES, wanted)
+
+
+def chosen(probes: Sequence[P], wanted: Sequence[str]) -> Sequence[P]:
+    groups: list[str] = list(dict.fromkeys(str(probe.group) for probe in probes))
+    known = {*groups, *(probe.id for probe in probes)}
     for name in wanted:
         if name not in known:
-            raise InvalidRequest(f"there is no probe {name!r}", remedy=f"groups are: {', '.join(Group)}")
-    return [probe for probe in PROBES if not wanted or probe.id in wanted or probe.group in wanted]
+            raise InvalidRequest(f"there is no probe {name!r}", remedy=f"groups are: {', '.join(groups)}")
+    return [probe for probe in probes if not wanted or probe.id in wanted or probe.group in wanted]
 
 
 async def run_probe(probe: Probe, arena: Arena) -> Finding:
     started = time.monotonic()
     outcome = await _run(probe, arena)
     if why := await arena.usable():
-        outcome = _with_loss(outcome, why)
+        outcome = with_loss(outcome, why)
         await arena.renew()
     return Finding(probe, outcome, round(time.monotonic() - started, 3))
 
@@ -97,7 +104,7 @@ async def _run(probe: Probe, arena: Arena) -> ProbeResult:
         return undecided(f"{type(exc).__name__}: {exc}")
 
 
-def _with_loss(outcome: ProbeResult, why: str) -> ProbeResult:
+def with_loss(outcome: ProbeResult, why: str) -> ProbeResult:
     if outcome.verdict is ProbeVerdict.GOT_THROUGH:
         return replace(outcome, evidence=f"{outcome.evidence}; and the sandbox is of no use afterwards: {why}")
     return got_through(f"the sandbox is of no use afterwards: {why} (the probe said: {outcome.evidence})")

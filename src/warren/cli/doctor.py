@@ -34,15 +34,23 @@ _COLOURS = {
 @click.option("--env", "environment", default="base", metavar="E", help="Environment to attack.  [base]")
 @click.option("--image", default="", metavar="I", help="Image to attack instead of the environment's.")
 @click.option("--provider", default="", metavar="P", help="oci or docker.  [oci]")
+@click.option("--url", default="", metavar="URL", help="With --attack: attack this server by its API instead.")
 @click.option("--only", multiple=True, metavar="ID", help="With --attack: only this probe, or this group of them.")
 @json_option
-def doctor(attack: bool, environment: str, image: str, provider: str, only: tuple[str, ...], as_json: bool) -> int:
+def doctor(
+    attack: bool, environment: str, image: str, provider: str, url: str, only: tuple[str, ...], as_json: bool
+) -> int:
     """Check what this machine can do.
 
-    Checks every prerequisite and every layer of isolation; with --attack, attacks a sandbox from inside.
+    Checks every prerequisite and every layer of isolation; with --attack, attacks a sandbox from inside. With --attack
+    --url, attacks a server by its API, as the tenant of WARREN_API_KEY, and the tenant of WARREN_OTHER_API_KEY if set.
 
     Example: warren doctor --attack
     """
+    if url:
+        if not attack:
+            raise click.UsageError("--url names a server to attack: give --attack too")
+        return asyncio.run(until_signal(_attack_server(url, only, as_json)))
     settings = read_settings()
     if not attack:
         return asyncio.run(until_signal(_check(settings, provider, as_json)))
@@ -95,6 +103,19 @@ async def _attack(settings: Settings, options: SandboxOptions, only: tuple[str, 
         )
     finally:
         await provider.close()
+    _print_summary(findings, time.monotonic() - started, as_json)
+    return 1 if any(finding.failed for finding in findings) else 0
+
+
+async def _attack_server(url: str, only: tuple[str, ...], as_json: bool) -> int:
+    from warren.attack.api_arena import ApiArena, other_key
+    from warren.attack.api_suite import PROBES, attack_server
+    from warren.attack.suite import chosen
+    from warren.sdk.discovery import find_key
+
+    started, probes = time.monotonic(), chosen(PROBES, only)
+    arena = ApiArena(url, find_key(url), other_key())
+    findings = await attack_server(arena, probes=probes, progress=(lambda finding: None) if as_json else _print_finding)
     _print_summary(findings, time.monotonic() - started, as_json)
     return 1 if any(finding.failed for finding in findings) else 0
 

@@ -36,8 +36,16 @@ class Failover:
         self._swept_at = self._purged_at = float("-inf")
 
     async def tick(self, snapshot: ClusterSnapshot) -> None:
-        if not snapshot.settled or self._fleet.redis_stable_s < LEASE_S:
+        if not snapshot.settled:
             return
+        is_stable = self._fleet.redis_stable_s >= LEASE_S
+        if is_stable:
+            await self._sweep_if_due(snapshot)
+        await self._lifecycle.retry_ends()
+        if is_stable:
+            await self._purge_if_due(snapshot)
+
+    async def _sweep_if_due(self, snapshot: ClusterSnapshot) -> None:
         now = self._clock.now()
         alive = {member.id for member in snapshot.workers if member.alive}
         dead = frozenset(member.id for member in snapshot.workers) - alive
@@ -48,7 +56,9 @@ class Failover:
             await self.sweep(alive)
             self._dead, self._swept_at = dead, now
         self._dead &= dead
-        await self._lifecycle.retry_ends()
+
+    async def _purge_if_due(self, snapshot: ClusterSnapshot) -> None:
+        now = self._clock.now()
         if now - self._purged_at >= _PURGE_S:
             self._purged_at = now
             await self._store.purge(self._clock.epoch, now - self._retention_s)

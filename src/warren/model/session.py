@@ -105,7 +105,7 @@ STATES: Final[Mapping[SessionState, StateRules]] = {
         holds_sandbox=True,
         expires=True,
     ),
-    _S.LOST: StateRules(next=frozenset({_S.LOST, _S.STOPPING}), expires=True),
+    _S.LOST: StateRules(next=frozenset({_S.LOST, _S.STOPPING, _S.ENDED}), expires=True),
     _S.STOPPING: StateRules(next=frozenset({_S.ENDED}), is_in_transition=True, holds_sandbox=True),
     _S.ENDED: StateRules(next=frozenset(), is_active=False),
 }

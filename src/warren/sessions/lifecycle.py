@@ -38,6 +38,7 @@ _log = get_log(__name__)
 STEPS: Final = ("stored", "claimed", "running", "stopping", "destroyed", "ended")
 
 _POLL_S: Final = (0.005, 0.1)
+_CONFIRM_S: Final = 2.0
 _CALLER_LEFT: Final = "the caller went away"
 _LOST_PREFIX: Final = "the sandbox is lost: "
 _REASON_TEXTS: Final = {
@@ -195,14 +196,30 @@ class Lifecycle:
     # -- ending
 
     async def end(self, session: Session, reason: EndReason, detail: str = "") -> Session | None:
-        """Ends the session and waits until its sandbox is destroyed; None if its row has changed since it was read."""
+        """Ends the session and waits until its sandbox is destroyed and the store says so; None if its row has changed
+        since it was read. Raises the store's error if the store cannot save the end: it is saved later.
+        """
         if session.state.can_be_lost:
             self.worker_of(session)
+        if session.state is SessionState.LOST and self._is_elsewhere(session):
+            return await self._end_at_once(session, reason, detail)
         stopping = session.moved_to(SessionState.STOPPING, reason=reason, detail=detail)
+        return await asyncio.shield(self._run_task(self._stop(stopping), f"stopping {session.id}"))
+
+    async def _stop(self, stopping: Session) -> Session | None:
+        """Nobody else would destroy the sandbox of a session in STOPPING, so this does not end with its caller."""
         if not await self.store.swap(stopping):
             return None
         self._fault("stopping")
-        return await asyncio.shield(self.begin_end(stopping))
+        return await self._confirm(await self.begin_end(stopping))
+
+    async def _end_at_once(self, session: Session, reason: EndReason, detail: str) -> Session | None:
+        """In one step, because its worker would not take care of a session that this process has left in STOPPING."""
+        ended = self._ended(session, reason, detail)
+        if not await self.store.swap(ended):
+            return None
+        self._report_ended(ended)
+        return ended
 
     def begin_end(self, stopping: Session) -> asyncio.Task[Session]:
         task = self._ending[stopping.id] = self._run_task(self._end(stopping), f"ending {stopping.id}")
@@ -227,8 +244,11 @@ class Lifecycle:
     async def _destroy_sandbox(self, session: Session) -> None:
         """Does nothing for a sandbox of another worker: that worker destroys it when it comes back."""
         self._owners.pop(session.sandbox_id, None)
-        if session.worker in self.workers or not self.in_cluster:
+        if not self._is_elsewhere(session):
             await self.worker_of(session).destroy(session.sandbox_id)
+
+    def _is_elsewhere(self, session: Session) -> bool:
+        return self.in_cluster and session.worker not in self.workers
 
     async def undo_start(self, session: Session) -> None:
         """Ends a session in CREATING if no task of this process is starting it."""
@@ -236,12 +256,8 @@ class Lifecycle:
             await self._save_end(session, EndReason.UNDONE, "")
 
     async def _save_end(self, session: Session, reason: EndReason, detail: str) -> Session:
-        """Saves the end, later if the store cannot write now: the sandbox is gone in either case.
-
-        Of the variables only the names are kept: their values may be secrets, and nobody needs them any more.
-        """
-        names = dict.fromkeys(session.env, "")
-        ended = session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), env=names)
+        """Saves the end, later if the store cannot write now: the sandbox is gone in either case."""
+        ended = self._ended(session, reason, detail)
         try:
             is_ended = await self._try_save_end(ended)
         except WarrenError:
@@ -250,6 +266,11 @@ class Lifecycle:
         if is_ended:
             self._report_ended(ended)
         return ended
+
+    def _ended(self, session: Session, reason: EndReason, detail: str) -> Session:
+        """Of the variables only the names are kept: their values may be secrets, and nobody needs them any more."""
+        names = dict.fromkeys(session.env, "")
+        return session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), env=names)
 
     async def _try_save_end(self, ended: Session) -> bool:
         """Whether the end was saved; False if the row has changed.
@@ -264,11 +285,27 @@ class Lifecycle:
             self._run_task(self.end(current, ended.reason, ended.detail), f"ending {ended.id}")
         return False
 
+    async def _confirm(self, ended: Session) -> Session:
+        """Waits until the store has the end: who is told of it must not be shown a session that is still stopping."""
+        pause, deadline = _POLL_S[0], self.clock.now() + _CONFIRM_S
+        while ended.id in self._unsaved_ends:
+            try:
+                await self._retry_end(ended)
+            except WarrenError:
+                if self.clock.now() > deadline:
+                    raise
+                await self.clock.sleep(pause)
+                pause = min(pause * 2, _POLL_S[1])
+        return ended
+
+    async def _retry_end(self, ended: Session) -> None:
+        await self._try_save_end(ended)
+        self._unsaved_ends.pop(ended.id, None)
+
     async def retry_ends(self) -> None:
         """Tries again to save ends and to destroy sandboxes, where that failed before."""
-        for session_id, ended in list(self._unsaved_ends.items()):
-            await self._try_save_end(ended)
-            del self._unsaved_ends[session_id]
+        for ended in list(self._unsaved_ends.values()):
+            await self._retry_end(ended)
         for session_id in self._undestroyed.keys() - self._ending.keys():
             self.begin_end(self._undestroyed.pop(session_id))  # `_end` puts it back if it fails again
 
@@ -276,6 +313,9 @@ class Lifecycle:
 
     async def mark_lost(self, session: Session, why: str) -> Session:
         """The session's sandbox has died: destroys the rest of the sandbox; the session stays and tells why."""
+        return await asyncio.shield(self._run_task(self._mark_lost(session, why), f"losing {session.id}"))
+
+    async def _mark_lost(self, session: Session, why: str) -> Session:
         while session.state.can_be_lost:
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=why.removeprefix(_LOST_PREFIX))
             if await self.store.swap(lost):
@@ -363,7 +403,9 @@ class Lifecycle:
             await asyncio.wait([task])
             if not task.cancelled():
                 with contextlib.suppress(SessionEnded):
-                    return task.result()
+                    return await self._confirm(task.result())
+        if (unsaved := self._unsaved_ends.get(session.id)) is not None:
+            return await self._confirm(unsaved)
         pause, deadline = _POLL_S[0], self.clock.now() + self._claim_timeout_s
         while session.state.is_in_transition:
             if self.clock.now() > deadline:

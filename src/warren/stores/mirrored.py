@@ -4,9 +4,9 @@ While a worker has its lease no other process ends its sessions. So it reads its
 serving them while Redis is away. It makes every change in the shared store first; a change that fails there has not
 happened. A file keeps the copies too: a Redis that has lost its data gets them back.
 
-If the shared store fails during a change, the change may have been made or not: it is in doubt. When the store is back
-the worker finds out; `due` gives the sessions whose doubtful change was made, so that the reaper acts on it as after a
-restart.
+If the shared store fails during a change, or the caller goes away, the change may have been made or not: it is in
+doubt. When the store is back the worker finds out; `due` gives the sessions whose doubtful change was made, so that the
+reaper acts on it as after a restart.
 """
 
 import asyncio
@@ -80,18 +80,25 @@ class MirroredStore:
 
     async def reconcile(self) -> Collection[Session]:
         """Compares the copies with the shared store after one was without the other: changes in the shared store win,
-        and sessions that it has lost are restored. Gives the sessions that are no longer this worker's."""
+        and sessions that it has lost are restored. Gives the sessions that are no longer this worker's.
+
+        Sessions change meanwhile. A copy that was changed since it was compared is later than what was read.
+        """
+        before = dict(self._rows)
         theirs = {session.id: session for session in await self._shared.active() if session.worker == self._worker}
-        dropped = [mine for mine in list(self._rows.values()) if not await self._is_kept(mine, theirs.get(mine.id))]
+        dropped = [mine for mine in before.values() if not await self._is_kept(mine, theirs.get(mine.id))]
         for session in theirs.values():
-            kept = self._rows.get(session.id)
-            if kept is None or kept.version < session.version:
-                await self._remember(session)
+            if session.id not in before and session.id not in self._rows:
+                await self._refresh(session)
         return dropped
 
     async def _is_kept(self, mine: Session, theirs: Session | None) -> bool:
-        if theirs is None or (theirs.version < mine.version and mine.state.can_be_lost):
+        if self._rows.get(mine.id) is mine and (
+            theirs is None or (theirs.version < mine.version and mine.state.can_be_lost)
+        ):
             theirs = await self._restored(mine)
+        if self._rows.get(mine.id) is not mine:
+            return True
         if theirs is None or not theirs.active:
             await self._forget(mine.id)
             return False
@@ -105,6 +112,12 @@ class MirroredStore:
         if not mine.state.can_be_lost:
             return None
         return mine if await self._shared.restore(mine) else await self._shared.get(mine.tenant, mine.id)
+
+    async def _remember_read(self, current: Session, before: Session | None) -> None:
+        """Remembers what was read, unless the copy, which was `before` then, has got a later change meanwhile."""
+        kept = self._rows.get(current.id)
+        if kept is before or (kept is not None and kept.version <= current.version):
+            await self._remember(current)
 
     async def _remember(self, session: Session) -> None:
         if session.worker != self._worker or not session.active:
@@ -132,8 +145,8 @@ class MirroredStore:
     async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
         with self._noting_doubt(session):
             found, added = await self._shared.add(session, key, caps)
-        if added is Added.NEW:
-            await self._remember(found)
+            if added is Added.NEW:
+                await self._remember(found)
         return self._check_doubt(found), added
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
@@ -153,9 +166,10 @@ class MirroredStore:
         return session
 
     async def _refresh(self, mine: Session) -> Session | None:
+        before = self._rows.get(mine.id)
         current = await self._shared.get(mine.tenant, mine.id)
         if current is not None:
-            await self._remember(current)
+            await self._remember_read(current, before)
         return current
 
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
@@ -171,13 +185,10 @@ class MirroredStore:
     async def swap(self, session: Session) -> bool:
         before = self._rows.get(session.id)
         with self._noting_doubt(session):
-            is_made = await self._shared.swap(session)
-        if is_made:
-            self._doubts.pop(session.id, None)
-            kept = self._rows.get(session.id)
-            if kept is before or (kept is not None and kept.version < session.version):
-                await self._remember(session)  # else a later change was faster to come back
-            return True
+            if await self._shared.swap(session):
+                self._doubts.pop(session.id, None)
+                await self._remember_read(session, before)
+                return True
         lost = await self._refresh(session) is None
         if lost and before is not None and before.tenant == session.tenant:
             raise Unavailable("Redis has lost its data, this session is being published again", retry_after_s=2)
@@ -211,21 +222,17 @@ class MirroredStore:
                 continue  # a later change has settled the doubt
             self._doubts[tried.id] = (tried, min(since, now))
             if now - since >= _IN_FLIGHT_S:
+                before = self._rows.get(tried.id)
                 try:
                     current = await self._shared.get(tried.tenant, tried.id)
                 except Unavailable:
                     break
                 self._doubts.pop(tried.id, None)
-                if current is not None and await self._was_made(current, tried):
-                    found.append(current)
+                if current is not None and current.version >= tried.version:
+                    await self._remember_read(current, before)
+                    if self._rows.get(tried.id) is current:
+                        found.append(current)
         return found
-
-    async def _was_made(self, current: Session, tried: Session) -> bool:
-        kept = self._rows.get(current.id)
-        if current.version < tried.version or (kept is not None and kept.version > current.version):
-            return False
-        await self._remember(current)
-        return current.id in self._rows
 
     async def count(self) -> Mapping[SessionState, int]:
         try:

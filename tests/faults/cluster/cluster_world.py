@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -149,6 +150,13 @@ class ClusterWorld:
         """The ends of the logs, for messages."""
         processes = [*self.workers.values(), *self.coordinators]
         return [f"-- {one.log_path}\n" + "\n".join(one.log.splitlines()[-lines:]) for one in processes]
+
+    def words_about(self, text: str) -> list[str]:
+        """What the logs say about the sessions that a message names."""
+        named = set(re.findall(r"ses_[0-9a-f]+", text))
+        processes = [*self.workers.items(), *((one.state_dir.name, one) for one in self.coordinators)]
+        logs = ((name, line) for name, process in processes for line in process.log.splitlines())
+        return [f"{name}: {line}" for name, line in logs if any(one in line for one in named)]
 
     def threads(self) -> Counter[str]:
         """By the file that clients write into the sandboxes of their threads, how many live sandboxes each has."""

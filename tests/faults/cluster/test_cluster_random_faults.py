@@ -1,8 +1,13 @@
-"""Faults at random moments in a busy cluster, of a fixed seed; the invariants hold after each of them."""
+"""Faults at random moments in a busy cluster; the invariants hold after each of them.
+
+A seed gives which faults come, in which order and for how long; what the cluster is doing then differs each time. The
+environment may give another seed (`random`: any) and another number of faults, as `make endurance` does.
+"""
 
 import asyncio
 import os
 import random
+import secrets
 import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -16,13 +21,13 @@ from faults.cluster.cluster_invariants import check_cluster
 from faults.cluster.cluster_world import SURE_S, ClusterWorld, stopped
 from faults.world import until
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(900)]
-
-SEED: Final = 20_241_115
+SEED: Final = os.environ.get("ENDURANCE_SEED") or "20241115"
+COUNT: Final = int(os.environ.get("ENDURANCE_COUNT") or 12)
 CLIENTS: Final = 6
 QUOTA: Final = 12  # less than the clients would hold together
 LONGEST_PAUSE_S: Final = 12.0
-_FAULTS_IN_TEST_ALL: Final = 12  # `make endurance` has all of them
+
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300 + 60 * COUNT)]
 
 Fault = Callable[[ClusterWorld, ClusterCaller, ClusterLedger, random.Random], Awaitable[set[str]]]
 """Gives the names of the workers whose sessions may have been given up over it."""
@@ -166,10 +171,11 @@ FAULTS: Final[dict[Fault, int]] = {
 
 
 async def test_random_faults_break_no_promise(image_cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chance = random.Random(SEED)
-    order = [fault for fault, count in FAULTS.items() for _ in range(count)]
-    chance.shuffle(order)
-    order = order[: int(os.environ.get("ENDURANCE_FAULTS", _FAULTS_IN_TEST_ALL))]
+    seed = secrets.randbelow(1_000_000) if SEED == "random" else int(SEED)
+    with capsys.disabled():
+        print(f"\nseed {seed}, {COUNT} faults")
+    chance = random.Random(seed)
+    order = in_order(seed, chance)
     world, ledger, survived, doing = ClusterWorld(image_cache), ClusterLedger(), 0, ""
     clients = [ClusterClient(number, random.Random(chance.random()), ledger) for number in range(CLIENTS)]
     try:
@@ -180,13 +186,29 @@ async def test_random_faults_break_no_promise(image_cache: Path, capsys: pytest.
                 doing = fault.__name__
                 await one_fault(world, caller, clients, ledger, fault, chance)
                 survived, doing = survived + 1, ""
+    except BaseException as exc:
+        with capsys.disabled():
+            print(f"\nseed {seed} broke at fault {survived + 1}, {doing}: {exc}")
+            print(*world.words_about(str(exc)), *world.last_words(), sep="\n")
+        raise
     finally:
         with capsys.disabled():
             done: Counter[str] = sum((client.done for client in clients), start=Counter())
-            print(f"\nfaults survived / tried: {survived} / {len(order)}; answers: {dict(sorted(done.items()))}")
-            if doing:
-                print(f"it broke over {doing}", *(world.last_words()), sep="\n")
+            print(
+                f"\nseed {seed}, faults survived / tried: {survived} / {COUNT}; answers: {dict(sorted(done.items()))}"
+            )
         await asyncio.to_thread(world.close)
+
+
+def in_order(seed: int, chance: random.Random) -> list[Fault]:
+    """All faults, each as often as it is to come, and if more are wanted, all of them again in another order."""
+    faults = [fault for fault, count in FAULTS.items() for _ in range(count)]
+    chance.shuffle(faults)
+    order = list(faults)
+    while len(order) < COUNT:
+        random.Random(seed + len(order)).shuffle(faults)
+        order += faults
+    return order[:COUNT]
 
 
 async def one_fault(

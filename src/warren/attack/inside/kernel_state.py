@@ -154,6 +154,28 @@ def take_locks(count: int, seconds: float) -> ProbeVerdict:
     return THROUGH, f"{count} locks were held"
 
 
+# -- queues
+
+
+def fill_netlink(sockets: int, processes: int, seconds: float) -> ProbeVerdict:
+    """Requests that make no sense: the answers carry them back, and nobody reads them."""
+    for _ in range(processes - 1):
+        if os.fork() == 0:
+            break
+    request = struct.pack("IHHII", 32016, 9999, 5, 0, 0) + bytes(32000)
+    held = []
+    for _ in range(sockets):
+        held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+        held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        for _ in range(16):
+            try:
+                held[-1].send(request, socket.MSG_DONTWAIT)
+            except OSError:
+                break
+    time.sleep(seconds)
+    return THROUGH, f"{processes} processes filled {len(held)} sockets each, and nobody ended this"
+
+
 # -- what shows of others
 
 

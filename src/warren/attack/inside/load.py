@@ -1,7 +1,7 @@
 """Loads that one sandbox can put on the kernel it shares with its neighbour.
 
 A load is a generator: each step is a piece of work, and what it holds is released when it ends. `storm` runs it in
-several processes at once. `busy` in one process is also what an honest neighbour does.
+several processes at once. `busy` and `documents` in one process are what an honest neighbour does.
 """
 
 import contextlib
@@ -125,6 +125,15 @@ def _writes(index: int, mib: int) -> "Iterator[None]":
             os.pwrite(fd, block, at * _MIB)
             yield
         os.ftruncate(fd, 0)
+
+
+def _documents(index: int, mib: int) -> "Iterator[None]":
+    """An honest program that saves its work, again and again."""
+    fd, block = os.open(f"document-{index}", os.O_RDWR | os.O_CREAT, 0o600), os.urandom(_MIB // 4)
+    while True:
+        os.pwrite(fd, block, 0)
+        os.fsync(fd)
+        yield
 
 
 def _fsyncs(index: int, mib: int) -> "Iterator[None]":
@@ -385,6 +394,7 @@ LOADS: "dict[str, Load]" = {
     "page_cache": _page_cache,
     "mappings": _mappings,
     "writes": _writes,
+    "documents": _documents,
     "fsyncs": _fsyncs,
     "syncs": _syncs,
     "truncates": _truncates,

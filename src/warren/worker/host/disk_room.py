@@ -8,14 +8,17 @@ write back what a sandbox's programs have already written, and would drop it. Th
    disk may grow up to the same level. It raises the number of clusters that the disk's ext4 keeps for itself, so that
    a write which goes beyond fails with ENOSPC before it is acknowledged. Data written before is not affected.
 3. Space that a program has allocated without writing to it (fallocate) cannot be taken back in this way. If the free
-   space falls below the reserve all the same, the sandboxes with the most of it are ended.
+   space comes close to the reserve and would not suffice for it, the sandboxes with the most of it are ended: their
+   file systems are shut down, so that nothing more is written, and their images emptied.
 
 Each provider of a process runs one watch over all sandboxes of its state directory, whoever made them.
 """
 
 import asyncio
+import fcntl
 import os
 import re
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -39,6 +42,8 @@ _SMALL: Final = 64 * MIB  # a sandbox with less unwritten space than this is nev
 _ROUNDS: Final = 32
 _RETRY_S: Final = 5.0
 _GIVE_BACK_S: Final = 2.0
+_SHUTDOWN: Final = 0x8004587D  # EXT4_IOC_SHUTDOWN
+_WITHOUT_FLUSH: Final = 2
 _EXT4: Final = Path("/sys/fs/ext4")
 _RESERVED: Final = "reserved_clusters"
 _DIRTY: Final = re.compile(r"^Dirty:\s+(\d+) kB", re.MULTILINE)
@@ -80,7 +85,7 @@ def plan_disks(host_free: int, reserve: int, uses: Mapping[str, DiskUse], coming
     if others were faster than the watch."""
     room = host_free - reserve - sum(use.unwritten for use in uses.values())
     growth = {} if room >= reserve else share(max(reserve // 4, room), uses)
-    too_low = host_free + coming < reserve
+    too_low = host_free + coming < 2 * reserve
     return DiskPlan(growth, tuple(_whom_to_end(host_free + coming, reserve, uses)) if too_low else ())
 
 
@@ -203,6 +208,18 @@ class WatchedDisk:
             held = size - free
         growth = max(0, free - (size - self.limit) - _usual_reserve(size, inside.f_frsize) * inside.f_frsize)
         return DiskUse(size, held, free, growth, allocated)
+
+    def abandon(self) -> None:
+        """Gives back at once what it holds. Its sandbox must be ended: what is in it is lost."""
+        with suppress(OSError):
+            fd = os.open(self.mounted, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(fd).st_dev == self.device:
+                    fcntl.ioctl(fd, _SHUTDOWN, struct.pack("<I", _WITHOUT_FLUSH))
+                    os.truncate(self.held, 0)
+            finally:
+                os.close(fd)
+        self.held.unlink(missing_ok=True)
 
     def restrict(self, use: DiskUse, growth: int) -> None:
         """Lets it grow by so much, up to its limit."""

@@ -142,10 +142,14 @@ def _sandbox_of(pid: int, known: dict[int, int | None]) -> int | None:
 
 def sandbox_of(pid: int) -> int | None:
     """The number of its uid range; None for a process of the host, or none at all."""
+    index = (uid_of(pid) - FIRST) // RANGE
+    return index if 0 <= index < COUNT else None
+
+
+def uid_of(pid: int) -> int:
+    """0 for a process that is gone."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return None
-    uid = int(status.partition("\nUid:")[2].split()[0])
-    index = (uid - FIRST) // RANGE
-    return index if 0 <= index < COUNT else None
+        return 0
+    return int(status.partition("\nUid:")[2].split()[0])

@@ -45,7 +45,6 @@ class MountTable:
 
     def __init__(self, mounts: Iterable[Mount]) -> None:
         self.mounts = tuple(mounts)
-        self.ids = frozenset(mount.id for mount in self.mounts)
         self._by_place = {(mount.parent, mount.where): mount for mount in self.mounts}
         root = next((mount for mount in reversed(self.mounts) if mount.where == "/"), None)
         shown = self._above(root, "/")
@@ -62,6 +61,10 @@ class MountTable:
         while found is not None and (above := self._by_place.get((found.id, path))) is not None:
             found = above
         return found
+
+    @cached_property
+    def ids(self) -> frozenset[int]:
+        return frozenset(mount.id for mount in self.mounts)
 
     @cached_property
     def visible(self) -> tuple[Mount, ...]:
@@ -232,13 +235,15 @@ def parse_routes(ipv4: str, ipv6: str) -> frozenset[str]:
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    return tuple(_parse_mount(line) for line in text.splitlines() if " - " in line)
+    return tuple(_parse_mount(line.split(" ")) for line in text.splitlines() if " - " in line)
 
 
-def _parse_mount(line: str) -> Mount:
-    before, _, after = line.partition(" - ")
-    words, (kind, source, super_options) = before.split(" "), after.split(" ", 2)
-    return Mount(int(words[0]), int(words[1]), words[3], words[4], _options(words[5]), kind, source, super_options)
+def _parse_mount(words: list[str]) -> Mount:
+    kind = words.index("-", 6) + 1
+    options = _options(words[5])
+    return Mount(
+        int(words[0]), int(words[1]), words[3], words[4], options, words[kind], words[kind + 1], words[kind + 2]
+    )
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ import secrets
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
 from warren.worker.host.disks import Disks
 from warren.worker.host.file_locks import FileLockWatch
+from warren.worker.host.netlink_queues import NetlinkWatch, WatchedSandbox
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
 from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
@@ -114,6 +115,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._uids = UidRanges()
         self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
         self._file_locks = FileLockWatch()
+        self._netlink = NetlinkWatch(self._live_sandboxes)
         self._promises = Promises(self._room.disk_overcommit)
         self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
         self._disk_watch = DiskWatch(
@@ -191,6 +193,7 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     async def close(self) -> None:
         await self._file_locks.close()
+        await self._netlink.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -270,6 +273,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         )
         self._open.add(sandbox)
         self._file_locks.start()
+        self._netlink.start()
         return sandbox
 
     # -- the cgroup of a sandbox, and the one above all of them
@@ -319,6 +323,21 @@ class HostProvider(ABC, Generic[R, Plan]):
         return await run_shielded(
             asyncio.to_thread(lambda: self._isolation_reader.read(self.name, record, cgroup.limits()))
         )
+
+    def _live_sandboxes(self) -> Iterator[WatchedSandbox]:
+        """Those of this state directory, also of other processes. Called in a thread."""
+        try:
+            names = [name for name in os.listdir(self._state / self.folder) if _ID.fullmatch(name)]
+        except FileNotFoundError:
+            return
+        for name in names:
+            record = self.load_record(name)
+            if record is not None and record.pid and record.alive():
+                try:
+                    cgroup = self._cgroup(record)
+                except SandboxLost:
+                    continue
+                yield WatchedSandbox(record.pid, cgroup.pids)
 
     # -- room on the disk
 
@@ -377,8 +396,10 @@ class HostProvider(ABC, Generic[R, Plan]):
         directory = self.directory(sandbox_id)
         with suppress(OSError):
             (directory / ENDED).write_text(why)
+        disk = self._watched.get(sandbox_id)
+        if disk is not None:
+            disk.abandon()
         kill_if(record.pid, lambda _: record.alive())
-        (directory / HELD).unlink(missing_ok=True)
         self._watched[sandbox_id] = None
 
     def _release_uids(self, record: R | None, directory: Path) -> None:
