@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from warren.attack.raw_http import MOST_BYTES, Answer, RawHttp
+from warren.attack.raw_http import MOST_BYTES, Answer, RawHttp, read_answer
 from warren.model.errors import InvalidRequest, Unauthorized, Unavailable, WarrenError
 
 OTHER_KEY = "WARREN_OTHER_API_KEY"
@@ -98,6 +98,24 @@ class ApiArena:
         target = f"{path}?{urlencode(query, errors='surrogateescape')}" if query else path
         sent = {"Content-Type": "application/json", **tenant.headers, **(headers or {})}
         return await self.http.request(method, target, sent, data, timeout_s=timeout_s, most=most)
+
+    async def socket(self, target: str, first: bytes = b"") -> Answer:
+        """Opens a WebSocket, sends a text, and returns the first message as an answer; an error by its own status."""
+        head = self.http.head("GET", target, {**self.own.headers, **upgrade_headers()})
+        frame = b"\x81" + bytes([0x80 | len(first)]) + bytes(4) + first if first else b""
+        started = time.monotonic()
+        async with asyncio.timeout(30), self.http.connection() as (reader, writer):
+            writer.write(head)
+            status, headers, body = await read_answer(reader, MOST_BYTES)
+            if status == 101:
+                writer.write(frame)
+                kind, length = await reader.readexactly(2)
+                size = length if length < 126 else int.from_bytes(await reader.readexactly(2 if length == 126 else 8))
+                body = await reader.readexactly(size)
+                with contextlib.suppress(ValueError, AttributeError):
+                    values = json.loads(body) if kind == 0x81 else {}
+                    status = int(values.get("status", 101)) if values.get("type") == "error" else 101
+            return Answer(status, headers, body, time.monotonic() - started)
 
     async def new_session(self, tenant: Tenant | None = None, **values: Any) -> Answer:
         tenant = tenant or self.own
@@ -201,6 +219,15 @@ class Health:
     @property
     def median(self) -> float:
         return statistics.median(self.seconds) if self.seconds else 0.0
+
+
+def upgrade_headers() -> dict[str, str]:
+    return {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
+    }
 
 
 def segment(text: str) -> str:

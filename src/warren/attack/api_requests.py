@@ -55,7 +55,7 @@ def request_for(row: Operation, session: str, process: str) -> ApiRequest:
     if row.session_in is SessionIn.JSON:
         body = {**(body or {}), "session_id": session}
     if row.method == "WEBSOCKET":
-        return ApiRequest("GET", path, query, None, upgrade_headers())
+        return ApiRequest("WEBSOCKET", path, query, b'{"command": "true"}' if row.name == "exec_socket" else b"")
     if row.reads is Reads.FORM:
         return ApiRequest(
             row.method, path, query, _form(session), {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}
@@ -63,15 +63,6 @@ def request_for(row: Operation, session: str, process: str) -> ApiRequest:
     if row.reads is Reads.RAW:
         return ApiRequest(row.method, path, query, _TAR if "archive" in row.name else b"attack")
     return ApiRequest(row.method, path, query, body)
-
-
-def upgrade_headers() -> dict[str, str]:
-    return {
-        "Connection": "Upgrade",
-        "Upgrade": "websocket",
-        "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": "AAAAAAAAAAAAAAAAAAAAAA==",
-    }
 
 
 def _form(session: str) -> bytes:

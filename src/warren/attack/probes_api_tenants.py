@@ -66,6 +66,8 @@ async def _own(arena: ApiArena, row: Operation) -> tuple[str, str]:
 
 
 async def _send(arena: ApiArena, row: Operation, request: ApiRequest) -> Answer:
+    if request.method == "WEBSOCKET":
+        return await arena.socket(request.path, request.body)
     most = 1 if row.answers is Answers.EVENTS else 1 << 20
     return await arena.call(
         request.method, request.path, request.body, query=request.query, headers=request.headers, most=most
