@@ -16,8 +16,8 @@ from e2e.bad_input_routes import NOBODY, Request
 from server_process import ServerProcess
 from yarl import URL
 
-from warren.http import problems
 from warren.model.errors import WarrenError
+from warren.model.strict_json import read_json
 
 KEPT = b"was here before"
 REFUSALS = frozenset({400, 403, 404, 405, 409, 410, 413, 415, 416, 421, 422, 431})
@@ -135,7 +135,7 @@ def wrong_with(status: int, kind: str, body: bytes, statuses: frozenset[int], co
         return "the status"
     if kind != "application/problem+json":
         return f"the type {kind!r}"
-    problem = problems.read_json(body)
+    problem = read_json(body)
     if problem.get("status") != status or problem.get("code") not in _CODES or (code and problem["code"] != code):
         return "the code"
     return wrong_with_words(problem.get("detail"), problem.get("remedy", "none is needed"))
