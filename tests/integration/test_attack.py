@@ -114,7 +114,9 @@ def with_other_tmpfs(config: dict[str, Any]) -> None:
 
 
 def with_another_call(config: dict[str, Any]) -> None:
-    config["linux"]["seccomp"]["syscalls"].append({"names": ["keyctl"], "action": "SCMP_ACT_ALLOW"})
+    shared = config["linux"]["seccomp"]
+    allowed = {"names": ["keyctl"], "action": "SCMP_ACT_ALLOW"}
+    config["linux"]["seccomp"] = {**shared, "syscalls": [*shared["syscalls"], allowed]}
 
 
 WEAK: list[tuple[Weaken, tuple[str, ...]]] = [

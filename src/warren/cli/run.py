@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Final
 
@@ -103,7 +103,10 @@ async def _run_to_end(sandbox: Sandbox, command: Command, sink: Sink) -> dict[st
     try:
         async for chunk in process.output():
             await sink(chunk.stream, chunk.data)
-        return asdict(await process.wait())
+        result = await process.wait()
+        texts = {"stdout": result.stdout, "stderr": result.stderr, "output": result.output}
+        rest = {each.name: getattr(result, each.name) for each in fields(result) if each.name != "written"}
+        return {"exit_code": result.exit_code, **texts, **rest}
     finally:
         sending.cancel()
         with contextlib.suppress(asyncio.CancelledError):
