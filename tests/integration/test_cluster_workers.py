@@ -30,13 +30,15 @@ def nodes(image_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (registry / "environments" / "real.yaml").write_text("name: real\nimage: host\nprovider: oci\n")
     with new_nodes(image_cache / "images") as nodes:
         nodes.worker("plain", "--registry-dir", str(registry))
-        nodes.worker("special", "--labels", "gpu=1,zone=a", "--registry-dir", str(registry), provider="fake,oci")
+        flags = ("--labels", "gpu=1,zone=a", "--registry-dir", str(registry), "--on-stop", "destroy")
+        special = nodes.worker("special", *flags, provider="fake,oci")
         nodes.coordinator(WARREN_REGISTRY_DIR=str(registry))
         for process in nodes.all:
             process.start(wait=False)
         for process in nodes.all:
             process.wait_until_ready()
         yield nodes
+        assert special.stop() == 0, "its pool has real sandboxes"
 
 
 @pytest.fixture
