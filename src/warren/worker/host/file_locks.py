@@ -13,13 +13,13 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from warren.logs import get_log
 from warren.worker.host.processes import kill_if
 from warren.worker.host.uids import COUNT, FIRST, RANGE
+from warren.worker.host.watch import Watch
 
 MOST: Final = 4096
 """The locks that one sandbox may hold."""
@@ -27,7 +27,6 @@ _LISTED: Final = 65_536
 """The part of the list that is read. The kernel starts from its beginning for every piece."""
 _HARMLESS: Final = 256
 """A sandbox with no more than this is never touched, however many locks the machine has."""
-_EVERY_S: Final = 0.2
 _PIECE: Final = 4096
 _ROUNDS: Final = 50
 _ALLOCATED: Final = Path("/sys/kernel/slab/file_lock_cache/total_objects")
@@ -37,33 +36,15 @@ _OWNER: Final = re.compile(rb" POSIX +\S+ +\S+ (\d+) ")
 _log = get_log(__name__)
 
 
-class FileLockWatch:
-    """`start` is idempotent. Several workers may watch one machine: each ends what it finds."""
+class FileLockWatch(Watch):
+    """Several workers may watch one machine: each ends what it finds."""
 
-    def __init__(self) -> None:
-        self._task: asyncio.Task[None] | None = None
+    name = "file locks"
 
-    def start(self) -> None:
-        if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="file locks")
-
-    async def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(_EVERY_S)
-            try:
-                count = allocated()
-                if count is None or count > MOST:
-                    await asyncio.to_thread(end_offenders)
-            except OSError as exc:
-                _log.warning("file_locks_unread", action="retry", error=exc)
-                await asyncio.sleep(60)
+    async def _look(self) -> None:
+        count = allocated()
+        if count is None or count > MOST:
+            await asyncio.to_thread(end_offenders)
 
 
 def is_counted() -> bool:

@@ -9,7 +9,6 @@ it has grown by GROWTH since it was least, the queues of each sandbox are added 
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,11 +16,11 @@ from typing import Final
 from warren.logs import get_log
 from warren.worker.host.file_locks import sandbox_of, uid_of
 from warren.worker.host.processes import kill_if
+from warren.worker.host.watch import Watch
 
 MOST: Final = 4 << 20
 """The bytes that the netlink sockets of one sandbox may hold."""
 GROWTH: Final = 48 << 20
-_EVERY_S: Final = 0.2
 _PIECE: Final = 16384
 _ROUNDS: Final = 20
 _RECEIVED: Final = 4  # the column of /proc/net/netlink
@@ -37,36 +36,24 @@ class WatchedSandbox:
     pids: Callable[[], Iterable[int]]
 
 
-class NetlinkWatch:
-    """`start` is idempotent; `sandboxes` is called in a thread."""
+class NetlinkWatch(Watch):
+    """`sandboxes` is called in a thread."""
+
+    name = "netlink queues"
 
     def __init__(self, sandboxes: Callable[[], Iterable[WatchedSandbox]]) -> None:
+        super().__init__()
         self._sandboxes = sandboxes
-        self._task: asyncio.Task[None] | None = None
-        self._least = 0
+        self._least = unreclaimable()
 
-    def start(self) -> None:
-        if self._task is None:
-            self._least = unreclaimable()
-            self._task = asyncio.create_task(self._run(), name="netlink queues")
+    async def _look(self) -> None:
+        now = unreclaimable()
+        self._least = min(self._least, now)
+        if now > self._least + GROWTH:
+            self._least = now
+            await asyncio.to_thread(self._end_offenders)
 
-    async def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(_EVERY_S)
-            now = unreclaimable()
-            self._least = min(self._least, now)
-            if now > self._least + GROWTH:
-                self._least = now
-                await asyncio.to_thread(self._look)
-
-    def _look(self) -> None:
+    def _end_offenders(self) -> None:
         for sandbox in self._sandboxes():
             for _ in range(_ROUNDS):
                 held = queued(sandbox.first_pid)
