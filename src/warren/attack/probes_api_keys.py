@@ -13,7 +13,6 @@ from warren.attack.raw_http import Answer
 from warren.model.api import OPERATIONS
 
 _G = Group.API_KEYS
-_NO_SESSION = f"ses_{'0' * 32}"
 _ADMIN = (
     ("GET", "/api/admin/keys"),
     ("POST", "/api/admin/keys"),

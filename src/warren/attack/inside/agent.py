@@ -237,15 +237,3 @@ def stop_everything(seconds: float) -> ProbeVerdict:
         except OSError:
             continue
     return CONTAINED, "done"
-
-
-def spoil_shell_state(size: int) -> ProbeVerdict:
-    """Writes to the descriptor by which the agent learns of the shell's variables."""
-    written = 0
-    for fd in _OWN_FDS:
-        try:
-            while written < size:
-                written += os.write(fd, b"A" * 65536)
-        except OSError:
-            continue
-    return CONTAINED, f"{written} bytes were taken"

@@ -17,7 +17,6 @@ import time
 
 from .calls import CONTAINED, NOT_APPLICABLE, REFUSED, THROUGH, Account, ProbeVerdict, call, in_child, number
 
-_ROOM = ctypes.create_string_buffer(512)
 _TIOCSTI = 0x5412
 _FAMILIES = {"UNIX": 1, "INET": 2, "INET6": 10, "NETLINK": 16}
 _NO_SOCKET = (*REFUSED, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT, errno.EINVAL)
