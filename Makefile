@@ -12,7 +12,7 @@ CACHE := build/test-state
 PYTHON_FILES := src tests bench scripts examples compat hatch_build.py
 DIST := dist
 DIST_VENV := build/dist-venv
-SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents
+SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents scripts/foreign-machine
 
 .DEFAULT_GOAL := build
 .PHONY: setup build agent launcher test-agents images check test test-all root endurance dist clean
