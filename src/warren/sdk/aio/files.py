@@ -202,7 +202,7 @@ class AsyncFiles(AsyncSessionHolder):
         return FileEntry.of(await self._perform("make_directory", path=path, exist_ok=exist_ok))
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Removes a file or an empty directory; with `recursive` a directory and all in it."""
+        """Removes a file; with `recursive` also a directory and all in it."""
         await self._perform("remove_file", path=path, recursive=recursive)
 
     async def move(self, source: str, target: str) -> FileEntry:

@@ -203,7 +203,7 @@ class Files(SessionHolder):
         return FileEntry.of(self._perform("make_directory", path=path, exist_ok=exist_ok))
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
-        """Removes a file or an empty directory; with `recursive` a directory and all in it."""
+        """Removes a file; with `recursive` also a directory and all in it."""
         self._perform("remove_file", path=path, recursive=recursive)
 
     def move(self, source: str, target: str) -> FileEntry:
