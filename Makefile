@@ -3,6 +3,7 @@
 # make endurance  a cluster under many random faults, for many minutes; SEED=7, SEED=random, COUNT=100
 # make check      linters and types only
 # make setup      packages of the system and .venv
+# make docs       the documentation as a site, in build/site
 # make clean      removes what was built (not .venv, not the test images)
 
 VENV := .venv
@@ -12,7 +13,7 @@ PYTHON_FILES := src tests bench scripts examples
 SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents
 
 .DEFAULT_GOAL := build
-.PHONY: setup build agent launcher test-agents images check test test-all root endurance clean
+.PHONY: docs setup build agent launcher test-agents images check test test-all root endurance clean
 
 setup: $(VENV)/.stamp
 
@@ -25,6 +26,9 @@ $(VENV)/.stamp: pyproject.toml scripts/system-packages scripts/find-python
 	@touch $@
 
 build: agent launcher
+
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # What only the tests run: the agent with sanitizers, and the fuzzer of its parsers.
 test-agents: setup
