@@ -333,7 +333,7 @@ def test_redis_keeps_what_it_is_told_and_asks_for_the_password(
 
 def test_the_tags_of_the_images_are_the_version_of_the_package() -> None:
     found = re.findall(r"warren-(?:coordinator|worker|sandbox):([\w.]+)", "".join(every_text()))
-    assert set(found) == {re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), flags=re.M)[1]}  # type: ignore[index]
+    assert set(found) == {warren.__version__}
 
 
 def every_text() -> Iterator[str]:
