@@ -4,6 +4,7 @@
 # make check      linters and types only
 # make dist       what a release consists of, in dist/: sources, wheels of both machines, list of components, checksums
 # make setup      packages of the system and .venv
+# make docs       the documentation as a site, in build/site
 # make clean      removes what was built (not .venv, not the test images)
 
 VENV := .venv
@@ -15,7 +16,7 @@ DIST_VENV := build/dist-venv
 SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents scripts/foreign-machine
 
 .DEFAULT_GOAL := build
-.PHONY: setup build agent launcher test-agents images check test test-all root endurance dist clean
+.PHONY: setup build agent launcher test-agents images check docs test test-all root endurance dist clean
 
 setup: $(VENV)/.stamp
 
@@ -28,6 +29,9 @@ $(VENV)/.stamp: pyproject.toml scripts/system-packages scripts/find-python
 	@touch $@
 
 build: agent launcher
+
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # What only the tests run: the agent with sanitizers, and the fuzzer of its parsers.
 test-agents: setup
