@@ -17,7 +17,9 @@ import secrets
 import shutil
 import struct
 import time
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,11 +39,58 @@ _BYTES_PER_INODE: Final = 16384
 _FICLONE: Final = 0x40049409
 _STALE_S: Final = 600.0
 _TRY_MB: Final = 16
+_MOST_FREED: Final = 32
+_LARGEST_FREED: Final = 4 * MIB
 _UMOUNT_FLAGS: Final = 2 | 8  # MNT_DETACH, UMOUNT_NOFOLLOW
 _libc = ctypes.CDLL(None, use_errno=True)
 
 # What a tmpfs must leave of the memory limit: otherwise a full one leaves no memory to run anything.
 _TMPFS_MEMORY_LEFT_MB: Final = 64
+
+
+class FreedImages:
+    """Closes images that have no name any more, one after the other in the background.
+
+    Freeing the blocks of a file takes some file systems long (with `discard` some 10 ms), and nobody has to wait for
+    it. What an image holds counts as used until then, so only few and small ones are kept open.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[int] = deque()
+        self._closing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<FreedImages, {len(self._waiting)} waiting>"
+
+    @contextmanager
+    def keeping(self, name: Path) -> Iterator[None]:
+        """While its names are removed the image stays open, if there is one; then it is closed some time later."""
+        fd = self._open(name)
+        try:
+            yield
+        finally:
+            if fd >= 0:
+                self._waiting.append(fd)
+                if self._closing is None or self._closing.done():
+                    self._closing = asyncio.create_task(self._close_all(), name="freed-images")
+
+    async def close(self) -> None:
+        if self._closing is not None:
+            await self._closing
+
+    def _open(self, name: Path) -> int:
+        if len(self._waiting) >= _MOST_FREED:
+            return -1
+        with suppress(OSError):
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if os.fstat(fd).st_blocks * 512 <= _LARGEST_FREED:
+                return fd
+            os.close(fd)
+        return -1
+
+    async def _close_all(self) -> None:
+        while self._waiting:
+            await asyncio.to_thread(os.close, self._waiting.popleft())
 
 
 class Disks:

@@ -101,6 +101,12 @@ class ProgramReader:
             self._stopped = True
 
 
+def read_programs(pid: int) -> tuple[bytes, ...]:
+    """Raises Unreadable, ProcessLookupError. The process is stopped for a moment."""
+    with ProgramReader(pid) as reader:
+        return reader.read()
+
+
 def _filters(pid: int) -> Iterator[bytes]:
     room = ctypes.create_string_buffer(_MOST_INSTRUCTIONS * 8)
     for index in range(_MOST_FILTERS):

@@ -30,7 +30,7 @@ from warren.worker.guard import default_reserve_of, memory_total_mb, most_proces
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
-from warren.worker.host.disks import Disks
+from warren.worker.host.disks import Disks, FreedImages
 from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.netlink_queues import NetlinkWatch, WatchedSandbox
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
@@ -114,6 +114,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._hierarchies = Hierarchies.here()
         self._uids = UidRanges()
         self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
+        self._freed_images = FreedImages()
         self._file_locks = FileLockWatch()
         self._netlink = NetlinkWatch(self._live_sandboxes)
         self._promises = Promises(self._room.disk_overcommit)
@@ -199,6 +200,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             await asyncio.wait([self._watching])
             self._watching = None
         await self.disks.close()
+        await self._freed_images.close()
         for sandbox in list(self._open):
             await sandbox.close()
 

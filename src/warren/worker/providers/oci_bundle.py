@@ -5,6 +5,7 @@ filesystem, the disk, the agent and the user namespace are in place when the run
 read-only; every writable path is a directory of the one disk, or a small tmpfs.
 """
 
+from base64 import b64encode
 from typing import Any, Final
 
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
@@ -27,15 +28,20 @@ CPU_PERIOD_US: Final = 100_000
 # User code reaches its own limit (RLIMIT_NPROC) before the cgroup's: the agent can always fork.
 PIDS_RESERVE: Final = 64
 
+_CRUN_PROGRAM: Final = "run.oci.seccomp_bpf_data"
 _DEVICES: Final = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0))
 _NAMESPACES: Final = ("pid", "ipc", "uts", "mount", "cgroup", "network")
 
 Json = dict[str, Any]
 
 
-def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: bool, machine: str = "") -> Json:
-    """`swap_limit`: this kernel can limit memory and swap together."""
+def config(
+    spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: bool, machine: str = "", program: bytes = b""
+) -> Json:
+    """`swap_limit`: this kernel can limit memory and swap together. `program`: what the rules for system calls were
+    compiled to before; only crun can use it, others compile the rules."""
     return {
+        **({"annotations": {_CRUN_PROGRAM: b64encode(program).decode()}} if program else {}),
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
         "process": _process(agent_argv(spec)),

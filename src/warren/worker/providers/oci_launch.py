@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -40,17 +41,18 @@ def argv(
     *,
     rootfs: RootFs,
     directory: Path,
-    runtime_state: Path,
     loop_disk: bool,
     hide: Path | None,
+    move: Path,
     detached: bool,
 ) -> list[str]:
-    """`hide`: a mount that the runtime must not see. Not `detached`: runs to the end of the sandbox."""
+    """`hide`: a mount that the runtime must not see. `move`: where a process can try to move to another cgroup.
+    Not `detached`: runs to the end of the sandbox."""
     base, limits = uid_base(record.uid_index), record.spec.limits
     disk = ("--disk", str(directory / DISK)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
     places = [("--dir", f"{name}:{mode:o}") for name, mode in disk_directories().values()]
     return [
-        *(str(programs.launcher), "sandbox", "--bundle", str(directory / "bundle"), "--at", BUNDLE),
+        *(str(programs.launcher), "sandbox", "--at", BUNDLE, "--move", str(move)),
         *("--base", str(base), "--owner", str(base + USER_UID)),
         *("--agent", str(programs.agent_layer), "--root", str(rootfs.path)),
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
@@ -58,7 +60,7 @@ def argv(
         *(word for place in places for word in place),
         *(("--hide", str(hide)) if hide else ()),
         *("--nofile", str(limits.open_files), "--fsize", str(limits.disk_mb * MIB)),
-        *("--", programs.runtime, "--root", str(runtime_state), "run"),
+        *("--", programs.runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
         *("--bundle", BUNDLE, record.sandbox_id),
     ]
@@ -87,13 +89,16 @@ def _arguments(pid: str) -> set[bytes]:
         return set()
 
 
-def write_bundle(bundle: Path, config: dict[str, Any]) -> None:
-    bundle.mkdir()
-    for name in ("rootfs", "disk", "dev", "image", "agent", "tree0", "empty"):
-        (bundle / name).mkdir()
-    (bundle / "userns").touch()
-    (bundle / "config.json").write_text(_config_json(config))
-    bundle.chmod(0o711)  # the sandbox's root user enters it while the runtime sets the sandbox up
+@contextlib.contextmanager
+def in_memory(config: dict[str, Any]) -> Iterator[int]:
+    """A descriptor from which config.json can be read once."""
+    fd = os.memfd_create("config.json")
+    try:
+        os.write(fd, _config_json(config).encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _config_json(config: dict[str, Any]) -> str:
