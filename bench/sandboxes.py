@@ -7,6 +7,7 @@ Absolute times depend on the machine; compare the ratios. Each row ends with its
 """
 
 import asyncio
+import json
 import os
 import re
 import secrets
@@ -93,13 +94,13 @@ async def run_bare_loop(
     sandbox_ids.append(sandbox_id)
     record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
     record.save(directory)
-    config = provider._config(record)
+    config = json.loads(provider._config(record))
     config["process"]["args"] = ["/usr/bin/true"]
     await provider._take_disk(SPEC, directory)
     rootfs = ImageStore(state).rootfs("base")
     argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
     split = argv.index("--") + 1
-    with oci_launch.in_memory(config) as stdin:
+    with oci_launch.in_memory(json.dumps(config)) as stdin:
         return await run([*argv[:split], "bash", "-c", _LOOP, str(times), *argv[split:]], stdin=stdin, timeout_s=300)
 
 

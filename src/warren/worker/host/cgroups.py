@@ -335,8 +335,12 @@ def parent_in_use() -> Iterator[None]:
 
 @contextmanager
 def _parent_lock(operation: int) -> Iterator[bool]:
-    _PARENT_LOCK.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    fd = os.open(_PARENT_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+    try:
+        fd = os.open(_PARENT_LOCK, flags, 0o600)
+    except FileNotFoundError:
+        _PARENT_LOCK.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        fd = os.open(_PARENT_LOCK, flags, 0o600)
     try:
         yield _locked(fd, operation)
     finally:

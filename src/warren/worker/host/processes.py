@@ -43,7 +43,8 @@ def is_exiting(pid: int) -> bool:
 def _stat_fields(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the program's name; none for a process that is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            return file.read().decode(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 

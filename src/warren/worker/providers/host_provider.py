@@ -107,6 +107,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._dialer = dialer or SocketDialer()
         self._isolation_reader = isolation_reader or ProcIsolationReader()
         self._state = state_dir.absolute()
+        self._home = self._state / self.folder
         self._launcher = bin_dir.absolute() / "warren-launch"
         self._agent = bin_dir.absolute() / "warren-agent"
         self._start_timeout_s = start_timeout_s
@@ -218,7 +219,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         """Raises SandboxNotFound for what cannot be an id."""
         if not _ID.fullmatch(sandbox_id):
             raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")
-        return self._state / self.folder / sandbox_id
+        return self._home / sandbox_id
 
     # -- what a subclass says
 
@@ -322,9 +323,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             _log.warning("total_limits_not_set", error=exc)
 
     async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
-        return await run_shielded(
-            asyncio.to_thread(lambda: self._isolation_reader.read(self.name, record, cgroup.limits()))
-        )
+        return await self._isolation_reader.read(self.name, record, cgroup.limits())
 
     def _live_sandboxes(self) -> Iterator[WatchedSandbox]:
         """Those of this state directory, also of other processes. Called in a thread."""

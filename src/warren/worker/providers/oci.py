@@ -14,13 +14,14 @@ installed.
 """
 
 import asyncio
+import json
 import os
 import secrets
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from warren.interfaces.images import Images, RootFs
 from warren.model.capability import Capability
@@ -140,12 +141,12 @@ class OciProvider(HostProvider[Record, "Plan"]):
             directory.mkdir(mode=0o700)
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
-            config = self._config(record)
+            config = json.loads(self._config(record))
             config["process"]["args"] = [oci_bundle.AGENT, "--version"]
             oci_launch.make_mount_points(directory / "image")
             await self._take_disk(record.spec, directory)
             argv = self._launch_argv(record, RootFs(directory / "image", host_usr=False), detached=False)
-            with oci_launch.in_memory(config) as stdin, parent_in_use():
+            with oci_launch.in_memory(json.dumps(config)) as stdin, parent_in_use():
                 self._limit_all()
                 return await run(argv, stdin=stdin, timeout_s=self._start_timeout_s)
         finally:
@@ -182,7 +183,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
         self._fault("launched")
         if outcome.code != 0:
             raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {outcome.last_line}")
-        pid = int((directory / oci_launch.PID).read_text())
+        pid = oci_launch.read_pid(directory)
         oci_launch.raise_priority(pid)
         record = record.started(pid)
         self._fault("started")
@@ -197,14 +198,14 @@ class OciProvider(HostProvider[Record, "Plan"]):
         if record.runtime == "crun" and record.spec.ptrace not in self._programs:
             self._programs[record.spec.ptrace] = b""
             with suppress(Unreadable, ProcessLookupError):
-                programs = await run_shielded(asyncio.to_thread(read_programs, record.pid))
+                programs = await read_programs(record.pid)
                 self._programs[record.spec.ptrace] = programs[0] if len(programs) == 1 else b""
 
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self.directory(sandbox_id)
 
-    def _config(self, record: Record) -> dict[str, Any]:
-        return oci_bundle.config(
+    def _config(self, record: Record) -> str:
+        return oci_bundle.config_json(
             record.spec,
             sandbox_id=record.sandbox_id,
             uid_base=uid_base(record.uid_index),
