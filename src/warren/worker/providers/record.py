@@ -24,6 +24,11 @@ _UNRECORDED_S: Final = 60.0
 _DEATH_S: Final = 20.0
 
 
+@cache
+def _own_start_time(pid: int) -> int:
+    return start_time(pid) or 0
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     sandbox_id: str
@@ -69,11 +74,6 @@ class Record:
             return cls(**{**values, "spec": _spec(values["spec"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
-
-
-@cache
-def _own_start_time(pid: int) -> int:
-    return start_time(pid) or 0
 
 
 _last_spec: tuple[SandboxSpec, str] | None = None
