@@ -95,7 +95,7 @@ class Runtimes:
         self._probe = probe
         self._wanted = wanted
         self._tried: dict[str, Runtime] = {}
-        self._sealable: set[str] = set()
+        self._sealable: dict[str, str] = {}  # their paths
 
     async def choose(self) -> Runtime:
         tried = []
@@ -119,24 +119,26 @@ class Runtimes:
 
     def program(self, name: str) -> str:
         """What to start: a sealed copy of the runtime as it is installed now, if possible."""
-        path = self._tried[name].path if name in self._tried else name
-        try:
-            sealed = _sealed(path, _fingerprint(path)) if name in self._sealable else None
-        except OSError:  # not there
-            sealed = None
-        return path if sealed is None else sealed.path
+        with suppress(OSError):  # it is not there any more, or somewhere else
+            path = self._sealable.get(name)
+            if path and (sealed := _sealed(path, _fingerprint(path))) is not None:
+                return sealed.path
+        return shutil.which(name, path=ENVIRONMENT["PATH"]) or name
 
     async def examine(self, name: str) -> Runtime:
-        if name not in self._tried:
-            self._tried[name] = await self._examine(name)
-            await self._try_sealed(self._tried[name])
-        return self._tried[name]
+        runtime = self._tried.get(name)
+        if runtime is None:
+            runtime = await self._examine(name)
+            if runtime.works:
+                self._tried[name] = runtime
+                await self._try_sealed(runtime)
+        return runtime
 
     async def _try_sealed(self, runtime: Runtime) -> None:
-        if runtime.works and (sealed := _sealed(runtime.path, _fingerprint(runtime.path))) is not None:
-            with suppress(ProviderUnavailable):
-                if (await run([sealed.path, "--version"], timeout_s=10)).code == 0:
-                    self._sealable.add(runtime.name)
+        with suppress(OSError, ProviderUnavailable):
+            sealed = _sealed(runtime.path, _fingerprint(runtime.path))
+            if sealed is not None and (await run([sealed.path, "--version"], timeout_s=10)).code == 0:
+                self._sealable[runtime.name] = runtime.path
 
     async def _examine(self, name: str) -> Runtime:
         path = shutil.which(name, path=ENVIRONMENT["PATH"])
