@@ -9,8 +9,10 @@
  *
  *   a mount namespace   of its own, everything private. All mounts below live in it; the runtime
  *                       copies them into the sandbox. The host's mount table does not change, and
- *                       the mounts vanish with the sandbox, even if all processes are killed. The
- *                       bundle appears at a fixed path that the sandbox's root may walk to.
+ *                       the mounts vanish with the sandbox, even if all processes are killed.
+ *   the bundle          a small tmpfs at a fixed path that the sandbox's root may walk to. It holds
+ *                       config.json, the places for the mounts below, and what the runtime writes down
+ *                       about the sandbox: nobody has to remove any of it.
  *   a user namespace    created by a child that has become the sandbox's own uid, so that the
  *                       kernel's per-user limits (inotify, namespaces, …) are counted per sandbox
  *                       and not against the host's root. It is bound to BUNDLE/userns.
@@ -28,6 +30,10 @@
  *                       cores is 1: for every other one, also 0, the kernel starts the program that
  *                       core_pattern names, as the host's root.
  *
+ * The runtime will move the sandbox into its cgroups. If no process has been moved for a while, the kernel
+ * lets the first one wait for some 10 ms. So a child tries such a move at once, and the kernel is ready when
+ * the runtime is.
+ *
  * Runtimes make the sandbox's root the owner of stdin, stdout and stderr (fchown). If one of them
  * were the host's /dev/null, a sandbox would own it: so stdin becomes a pipe without a writer,
  * stdout the same as stderr, and stderr must be a pipe of the worker.
@@ -38,9 +44,9 @@
  * ends with this process.
  *
  * usage: warren-launch sandbox OPTION… -- RUNTIME ARGUMENT…
- *          --bundle DIR        holds config.json, the file userns, and the directories rootfs, disk, dev, image,
- *                              agent, empty and tree0
- *          --at DIR            where the bundle appears for the runtime
+ *                                            stdin holds config.json
+ *          --at DIR            where the bundle appears for the runtime: config.json, the file userns, and the
+ *                              directories rootfs, disk, dev, image, agent, empty and tree0
  *          --base UID          the sandbox's uids are BASE … BASE+65535
  *          --agent DIR         a tree that holds the agent, to lie above the image
  *          --root DIR          the image
@@ -50,6 +56,7 @@
  *          --dir NAME:MODE     a directory to make on the disk (repeatable)
  *          --owner UID         who owns these directories
  *          --hide DIR          a mount to take away first (repeatable)
+ *          --move FILE         the cgroup.procs that a child tries to move to
  *          --nofile N --fsize BYTES
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
@@ -86,6 +93,7 @@
 #define MANY 32
 #define PATH_ROOM 4096
 #define LOOP_TRIES 500
+#define BUNDLE_OPTIONS "mode=711,size=8m,nr_inodes=256"
 #define LAUNCH_NICE 5 /* sandboxes that run have priority over those that are being made */
 /* The disk does not survive a crash anyway, so no flush has to wait for the disk of the host. */
 #define DISK_OPTIONS "noinit_itable,barrier=0"
@@ -126,7 +134,7 @@ struct list {
 };
 
 struct options {
-    const char *bundle, *at, *agent, *root, *disk, *tmpfs, *pts;
+    const char *at, *agent, *root, *disk, *tmpfs, *pts, *move;
     uint64_t base, owner, nofile, fsize, pid, terminals;
     int try_only;
     struct list trees, dirs, hidden;
@@ -196,13 +204,13 @@ static void append(struct list *list, const char *name, const char *value)
 
 static void read_option(struct options *o, const char *name, const char *value)
 {
-    if (!strcmp(name, "--bundle")) o->bundle = value;
-    else if (!strcmp(name, "--at")) o->at = value;
+    if (!strcmp(name, "--at")) o->at = value;
     else if (!strcmp(name, "--agent")) o->agent = value;
     else if (!strcmp(name, "--root")) o->root = value;
     else if (!strcmp(name, "--disk")) o->disk = value;
     else if (!strcmp(name, "--tmpfs")) o->tmpfs = value;
     else if (!strcmp(name, "--pts")) o->pts = value;
+    else if (!strcmp(name, "--move")) o->move = value;
     else if (!strcmp(name, "--terminals")) o->terminals = number(name, value);
     else if (!strcmp(name, "--base")) o->base = number(name, value);
     else if (!strcmp(name, "--owner")) o->owner = number(name, value);
@@ -305,6 +313,55 @@ static int user_namespace(uint64_t base)
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         ;
     return fd;
+}
+
+/* ---- cgroups ---- */
+
+/* Only the time of the attempt counts: it may fail, and the child is of no further use. */
+static void try_move(const char *procs)
+{
+    int fd;
+
+    if (!procs || fork())
+        return;
+    fd = open(procs, O_WRONLY | O_CLOEXEC);
+    if (fd >= 0 && write(fd, "0", 1) == 1)
+        _exit(0);
+    _exit(1);
+}
+
+/* ---- the bundle ---- */
+
+static void write_config(const char *name)
+{
+    static char piece[65536];
+    int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    ssize_t size;
+
+    if (fd < 0)
+        fail("making %s", name);
+    while ((size = read(0, piece, sizeof piece)) > 0)
+        if (write(fd, piece, size) != size)
+            fail("writing %s", name);
+    if (size < 0)
+        fail("reading config.json from stdin");
+    close(fd);
+}
+
+static void make_bundle(const char *at)
+{
+    static const char *const folders[] = {"rootfs", "disk", "dev", "image", "agent", "empty", "tree0"};
+    char name[PATH_ROOM];
+    size_t i;
+
+    if (mount("bundle", at, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOATIME, BUNDLE_OPTIONS))
+        fail("mounting a tmpfs at %s", at);
+    for (i = 0; i < sizeof folders / sizeof *folders; i++)
+        if (mkdir(path(name, "%s/%s", at, folders[i]), 0700))
+            fail("making %s", name);
+    if (mknod(path(name, "%s/userns", at), S_IFREG | 0600, 0))
+        fail("making %s", name);
+    write_config(path(name, "%s/config.json", at));
 }
 
 static void bind_namespace(int fd, const char *bundle)
@@ -640,13 +697,18 @@ static void die_with_parent(void)
         exit(FAILED);
 }
 
-static void harmless_stdio(void)
+static void check_stderr(void)
 {
     struct stat error;
-    int empty[2];
 
     if (fstat(2, &error) || !S_ISFIFO(error.st_mode))
         usage("stderr has to be a pipe: the sandbox's root will own it");
+}
+
+static void harmless_stdio(void)
+{
+    int empty[2];
+
     if (pipe(empty) || dup2(empty[0], 0) < 0 || dup2(2, 1) < 0)
         fail("replacing stdin and stdout");
     close(empty[0]);
@@ -658,17 +720,18 @@ static void sandbox(const struct options *o)
     char where[PATH_ROOM];
     int i, userns;
 
-    if (!o->bundle || !o->at || !o->agent || !o->root || !o->base || (!o->disk == !o->tmpfs))
-        usage("sandbox needs --bundle, --at, --agent, --root, --base and one of --disk and --tmpfs");
+    if (!o->at || !o->agent || !o->root || !o->base || (!o->disk == !o->tmpfs))
+        usage("sandbox needs --at, --agent, --root, --base and one of --disk and --tmpfs");
+    check_stderr();
     die_with_parent();
-    harmless_stdio();
+    try_move(o->move);
     setpriority(PRIO_PROCESS, 0, LAUNCH_NICE);
     userns = user_namespace(o->base);
     private_mounts();
     for (i = 0; i < o->hidden.count; i++)
         hide(o->hidden.items[i]);
-    if (mount(o->bundle, o->at, NULL, MS_BIND, NULL))
-        fail("binding %s to %s", o->bundle, o->at);
+    make_bundle(o->at);
+    harmless_stdio();
     bind_namespace(userns, o->at);
     make_disk(o, path(where, "%s/disk", o->at));
     make_devices(o);

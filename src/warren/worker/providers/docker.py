@@ -33,6 +33,7 @@ from warren.model.spec import USER_UID, Layer, SandboxSpec
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
+from warren.worker.host.disk_room import HELD
 from warren.worker.host.disks import STOCK, tmpfs_options, unmount
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
@@ -262,7 +263,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         unmount(directory / "pts")
         unmount(directory / "disk")
         self._release_uids(record, directory)
-        shutil.rmtree(directory, ignore_errors=True)
+        with self._freed_images.keeping(directory / HELD):
+            shutil.rmtree(directory, ignore_errors=True)
         if directory.exists():
             raise ProviderUnavailable(f"the directory {directory} cannot be removed")
 
