@@ -26,6 +26,11 @@
  *   /dev                device nodes of its own, on a small tmpfs at BUNDLE/dev: a runtime would bind the
  *                       host's, whose times and file locks the sandboxes would then share. Its null also
  *                       lies over /dev/null, which crun binds over the files that a sandbox may not see.
+ *   a view              files with the memory and the processors that the sandbox may use, at BUNDLE/view, for
+ *                       /proc to show instead of the machine's; and an uptime that counts from the sandbox's
+ *                       start (a time namespace, where the kernel has them). Programs choose by these how
+ *                       much memory and how many threads they take. Nobody is bound to a processor by this: the
+ *                       sandboxes on one would wait while another is idle.
  *   rlimits             only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail. The limit of
  *                       cores is 1: for every other one, also 0, the kernel starts the program that
  *                       core_pattern names, as the host's root.
@@ -46,7 +51,7 @@
  * usage: warren-launch sandbox OPTION… -- RUNTIME ARGUMENT…
  *                                            stdin holds config.json
  *          --at DIR            where the bundle appears for the runtime: config.json, the file userns, and the
- *                              directories rootfs, disk, dev, image, agent, empty and tree0
+ *                              directories rootfs, disk, dev, image, agent, empty, tree0 and view
  *          --base UID          the sandbox's uids are BASE … BASE+65535
  *          --agent DIR         a tree that holds the agent, to lie above the image
  *          --root DIR          the image
@@ -57,6 +62,7 @@
  *          --owner UID         who owns these directories
  *          --hide DIR          a mount to take away first (repeatable)
  *          --move FILE         the cgroup.procs that a child tries to move to
+ *          --memory BYTES --cpus N    what the view shows; the directory `view` is there only with these
  *          --nofile N --fsize BYTES
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
@@ -84,6 +90,7 @@
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include <grp.h>
 
@@ -112,6 +119,7 @@
 #define MOUNT_ATTR_NOSUID_ 0x2
 #define MOUNT_ATTR_NODEV_ 0x4
 #define MOUNT_ATTR_IDMAP_ 0x00100000
+#define CLONE_NEWTIME_ 0x00000080
 
 struct loop_settings {
     uint32_t fd, block_size;
@@ -135,7 +143,7 @@ struct list {
 
 struct options {
     const char *at, *agent, *root, *disk, *tmpfs, *pts, *move;
-    uint64_t base, owner, nofile, fsize, pid, terminals;
+    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus;
     int try_only;
     struct list trees, dirs, hidden;
     char **command;
@@ -217,6 +225,8 @@ static void read_option(struct options *o, const char *name, const char *value)
     else if (!strcmp(name, "--nofile")) o->nofile = number(name, value);
     else if (!strcmp(name, "--fsize")) o->fsize = number(name, value);
     else if (!strcmp(name, "--pid")) o->pid = number(name, value);
+    else if (!strcmp(name, "--memory")) o->memory = number(name, value);
+    else if (!strcmp(name, "--cpus")) o->cpus = number(name, value);
     else if (!strcmp(name, "--tree")) append(&o->trees, name, value);
     else if (!strcmp(name, "--dir")) append(&o->dirs, name, value);
     else if (!strcmp(name, "--hide")) append(&o->hidden, name, value);
@@ -371,6 +381,100 @@ static void bind_namespace(int fd, const char *bundle)
     path(source, "/proc/self/fd/%d", fd);
     if (mount(source, path(target, "%s/userns", bundle), NULL, MS_BIND, NULL))
         fail("binding the user namespace to %s", target);
+}
+
+/* ---- the view of the machine ---- */
+
+static void write_view(const char *at, const char *name, const char *text, size_t size)
+{
+    char file[PATH_ROOM];
+    int fd = open(path(file, "%s/view/%s", at, name), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+
+    if (fd < 0 || fchmod(fd, 0444) || write(fd, text, size) != (ssize_t)size)
+        fail("writing %s", file);
+    close(fd);
+}
+
+/* The first processors of the machine's list; what follows them describes the machine. */
+static void view_processors(const char *at, uint64_t cpus)
+{
+    static char text[256 * 1024];
+    int fd = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
+    size_t size = 0;
+    ssize_t more;
+    char *end = text;
+
+    if (fd < 0)
+        fail("opening /proc/cpuinfo");
+    while ((more = read(fd, text + size, sizeof text - 1 - size)) > 0)
+        size += more;
+    close(fd);
+    text[size] = 0;
+    while (cpus-- && !strncmp(end, "processor", 9)) {
+        char *blank = strstr(end, "\n\n");
+
+        end = blank ? blank + 2 : text + size;
+    }
+    write_view(at, "cpuinfo", text, end - text);
+}
+
+static void view_memory(const char *at, uint64_t bytes)
+{
+    static const char *const empty[] = {"Buffers", "Cached", "SwapCached", "Active", "Inactive", "Active(anon)",
+        "Inactive(anon)", "Active(file)", "Inactive(file)", "Unevictable", "Mlocked", "SwapTotal", "SwapFree", "Dirty",
+        "Writeback", "AnonPages", "Mapped", "Shmem", "KReclaimable", "Slab", "SReclaimable", "SUnreclaim"};
+    char text[2048];
+    unsigned long long kb = bytes / 1024;
+    size_t i, size;
+
+    size = snprintf(text, sizeof text, "MemTotal:       %8llu kB\nMemFree:        %8llu kB\nMemAvailable:   %8llu kB\n",
+        kb, kb, kb);
+    for (i = 0; i < sizeof empty / sizeof *empty; i++)
+        size += snprintf(text + size, sizeof text - size, "%s:%*d kB\n", empty[i], 23 - (int)strlen(empty[i]), 0);
+    write_view(at, "meminfo", text, size);
+}
+
+static void view_statistics(const char *at, uint64_t cpus)
+{
+    static const char zeros[] = " 0 0 0 0 0 0 0 0 0 0\n", loads[] = "0.00 0.00 0.00 1/1 1\n";
+    static char text[64 * 1024];
+    uint64_t i;
+    size_t size = snprintf(text, sizeof text, "cpu %s", zeros);
+
+    for (i = 0; i < cpus && size < sizeof text - 256; i++)
+        size += snprintf(text + size, sizeof text - size, "cpu%llu%s", (unsigned long long)i, zeros);
+    size += snprintf(text + size, sizeof text - size,
+        "intr 0\nctxt 0\nbtime %lld\nprocesses 1\nprocs_running 1\nprocs_blocked 0\nsoftirq 0 0 0 0 0 0 0 0 0 0 0\n",
+        (long long)time(NULL));
+    write_view(at, "stat", text, size);
+    write_view(at, "loadavg", loads, sizeof loads - 1);
+}
+
+/* A kernel without time namespaces shows its own uptime. */
+static void own_clock(void)
+{
+    struct timespec now;
+    char text[64];
+    int fd, length;
+
+    if (clock_gettime(CLOCK_BOOTTIME, &now) || unshare(CLONE_NEWTIME_))
+        return;
+    fd = open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC);
+    length = snprintf(text, sizeof text, "boottime %lld 0", -(long long)now.tv_sec);
+    if (fd < 0 || write(fd, text, length) != length)
+        fail("setting the sandbox's clock");
+    close(fd);
+}
+
+static void make_view(const struct options *o)
+{
+    char name[PATH_ROOM];
+
+    if (mkdir(path(name, "%s/view", o->at), 0711))
+        fail("making %s", name);
+    view_processors(o->at, o->cpus);
+    view_memory(o->at, o->memory);
+    view_statistics(o->at, o->cpus);
 }
 
 /* ---- the disk ---- */
@@ -736,6 +840,10 @@ static void sandbox(const struct options *o)
     make_disk(o, path(where, "%s/disk", o->at));
     make_devices(o);
     mount_trees(o, userns);
+    if (o->memory && o->cpus) {
+        make_view(o);
+        own_clock();
+    }
     close(userns);
     lower_limits(o);
     run(o->command);

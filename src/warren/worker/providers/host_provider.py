@@ -8,6 +8,7 @@ isolation is read are parts that the provider is given (connection.py).
 
 import asyncio
 import errno
+import math
 import os
 import re
 import secrets
@@ -278,7 +279,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             raise
         sandbox = AgentSandbox(
             *(record.sandbox_id, link, in_force),
-            env=record.spec.env,
+            env={"OMP_NUM_THREADS": str(math.ceil(record.spec.limits.cpus)), **record.spec.env},
             oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._loss_reason(record),
         )

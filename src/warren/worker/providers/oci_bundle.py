@@ -26,6 +26,8 @@ AGENT: Final = "/.warren/agent"
 LISTEN_FD: Final = 3
 UIDS: Final = 65536
 CPU_PERIOD_US: Final = 100_000
+VIEW: Final = ("cpuinfo", "loadavg", "meminfo", "stat")
+"""Files of /proc that show the sandbox's limits instead of the machine."""
 
 # User code reaches its own limit (RLIMIT_NPROC) before the cgroup's: the agent can always fork.
 PIDS_RESERVE: Final = 64
@@ -132,6 +134,10 @@ def _mounts(limits: Limits) -> list[Json]:
         _mount(
             *("/dev/shm", "tmpfs", "shm", "nosuid", "noexec", "nodev", "mode=1777"),
             *(f"size={shm_bytes(limits)}", "nr_inodes=4096"),
+        ),
+        *(
+            _mount(f"/proc/{name}", "bind", f"{BUNDLE}/view/{name}", "bind", "ro", "nosuid", "nodev", "noexec")
+            for name in VIEW
         ),
         *(
             _mount(path, "bind", f"{BUNDLE}/disk/{directory}", "bind", "rw", "nosuid", "nodev")

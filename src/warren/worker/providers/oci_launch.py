@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 import socket
@@ -57,6 +58,7 @@ def argv(
         *disk,
         *_DIRECTORIES,
         *(("--hide", str(hide)) if hide else ()),
+        *("--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))),
         *("--nofile", str(limits.open_files), "--fsize", str(limits.disk_mb * MIB)),
         *("--", programs.runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
