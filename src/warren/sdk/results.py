@@ -25,9 +25,11 @@ class Result:
         return iter(self.keys())
 
     def keys(self) -> list[str]:
+        """The names of its fields."""
         return list(_field_names(type(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
+        """The field of that name, or `default` if there is none."""
         return getattr(self, name) if name in self.keys() else default
 
     @classmethod
@@ -92,10 +94,12 @@ class ExecuteResult(Result):
 
     @property
     def stderr_bytes(self) -> bytes:
+        """Every byte of stderr, also if it is not text."""
         return _exact_bytes(self.stderr, self.stderr_base64)
 
     @property
     def ok(self) -> bool:
+        """Whether it ended by itself with exit code 0."""
         return self.exit_code == 0 and self.reason == "exited"
 
 
@@ -119,6 +123,11 @@ class OutputChunk(Result):
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo(Result):
+    """A session as it is. `isolation` has the layers that are in force; `created` says whether this call made it.
+
+    `previous` tells how the thread's session before it ended. `reason` and `detail` say why this one has ended.
+    """
+
     session_id: str
     state: str
     environment: str
@@ -144,6 +153,8 @@ class SessionInfo(Result):
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo(Result):
+    """A background command or terminal. `exit_code` and `reason` are None while it runs."""
+
     process_id: str
     command: str
     user: str
@@ -173,6 +184,7 @@ class FileEntry(Result):
 
     @property
     def is_dir(self) -> bool:
+        """Whether it is a directory itself, not a link to one."""
         return self.kind == "directory"
 
 
@@ -226,6 +238,7 @@ class OutputDecoder:
         self._end = 0
 
     def decode(self, event: Mapping[str, Any]) -> OutputChunk:
+        """The chunk of an `output` event."""
         stream, data = event["stream"], base64.b64decode(event["data"])
         if stream not in self._decoders:
             self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")
