@@ -34,8 +34,9 @@ async def checkup(
     async for check in check_docker(docker_url, needed=provider.name == "docker"):
         failed |= check.level is Level.FAIL
         yield check
-    found = images.list()
-    yield check_images(found)
+    versions = images.list()
+    found = [one for one in versions if one.current]
+    yield check_images(versions)
     if isinstance(provider, HostProvider):
         async for check in check_leftovers(provider, state_dir):
             yield check

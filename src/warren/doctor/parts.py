@@ -15,7 +15,7 @@ from warren.worker.agent.wire import VERSION as WIRE_VERSION
 from warren.worker.host.cgroups import Hierarchies
 from warren.worker.host.isolation import UNREADABLE
 from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
-from warren.worker.images.store import ImageInfo
+from warren.worker.images.versions import ImageVersion
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.host_provider import HostProvider
 from warren.worker.providers.oci import OciProvider
@@ -99,10 +99,17 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
-def check_images(images: Sequence[ImageInfo]) -> Check:
+def check_images(images: Sequence[ImageVersion]) -> Check:
     if not images:
         return warn("images", "none", "warren image build base")
-    return ok("images", ", ".join(info.name for info in images))
+    current = ", ".join(one.name for one in images if one.current)
+    unused = [one for one in images if not one.current and not one.sandboxes]
+    if unused:
+        size = sum(one.size_bytes for one in unused) / 2**20
+        return warn(
+            "images", f"{current}; {len(unused)} versions that nobody uses, {size:.0f} MiB", "warren image prune"
+        )
+    return ok("images", current)
 
 
 async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:

@@ -43,6 +43,7 @@ LABELS: Final = {"owner": "worker"}
 STEPS: Final = ("claimed-from-pool", "cold-created", "before-destroy", "destroyed")
 _ADOPT_AT_ONCE, _DESTROY_AT_ONCE = 16, 8
 _RETRY_S: Final = 5.0
+_LOOK_AT_IMAGES_S: Final = 1.0
 _SWEEPS_S: Final = (0.0, 65.0)  # the second sweep judges directories without a record, which must be a minute old
 _NOT_ADOPTABLE: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUnavailable)
 _log = get_log(__name__)
@@ -133,6 +134,7 @@ class LocalWorker:
             self._state = _State.OPEN
             self._pool(provider, environment)
             self._own(asyncio.ensure_future(self._retry_destructions()))
+            self._own(asyncio.ensure_future(self._watch_images()))
 
     def _provider_for(self, environment: Environment, name: str = "") -> Provider:
         return self._providers[choose_provider(self._capabilities, name or environment.provider, environment.needs)]
@@ -237,11 +239,22 @@ class LocalWorker:
             destroy=self._destruction,
             clock=self._clock,
             parallel=self._parallel,
+            version=partial(provider.image_version, environment.image),
             pressure=self.guard.pressure,
             kept=is_default and environment.name == self._default_environment,
         )
         self._own(asyncio.ensure_future(pool.run()))
         return pool
+
+    async def _watch_images(self) -> None:
+        """Tells the pools when their images have changed."""
+        while True:
+            await self._clock.sleep(_LOOK_AT_IMAGES_S)
+            for pool in list(self._pools.values()):
+                try:
+                    await pool.look_at_image()
+                except Exception as exc:
+                    _log.warning("image_not_read", pool=pool.environment.name, error=exc)
 
     def _is_default_pool(self, provider: str, environment: Environment) -> bool:
         """Whether claims that name no provider get their sandboxes from it."""

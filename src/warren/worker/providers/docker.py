@@ -102,6 +102,9 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     def __repr__(self) -> str:
         return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
 
+    async def image_version(self, image: str) -> str:
+        return await self._images.version(image)
+
     async def _list_all(self) -> Sequence[str]:
         found = set(await super()._list_all())
         # Without the engine the directories suffice: every sandbox had one before it had a container.

@@ -18,7 +18,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,7 +46,7 @@ _STRAY_ROUNDS: Final = 5000
 _QUIET_LOOKS: Final = 4
 
 
-class OciProvider(HostProvider[Record, "Plan"]):
+class OciProvider(HostProvider[Record, Runtime]):
     name = "oci"
     folder = "sandboxes"
     record_class = Record
@@ -86,6 +85,20 @@ class OciProvider(HostProvider[Record, "Plan"]):
     def __repr__(self) -> str:
         runtime = self._runtime.name if self._runtime else "not tried yet"
         return f"<OciProvider {self._state}, runtime {runtime}, {self.disks!r}>"
+
+    async def image_version(self, image: str) -> str:
+        return self._images.version(image)
+
+    async def adopt(self, sandbox_id: str) -> AgentSandbox:
+        sandbox = await super().adopt(sandbox_id)
+        if (record := self.load_record(sandbox_id)) is not None:
+            await asyncio.to_thread(self._images.keep, record.spec.image, self.directory(sandbox_id))
+        return sandbox
+
+    async def sweep(self) -> int:
+        left = await super().sweep()
+        await asyncio.to_thread(self._images.prune)
+        return left
 
     async def close(self) -> None:
         await super().close()
@@ -151,14 +164,16 @@ class OciProvider(HostProvider[Record, "Plan"]):
 
     # -- making
 
-    async def _plan(self, spec: SandboxSpec) -> "Plan":
-        return Plan(await self._ready(), self._images.rootfs(spec.image))
+    async def _plan(self, spec: SandboxSpec) -> Runtime:
+        runtime = await self._ready()
+        self._images.version(spec.image)
+        return runtime
 
-    async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: "Plan") -> AgentSandbox:
-        runtime, rootfs = plan.runtime, plan.rootfs
-        directory = self.directory(sandbox_id)
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
+        runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
+        rootfs = self._images.hold(spec.image, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
@@ -228,6 +243,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
             await _stop_launch(sandbox_id, cgroup)
         await cgroup.clear()
         self._release_uids(record, directory)
+        await asyncio.to_thread(self._images.release, directory)
         await asyncio.to_thread(_remove, [*(self._state / "runtime").glob(f"*/{sandbox_id}"), directory])
 
     # -- cgroups
@@ -243,12 +259,6 @@ class OciProvider(HostProvider[Record, "Plan"]):
         if record is not None and reason == "its first process has ended" and self._cgroup(record).oom_kills():
             return f"{reason}, after it ran out of memory"
         return reason
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    runtime: Runtime
-    rootfs: RootFs
 
 
 async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
