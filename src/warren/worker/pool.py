@@ -132,7 +132,8 @@ class Pool:
 
     def __repr__(self) -> str:
         now = self.counts
-        return f"<Pool {self.environment.name}: {now.ready + now.stale} ready, {now.creating} creating, {now.waiting} waiting>"
+        ready = now.ready + now.stale
+        return f"<Pool {self.environment.name}: {ready} ready, {now.creating} creating, {now.waiting} waiting>"
 
     @property
     def counts(self) -> PoolCounts:

@@ -75,15 +75,20 @@ class Versions:
         self._folder = folder
         self._versions = folder / VERSIONS
         self._sandboxes = sandboxes
-        self._infos: dict[str, ImageInfo] = {}  # a version never changes
+        self._places: dict[str, str] = {}  # by name, where it is
+        self._found: dict[str, RootFs] = {}  # by version, which never changes
 
     # -- names
 
     def current(self, name: str) -> str:
         """The version that the name points to, or "". Costs one readlink."""
-        place = self.place(name)
+        place = self._places.get(name)
+        if place is None:
+            if len(self._places) >= _MOST_CACHED:
+                self._places.clear()
+            place = self._places[name] = str(self.place(name))
         try:
-            return os.path.basename(os.readlink(place))
+            return os.readlink(place).rpartition("/")[2]
         except OSError as exc:
             if exc.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
                 return ""
@@ -96,13 +101,15 @@ class Versions:
         return self._folder / quote(name, safe="")
 
     def rootfs(self, version: str) -> RootFs | None:
-        info = self._infos.get(version) or self._read(version)
+        if version in self._found:
+            return self._found[version]
+        info = self._read(version)
         if info is None:
             return None
-        if len(self._infos) >= _MOST_CACHED:
-            self._infos.clear()
-        self._infos[version] = info
-        return RootFs(self._versions / version / "rootfs", info.host_usr, version)
+        if len(self._found) >= _MOST_CACHED:
+            self._found.clear()
+        self._found[version] = found = RootFs(self._versions / version / "rootfs", info.host_usr, version)
+        return found
 
     def show_all(self) -> list[ImageVersion]:
         """By name, and the newest first. Also what is no version yet, with an empty version."""
@@ -188,14 +195,14 @@ class Versions:
         """Ends the use, and removes the version if it was the last one and no name points to it."""
         for version in self._all():
             try:
-                self._use(version, user).unlink()
+                os.unlink(self._use(version, user))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             if version not in self._names() and not self._users(version):
                 self._give_up([version])
 
-    def _use(self, version: str, user: Path) -> Path:
-        return self._versions / version / USES / user.name
+    def _use(self, version: str, user: Path) -> str:
+        return f"{self._versions}/{version}/{USES}/{user.name}"
 
     def _users(self, version: str) -> list[str]:
         """The names of the uses that count."""

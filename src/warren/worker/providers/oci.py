@@ -243,8 +243,11 @@ class OciProvider(HostProvider[Record, Runtime]):
             await _stop_launch(sandbox_id, cgroup)
         await cgroup.clear()
         self._release_uids(record, directory)
-        await asyncio.to_thread(self._images.release, directory)
-        await asyncio.to_thread(_remove, [*(self._state / "runtime").glob(f"*/{sandbox_id}"), directory])
+        await asyncio.to_thread(self._remove_files, sandbox_id, directory)
+
+    def _remove_files(self, sandbox_id: str, directory: Path) -> None:
+        self._images.release(directory)
+        _remove([*(self._state / "runtime").glob(f"*/{sandbox_id}"), directory])
 
     # -- cgroups
 
