@@ -75,8 +75,7 @@ def test_a_rebuilt_image_is_for_new_sandboxes_and_the_old_one_goes_with_its_last
         assert warren(state, "prune").returncode == 0
         assert set(versions(state)) == {old, new}
         listed = warren(state, "list").stdout.splitlines()
-        assert [line.split()[:2] for line in listed] == [["host", new], ["host", old]]
-        assert "old         1 sandboxes" in listed[1]
+        assert [line.split()[:4] for line in listed[1:]] == [["host", new, "current", "2"], ["host", old, "old", "1"]]
         server.start()
         assert session.execute(PYTHON).stdout == "42\n"  # adopted, with its version
     wait_until(lambda: set(versions(state)) == {new})

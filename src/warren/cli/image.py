@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from warren.cli.options import json_option
-from warren.cli.output import ProgressLine, print_json
+from warren.cli.output import ProgressLine, print_json, print_table
 from warren.config.settings import read_settings
 from warren.model.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from warren.interfaces.images import ImageVersion
     from warren.worker.images.store import ImageStore
-    from warren.worker.images.versions import ImageVersion
+
+_TITLES = ("NAME", "VERSION", "STATE", "SANDBOXES", "DISK", "MADE", "SOURCE")
 
 
 def _open_store() -> "ImageStore":
@@ -110,10 +112,8 @@ def list_images(as_json: bool) -> None:
         return
     if not found:
         click.echo("no images; `warren image build base` makes one", err=True)
-    for one in found:
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.created))
-        use = f"{'current' if one.current else 'old':<8} {one.sandboxes:4} sandboxes"
-        click.echo(f"{one.name:<24} {one.version or '-':<12} {_mib(one):>10}  {use}  {made}  {one.source}")
+    else:
+        print_table(_TITLES, [_row(one) for one in found])
 
 
 @image.command()
@@ -144,6 +144,12 @@ def prune(as_json: bool) -> None:
         return
     for one in removed:
         click.echo(f"removed image {one.name}, version {one.version}, {_mib(one)}", err=True)
+
+
+def _row(one: "ImageVersion") -> tuple[object, ...]:
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.created))
+    state = "current" if one.current else "old"
+    return one.name, one.version or None, state, one.sandboxes, _mib(one), made, one.source
 
 
 def _mib(one: "ImageVersion") -> str:

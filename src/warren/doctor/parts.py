@@ -3,11 +3,12 @@
 import os
 import re
 import subprocess
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from warren.doctor.check import Check, fail, ok, warn
+from warren.interfaces.images import ImageVersion
 from warren.interfaces.provider import Provider
 from warren.model.errors import WarrenError
 from warren.model.spec import Layer, SandboxSpec
@@ -15,7 +16,6 @@ from warren.worker.agent.wire import VERSION as WIRE_VERSION
 from warren.worker.host.cgroups import Hierarchies
 from warren.worker.host.isolation import UNREADABLE
 from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
-from warren.worker.images.versions import ImageVersion
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.host_provider import HostProvider
 from warren.worker.providers.oci import OciProvider
@@ -110,6 +110,15 @@ def check_images(images: Sequence[ImageVersion]) -> Check:
             "images", f"{current}; {len(unused)} versions that nobody uses, {size:.0f} MiB", "warren image prune"
         )
     return ok("images", current)
+
+
+def check_environments(problems: Mapping[str, str]) -> Iterable[Check]:
+    """`problems` is by name of the environment, and empty for one that is right."""
+    broken = {name: problem for name, problem in problems.items() if problem}
+    for name, problem in broken.items():
+        yield fail(f"environment {name}", problem, "mend the file; `warren environments validate` checks it again")
+    if right := [name for name in problems if name not in broken]:
+        yield ok("environments", ", ".join(right))
 
 
 async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:

@@ -1,5 +1,6 @@
 """Root filesystems by name."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,34 @@ class RootFs:
     path: Path
     host_usr: bool
     version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """What image.json of a version holds. Older versions of Warren read it too, and know no more fields."""
+
+    name: str
+    source: str
+    created: float
+    files: int
+    size_bytes: int
+    host_usr: bool = False
+    format: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ImageVersion(ImageInfo):
+    """`current`: the name points to it. `sandboxes`: how many use it, with those that wait in pools."""
+
+    version: str = ""
+    current: bool = True
+    sandboxes: int = 0
+
+
+class ImageList(Protocol):
+    """`list` returns all versions of all images, by name and the newest first."""
+
+    def list(self) -> Sequence[ImageVersion]: ...
 
 
 class Images(Protocol):

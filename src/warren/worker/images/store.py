@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
-from warren.interfaces.images import RootFs
+from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
 from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.spec import check_image_name
 from warren.worker.images.build import Progress, build_base, build_host
 from warren.worker.images.import_tree import copy_directory, unpack_tar
 from warren.worker.images.prepare import check_is_root_filesystem, prepare
 from warren.worker.images.tree import Tree
-from warren.worker.images.versions import ImageInfo, ImageVersion, Versions, explain_errors, write_info
+from warren.worker.images.versions import Versions, explain_errors, write_info
 
 BUILDABLE = ("base", "host")
 

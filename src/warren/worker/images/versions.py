@@ -23,19 +23,18 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-from warren.interfaces.images import RootFs
+from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
 from warren.model.spec import check_image_name
 from warren.worker.providers.record import Record
 
 VERSIONS: Final = ".versions"
 USES: Final = "uses"
-_FORMAT: Final = 1
 _TEMPORARY: Final = ".making-"
 _TRIES: Final = 10
 _MOST_CACHED: Final = 100
@@ -43,28 +42,6 @@ _RENAME_EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInfo:
-    """What image.json holds. Older versions of Warren read it too: it gets no more fields."""
-
-    name: str
-    source: str
-    created: float
-    files: int
-    size_bytes: int
-    host_usr: bool = False
-    format: int = _FORMAT
-
-
-@dataclass(frozen=True, slots=True)
-class ImageVersion(ImageInfo):
-    """`current`: the name points to it. `sandboxes`: how many use it, with those that wait in pools."""
-
-    version: str = ""
-    current: bool = True
-    sandboxes: int = 0
 
 
 class Versions:
