@@ -96,7 +96,9 @@ async def run(argv: Sequence[str], *, pass_fd: tuple[int, int] | None = None, ti
         code = await _end_of(pid, timeout_s)
         return Finished(code, _read_all(reader))
     except TimeoutError:
-        raise ProviderUnavailable(f"{argv[0]} did not end within {timeout_s:g} s: {_read_all(reader)[-500:]}") from None
+        raise ProviderUnavailable(
+            f"{os.path.basename(argv[0])} did not end within {timeout_s:g} s: {_read_all(reader)[-500:]}"
+        ) from None
     finally:
         os.close(reader)
         if writer >= 0:
@@ -117,7 +119,7 @@ def _spawn(argv: Sequence[str], stderr: int, descriptors: Mapping[int, int]) -> 
             setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
         )
     except OSError as exc:
-        raise ProviderUnavailable(f"starting {argv[0]}: {exc.strerror}") from exc
+        raise ProviderUnavailable(f"starting {os.path.basename(argv[0])}: {exc.strerror}") from exc
 
 
 async def _end_of(pid: int, timeout_s: float) -> int:

@@ -243,7 +243,8 @@ class HostProvider(ABC, Generic[R, Plan]):
     def _check_programs(self) -> None:
         for program in (self._launcher, self._agent):
             if not os.access(program, os.X_OK):
-                raise ProviderUnavailable(f"{program} is missing", remedy="build it with `make build`")
+                _log.error("program_missing", path=program)
+                raise ProviderUnavailable(f"{program.name} is missing", remedy="build it with `make build`")
 
     async def _connect(self, record: R, *, creating: bool = False) -> AgentSandbox:
         step = self._fault if creating else lambda _: None
@@ -275,6 +276,12 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._file_locks.start()
         self._netlink.start()
         return sandbox
+
+    def _without_paths(self, text: str) -> str:
+        """What a program of this host wrote, for callers of the server."""
+        for path, name in ((self._state, "the state directory"), (self._launcher.parent, "Warren's programs")):
+            text = text.replace(str(path), f"({name})")
+        return text
 
     # -- the cgroup of a sandbox, and the one above all of them
 
@@ -423,6 +430,8 @@ class HostProvider(ABC, Generic[R, Plan]):
 
 
 def translate_os_error(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:
+    """Callers of the server see it: it names no path of this host, the log does."""
+    _log.warning("host_error", doing=doing, path=exc.filename, error=exc.strerror)
     if exc.errno in _NO_SPACE:
-        return NoSpace(f"{doing}: {exc.strerror} ({exc.filename})", remedy="free some space in the state directory")
-    return ProviderUnavailable(f"{doing}: {exc.strerror} ({exc.filename})")
+        return NoSpace(f"{doing}: {exc.strerror}", remedy="free some space in the state directory")
+    return ProviderUnavailable(f"{doing}: {exc.strerror}")

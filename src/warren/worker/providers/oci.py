@@ -193,7 +193,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             )
         self._fault("launched")
         if outcome.code != 0:
-            raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {outcome.last_line}")
+            raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {self._without_paths(outcome.last_line)}")
         pid = int((directory / oci_launch.PID).read_text())
         oci_launch.raise_priority(pid)
         record = record.started(pid)
@@ -283,4 +283,4 @@ def _remove(directories: Sequence[Path]) -> None:
     for directory in directories:
         shutil.rmtree(directory, ignore_errors=True)
         if directory.exists():
-            raise ProviderUnavailable(f"the directory {directory} cannot be removed")
+            raise ProviderUnavailable(f"the directory of sandbox {directory.name} cannot be removed")
