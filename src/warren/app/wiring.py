@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from warren import __version__
 from warren.clock import Clock, SystemClock
 from warren.config.environments import RegistryEnvironments
 from warren.config.registry import Registry, packaged_registry
@@ -284,7 +285,6 @@ def build_context(
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
 ) -> "Context":
-    from warren.http.app import package_version
     from warren.http.context import Context
 
     return Context(
@@ -296,7 +296,7 @@ def build_context(
         default_environment=settings.default_environment,
         images=build_images(settings),
         worker_id=settings.worker_id,
-        version=package_version(),
+        version=__version__,
         command_timeout_s=settings.command_timeout_s,
         max_command_timeout_s=settings.max_command_timeout_s,
         keepalive_s=settings.stream_keepalive_s,

@@ -45,7 +45,7 @@ class FakeProvider:
         if missing:
             names = ", ".join(sorted(missing))
             raise IsolationUnavailable(f"the fake has no {names}", remedy="do not require it, or use another provider")
-        await self.image_version(spec.image)
+        await self.check(spec)
         self.creating += 1
         try:
             await asyncio.sleep(self.delay_s)
@@ -64,6 +64,9 @@ class FakeProvider:
             known = ", ".join(sorted(self.images))
             raise ImageNotFound(f"the fake has no image {image!r}", remedy=f"use one it has: {known}")
         return self.images[image]
+
+    async def check(self, spec: SandboxSpec) -> None:
+        await self.image_version(spec.image)
 
     def _isolation(self) -> Isolation:
         missing = {layer: "not here" for layer in Layer if layer not in self.layers}
