@@ -170,6 +170,13 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     assert sorted(changes(registry)) == [("Node", False, False, False), ("x", False, True, False)]
 
 
+def test_the_environment_that_the_documents_show_is_right(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/images.md").read_text()
+    (shown,) = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    environment = write(tmp_path, "data", shown).read("data")
+    assert (environment.image, environment.limits.memory_mb) == ("base", 2048)
+
+
 def test_output_of_python_comes_at_once_in_our_environments() -> None:
     registry = Registry(packaged_registry())
     assert {registry.environment(name).env.get("PYTHONUNBUFFERED") for name in registry.names} == {"1"}
