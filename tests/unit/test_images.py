@@ -227,6 +227,15 @@ def test_a_user_that_was_killed_counts_no_more(store: ImageStore, source: Path, 
     assert len(versions_dir(tmp_path)) == 1
 
 
+def test_a_use_counts_wherever_the_state_directory_is_mounted(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    sandbox = tmp_path / "state/sandboxes/one"
+    sandbox.mkdir(parents=True)
+    store.import_directory("mine", source)
+    store.hold("mine", sandbox)
+    (tmp_path / "state").rename(tmp_path / "elsewhere")
+    assert [one.sandboxes for one in ImageStore(tmp_path / "elsewhere").list()] == [1]
+
+
 def test_removing_what_is_used_is_refused_or_put_off(store: ImageStore, source: Path, tmp_path: Path) -> None:
     user = new_user(tmp_path)
     version = store.import_directory("mine", source).version

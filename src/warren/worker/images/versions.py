@@ -53,6 +53,7 @@ class Versions:
         self._versions = folder / VERSIONS
         self._sandboxes = sandboxes
         self._places: dict[str, str] = {}  # by name, where it is
+        self._ways: dict[Path, str] = {}  # from the uses of a version to a folder of sandboxes
         self._found: dict[str, RootFs] = {}  # by version, which never changes
 
     # -- names
@@ -149,7 +150,7 @@ class Versions:
                 return None
             with contextlib.suppress(FileExistsError):
                 try:
-                    os.symlink(user, self._use(version, user))
+                    os.symlink(self._target(user), self._use(version, user))
                 except FileNotFoundError:
                     continue  # it was given up since the name was read: the name points to another one now
             return rootfs
@@ -165,7 +166,7 @@ class Versions:
         ]
         for _, version in sorted(infos):
             with contextlib.suppress(FileNotFoundError, FileExistsError):
-                os.symlink(user, self._use(version, user))
+                os.symlink(self._target(user), self._use(version, user))
                 return
 
     def release(self, user: Path) -> None:
@@ -177,6 +178,16 @@ class Versions:
                 continue
             if version not in self._names() and not self._users(version):
                 self._give_up([version])
+
+    def _target(self, user: Path) -> str:
+        """What the link of a use holds: a relative path, right wherever the state directory is mounted."""
+        way = self._ways.get(user.parent)
+        if way is None:
+            if len(self._ways) >= _MOST_CACHED:
+                self._ways.clear()
+            uses = self._versions.resolve() / "version" / USES
+            way = self._ways[user.parent] = os.path.relpath(user.parent.resolve(), uses)
+        return f"{way}/{user.name}"
 
     def _use(self, version: str, user: Path) -> str:
         return f"{self._versions}/{version}/{USES}/{user.name}"
@@ -277,7 +288,7 @@ class Versions:
             record = Record.load(directory)
             if record is not None and record.spec.image == name and record.alive():
                 with contextlib.suppress(FileExistsError):
-                    os.symlink(directory.absolute(), uses / directory.name)
+                    os.symlink(self._target(directory), uses / directory.name)
 
     def _all(self) -> list[str]:
         try:
