@@ -248,7 +248,7 @@ class Disks:
                 )
             temporary.rename(template)
         except OSError as exc:
-            raise ProviderUnavailable(f"making the template of a {size_mb} MiB disk: {exc}") from exc
+            raise ProviderUnavailable(f"making the template of a {size_mb} MiB disk: {exc.strerror}") from exc
         finally:
             temporary.unlink(missing_ok=True)
 

@@ -103,7 +103,9 @@ async def run(
         code = await _end_of(pid, timeout_s)
         return Finished(code, _read_all(reader))
     except TimeoutError:
-        raise ProviderUnavailable(f"{argv[0]} did not end within {timeout_s:g} s: {_read_all(reader)[-500:]}") from None
+        raise ProviderUnavailable(
+            f"{os.path.basename(argv[0])} did not end within {timeout_s:g} s: {_read_all(reader)[-500:]}"
+        ) from None
     finally:
         os.close(reader)
         if writer >= 0:
@@ -128,7 +130,7 @@ def _spawn(argv: Sequence[str], stdin: int | None, stderr: int, descriptors: Map
             setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
         )
     except OSError as exc:
-        raise ProviderUnavailable(f"starting {argv[0]}: {exc.strerror}") from exc
+        raise ProviderUnavailable(f"starting {os.path.basename(argv[0])}: {exc.strerror}") from exc
 
 
 async def _end_of(pid: int, timeout_s: float) -> int:

@@ -288,6 +288,12 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._netlink.start()
         return sandbox
 
+    def _without_paths(self, text: str) -> str:
+        """What a program of this host wrote, for callers of the server."""
+        for path, name in ((self._state, "the state directory"), (self._launcher.parent, "Warren's programs")):
+            text = text.replace(str(path), f"({name})")
+        return text
+
     # -- the cgroup of a sandbox, and the one above all of them
 
     def _limit_sockets(self, cgroup: SandboxCgroup, record: R) -> None:
@@ -433,6 +439,8 @@ class HostProvider(ABC, Generic[R, Plan]):
 
 
 def translate_os_error(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:
+    """Callers of the server see it: it names no path of this host, the log does."""
+    _log.warning("host_error", doing=doing, path=exc.filename, error=exc.strerror)
     if exc.errno in _NO_SPACE:
-        return NoSpace(f"{doing}: {exc.strerror} ({exc.filename})", remedy="free some space in the state directory")
-    return ProviderUnavailable(f"{doing}: {exc.strerror} ({exc.filename})")
+        return NoSpace(f"{doing}: {exc.strerror}", remedy="free some space in the state directory")
+    return ProviderUnavailable(f"{doing}: {exc.strerror}")

@@ -50,7 +50,7 @@ _STRAY_ROUNDS: Final = 5000
 _QUIET_LOOKS: Final = 4
 
 
-class OciProvider(HostProvider[Record, "Plan"]):
+class OciProvider(HostProvider[Record, Runtime]):
     name = "oci"
     folder = "sandboxes"
     record_class = Record
@@ -90,6 +90,20 @@ class OciProvider(HostProvider[Record, "Plan"]):
     def __repr__(self) -> str:
         runtime = self._runtime.name if self._runtime else "not tried yet"
         return f"<OciProvider {self._state}, runtime {runtime}, {self.disks!r}>"
+
+    async def image_version(self, image: str) -> str:
+        return self._images.version(image)
+
+    async def adopt(self, sandbox_id: str) -> AgentSandbox:
+        sandbox = await super().adopt(sandbox_id)
+        if (record := self.load_record(sandbox_id)) is not None:
+            await asyncio.to_thread(self._images.keep, record.spec.image, self.directory(sandbox_id))
+        return sandbox
+
+    async def sweep(self) -> int:
+        left = await super().sweep()
+        await asyncio.to_thread(self._images.prune)
+        return left
 
     async def close(self) -> None:
         await super().close()
@@ -154,14 +168,16 @@ class OciProvider(HostProvider[Record, "Plan"]):
 
     # -- making
 
-    async def _plan(self, spec: SandboxSpec) -> "Plan":
-        return Plan(await self._ready(), self._images.rootfs(spec.image))
+    async def _plan(self, spec: SandboxSpec) -> Runtime:
+        runtime = await self._ready()
+        self._images.version(spec.image)
+        return runtime
 
-    async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: "Plan") -> AgentSandbox:
-        runtime, rootfs = plan.runtime, plan.rootfs
-        directory = self.directory(sandbox_id)
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
+        runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
+        rootfs = self._images.hold(spec.image, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
@@ -182,7 +198,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
             )
         self._fault("launched")
         if outcome.code != 0:
-            raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {outcome.last_line}")
+            raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {self._without_paths(outcome.last_line)}")
         pid = oci_launch.read_pid(directory)
         oci_launch.raise_priority(pid)
         record = record.started(pid)
@@ -252,6 +268,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
         if cgroup.remove_once():
             return False
         self._release_uids(record, directory)
+        self._images.release(directory)
         for state in (self._state / "runtime").glob(f"*/{directory.name}"):  # of an older version
             _remove(state)
         _remove(directory)
@@ -272,12 +289,6 @@ class OciProvider(HostProvider[Record, "Plan"]):
         return reason
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    runtime: Runtime
-    rootfs: RootFs
-
-
 async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
     """Kills the launchers and runtimes that may still work on a sandbox that was never finished.
 
@@ -296,4 +307,4 @@ async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
 def _remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     if directory.exists():
-        raise ProviderUnavailable(f"the directory {directory} cannot be removed")
+        raise ProviderUnavailable(f"the directory of sandbox {directory.name} cannot be removed")
