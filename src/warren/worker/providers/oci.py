@@ -19,7 +19,6 @@ import os
 import secrets
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
