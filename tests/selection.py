@@ -41,7 +41,7 @@ _ONE_OF: Final[Mapping[str, Sequence[str]]] = {
     r"contract/test_sdk\.py::TestAsync": (r"\[local-fake", r"\[local-oci"),
     r"contract/test_sdk\.py::Test(?!Async)": (r"\[remote-fake", r"\[remote-oci"),
     r"e2e/": (r"\[alone", r""),
-    r"integrations/test_mcp_tools\.py::TestEveryTransport": (r"\[http",),
+    r"integrations/test_mcp_tools\.py::TestEveryTransport": (r"\[(http|handshake)",),
     r"faults/test_kill_points\.py": (_FIRST,),
     r"faults/test_clock_jump\.py": (_FIRST,),
     r"integration/test_cluster_bad_input\.py::test_settings_that_cannot_be": (_FIRST,),
