@@ -9,16 +9,21 @@ import hmac
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
-from mcp import types
-from mcp.server.lowlevel import Server
-from mcp.server.sse import SseServerTransport
-from mcp.server.stdio import stdio_server
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.server.transport_security import TransportSecuritySettings
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from warren.integrations.extras import missing_package
+
+try:
+    from mcp import types
+    from mcp.server.lowlevel import Server
+    from mcp.server.sse import SseServerTransport
+    from mcp.server.stdio import stdio_server
+    from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+    from mcp.server.transport_security import TransportSecuritySettings
+    from starlette.applications import Starlette
+    from starlette.responses import PlainTextResponse
+    from starlette.routing import Mount, Route
+    from starlette.types import ASGIApp, Receive, Scope, Send
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, __name__, "mcp") from None
 
 from warren.integrations.mcp.server import INSTRUCTIONS, NAME, ToolServer
 from warren.integrations.mcp.stdio import Streams
