@@ -55,7 +55,15 @@ async def use(session: ClientSession) -> dict[str, Any]:
     }
 
 
-async def main(url: str) -> None:
+async def use_all(port: int) -> dict[str, Any]:
+    found = {}
+    for transport in ("stdio", "http", "sse"):
+        async with opened(transport, port) as session:
+            found[transport] = await use(session)
+    return found
+
+
+def main(url: str) -> None:
     os.environ["WARREN_URL"] = url
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -65,15 +73,11 @@ async def main(url: str) -> None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
                 break
             time.sleep(0.05)
-        found: dict[str, Any] = {"version": version("mcp")}
-        for transport in ("stdio", "http", "sse"):
-            async with opened(transport, port) as session:
-                found[transport] = await use(session)
-        print(json.dumps(found))
+        print(json.dumps({"version": version("mcp"), **asyncio.run(use_all(port))}))
     finally:
         server.terminate()
         server.wait(20)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    main(sys.argv[1])
