@@ -90,3 +90,33 @@ def test_it_works_beside_packages_that_need_version_1(version_1: Path) -> None:
         assert "There is no tool 'nope'" in each["unknown"][1]
         assert each["written"] == {"path": "/workspace/a.txt", "bytes": 5}
         assert each["read"] == "hello"
+
+
+def test_lines_that_are_no_requests_are_answered_in_words() -> None:
+    lines = [
+        "{",
+        "[]",
+        '{"jsonrpc": "2.0", "id": null, "method": "ping"}',
+        '{"jsonrpc": "2.0", "id": 1, "method": "prompts/list"}',
+        '{"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "bash", "arguments": [1]}}',
+        '{"jsonrpc": "2.0", "id": 3, "method": "tools/call", "params": []}',
+        '{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 9}}',
+        '{"jsonrpc": "2.0", "id": 4, "result": {}}',
+        "",
+        '{"jsonrpc": "2.0", "id": 5, "method": "ping"}',
+    ]
+    command = [sys.executable, "-m", "warren.cli.main", "mcp"]
+    done = subprocess.run(
+        command, env=clean_environ(), input="\n".join(lines) + "\n", capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["id"], each.get("error", {}).get("message")) for each in answers] == [
+        (None, "a line must be one JSON-RPC message"),
+        (None, "a line must be one JSON-RPC message, not several"),
+        (None, "the id of a request must be a string or an integer"),
+        (1, "this server has no method 'prompts/list'; it serves tools"),
+        (2, "a call needs the name of a tool, and its arguments as an object"),
+        (3, "params must be an object"),
+        (5, None),
+    ]

@@ -131,7 +131,7 @@ class _Handshake:
             if isinstance(request_id, bool) or not isinstance(request_id, str | int):
                 request_id = None
                 raise _Refusal(_INVALID_REQUEST, "the id of a request must be a string or an integer")
-            params = message.get("params") or {}
+            params = message.get("params", {})
             if not isinstance(params, dict):
                 raise _Refusal(_INVALID_PARAMS, "params must be an object")
             if message["method"] == "tools/call":
@@ -157,7 +157,8 @@ class _Handshake:
         raise _Refusal(_METHOD_NOT_FOUND, f"this server has no method {str(method)[:100]!r}; it serves tools")
 
     def _start_call(self, request_id: str | int, params: dict[str, Any], tasks: asyncio.TaskGroup) -> None:
-        name, arguments = params.get("name"), params.get("arguments") or {}
+        name, arguments = params.get("name"), params.get("arguments")
+        arguments = {} if arguments is None else arguments
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise _Refusal(_INVALID_PARAMS, "a call needs the name of a tool, and its arguments as an object")
         if request_id in self._calls:
