@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
 from warren.interfaces.metering import Metering
 from warren.interfaces.sandbox import Sandbox
@@ -29,7 +30,6 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.operations import ExecResult
 from warren.model.session import (
     FAILED_CREATIONS,
     EndReason,
@@ -73,7 +73,7 @@ class Sessions:
         self.clock = lifecycle.clock
         self._environments = environments
         self._defaults = defaults
-        self.keyed_commands: dict[Key, asyncio.Task[ExecResult]] = {}  # running commands with an Idempotency-Key
+        self.keyed_commands: dict[Key, asyncio.Task[Any]] = {}  # running commands with an Idempotency-Key
         self._uses: Counter[tuple[str, str]] = Counter()  # by tenant and session id
         self._unsaved_uses: set[tuple[str, str]] = set()  # the store could not save them
         self._idle = asyncio.Event()

@@ -47,8 +47,9 @@ class CreateResult:
 def fingerprint(request: Any) -> str:
     """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
     values = asdict(request)
-    if not values.get("provider"):
-        values.pop("provider", None)
+    for name in ("provider", "judged_as"):
+        if not values.get(name):
+            values.pop(name, None)
     text = json.dumps(values, sort_keys=True, default=_to_json)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 

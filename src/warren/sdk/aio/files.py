@@ -218,13 +218,15 @@ class AsyncFiles(AsyncSessionHolder):
         ignore_case: bool = False,
         hidden: bool = False,
         max_matches: int = 1000,
+        max_file_bytes: int = 10 * 1024 * 1024,
         timeout: float = 30.0,
         on_summary: Callable[[SearchSummary], None] | None = None,
     ) -> AsyncGenerator[FileMatch, None]:
         """Yields the files below `path` whose name fits `glob`, or the lines in which `pattern` is found.
 
         `glob` is matched with names (`*.py`) or, if it has a slash, with paths (`src/**/*.py`); `pattern` is a POSIX
-        extended regular expression. `on_summary` receives what was left out, and which limit ended the search early.
+        extended regular expression, and files above `max_file_bytes` are not searched for it. `on_summary` receives
+        what was left out, and which limit ended the search early.
         """
         events = self._follow(
             "search_files",
@@ -234,6 +236,7 @@ class AsyncFiles(AsyncSessionHolder):
             ignore_case=ignore_case,
             hidden=hidden,
             max_matches=max_matches,
+            max_file_bytes=max_file_bytes,
             timeout_s=timeout,
         )
         async with contextlib.aclosing(events):
