@@ -543,6 +543,29 @@ class TestPipelining:
             assert await reader.read() == b""
         writer.close()
 
+    @pytest.mark.parametrize("together", [True, False])
+    @pytest.mark.parametrize(
+        "framing", [b"Content-Length: %d\r\n\r\n%s", b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"]
+    )
+    async def test_the_body_of_a_request_for_another_protocol_is_no_request(
+        self, serve: Any, framing: bytes, together: bool
+    ) -> None:
+        served = await serve()
+        reader, writer = await dial(served.port)
+        head = b"POST /upload HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        begin, end = (head + framing % (len(GET), GET)).split(b"\r\n\r\n", 1)
+        if together:
+            writer.write(begin + b"\r\n\r\n" + end)
+        else:
+            writer.write(begin + b"\r\n\r\n")
+            await asyncio.sleep(0.1)
+            writer.write(end)
+        async with asyncio.timeout(5):
+            assert (await read_answer(reader)).json == {"taken": len(GET)}
+            writer.write(GET.replace(b"/hello", b"/full"))
+            assert (await read_answer(reader)).status == 503
+        writer.close()
+
     async def test_a_stream_ends_when_the_client_goes_though_more_was_sent_ahead(self, serve: Any) -> None:
         served = await serve()
         _, writer = await dial(served.port)

@@ -145,10 +145,13 @@ class HttpConnection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._received += len(data)
         self._unparsed += len(data)
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._upgrade()
+        except httptools.HttpParserUpgrade as exc:
+            self._upgrade(data[exc.args[0] :])
         except httptools.HttpParserError:
             self._refuse(self._refusal or InvalidHttp("this is not a valid HTTP request"))
         else:
@@ -171,6 +174,10 @@ class HttpConnection(HttpToolsProtocol):
             raise InvalidHttp("the target of the request is not ASCII")
         if len(self.pipeline) >= MAX_PIPELINED:
             raise InvalidHttp("too many requests were sent ahead")  # the client sends them again
+        if self.parser.get_method() == b"CONNECT":
+            raise InvalidHttp("this server is no proxy")
+        if self._ignores_upgrade():
+            return
         self._in_head, self._unparsed = False, 0
         if self._phase is Phase.HEAD:
             self._enter(Phase.OPEN)
@@ -183,6 +190,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._ignores_upgrade():
+            return
         self._unparsed = 0
         if self.cycle is not None:
             self.cycle.more_body = False
@@ -305,10 +314,20 @@ class HttpConnection(HttpToolsProtocol):
     def _head_too_large(self) -> HeadTooLarge:
         return HeadTooLarge("the head of the request is too large", remedy="send fewer or shorter headers")
 
-    def _upgrade(self) -> None:
-        if not self._should_upgrade():
-            return  # answered as the plain request it also is
-        if self._busy():
+    def _ignores_upgrade(self) -> bool:
+        """Whether the request asks for another protocol than WebSocket, and is read again as the plain one it also is.
+
+        The parser takes what follows its head for that protocol. It may be the body: as the next request it would be
+        one that no proxy in front has seen.
+        """
+        return self.parser.should_upgrade() and not self._should_upgrade()
+
+    def _upgrade(self, rest: bytes) -> None:
+        if self._ignores_upgrade():
+            first = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+            lines = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+            self._parse(b"%s %s HTTP/%s\r\n%s\r\n" % (*first, b"".join(lines)) + rest)
+        elif self._busy():
             self.transport.abort()
         elif len(self.headers) > MAX_NUM_HEADERS or any(len(n) + len(v) > MAX_LINE_LENGTH - 8 for n, v in self.headers):
             self._refuse(self._head_too_large())
