@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from warren.http.admission import Admission
 from warren.http.context import Context
 from warren.http.dispatch import Dispatcher
-from warren.http.docs_page import add_docs_page
+from warren.http.docs_page import add_documents
 from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
 from warren.http.routes import admin, cluster, health, operations, records, sockets, webhooks
@@ -45,13 +45,14 @@ def new_fastapi_app(version: str) -> FastAPI:
         openapi_tags=TAGS,
         responses=PROBLEMS,
         generate_unique_id_function=operation_id,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )
     register(app)
     for module in ROUTERS:
         app.include_router(module.router)
-    add_docs_page(app)
+    add_documents(app)
     return app
 
 

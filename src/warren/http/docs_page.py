@@ -1,12 +1,14 @@
-"""/docs: the API as one page of HTML, made from the OpenAPI document, with nothing loaded from elsewhere."""
+"""/openapi.json, and /docs: the API as one page of HTML, made from it, with nothing loaded from elsewhere."""
 
+import asyncio
+import json
 import re
 from html import escape
 from typing import Any, Final
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
 
 _STYLE: Final = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
@@ -22,11 +24,29 @@ _CONTENT_POLICY: Final = (
 )
 
 
-def add_docs_page(app: FastAPI) -> None:
-    async def page(_: Request) -> HTMLResponse:
-        return HTMLResponse(render(app.openapi()), headers={"Content-Security-Policy": _CONTENT_POLICY})
+def add_documents(app: FastAPI) -> None:
+    """Both are made once, when somebody asks, and in a thread: it takes a good part of a second."""
+    making, made = asyncio.Lock(), list[str]()
 
+    async def texts() -> list[str]:
+        async with making:
+            if not made:
+                made.extend(await asyncio.to_thread(_write, app))
+        return made
+
+    async def document(_: Request) -> Response:
+        return Response((await texts())[0], media_type="application/json")
+
+    async def page(_: Request) -> Response:
+        return HTMLResponse((await texts())[1], headers={"Content-Security-Policy": _CONTENT_POLICY})
+
+    app.add_route("/openapi.json", document, include_in_schema=False)
     app.add_route("/docs", page, include_in_schema=False)
+
+
+def _write(app: FastAPI) -> tuple[str, str]:
+    document = app.openapi()
+    return json.dumps(document, separators=(",", ":")), render(document)
 
 
 def render(document: dict[str, Any]) -> str:
