@@ -1,7 +1,6 @@
 """Builds the ASGI app: routes, operations, error answers and admission."""
 
 from collections.abc import Callable
-from importlib.metadata import version
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
@@ -9,7 +8,7 @@ from starlette.types import ASGIApp
 from warren.http.admission import Admission
 from warren.http.context import Context
 from warren.http.dispatch import Dispatcher
-from warren.http.docs_page import add_documents
+from warren.http.docs_page import add_pages
 from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
 from warren.http.routes import admin, cluster, health, operations, records, sockets, webhooks
@@ -52,9 +51,5 @@ def new_fastapi_app(version: str) -> FastAPI:
     register(app)
     for module in ROUTERS:
         app.include_router(module.router)
-    add_documents(app)
+    add_pages(app, version)
     return app
-
-
-def package_version() -> str:
-    return version("warren")
