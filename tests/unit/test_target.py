@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
+from busiest_turn import MOST_S, busiest_turn
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -149,6 +150,16 @@ def test_the_other_fields_of_a_json_body_are_there_too() -> None:
     body = b'{"labels": {"gpu": "1"}, "image": "x"}'
     assert asyncio.run(target_in_json(body)).values == {"labels": {"gpu": "1"}, "image": "x"}
     assert asyncio.run(target_in_json(b"[1]")).values == {}
+
+
+@pytest.mark.parametrize("value", [b"[],", b"{},", b"1e3,", b'"",'])
+def test_a_json_body_of_countless_values_holds_up_nobody(value: bytes) -> None:
+    async def read_it() -> float:
+        async with busiest_turn() as busiest:
+            assert await target_in_json(b'{"command": [' + value * (4_000_000 // len(value)) + b'""]}') == Target()
+        return busiest.seconds
+
+    assert asyncio.run(read_it()) < MOST_S
 
 
 def field(name: str, value: str, more: str = "") -> bytes:

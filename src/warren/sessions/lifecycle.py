@@ -449,7 +449,7 @@ class Lifecycle:
 
 def _beginning(texts: Mapping[str, str]) -> dict[str, str]:
     """The first entries, as far as they are short together."""
-    sizes = accumulate(len(name.encode()) + len(value.encode()) for name, value in texts.items())
+    sizes = accumulate(len(f"{name}{value}".encode(errors="surrogatepass")) for name, value in texts.items())
     return {name: texts[name] for name, size in zip(texts, sizes, strict=True) if size <= MAX_KEPT_BYTES}
 
 
