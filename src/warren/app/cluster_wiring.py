@@ -189,8 +189,9 @@ async def _measure_offset(link: RedisLink) -> tuple[float, float]:
     """How long Redis took to tell its time, and how far that was ahead half-way."""
     asked = boot_time()
     await link.run(OPEN, "")
-    took = boot_time() - asked
-    return took, link.time_of_day() - boot_time() + took / 2
+    told = link.time_of_day()
+    answered = boot_time()
+    return answered - asked, told - (asked + answered) / 2
 
 
 def open_clock(state_dir: Path, offset_s: float) -> tuple[ClusterClock, bool]:
