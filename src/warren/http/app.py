@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 from warren.http.admission import Admission
 from warren.http.context import Context
 from warren.http.dispatch import Dispatcher
-from warren.http.docs_page import add_docs_page
+from warren.http.docs_page import add_pages
 from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
 from warren.http.routes import admin, cluster, health, operations, records, sockets, webhooks
@@ -51,7 +51,7 @@ def new_fastapi_app(version: str) -> FastAPI:
     register(app)
     for module in ROUTERS:
         app.include_router(module.router)
-    add_docs_page(app)
+    add_pages(app, version)
     return app
 
 
