@@ -37,9 +37,9 @@ ROOT = Path(__file__).parents[2]
 _ELSEWHERE = {ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md")}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - _ELSEWHERE)]
 # The server of this page wants keys, as every server does that is not told otherwise.
-_GUARDED = {ROOT / "README.md", ROOT / "docs" / "tenants.md"}
+_GUARDED = {ROOT / "README.md", ROOT / "docs" / "tenants.md", ROOT / "docs" / "tutorial.md"}
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
-GOALS = ("make test", "make check", "make setup")
+GOALS = ("make test", "make check", "make docs", "make setup")
 SHOWN_SERVER = "http://127.0.0.1:8000"
 OTHER_COORDINATOR = "http://127.0.0.1:8001"
 _CLUSTER_UP = ["cluster", "up"]

@@ -9,12 +9,12 @@ import os
 import signal
 import sys
 import traceback
-from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
 
 import click
 
+from warren import __version__
 from warren.model.errors import WarrenError
 
 EXIT_WARREN_FAILED = 125
@@ -92,7 +92,7 @@ class LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_set: bool) -> None:
     if is_set:
-        click.echo(f"warren {version('warren')}")
+        click.echo(f"warren {__version__}")
         ctx.exit()
 
 
@@ -143,7 +143,9 @@ def _run(arguments: list[str]) -> int:
         report(exc.message, exc.remedy)
         return EXIT_WARREN_FAILED
     except ModuleNotFoundError as exc:
-        report(f"this command needs the package {exc.name}, which is not installed", "pip install 'warren[server]'")
+        report(
+            f"this command needs the package {exc.name}, which is not installed", "pip install 'warren-sandbox[server]'"
+        )
         return EXIT_WARREN_FAILED
     except Exception as exc:
         return _report_internal_error(exc)

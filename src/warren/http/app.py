@@ -1,7 +1,6 @@
 """Builds the ASGI app: routes, operations, error answers and admission."""
 
 from collections.abc import Callable
-from importlib.metadata import version
 
 from fastapi import FastAPI
 from starlette.types import ASGIApp
@@ -53,7 +52,3 @@ def new_fastapi_app(version: str) -> FastAPI:
         app.include_router(module.router)
     add_pages(app, version)
     return app
-
-
-def package_version() -> str:
-    return version("warren")
