@@ -116,6 +116,10 @@ PROBES: tuple[Probe, ...] = (
         *("kernel-programs", Group.LIMITS, "make the kernel compile filters of sockets and calls"),
         "kernel_state:kernel_programs",
     ),
+    within(
+        *("kept-for-sockets", Group.LIMITS, "make the kernel keep group memberships, flow labels and keys of sockets"),
+        "kernel_state:kept_for_sockets",
+    ),
     Probe("file-locks", Group.LIMITS, "fill the kernel's memory with record locks, which nobody is charged", _locks),
     within("unowned-locks", Group.LIMITS, "take locks that have no owner", "kernel_state:unowned_locks"),
     Probe("netlink-queues", Group.LIMITS, "fill the kernel's memory with unread netlink messages", _netlink),

@@ -18,6 +18,16 @@ from .calls import CONTAINED, THROUGH, Account, ProbeVerdict, call, libc, name_o
 _HIGH = 1 << 32
 _CORE, _F_OFD_SETLK = 4, 37
 _PROGRAMS = {"SO_ATTACH_FILTER": 26, "SO_ATTACH_BPF": 50, "SO_ATTACH_REUSEPORT_CBPF": 51, "SO_LOCK_FILTER": 44}
+_KEPT = {  # what the kernel keeps for a socket and charges to nobody: family, level, option, value
+    "IP_ADD_MEMBERSHIP": (2, 0, 35, socket.inet_aton("225.1.2.3") + struct.pack("=4si", bytes(4), 1)),
+    "IP_ADD_SOURCE_MEMBERSHIP": (2, 0, 39, bytes(12)),
+    "MCAST_JOIN_GROUP": (2, 0, 42, bytes(136)),
+    "IPV6_ADD_MEMBERSHIP": (10, 41, 20, b"\xff\x05" + bytes(13) + b"\1" + struct.pack("=i", 1)),
+    "IPV6_JOIN_ANYCAST": (10, 41, 27, bytes(20)),
+    "IPV6_FLOWLABEL_MGR": (10, 41, 32, bytes(15) + b"\1" + struct.pack("=IBBHHHI", 0, 0, 255, 1, 6, 6, 0)),
+    "MCAST_JOIN_GROUP of IPv6": (10, 41, 42, bytes(136)),
+    "TCP_MD5SIG": (2, 6, 14, struct.pack("=HxxI120xBBHI", 2, 0x0100007F, 0, 0, 8, 0) + b"password".ljust(80, b"\0")),
+}
 _RETURN_ALL = struct.pack("HBBI", 6, 0, 0, 0x7FFF0000)  # to a filter of calls this means: allow
 
 # Sums for the whole machine that ordinary programs ask for, and random numbers.
@@ -119,6 +129,22 @@ def kernel_programs() -> ProbeVerdict:
     account.note("prctl(PR_SET_SECCOMP)", call("prctl", 22, 2, program, 0, 0)[1], filters)
     account.note("prctl(PR_SET_SECCOMP), high bit", call("prctl", 22 | _HIGH, 2, program, 0, 0)[1], filters)
     account.note("seccomp", call("seccomp", 1, 0, program)[1], filters)
+    return account.verdict()
+
+
+def kept_for_sockets() -> ProbeVerdict:
+    """Memberships whose end locks the networks of the whole machine, labels of which it has 4,096, keys."""
+    account, refused = Account(), (errno.ENODEV, errno.ENOPROTOOPT, errno.EPERM)
+    for name, (family, level, option, value) in _KEPT.items():
+        kind = socket.SOCK_STREAM if level == socket.IPPROTO_TCP else socket.SOCK_DGRAM
+        try:
+            sock = socket.socket(family, kind)
+        except OSError:
+            continue  # a kernel without IPv6
+        with sock:
+            for high in (0, _HIGH):
+                code = call("setsockopt", sock.fileno(), level | high, option, value, len(value))[1]
+                account.note(name, code, refused)
     return account.verdict()
 
 

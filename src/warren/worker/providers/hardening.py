@@ -94,6 +94,11 @@ _F_OFD_SETLK, _F_OFD_SETLKW, _F_LINUX = 37, 38, 1024  # the commands that only L
 _SOL_SOCKET: Final = 1
 _SO_ATTACH_FILTER, _SO_LOCK_FILTER = 26, 44
 _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF = 50, 51, 52
+_SOL_IP, _SOL_TCP, _SOL_IPV6 = 0, 6, 41
+_MCAST_JOIN_GROUP, _MCAST_JOIN_SOURCE_GROUP = 42, 46
+_IP_ADD_MEMBERSHIP, _IP_ADD_SOURCE_MEMBERSHIP = 35, 39
+_IPV6_ADD_MEMBERSHIP, _IPV6_JOIN_ANYCAST, _IPV6_FLOWLABEL_MGR = 20, 27, 32
+_TCP_MD5SIG, _TCP_MD5SIG_EXT, _TCP_AO_ADD_KEY = 14, 32, 38
 _PR_SET_SECCOMP: Final = 22
 _PR_NAMES: Final = (0x41555856, 0x53564D41, 0x59616D61)  # GET_AUXV, SET_VMA, SET_PTRACER: all others are small numbers
 _NO_RANDOMIZE: Final = 0x0040000
@@ -187,6 +192,7 @@ def _rules(ptrace: bool) -> list[Rule]:
         *_cache_rules(),
         *_lock_rules(),
         *_program_rules(),
+        *_socket_option_rules(),
     ]
 
 
@@ -244,17 +250,34 @@ def _lock_rules() -> Iterable[Rule]:
 
 def _program_rules() -> Iterable[Rule]:
     """Programs for the kernel, which it compiles: the room for them is the whole machine's, and no limit counts it."""
-    programs = {
-        *(_SO_ATTACH_FILTER, _SO_LOCK_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF),
-    }
-    for level in _other_than(1, {_SOL_SOCKET}, bits=9):
-        yield _allow(["setsockopt"], level)
-    for option in _other_than(2, programs, bits=7):
-        yield _allow(["setsockopt"], _masked(1, _INT, _SOL_SOCKET), option)
     for option in (*_other_than(0, {_PR_SET_SECCOMP}, bits=8), *(_masked(0, _INT, name) for name in _PR_NAMES)):
         yield _allow(["prctl"], option)
     yield _answer(["prctl"], errno.EINVAL, _masked(0, _INT, _PR_SET_SECCOMP))
     yield _answer(["seccomp"], errno.EINVAL)
+
+
+def _socket_option_rules() -> Iterable[Rule]:
+    """Without programs for sockets (see above), and without what the kernel keeps for a socket and charges to nobody.
+
+    Joining groups takes the lock of all the machine's networks, and leaving them holds it: with many memberships, long
+    enough for nobody to get a sandbox. Flow labels are 4,096 for the whole machine. Keys for TCP count for no limit.
+    """
+    joins = {_MCAST_JOIN_GROUP, _MCAST_JOIN_SOURCE_GROUP}
+    refused = {
+        _SOL_SOCKET: ({_SO_ATTACH_FILTER, _SO_LOCK_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF,
+                       _SO_ATTACH_REUSEPORT_EBPF}, errno.EPERM),
+        _SOL_IP: ({_IP_ADD_MEMBERSHIP, _IP_ADD_SOURCE_MEMBERSHIP, *joins}, errno.ENODEV),
+        _SOL_IPV6: ({_IPV6_ADD_MEMBERSHIP, _IPV6_JOIN_ANYCAST, _IPV6_FLOWLABEL_MGR, *joins}, errno.ENODEV),
+        _SOL_TCP: ({_TCP_MD5SIG, _TCP_MD5SIG_EXT, _TCP_AO_ADD_KEY}, errno.ENOPROTOOPT),
+    }  # fmt: skip
+    for level in _other_than(1, refused, bits=9):
+        yield _allow(["setsockopt"], level)
+    for number, (options, answer) in refused.items():
+        level = _masked(1, _INT, number)
+        for other in _other_than(2, options, bits=7):
+            yield _allow(["setsockopt"], level, other)
+        if answer != errno.EPERM:
+            yield from (_answer(["setsockopt"], answer, level, _masked(2, _INT, option)) for option in sorted(options))
 
 
 def _socket_rules() -> Iterable[Rule]:
