@@ -1,5 +1,6 @@
 """State of the kernel that all sandboxes of a machine share: what one can use up of it, and what it shows of others."""
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -200,6 +201,23 @@ def fill_netlink(sockets: int, processes: int, seconds: float) -> ProbeVerdict:
                 break
     time.sleep(seconds)
     return THROUGH, f"{processes} processes filled {len(held)} sockets each, and nobody ended this"
+
+
+def fill_backlog(connections: int, processes: int, seconds: float) -> ProbeVerdict:
+    """Connections that nobody accepts: the kernel charges neither their sockets nor what is sent to them."""
+    for _ in range(processes - 1):
+        if os.fork() == 0:
+            break
+    listeners, data = [], bytes(1 << 16)
+    for index in range(connections):
+        if index % 100 == 0:
+            listeners.append(socket.create_server(("127.0.0.1", 0), backlog=4096))
+            listeners[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        with contextlib.suppress(OSError), socket.create_connection(listeners[-1].getsockname(), 1) as client:
+            for _ in range(16):
+                client.send(data, socket.MSG_DONTWAIT)
+    time.sleep(seconds)
+    return THROUGH, f"{processes} processes sent to {connections} connections each, and nobody ended this"
 
 
 # -- what shows of others
