@@ -16,6 +16,7 @@ _REASONS = {
 }
 
 
+_TITLE = 1000  # characters of a command's title; the agent sends 200 bytes
 _TERMINAL, _CARRY = int(Flag.TERMINAL), int(Flag.CARRY)
 
 
@@ -94,7 +95,7 @@ def process_info(found: Fields) -> ProcessInfo:
     running = bool(found.number(Tag.RUNNING))
     return ProcessInfo(
         id=printable(found.text(Tag.ID), 128),
-        command=found.text(Tag.COMMAND).encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+        command=_title(found.text(Tag.COMMAND)),
         user=printable(found.text(Tag.USER), 64),
         running=running,
         terminal=bool(found.number(Tag.TERMINAL)),
@@ -106,6 +107,10 @@ def process_info(found: Fields) -> ProcessInfo:
         reason=None if running else parse_reason(found),
         background=found.number(Tag.BACKGROUND),
     )
+
+
+def _title(text: str) -> str:
+    return text[:_TITLE].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class _RunningCommand:
