@@ -16,6 +16,7 @@ from unit.scripted_agent import exit_frame, hello, linked, output, said
 from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
 from warren.model.operations import Command, Search, SearchMatch, SearchSummary
 from warren.model.spec import Isolation
+from warren.worker.agent.command_result import REMEMBERED
 from warren.worker.agent.files import AgentFiles
 from warren.worker.agent.link import AgentLink, Output, Reply
 from warren.worker.agent.sandbox import AgentSandbox
@@ -403,6 +404,25 @@ async def test_output_that_is_nothing_but_gaps_cuts_the_link() -> None:
     async with answered(replies) as box:
         with pytest.raises(ProtocolError, match="gaps"):
             await box.exec(Command(argv=("true",)))
+
+
+async def test_an_agent_that_starts_everything_and_ends_nothing_is_cut_off() -> None:
+    """Each command that runs is followed."""
+    async with linked() as (link, agent):
+
+        async def start_all() -> None:
+            while True:
+                kind, number, _ = await agent.heard()
+                if kind == Request.START:
+                    await agent.says(said(Response.STARTED, number))
+
+        starting, box = asyncio.create_task(start_all()), sandbox_over(link)
+        for number in range(REMEMBERED):
+            await box.start(Command(argv=("true",)), process_id=f"p{number}")
+        with pytest.raises(ProtocolError, match="more commands"):
+            await box.start(Command(argv=("true",)))
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
 
 
 async def test_a_file_is_the_one_that_was_asked_for() -> None:

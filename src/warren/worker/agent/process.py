@@ -18,8 +18,10 @@ from warren.model.errors import InvalidRequest, ProcessNotFound, ProtocolError, 
 from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
 from warren.pacing import Pace
 from warren.worker.agent.command_result import (
+    REMEMBERED,
     OomTracker,
     base_env_fields,
+    drop_oldest,
     exec_result,
     lost_result,
     parse_exit_code,
@@ -41,7 +43,6 @@ from warren.worker.agent.wire import (
 )
 
 NO_REPLAY = 1 << 63
-MAX_PROCESSES = 4096  # the agent has 1,024 at most
 _LEAST_KEPT = 1 << 20  # the agent keeps at least this much output of a command that can be followed
 _SLACK_BYTES = 64 * 1024
 _PACED = 100  # pieces of output that are taken in one go
@@ -154,6 +155,8 @@ class Commands:
         channel = await self._link.open(Request.START, self._start_payload(command, process_id, flags))
         try:
             await _wait_for_start(channel)
+            if self._oom.running >= REMEMBERED:
+                raise channel.violation("more commands that run than an agent can have")
         except BaseException as exc:
             channel.close()
             if isinstance(exc, asyncio.CancelledError):
@@ -165,6 +168,7 @@ class Commands:
             channel.close()
         self._oom.begin(process_id)
         self._keep[process_id] = command.keep_bytes
+        drop_oldest(self._keep)
         return AgentProcess(self, process_id)
 
     async def find(self, process_id: str) -> "AgentProcess":
@@ -183,8 +187,8 @@ class Commands:
         try:
             async for entry in read_records(channel):
                 found.append(process_info(entry))
-                if len(found) > MAX_PROCESSES:
-                    raise ProtocolError(f"more than {MAX_PROCESSES} processes in a list")
+                if len(found) > REMEMBERED:
+                    raise ProtocolError(f"more than {REMEMBERED} processes in a list")
         except ProtocolError as exc:
             raise channel.violation(exc.message) from None
         finally:
