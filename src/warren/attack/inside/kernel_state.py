@@ -134,7 +134,7 @@ def kernel_programs() -> ProbeVerdict:
 
 
 def kept_for_sockets() -> ProbeVerdict:
-    """Memberships whose end locks the networks of the whole machine, labels of which it has 4,096, keys."""
+    """Memberships whose end locks the networks of the whole machine, labels of which it has 4,096, keys, errors."""
     account, refused = Account(), (errno.ENODEV, errno.ENOPROTOOPT, errno.EPERM)
     for name, (family, level, option, value) in _KEPT.items():
         kind = socket.SOCK_STREAM if level == socket.IPPROTO_TCP else socket.SOCK_DGRAM
@@ -146,6 +146,18 @@ def kept_for_sockets() -> ProbeVerdict:
             for high in (0, _HIGH):
                 code = call("setsockopt", sock.fileno(), level | high, option, value, len(value))[1]
                 account.note(name, code, refused)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        account.note("SO_TIMESTAMPING", call("setsockopt", sock.fileno(), 1, 37, struct.pack("=i", 2), 4)[1], refused)
+        sock.sendmsg([b"to nobody"], [(1, 37, struct.pack("=i", 2))], 0, ("127.0.0.1", 1))
+        sock.setsockopt(socket.IPPROTO_IP, 11, 1)
+        for _ in range(3):
+            with contextlib.suppress(ConnectionRefusedError):
+                sock.sendto(b"to nobody", ("127.0.0.1", 1))
+        try:
+            sock.recvmsg(100, 1000, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+            account.through.append("errors or timestamps are kept for a socket")
+        except BlockingIOError:
+            account.note("errors and timestamps", errno.EPERM)
     return account.verdict()
 
 

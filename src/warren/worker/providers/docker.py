@@ -34,6 +34,7 @@ from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.host.disks import STOCK, tmpfs_options, unmount
+from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import docker_spec
@@ -228,7 +229,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
     def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:
         directory = self.directory(record.sandbox_id)
-        return docker_spec.container(
+        config = docker_spec.container(
             record.spec,
             image,
             docker_spec.SandboxPaths(directory / "disk", self._socket_directory(record.sandbox_id), directory / "pts"),
@@ -238,6 +239,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             hard_limits=_hard_limits(),
             cgroup_parent=self._cgroup_parent,
         )
+        config["HostConfig"]["Sysctls"].update(network_sysctls())
+        return config
 
     def _socket_directory(self, sandbox_id: str) -> Path:
         return _RUN / sandbox_id

@@ -94,7 +94,9 @@ _F_OFD_SETLK, _F_OFD_SETLKW, _F_LINUX = 37, 38, 1024  # the commands that only L
 _SOL_SOCKET: Final = 1
 _SO_ATTACH_FILTER, _SO_LOCK_FILTER = 26, 44
 _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF = 50, 51, 52
+_SO_TIMESTAMPING, _SO_TIMESTAMPING_NEW = 37, 65
 _SOL_IP, _SOL_TCP, _SOL_IPV6 = 0, 6, 41
+_IP_RECVERR, _IPV6_RECVERR = 11, 25
 _MCAST_JOIN_GROUP, _MCAST_JOIN_SOURCE_GROUP = 42, 46
 _IP_ADD_MEMBERSHIP, _IP_ADD_SOURCE_MEMBERSHIP = 35, 39
 _IPV6_ADD_MEMBERSHIP, _IPV6_JOIN_ANYCAST, _IPV6_FLOWLABEL_MGR = 20, 27, 32
@@ -260,24 +262,38 @@ def _socket_option_rules() -> Iterable[Rule]:
     """Without programs for sockets (see above), and without what the kernel keeps for a socket and charges to nobody.
 
     Joining groups takes the lock of all the machine's networks, and leaving them holds it: with many memberships, long
-    enough for nobody to get a sandbox. Flow labels are 4,096 for the whole machine. Keys for TCP count for no limit.
+    enough for nobody to get a sandbox. Flow labels are 4,096 for the whole machine. Keys for TCP and the queues of
+    errors and timestamps count for no limit. Programs that ask for errors, as every look-up of a name does, go on
+    without.
     """
-    joins = {_MCAST_JOIN_GROUP, _MCAST_JOIN_SOURCE_GROUP}
-    refused = {
-        _SOL_SOCKET: ({_SO_ATTACH_FILTER, _SO_LOCK_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF,
-                       _SO_ATTACH_REUSEPORT_EBPF}, errno.EPERM),
-        _SOL_IP: ({_IP_ADD_MEMBERSHIP, _IP_ADD_SOURCE_MEMBERSHIP, *joins}, errno.ENODEV),
-        _SOL_IPV6: ({_IPV6_ADD_MEMBERSHIP, _IPV6_JOIN_ANYCAST, _IPV6_FLOWLABEL_MGR, *joins}, errno.ENODEV),
-        _SOL_TCP: ({_TCP_MD5SIG, _TCP_MD5SIG_EXT, _TCP_AO_ADD_KEY}, errno.ENOPROTOOPT),
-    }  # fmt: skip
-    for level in _other_than(1, refused, bits=9):
+    joins = dict.fromkeys((_MCAST_JOIN_GROUP, _MCAST_JOIN_SOURCE_GROUP), errno.ENODEV)
+    programs = (
+        *(_SO_ATTACH_FILTER, _SO_LOCK_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF),
+    )
+    timestamps = dict.fromkeys((_SO_TIMESTAMPING, _SO_TIMESTAMPING_NEW), errno.ENOPROTOOPT)
+    answers: dict[int, dict[int, int]] = {
+        _SOL_SOCKET: {**dict.fromkeys(programs, errno.EPERM), **timestamps},
+        _SOL_IP: {
+            **joins,
+            **dict.fromkeys((_IP_ADD_MEMBERSHIP, _IP_ADD_SOURCE_MEMBERSHIP), errno.ENODEV),
+            _IP_RECVERR: 0,
+        },
+        _SOL_IPV6: {
+            **joins,
+            **dict.fromkeys((_IPV6_ADD_MEMBERSHIP, _IPV6_JOIN_ANYCAST, _IPV6_FLOWLABEL_MGR), errno.ENODEV),
+            _IPV6_RECVERR: 0,
+        },
+        _SOL_TCP: dict.fromkeys((_TCP_MD5SIG, _TCP_MD5SIG_EXT, _TCP_AO_ADD_KEY), errno.ENOPROTOOPT),
+    }
+    for level in _other_than(1, answers, bits=9):
         yield _allow(["setsockopt"], level)
-    for number, (options, answer) in refused.items():
+    for number, options in answers.items():
         level = _masked(1, _INT, number)
         for other in _other_than(2, options, bits=7):
             yield _allow(["setsockopt"], level, other)
-        if answer != errno.EPERM:
-            yield from (_answer(["setsockopt"], answer, level, _masked(2, _INT, option)) for option in sorted(options))
+        for option, answer in options.items():
+            if answer != errno.EPERM:
+                yield _answer(["setsockopt"], answer, level, _masked(2, _INT, option))
 
 
 def _socket_rules() -> Iterable[Rule]:

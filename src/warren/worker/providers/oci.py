@@ -31,6 +31,7 @@ from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.host.disks import STOCK
+from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import oci_bundle, oci_launch
@@ -195,6 +196,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
             sandbox_id=record.sandbox_id,
             uid_base=uid_base(record.uid_index),
             swap_limit=self._hierarchies.limits_swap,
+            network_sysctls=network_sysctls(),
         )
 
     async def _take_disk(self, spec: SandboxSpec, directory: Path) -> None:

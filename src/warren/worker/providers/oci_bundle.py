@@ -5,6 +5,7 @@ filesystem, the disk, the agent and the user namespace are in place when the run
 read-only; every writable path is a directory of the one disk, or a small tmpfs.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
@@ -33,7 +34,15 @@ _NAMESPACES: Final = ("pid", "ipc", "uts", "mount", "cgroup", "network")
 Json = dict[str, Any]
 
 
-def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: bool, machine: str = "") -> Json:
+def config(
+    spec: SandboxSpec,
+    *,
+    sandbox_id: str,
+    uid_base: int,
+    swap_limit: bool,
+    machine: str = "",
+    network_sysctls: Mapping[str, str] | None = None,
+) -> Json:
     """`swap_limit`: this kernel can limit memory and swap together."""
     return {
         "ociVersion": "1.0.2",
@@ -48,7 +57,7 @@ def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: boo
             "cgroupsPath": cgroup_path(sandbox_id),
             "resources": _resources(spec.limits, swap_limit),
             "rootfsPropagation": "private",
-            "sysctl": ipc_sysctls(shm_bytes(spec.limits)),
+            "sysctl": {**ipc_sysctls(shm_bytes(spec.limits)), **(network_sysctls or {})},
             "maskedPaths": [path for path in MASKED_PATHS if path != "/sys"],  # it is not mounted
             "readonlyPaths": list(READONLY_PATHS),
             "seccomp": seccomp_oci(ptrace=spec.ptrace, machine=machine) if machine else seccomp_oci(ptrace=spec.ptrace),
