@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from warren.cli.output import printable
+
 
 def warren(*arguments: str, state: Path, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[str]:
     environment = {
