@@ -11,18 +11,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from warren.model.errors import WarrenError
+    from warren.model.version import __version__ as __version__
     from warren.sdk.aio.batch import AsyncBatchSandboxClient
     from warren.sdk.aio.client import AsyncSandboxClient
     from warren.sdk.aio.process import AsyncProcess, AsyncTerminal
     from warren.sdk.blocking.batch import BatchSandboxClient
     from warren.sdk.blocking.client import SandboxClient
     from warren.sdk.blocking.process import Process, Terminal
-    from warren.sdk.results import ExecuteResult, FileChange, FileEntry, OutputChunk, ProcessInfo, SessionInfo
-
-__version__ = "0.1.0"
+    from warren.sdk.results import (
+        EnvironmentInfo,
+        ExecuteResult,
+        FileChange,
+        FileEntry,
+        ImageInfo,
+        OutputChunk,
+        ProcessInfo,
+        SessionInfo,
+    )
 
 _MODULES = {
     "warren.model.errors": ("WarrenError",),
+    "warren.model.version": ("__version__",),
     "warren.sdk.aio.batch": ("AsyncBatchSandboxClient",),
     "warren.sdk.aio.client": ("AsyncSandboxClient",),
     "warren.sdk.aio.process": ("AsyncProcess", "AsyncTerminal"),
@@ -30,9 +39,11 @@ _MODULES = {
     "warren.sdk.blocking.client": ("SandboxClient",),
     "warren.sdk.blocking.process": ("Process", "Terminal"),
     "warren.sdk.results": (
+        "EnvironmentInfo",
         "ExecuteResult",
         "FileChange",
         "FileEntry",
+        "ImageInfo",
         "OutputChunk",
         "ProcessInfo",
         "SessionInfo",
@@ -46,9 +57,11 @@ __all__ = [
     "AsyncSandboxClient",
     "AsyncTerminal",
     "BatchSandboxClient",
+    "EnvironmentInfo",
     "ExecuteResult",
     "FileChange",
     "FileEntry",
+    "ImageInfo",
     "OutputChunk",
     "Process",
     "ProcessInfo",

@@ -67,7 +67,7 @@ def commands(page: Path) -> list[str]:
     """Lines of code blocks, fenced or indented, without their comments; but for blocks that have tests of their own."""
 
     def as_indented(match: re.Match[str]) -> str:
-        apart = match[1] in ("toml", "python", "text", "json", "mermaid") or asks_a_server((match[1], match[2]))
+        apart = match[1] in ("toml", "python", "text", "json", "yaml", "mermaid") or asks_a_server((match[1], match[2]))
         return "" if apart else re.sub("^", "    ", match[2], flags=re.M)
 
     lines = re.findall(r"^(?: {4}|\t)(\S.*)$", _FENCED.sub(as_indented, page.read_text()), flags=re.M)

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final
 
 from starlette.types import ASGIApp
 
-from warren import __version__
 from warren.app import cluster_wiring as wiring
 from warren.app.service import Service
 from warren.app.wiring import build_context, build_guard, build_labels
@@ -27,6 +26,7 @@ from warren.config.settings import Settings
 from warren.http.app import create_app
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
+from warren.model.version import __version__
 from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
@@ -68,7 +68,7 @@ class WorkerService(Service):
         return self._mirror
 
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
-        return await wiring.build_tenancy(self._settings, store, self._link, self._clock)
+        return await wiring.build_tenancy(self._settings, store, self._link, self._clock, self.environments)
 
     async def _before_recovery(self) -> None:
         self.lease = Lease(self._clock)
@@ -129,7 +129,9 @@ class WorkerService(Service):
         return {"id": self._settings.worker_id, "stats": asdict(self._worker.stats())}
 
     def app(self) -> ASGIApp:
-        context = build_context(self._settings, self.sessions, self.tenancy, CoordinatorIdentity(self._auth))
+        context = build_context(
+            self._settings, self.environments, self.sessions, self.tenancy, CoordinatorIdentity(self._auth)
+        )
         app = WorkerMiddleware(create_app(context, counts=False), self._auth, self.lease, self.describe)
         return build_guard(self._settings, app, any_host=True)
 

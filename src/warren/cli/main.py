@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import click
 
-from warren import __version__
 from warren.model.errors import WarrenError
+from warren.model.version import __version__
 
 EXIT_WARREN_FAILED = 125
 
@@ -44,6 +44,7 @@ _GROUPS = {
         "run": "warren.cli.run:run",
         "shell": "warren.cli.run:shell",
         "image": "warren.cli.image:image",
+        "environments": "warren.cli.environments:environments",
     },
     "Many machines": {
         "coordinator": "warren.cli.serve:coordinator",

@@ -8,19 +8,24 @@ No call raises because of the sandbox, because deepagents would end the agent's 
 
 from typing import Any, Final, Unpack
 
-from deepagents.backends import protocol
-from deepagents.backends.protocol import (
-    EditResult,
-    ExecuteResponse,
-    FileDownloadResponse,
-    FileUploadResponse,
-    GlobResult,
-    GrepResult,
-    LsResult,
-    ReadResult,
-    WriteResult,
-)
-from deepagents.backends.sandbox import BaseSandbox
+from warren.integrations.extras import missing_package
+
+try:
+    from deepagents.backends import protocol
+    from deepagents.backends.protocol import (
+        EditResult,
+        ExecuteResponse,
+        FileDownloadResponse,
+        FileUploadResponse,
+        GlobResult,
+        GrepResult,
+        LsResult,
+        ReadResult,
+        WriteResult,
+    )
+    from deepagents.backends.sandbox import BaseSandbox
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, __name__, "langchain") from None
 
 from warren.integrations import deepagents_files as file_plans
 from warren.integrations import deepagents_search as search_plans

@@ -9,8 +9,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Final, Unpack
 
-from langchain.tools import ToolRuntime
-from langchain_core.tools import BaseTool, StructuredTool
+from warren.integrations.extras import missing_package
+
+try:
+    from langchain.tools import ToolRuntime
+    from langchain_core.tools import BaseTool, StructuredTool
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, __name__, "langchain") from None
 
 from warren.integrations.plans import Plan, call, call_on, describe_error, run_command, shorten
 from warren.integrations.threads import ThreadClients, thread_id_from

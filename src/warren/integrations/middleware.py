@@ -10,9 +10,14 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Unpack
 
-from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
-from langchain_core.messages import SystemMessage
-from langgraph.runtime import Runtime
+from warren.integrations.extras import missing_package
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+    from langchain_core.messages import SystemMessage
+    from langgraph.runtime import Runtime
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, __name__, "langchain") from None
 
 from warren.integrations.langgraph_tools import COMMAND_TIMEOUT_S, MAX_CHARS, sandbox_tools
 from warren.integrations.plans import call

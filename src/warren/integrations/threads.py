@@ -11,7 +11,12 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final, TypeVar, Unpack
 
-from langgraph.config import get_config
+from warren.integrations.extras import missing_package
+
+try:
+    from langgraph.config import get_config
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, __name__, "langchain") from None
 
 from warren.integrations.plans import Plan, arun, call, run
 from warren.model.errors import InvalidRequest

@@ -141,6 +141,7 @@ class SessionInfo(Result):
     expires_at: str | None = None
     idle_timeout_s: float = 0.0
     max_lifetime_s: float = 0.0
+    limits: dict[str, float] | None = None
     pooled: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
     env_names: list[str] = field(default_factory=list)
@@ -149,6 +150,34 @@ class SessionInfo(Result):
     detail: str | None = None
     isolation: dict[str, Any] | None = None
     created: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentInfo(Result):
+    """`limits` are those that a session gets if it asks for no others; times are None where the server's apply."""
+
+    name: str
+    description: str = ""
+    image: str = ""
+    provider: str | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+    io: dict[str, int] = field(default_factory=dict)
+    env_names: list[str] = field(default_factory=list)
+    idle_timeout_s: float | None = None
+    max_lifetime_s: float | None = None
+    needs: list[str] = field(default_factory=list)
+    default: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo(Result):
+    """`version` is another one each time the image is made anew."""
+
+    name: str
+    version: str = ""
+    size_bytes: int = 0
+    files: int = 0
+    created_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)

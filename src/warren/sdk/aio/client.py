@@ -19,7 +19,15 @@ from warren.sdk.aio.platform import AsyncByteSource, open_backend, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
 from warren.sdk.protocol import new_key
-from warren.sdk.results import ExecuteResult, OutputChunk, OutputDecoder, ProcessInfo, SessionInfo
+from warren.sdk.results import (
+    EnvironmentInfo,
+    ExecuteResult,
+    ImageInfo,
+    OutputChunk,
+    OutputDecoder,
+    ProcessInfo,
+    SessionInfo,
+)
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
@@ -149,6 +157,25 @@ class AsyncSandboxClient(AsyncFiles):
         finally:
             await client.close()
         return found
+
+    @classmethod
+    async def list_environments(cls, server_url: str = "", **options: Any) -> list[EnvironmentInfo]:
+        """The environments that a session may be made of."""
+        return [EnvironmentInfo.of(each) for each in (await cls._ask(server_url, "list_environments", options))]
+
+    @classmethod
+    async def list_images(cls, server_url: str = "", **options: Any) -> list[ImageInfo]:
+        """The images that a session may be made of, each with the version that new sandboxes get."""
+        return [ImageInfo.of(each) for each in (await cls._ask(server_url, "list_images", options))]
+
+    @classmethod
+    async def _ask(cls, server_url: str, operation: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        client = cls(server_url, **options)
+        try:
+            found: list[dict[str, Any]] = (await client._backend.call(operation))[operation.removeprefix("list_")]
+            return found
+        finally:
+            await client.close()
 
     async def __aenter__(self) -> Self:
         try:

@@ -21,7 +21,15 @@ from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
 from warren.sdk.protocol import new_key
-from warren.sdk.results import ExecuteResult, OutputChunk, OutputDecoder, ProcessInfo, SessionInfo
+from warren.sdk.results import (
+    EnvironmentInfo,
+    ExecuteResult,
+    ImageInfo,
+    OutputChunk,
+    OutputDecoder,
+    ProcessInfo,
+    SessionInfo,
+)
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
@@ -151,6 +159,25 @@ class SandboxClient(Files):
         finally:
             client.close()
         return found
+
+    @classmethod
+    def list_environments(cls, server_url: str = "", **options: Any) -> list[EnvironmentInfo]:
+        """The environments that a session may be made of."""
+        return [EnvironmentInfo.of(each) for each in (cls._ask(server_url, "list_environments", options))]
+
+    @classmethod
+    def list_images(cls, server_url: str = "", **options: Any) -> list[ImageInfo]:
+        """The images that a session may be made of, each with the version that new sandboxes get."""
+        return [ImageInfo.of(each) for each in (cls._ask(server_url, "list_images", options))]
+
+    @classmethod
+    def _ask(cls, server_url: str, operation: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        client = cls(server_url, **options)
+        try:
+            found: list[dict[str, Any]] = (client._backend.call(operation))[operation.removeprefix("list_")]
+            return found
+        finally:
+            client.close()
 
     def __enter__(self) -> Self:
         try:
