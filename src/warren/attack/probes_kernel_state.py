@@ -2,11 +2,13 @@
 
 import asyncio
 import fcntl
+import math
 import os
 import pty
+import time
 
 from warren.attack.arena import Arena, attack_command, read_outcome
-from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, judged, within
+from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, judged, not_applicable, within
 from warren.interfaces.sandbox import Process
 from warren.model.operations import Command
 from warren.worker.host import file_locks, netlink_queues
@@ -96,6 +98,19 @@ async def _kernel_files(arena: Arena) -> ProbeResult:
     return read_outcome(await process.wait())
 
 
+async def _own_figures(arena: Arena) -> ProbeResult:
+    """What is shown must be this sandbox's: its memory and processors, no load, and an uptime from its own start."""
+    if arena.provider.name != "oci":
+        return not_applicable("an engine's containers show the machine's figures")
+    limits = arena.spec.limits
+    return await arena.inside(
+        "kernel_state:own_figures",
+        memory_kb=limits.memory_mb * 1024,
+        cpus=math.ceil(limits.cpus),
+        uptime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
+    )
+
+
 async def _started(arena: Arena, attack: str) -> Process:
     """A process in the attacked sandbox that looks at something for a while, and is ready to see it."""
     process = await arena.sandbox.start(attack_command(attack, {"seconds": _WORKED_S + 2}, 40))
@@ -121,6 +136,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("netlink-queues", Group.LIMITS, "fill the kernel's memory with unread netlink messages", _netlink),
     Probe("mask-locks", Group.LEAKS, "feel others' locks on masked files", _mask_locks),
     Probe("mask-watch", Group.LEAKS, "watch by inotify how others use masked files", _mask_watch),
+    Probe("own-figures", Group.LEAKS, "read the machine's memory, processors, load and uptime", _own_figures),
     Probe("kernel-files", Group.LEAKS, "see in /proc and /sys that the neighbour works", _kernel_files),
     within(
         *("page-cache", Group.LEAKS, "evict pages of the image, and look whether others read them"),

@@ -6,7 +6,7 @@ the LangGraph thread that makes it; the first call makes the sandbox.
 No call raises because of the sandbox, because deepagents would end the agent's run: the result describes the error.
 """
 
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from warren.integrations.extras import missing_package
 
@@ -34,6 +34,7 @@ from warren.integrations.threads import ClientPair, ThreadClients, current_threa
 from warren.model.errors import InvalidRequest
 from warren.sdk.aio.client import AsyncSandboxClient
 from warren.sdk.blocking.client import SandboxClient
+from warren.sdk.options import SandboxOptions
 
 COMMAND_TIMEOUT_S: Final = 30 * 60
 _SKIPPED_DIRECTORIES: Final = (".git",)
@@ -160,7 +161,9 @@ class ThreadSandbox(_Backend):
     id, it raises InvalidRequest, which says what to do.
     """
 
-    def __init__(self, server_url: str = "", *, timeout: float = COMMAND_TIMEOUT_S, **options: Any) -> None:
+    def __init__(
+        self, server_url: str = "", *, timeout: float = COMMAND_TIMEOUT_S, **options: Unpack[SandboxOptions]
+    ) -> None:
         super().__init__(timeout)
         self.clients = ThreadClients(server_url, **options)
 

@@ -7,7 +7,7 @@ Errors of the sandbox are answers that the model can read; only a run without a 
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Unpack
 
 from warren.integrations.extras import missing_package
 
@@ -20,6 +20,7 @@ except ModuleNotFoundError as exc:
 from warren.integrations.plans import Plan, call, call_on, describe_error, run_command, shorten
 from warren.integrations.threads import ThreadClients, thread_id_from
 from warren.model.errors import WarrenError
+from warren.sdk.options import SandboxOptions
 from warren.sdk.results import ExecuteResult, FileEntry, ProcessInfo
 
 COMMAND_TIMEOUT_S: Final = 120
@@ -34,7 +35,7 @@ def sandbox_tools(
     clients: ThreadClients | None = None,
     timeout: float = COMMAND_TIMEOUT_S,
     max_chars: int = MAX_CHARS,
-    **options: Any,
+    **options: Unpack[SandboxOptions],
 ) -> list[BaseTool]:
     """The tools bash, bash_background, background_output, background_stop, read_file, write_file and list_files.
 

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Unpack
 
 from warren.integrations.extras import missing_package
 
@@ -24,6 +24,7 @@ from warren.integrations.plans import call
 from warren.integrations.prompt import sandbox_prompt
 from warren.integrations.threads import ClientPair, ThreadClients
 from warren.model.errors import WarrenError
+from warren.sdk.options import SandboxOptions
 
 
 class SandboxMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
@@ -40,7 +41,7 @@ class SandboxMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         warm_up: bool = True,
         timeout: float = COMMAND_TIMEOUT_S,
         max_chars: int = MAX_CHARS,
-        **options: Any,
+        **options: Unpack[SandboxOptions],
     ) -> None:
         super().__init__()
         self.clients = ThreadClients(server_url, **options)

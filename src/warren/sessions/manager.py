@@ -153,8 +153,7 @@ class Sessions:
         check_env_size(request.env)
         provider = request.provider or environment.provider
         self.lifecycle.check_provider(provider, environment.needs)
-        limits = changed_limits(environment.limits, request.limits)
-        in_force = limits or environment.limits
+        in_force = changed_limits(environment.limits, request.limits)
         check_ceilings(self._ceilings, in_force, environment.limits)
         lifetime_s = self._choose_seconds("max_lifetime_s", request, environment)
         if request.max_lifetime_s is None:
@@ -174,7 +173,7 @@ class Sessions:
             idle_timeout_s=self._choose_seconds("idle_timeout_s", request, environment),
             max_lifetime_s=lifetime_s,
             image=request.image,
-            limits=limits,
+            limits=in_force,
             key_id=caller.key_id,
             disk_mb=in_force.disk_mb,
             memory_mb=in_force.memory_mb,

@@ -70,8 +70,7 @@ def previous_of(earlier: Session | None) -> Previous | None:
     return Previous(earlier.id, earlier.reason or EndReason.DELETED, earlier.detail)
 
 
-def changed_limits(limits: Limits, changes: Mapping[str, float]) -> Limits | None:
-    """The limits with these changes; None if they are the same."""
+def changed_limits(limits: Limits, changes: Mapping[str, float]) -> Limits:
+    """The limits with these changes."""
     values: dict[str, Any] = dict(changes)
-    changed = replace(limits, **values)
-    return None if changed == limits else changed
+    return replace(limits, **values) if values else limits

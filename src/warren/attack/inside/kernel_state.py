@@ -31,6 +31,25 @@ _KNOWN_TO_CHANGE = (
 )
 
 
+# -- figures of the machine
+
+
+def own_figures(memory_kb: int, cpus: int, uptime_s: float) -> ProbeVerdict:
+    with open("/proc/meminfo") as file:
+        memory = int(file.readline().split()[1])
+    with open("/proc/stat") as file:
+        shown = sum(line.startswith("cpu") and line[3].isdigit() for line in file)
+    with open("/proc/cpuinfo") as file:
+        listed = file.read().count("processor\t")
+    with open("/proc/loadavg") as file:
+        load = file.read().split()[:3]
+    with open("/proc/uptime") as file:
+        uptime = float(file.read().split()[0])
+    figures = f"{memory} kB, {shown} and {listed} processors, load {' '.join(load)}, up for {uptime:.0f} s"
+    own = memory == memory_kb and shown <= cpus and listed <= cpus and load == ["0.00"] * 3
+    return (CONTAINED if own and uptime < max(1.0, uptime_s / 2) else THROUGH), figures
+
+
 # -- cores
 
 

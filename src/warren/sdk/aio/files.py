@@ -30,6 +30,8 @@ _WORKSPACE = "/workspace"
 
 
 class AsyncFiles(AsyncSessionHolder):
+    """The part of a client that works with files. A path that does not begin with / is one in the workspace."""
+
     async def upload_file(
         self,
         local_path: str | os.PathLike[str],
@@ -133,6 +135,7 @@ class AsyncFiles(AsyncSessionHolder):
         return bytes(data[:length])
 
     async def read_text(self, path: str, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Returns the whole file as text."""
         return (await self.read_file(path)).decode(encoding, errors)
 
     async def write_file(self, path: str, data: str | bytes | AsyncByteSource, *, mode: int | None = None) -> FileEntry:
@@ -174,13 +177,16 @@ class AsyncFiles(AsyncSessionHolder):
             return await self._backend.upload(operation, await self._get_session(), chunks, **arguments)
 
     async def list_files(self, path: str = _WORKSPACE, *, depth: int = 1) -> list[FileEntry]:
+        """Lists a directory; with a `depth` above 1 also the directories in it."""
         found = await self._perform("list_files", path=path, depth=depth)
         return [FileEntry.of(each) for each in found["files"]]
 
     async def stat(self, path: str) -> FileEntry:
+        """What is at the path. A link is not followed. Raises FileNotFound."""
         return FileEntry.of(await self._perform("stat_file", path=path))
 
     async def exists(self, path: str) -> bool:
+        """Whether there is anything at the path."""
         try:
             await self.stat(path)
         except FileNotFound:
@@ -196,9 +202,11 @@ class AsyncFiles(AsyncSessionHolder):
         return FileEntry.of(await self._perform("make_directory", path=path, exist_ok=exist_ok))
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Removes a file; with `recursive` also a directory and all in it."""
         await self._perform("remove_file", path=path, recursive=recursive)
 
     async def move(self, source: str, target: str) -> FileEntry:
+        """Renames a file or directory; a file at the target is replaced."""
         return FileEntry.of(await self._perform("move_file", source=source, target=target))
 
     async def search_files(

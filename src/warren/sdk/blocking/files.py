@@ -32,6 +32,8 @@ _WORKSPACE = "/workspace"
 
 
 class Files(SessionHolder):
+    """The part of a client that works with files. A path that does not begin with / is one in the workspace."""
+
     def upload_file(
         self,
         local_path: str | os.PathLike[str],
@@ -135,6 +137,7 @@ class Files(SessionHolder):
         return bytes(data[:length])
 
     def read_text(self, path: str, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Returns the whole file as text."""
         return (self.read_file(path)).decode(encoding, errors)
 
     def write_file(self, path: str, data: str | bytes | ByteSource, *, mode: int | None = None) -> FileEntry:
@@ -175,13 +178,16 @@ class Files(SessionHolder):
             return self._backend.upload(operation, self._get_session(), chunks, **arguments)
 
     def list_files(self, path: str = _WORKSPACE, *, depth: int = 1) -> list[FileEntry]:
+        """Lists a directory; with a `depth` above 1 also the directories in it."""
         found = self._perform("list_files", path=path, depth=depth)
         return [FileEntry.of(each) for each in found["files"]]
 
     def stat(self, path: str) -> FileEntry:
+        """What is at the path. A link is not followed. Raises FileNotFound."""
         return FileEntry.of(self._perform("stat_file", path=path))
 
     def exists(self, path: str) -> bool:
+        """Whether there is anything at the path."""
         try:
             self.stat(path)
         except FileNotFound:
@@ -197,9 +203,11 @@ class Files(SessionHolder):
         return FileEntry.of(self._perform("make_directory", path=path, exist_ok=exist_ok))
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Removes a file; with `recursive` also a directory and all in it."""
         self._perform("remove_file", path=path, recursive=recursive)
 
     def move(self, source: str, target: str) -> FileEntry:
+        """Renames a file or directory; a file at the target is replaced."""
         return FileEntry.of(self._perform("move_file", source=source, target=target))
 
     def search_files(

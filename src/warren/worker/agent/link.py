@@ -378,7 +378,7 @@ class AgentLink(asyncio.BufferedProtocol):
                     raise
                 return link
         except TimeoutError:
-            raise SandboxLost(f"the agent in {directory} did not answer within {timeout_s:g} s") from None
+            raise SandboxLost(f"the agent did not answer within {timeout_s:g} s") from None
 
     @classmethod
     async def over(cls, sock: socket.socket) -> "AgentLink":
@@ -641,9 +641,9 @@ async def _connect(directory: Path) -> socket.socket:
             return _connect_once(directory)
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
             if not directory.is_dir():
-                raise SandboxLost(f"the sandbox is lost: its directory {directory} is gone") from None
+                raise SandboxLost("the sandbox is lost: its directory is gone") from None
         except OSError as exc:
-            raise SandboxLost(f"the agent in {directory} cannot be reached: {exc.strerror or exc}") from exc
+            raise SandboxLost(f"the agent cannot be reached: {exc.strerror or exc}") from exc
         await asyncio.sleep(pause)
         pause = min(pause * 2, _REDIAL_S[1])
 
@@ -656,7 +656,7 @@ def _connect_once(directory: Path) -> socket.socket:
         os.close(folder)
     try:
         if not stat.S_ISSOCK(os.fstat(target).st_mode):
-            raise SandboxLost(f"{SOCKET_NAME} in {directory} is not a socket: somebody put something else in its place")
+            raise SandboxLost(f"{SOCKET_NAME} is not a socket: somebody put something else in its place")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)

@@ -14,7 +14,6 @@ native one. Four rules shape the conditions on arguments:
 """
 
 import errno
-import json
 import platform
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
@@ -136,17 +135,6 @@ def seccomp_oci(*, ptrace: bool = False, machine: str = "") -> Mapping[str, Any]
         "architectures": [_architecture(machine)],
         "syscalls": _rules(ptrace),
     }
-
-
-@cache
-def _seccomp_oci_json(ptrace: bool) -> str:
-    return json.dumps(seccomp_oci(ptrace=ptrace))
-
-
-def seccomp_json(rules: Mapping[str, Any]) -> str:
-    """As JSON. For the shared ones it was made before: it is most of a config.json."""
-    shared = next((ptrace for ptrace in (False, True) if rules is seccomp_oci(ptrace=ptrace)), None)
-    return json.dumps(rules) if shared is None else _seccomp_oci_json(shared)
 
 
 def seccomp_docker(*, ptrace: bool = False, machine: str = "") -> dict[str, Any]:
