@@ -104,9 +104,7 @@ class Sessions:
                 # A caller whose thread already has a session does not need the store to write.
                 if earlier is None or idempotency is not None or not earlier.state.can_run:
                     raise
-                with contextlib.suppress(SessionEnded, SandboxLost):  # it has just ended: try again
-                    return CreateResult(await self._record_use(earlier), created=False)
-                continue
+                session, added = earlier, Added.THREAD
             note(session_id=session.id)
             if added is Added.NEW:
                 has_no_name = not key and not request.thread_id
@@ -123,11 +121,16 @@ class Sessions:
             raise
 
     async def _use_existing(self, session: Session, added: Added, request: NewSession) -> CreateResult | None:
-        """Decides about the session that the store has found. None: it is out of the way now, so try again."""
-        if session.state is SessionState.CREATING:
+        """Decides about the session that the store has found. None: it is out of the way now, so try again.
+
+        Raises Misdirected for a running session of another worker, which alone knows whether the start was a success.
+        """
+        if session.state is SessionState.CREATING or self.lifecycle.is_unsettled(session):
             session = await self.lifecycle.wait_until_settled(session)
             if session.reason in FAILED_CREATIONS:
                 raise Unavailable(f"the sandbox could not be made: {session.detail}", retry_after_s=1)
+        if session.state.can_run:
+            self.lifecycle.worker_of(session)
         if added is Added.KEY:
             return CreateResult(session, created=False, replayed=True)
         if session.state.can_run:

@@ -35,6 +35,7 @@ from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.host.disk_room import HELD
 from warren.worker.host.disks import STOCK, tmpfs_options, unmount
+from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import docker_spec
@@ -232,7 +233,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
     def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:
         directory = self.directory(record.sandbox_id)
-        return docker_spec.container(
+        config = docker_spec.container(
             record.spec,
             image,
             docker_spec.SandboxPaths(directory / "disk", self._socket_directory(record.sandbox_id), directory / "pts"),
@@ -242,6 +243,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             hard_limits=_hard_limits(),
             cgroup_parent=self._cgroup_parent,
         )
+        config["HostConfig"]["Sysctls"].update(network_sysctls())
+        return config
 
     def _socket_directory(self, sandbox_id: str) -> Path:
         return _RUN / sandbox_id

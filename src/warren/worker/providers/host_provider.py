@@ -33,7 +33,7 @@ from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
 from warren.worker.host.disks import Disks, FreedImages
 from warren.worker.host.file_locks import FileLockWatch
-from warren.worker.host.netlink_queues import NetlinkWatch, WatchedSandbox
+from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
 from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
@@ -121,8 +121,11 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._uids = UidRanges()
         self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
         self._freed_images = FreedImages()
-        self._file_locks = FileLockWatch()
-        self._netlink = NetlinkWatch(self._live_sandboxes)
+        self._kernel_watches = (
+            FileLockWatch(),
+            NetlinkWatch(self._live_sandboxes),
+            TcpWatch(self._live_sandboxes),
+        )
         self._promises = Promises(self._room.disk_overcommit)
         self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
         self._disk_watch = DiskWatch(
@@ -203,8 +206,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         return len(left)
 
     async def close(self) -> None:
-        await self._file_locks.close()
-        await self._netlink.close()
+        for watch in self._kernel_watches:
+            await watch.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
@@ -284,8 +287,8 @@ class HostProvider(ABC, Generic[R, Plan]):
             why_lost=lambda: self._loss_reason(record),
         )
         self._open.add(sandbox)
-        self._file_locks.start()
-        self._netlink.start()
+        for watch in self._kernel_watches:
+            watch.start()
         return sandbox
 
     def _without_paths(self, text: str) -> str:

@@ -19,7 +19,6 @@ import os
 import secrets
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,6 +32,7 @@ from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.host.disk_room import HELD
 from warren.worker.host.disks import STOCK
+from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
@@ -227,6 +227,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             uid_base=uid_base(record.uid_index),
             swap_limit=self._hierarchies.limits_swap,
             program=self._programs.get(record.spec.ptrace, b""),
+            network_sysctls=network_sysctls(),
         )
 
     async def _take_disk(self, spec: SandboxSpec, directory: Path) -> None:

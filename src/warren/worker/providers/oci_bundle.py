@@ -7,6 +7,7 @@ read-only; every writable path is a directory of the one disk, or a small tmpfs.
 
 import json
 from base64 import b64encode
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -42,7 +43,14 @@ Json = dict[str, Any]
 
 
 def config(
-    spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: bool, machine: str = "", program: bytes = b""
+    spec: SandboxSpec,
+    *,
+    sandbox_id: str,
+    uid_base: int,
+    swap_limit: bool,
+    machine: str = "",
+    program: bytes = b"",
+    network_sysctls: Mapping[str, str] | None = None,
 ) -> Json:
     """`swap_limit`: this kernel can limit memory and swap together. `program`: what the rules for system calls were
     compiled to before; only crun can use it, others compile the rules."""
@@ -60,7 +68,7 @@ def config(
             "cgroupsPath": cgroup_path(sandbox_id),
             "resources": _resources(spec.limits, swap_limit),
             "rootfsPropagation": "private",
-            "sysctl": ipc_sysctls(shm_bytes(spec.limits)),
+            "sysctl": {**ipc_sysctls(shm_bytes(spec.limits)), **(network_sysctls or {})},
             "maskedPaths": [path for path in MASKED_PATHS if path != "/sys"],  # it is not mounted
             "readonlyPaths": list(READONLY_PATHS),
             "seccomp": seccomp_oci(ptrace=spec.ptrace, machine=machine) if machine else seccomp_oci(ptrace=spec.ptrace),
@@ -68,16 +76,39 @@ def config(
     }
 
 
-def config_json(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: bool, program: bytes = b"") -> str:
+def config_json(
+    spec: SandboxSpec,
+    *,
+    sandbox_id: str,
+    uid_base: int,
+    swap_limit: bool,
+    program: bytes = b"",
+    network_sysctls: Mapping[str, str] | None = None,
+) -> str:
     """The same as JSON. Sandboxes of one kind differ in two places only, so the rest is made once."""
-    text = _config_template(spec.limits, spec.ptrace, spec.ephemeral, swap_limit, program)
+    settings = tuple((network_sysctls or {}).items())
+    text = _config_template(spec.limits, spec.ptrace, spec.ephemeral, swap_limit, program, settings)
     return text.replace(_ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
 
 
 @lru_cache(maxsize=8)
-def _config_template(limits: Limits, ptrace: bool, ephemeral: bool, swap_limit: bool, program: bytes) -> str:
+def _config_template(
+    limits: Limits,
+    ptrace: bool,
+    ephemeral: bool,
+    swap_limit: bool,
+    program: bytes,
+    network_sysctls: tuple[tuple[str, str], ...],
+) -> str:
     spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral)
-    made = config(spec, sandbox_id=_ANY_ID, uid_base=_ANY_BASE, swap_limit=swap_limit, program=program)
+    made = config(
+        spec,
+        sandbox_id=_ANY_ID,
+        uid_base=_ANY_BASE,
+        swap_limit=swap_limit,
+        program=program,
+        network_sysctls=dict(network_sysctls),
+    )
     return json.dumps(made)
 
 
