@@ -4,15 +4,15 @@ Code runs in a Python of its own each time; the value of a last expression comes
 that are new or changed in the workspace in `artifacts`.
 """
 
-import json
 import secrets
 from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
+from warren.http.problems import read_json_body
 from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, LimitReached
+from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, LimitReached, TooLarge
 from warren.model.operations import Command, FileInfo, FileKind
 from warren.model.spec import WORKSPACE
 from warren.sessions.operations import files
@@ -111,8 +111,8 @@ async def _results(sandbox: Sandbox, result_path: str) -> list[dict[str, Any]]:
     try:
         text = b"".join([part async for part in sandbox.read(result_path, length=_LONGEST_RESULT)])
         await sandbox.remove(result_path)
-        found = json.loads(text)
-    except (FileNotFound, FileProblem, ValueError, RecursionError):
+        found = await read_json_body(text)
+    except (FileNotFound, FileProblem, InvalidRequest, TooLarge):
         return []
     return found if isinstance(found, list) and all(isinstance(item, dict) for item in found) else []
 
