@@ -280,14 +280,20 @@ class Lifecycle:
         """Whether the end was saved; False if the row has changed.
 
         A session whose start failed may be running in the store: the store saved that, and its answer got lost. Such a
-        session is ended like any other that runs.
+        session has no sandbox, and is ended like any other that runs.
         """
         if await self.store.swap(ended):
             return True
         current = await self.store.get(ended.tenant, ended.id)
-        if current is not None and current.state.can_be_lost and current.version == ended.version:
-            self._run_task(self.end(current, ended.reason, ended.detail), f"ending {ended.id}")
+        if current is not None and current.state.can_be_lost and current.sandbox_id not in self._owners:
+            stopping = current.moved_to(SessionState.STOPPING, reason=ended.reason, detail=ended.detail)
+            if await self.store.swap(stopping):
+                self.begin_end(stopping)
         return False
+
+    def is_unsettled(self, session: Session) -> bool:
+        """Whether it may be running in the store alone: its start goes on, or failed and the store has yet to learn."""
+        return session.id in self._starting or session.id in self._unsaved_ends
 
     async def _confirm(self, ended: Session) -> Session:
         """Waits until the store has the end: who is told of it must not be shown a session that is still stopping."""
@@ -348,8 +354,8 @@ class Lifecycle:
             await asyncio.gather(*map(worker.destroy, disowned))
 
     async def check_sandbox(self, session: Session) -> None:
-        """Marks a running session as lost if its worker does not have its sandbox."""
-        if session.state.can_be_lost:
+        """Marks a running session as lost if its worker does not have its sandbox. One whose start failed ends."""
+        if session.state.can_be_lost and not self.is_unsettled(session):
             try:
                 await self.worker_of(session).sandbox(session.sandbox_id)
             except (SandboxLost, SandboxNotFound) as exc:
@@ -402,7 +408,7 @@ class Lifecycle:
 
     async def wait_until_settled(self, session: Session) -> Session:
         """Waits while the session is starting or ending, here or in another process; Unavailable if that takes long."""
-        task = (self._starting if session.state is SessionState.CREATING else self._ending).get(session.id)
+        task = self._starting.get(session.id) or self._ending.get(session.id)
         if task is not None:
             await asyncio.wait([task])
             if not task.cancelled():

@@ -33,11 +33,13 @@ class Target:
 
 
 def find_operation(scope: Scope) -> tuple[Operation, dict[str, str]] | None:
-    """The operation that a request asks for, if it concerns a session, and the parameters in its path."""
+    """The operation that a request asks for, if a worker may have to perform it, and the parameters in its path."""
     if scope["type"] not in ("http", "websocket"):
         return None
     found = _FINDER.find(scope.get("method", "WEBSOCKET"), scope["path"])
-    return None if found is None or found[0].session_in is SessionIn.NOWHERE else found
+    if found is None or (found[0].session_in is SessionIn.NOWHERE and not found[0].of_machine):
+        return None
+    return found
 
 
 async def read_target(operation: Operation, named: dict[str, str], scope: Scope, body: RequestBody) -> Target:
