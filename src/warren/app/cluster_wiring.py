@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from warren.app.wiring import build_environments
 from warren.clock import Clock, ClusterClock, boot_time
 from warren.cluster.auth import sealing_key
 from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.problem_log import ProblemLog
 from warren.config.settings import Settings
+from warren.interfaces.environments import Environments
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
 from warren.model.audit import CommandText
@@ -153,7 +153,9 @@ def _load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
         raise InvalidRequest(f"the certificate {settings.cluster_cert} cannot be used with its key: {exc}") from exc
 
 
-async def build_tenancy(settings: Settings, store: SessionStore, link: RedisLink, clock: Clock) -> Tenancy:
+async def build_tenancy(
+    settings: Settings, store: SessionStore, link: RedisLink, clock: Clock, environments: Environments
+) -> Tenancy:
     sender = WebhookSender(read_networks(settings.webhook_networks))
     audit = None
     if settings.audit:
@@ -162,7 +164,7 @@ async def build_tenancy(settings: Settings, store: SessionStore, link: RedisLink
     return Tenancy(
         store.records,
         clock,
-        build_environments(settings),
+        environments,
         audit=audit,
         webhooks=Webhooks(store.records, clock, sender, build_encryption(settings)),
         counters=RedisCounters(redis_url(settings), settings.redis_namespace),
@@ -228,9 +230,8 @@ def coordinator_id(settings: Settings) -> str:
     return f"{settings.worker_id}-{hashlib.sha256(advertised_address(settings).encode()).hexdigest()[:8]}"
 
 
-def build_provider_of(settings: Settings) -> Callable[[str], str]:
+def build_provider_of(environments: Environments) -> Callable[[str], str]:
     """Which provider an environment names; empty if it names none, or if this coordinator does not have it."""
-    environments = build_environments(settings)
 
     def find(environment: str) -> str:
         try:

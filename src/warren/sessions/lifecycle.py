@@ -9,6 +9,7 @@ makes the server lose track of them.
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 from warren.clock import Clock
@@ -37,6 +38,8 @@ _log = get_log(__name__)
 
 STEPS: Final = ("stored", "claimed", "running", "stopping", "destroyed", "ended")
 
+MAX_KEPT_BYTES: Final = 4096
+"""Of the metadata of a session that has ended, and of the names of its variables."""
 _POLL_S: Final = (0.005, 0.1)
 _CONFIRM_S: Final = 2.0
 _CALLER_LEFT: Final = "the caller went away"
@@ -268,9 +271,10 @@ class Lifecycle:
         return ended
 
     def _ended(self, session: Session, reason: EndReason, detail: str) -> Session:
-        """Of the variables only the names are kept: their values may be secrets, and nobody needs them any more."""
-        names = dict.fromkeys(session.env, "")
-        return session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), env=names)
+        """Of the variables only the names are kept: their values may be secrets, and nobody needs them any more. Of
+        long metadata and many names the beginning is kept: no quota bounds how many sessions of a day have ended."""
+        kept = {"env": _beginning(dict.fromkeys(session.env, "")), "metadata": _beginning(session.metadata)}
+        return session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), **kept)
 
     async def _try_save_end(self, ended: Session) -> bool:
         """Whether the end was saved; False if the row has changed.
@@ -448,6 +452,12 @@ class Lifecycle:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as seen: whoever waits gets it, and there may be nobody
+
+
+def _beginning(texts: Mapping[str, str]) -> dict[str, str]:
+    """The first entries, as far as they are short together."""
+    sizes = accumulate(len(f"{name}{value}".encode(errors="surrogatepass")) for name, value in texts.items())
+    return {name: texts[name] for name, size in zip(texts, sizes, strict=True) if size <= MAX_KEPT_BYTES}
 
 
 def unusable_error(session: Session) -> WarrenError:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
 from warren.interfaces.metering import Metering
 from warren.interfaces.sandbox import Sandbox
@@ -29,7 +30,6 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.operations import ExecResult
 from warren.model.session import (
     FAILED_CREATIONS,
     EndReason,
@@ -73,7 +73,7 @@ class Sessions:
         self.clock = lifecycle.clock
         self._environments = environments
         self._defaults = defaults
-        self.keyed_commands: dict[Key, asyncio.Task[ExecResult]] = {}  # running commands with an Idempotency-Key
+        self.keyed_commands: dict[Key, asyncio.Task[Any]] = {}  # running commands with an Idempotency-Key
         self._uses: Counter[tuple[str, str]] = Counter()  # by tenant and session id
         self._unsaved_uses: set[tuple[str, str]] = set()  # the store could not save them
         self._idle = asyncio.Event()
@@ -156,8 +156,7 @@ class Sessions:
         check_env_size(request.env)
         provider = request.provider or environment.provider
         self.lifecycle.check_provider(provider, environment.needs)
-        limits = changed_limits(environment.limits, request.limits)
-        in_force = limits or environment.limits
+        in_force = changed_limits(environment.limits, request.limits)
         check_ceilings(self._ceilings, in_force, environment.limits)
         lifetime_s = self._choose_seconds("max_lifetime_s", request, environment)
         if request.max_lifetime_s is None:
@@ -177,7 +176,7 @@ class Sessions:
             idle_timeout_s=self._choose_seconds("idle_timeout_s", request, environment),
             max_lifetime_s=lifetime_s,
             image=request.image,
-            limits=limits,
+            limits=in_force,
             key_id=caller.key_id,
             disk_mb=in_force.disk_mb,
             memory_mb=in_force.memory_mb,

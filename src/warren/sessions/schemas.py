@@ -210,8 +210,54 @@ class PreviousView(BaseModel):
     detail: str
 
 
+class LimitsView(BaseModel):
+    memory_mb: int = Field(description="Memory in MiB")
+    cpus: float = Field(description="Cores")
+    pids: int = Field(description="Processes and threads")
+    disk_mb: int = Field(description="Disk in MiB")
+    open_files: int = Field(description="Open files of a process")
+
+
+class IoView(BaseModel):
+    """Of reads and of writes each; 0 is no limit."""
+
+    mbps: int = Field(description="MiB a second")
+    iops: int = Field(description="Operations a second")
+
+
+class EnvironmentView(BaseModel):
+    name: str
+    description: str
+    image: str
+    provider: str | None = Field(description="What makes its sandboxes; null: the server's default")
+    limits: LimitsView
+    io: IoView
+    env_names: list[str] = Field(description="Names of its environment variables")
+    idle_timeout_s: float | None = Field(description="null: the server's default")
+    max_lifetime_s: float | None = Field(description="null: the server's default")
+    needs: list[str] = Field(description="Capabilities that its provider must have")
+    default: bool = Field(description="A session that names no environment gets this one")
+
+
+class EnvironmentList(BaseModel):
+    environments: list[EnvironmentView]
+
+
+class ImageView(BaseModel):
+    name: str
+    version: str = Field(description="Another one each time the image is made anew")
+    size_bytes: int
+    files: int
+    created_at: str
+
+
+class ImageList(BaseModel):
+    images: list[ImageView]
+
+
 class SessionView(BaseModel):
-    """A session as it is shown. `previous`: the thread had an earlier session, whose files are gone."""
+    """A session as it is shown. `limits`: those in force; null for a session that an older server made. `previous`: the
+    thread had an earlier session, whose files are gone."""
 
     session_id: str
     state: SessionState
@@ -226,6 +272,7 @@ class SessionView(BaseModel):
     expires_at: str | None
     idle_timeout_s: float
     max_lifetime_s: float
+    limits: LimitsView | None
     pooled: bool
     metadata: dict[str, str]
     env_names: list[str]
@@ -333,6 +380,7 @@ def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any
         "expires_at": _expiry(session, clock),
         "idle_timeout_s": session.idle_timeout_s,
         "max_lifetime_s": session.max_lifetime_s,
+        "limits": asdict(session.limits) if session.limits else None,
         "pooled": session.pooled,
         "metadata": dict(session.metadata),
         "env_names": sorted(session.env),

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from warren.interfaces.environments import Environments
+from warren.interfaces.images import ImageList
 from warren.interfaces.sandbox import Sandbox
 from warren.model.api import OPERATIONS, Operation
 from warren.model.errors import InvalidRequest
@@ -30,6 +32,9 @@ class OperationContext:
 
     sessions: Sessions
     provider: str
+    environments: Environments
+    default_environment: str
+    images: ImageList
     labels: Mapping[str, str] = field(default_factory=dict)
     command_timeout_s: float = 120.0
     max_command_timeout_s: float = 86400.0
