@@ -70,12 +70,13 @@ class ServerProcess:
         if wait:
             self.wait_until_ready()
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, path: str = "/ready") -> None:
+        """With /health: until it answers, also if it cannot make sandboxes."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
             if not self.alive:
                 raise AssertionError(f"the server ended by itself:\n{self.log[-4000:]}")
-            ready = f"{self.url}/ready"
+            ready = f"{self.url}{path}"
             with contextlib.suppress(OSError), urllib.request.urlopen(ready, timeout=5, context=self._tls):
                 return
             time.sleep(0.02)

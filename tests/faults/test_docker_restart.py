@@ -76,7 +76,8 @@ async def test_sessions_outlive_the_engine(
     await check_creates_are_refused(caller, ledger)
     assert (await caller.delete(doomed)).status == 503
     server.kill()
-    server.start()
+    server.start(wait=False)
+    server.wait_until_ready("/health")
     await check_held(caller, held)
     engine.start()
     await until(lambda: has_ended(caller, doomed), "what was deleted meanwhile is gone", 60)

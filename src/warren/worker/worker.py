@@ -47,6 +47,7 @@ _ADOPT_AT_ONCE, _DESTROY_AT_ONCE = 16, 8
 _RETRY_S: Final = 5.0
 _LOOK_S: Final = 1.0
 _CHECK_S: Final = 2.0
+_ANSWER_S: Final = 5.0
 _SWEEPS_S: Final = (0.0, 65.0)  # the second sweep judges directories without a record, which must be a minute old
 _NOT_ADOPTABLE: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUnavailable)
 _log = get_log(__name__)
@@ -189,7 +190,13 @@ class LocalWorker:
         if self._checking is None or (self._checking.done() and is_old):
             self._checking, self._checked_at = asyncio.ensure_future(self._find_obstacle()), self._clock.now()
             self._own(self._checking)
-        obstacle = await asyncio.shield(self._checking)
+        # The first look may have to copy an image into an engine, which takes minutes.
+        await asyncio.wait([self._checking], timeout=_ANSWER_S)
+        if not self._checking.done():
+            raise ProviderUnavailable(
+                "no sandbox can be made yet: image and runtime are being prepared", retry_after_s=_CHECK_S
+            )
+        obstacle = self._checking.result()
         if obstacle is not None:
             remedy = obstacle.remedy if isinstance(obstacle, WarrenError) else ""
             reason = obstacle.message if isinstance(obstacle, WarrenError) else str(obstacle)
