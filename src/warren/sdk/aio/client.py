@@ -159,17 +159,17 @@ class AsyncSandboxClient(AsyncFiles):
         return found
 
     @classmethod
-    async def list_environments(cls, server_url: str = "", **options: Any) -> list[EnvironmentInfo]:
+    async def list_environments(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EnvironmentInfo]:
         """The environments that a session may be made of."""
         return [EnvironmentInfo.of(each) for each in (await cls._ask(server_url, "list_environments", options))]
 
     @classmethod
-    async def list_images(cls, server_url: str = "", **options: Any) -> list[ImageInfo]:
+    async def list_images(cls, server_url: str = "", **options: Unpack[ServerOptions]) -> list[ImageInfo]:
         """The images that a session may be made of, each with the version that new sandboxes get."""
         return [ImageInfo.of(each) for each in (await cls._ask(server_url, "list_images", options))]
 
     @classmethod
-    async def _ask(cls, server_url: str, operation: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
         client = cls(server_url, **options)
         try:
             found: list[dict[str, Any]] = (await client._backend.call(operation))[operation.removeprefix("list_")]
