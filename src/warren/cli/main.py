@@ -18,6 +18,9 @@ import click
 from warren.model.errors import WarrenError
 
 EXIT_WARREN_FAILED = 125
+_PERMISSION_HINT = (
+    'run it with sudo: sudo "$(command -v warren)" …; or set WARREN_STATE_DIR to a directory of this user'
+)
 
 # The commands under each title of `warren --help`, as module:object. A module is imported when its command is used.
 _GROUPS = {
@@ -145,6 +148,10 @@ def _run(arguments: list[str]) -> int:
     except ModuleNotFoundError as exc:
         report(f"this command needs the package {exc.name}, which is not installed", "pip install 'warren[server]'")
         return EXIT_WARREN_FAILED
+    except PermissionError as exc:
+        report(f"this user (uid {os.geteuid()}) has no permission for {exc.filename or exc}", _PERMISSION_HINT)
+        _print_trace_for_debugging()
+        return EXIT_WARREN_FAILED
     except Exception as exc:
         return _report_internal_error(exc)
 
@@ -157,9 +164,13 @@ def report(message: str, remedy: str = "") -> None:
 
 def _report_internal_error(exc: Exception) -> int:
     report(f"internal error: {type(exc).__name__}: {exc}", "WARREN_DEBUG=1 shows where; please report it")
+    _print_trace_for_debugging()
+    return EXIT_WARREN_FAILED
+
+
+def _print_trace_for_debugging() -> None:
     if _is_debugging():
         traceback.print_exc()
-    return EXIT_WARREN_FAILED
 
 
 def _is_debugging() -> bool:

@@ -5,7 +5,7 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +74,7 @@ def worker(flags: dict[str, Any]) -> int:
     from warren.app.cluster_wiring import build_worker_tls, worker_settings
 
     settings = worker_settings(read_settings(flags=flags))
+    check_user(settings)
     return _run_process(settings, build_worker_tls(settings), lambda tls: _run_worker(settings, tls))
 
 
@@ -83,8 +84,18 @@ def run_server(settings: Settings, make_service: "Callable[[Settings], Service] 
     from warren.app.wiring import build_tls
 
     check_exposure(settings)
+    check_user(settings)
     service = make_service or Service
     return _run_process(settings, build_tls(settings), lambda tls: _run_service(settings, service(settings), tls))
+
+
+def check_user(settings: Settings) -> None:
+    """Without root a server would start, and then fail to make every sandbox."""
+    from warren.worker.providers.host_provider import require_root
+
+    for provider in settings.providers:
+        if provider != "fake":
+            require_root(provider)
 
 
 def check_exposure(settings: Settings) -> None:
@@ -287,23 +298,24 @@ async def _wait_for_either(work: Any, event: asyncio.Event) -> "asyncio.Future[A
 async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]) -> str:
     """Makes a key if the server has none, and leaves it where clients of the same user find it.
 
-    Returns the key if it was printed and may be shown again, else an empty text.
+    If these have the first key of another server for the same address already, this server takes that one too, so that
+    both can be used. Any other key of theirs stays where it is. Returns the key if it was printed and may be shown
+    again, else an empty text.
     """
     from warren.model.access import ALL_SCOPES
     from warren.model.session import DEFAULT_TENANT
-    from warren.sdk.discovery import credentials_path, write_key
+    from warren.sdk.discovery import credentials_path, read_key
 
     if not settings.auth or settings.api_key or settings.jwt_jwks:
         return ""
-    created = await keys.create_first("first", DEFAULT_TENANT, ALL_SCOPES)
+    path = credentials_path()
+    known = {url: read_key(path, url) if path else "" for url in urls}
+    created = await keys.create_first("first", DEFAULT_TENANT, ALL_SCOPES, next(filter(None, known.values()), ""))
     if created is None:
         return ""
-    text, path = created[1], credentials_path()
+    text = created[1]
     try:
-        if path is None:
-            raise OSError("this user has no home directory")
-        for url in urls:
-            await asyncio.to_thread(write_key, path, url, text)
+        await asyncio.to_thread(_leave_key, path, known, text)
     except OSError as exc:
         click.echo(f"Made a key, which is shown this once: {text}\n  It could not be left for your clients: {exc}")
         return text
@@ -311,6 +323,19 @@ async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]
     shown = f", which is shown this once: {text}" if sys.stdout.isatty() else "."
     click.echo(f"Made a key{shown}\n  Your own clients find it in {path}.")
     return text if sys.stdout.isatty() else ""
+
+
+def _leave_key(path: Path | None, known: Mapping[str, str], text: str) -> None:
+    from warren.sdk.discovery import write_key
+
+    if path is None:
+        raise OSError("this user has no home directory")
+    others = [url for url, key in known.items() if key not in ("", text)]
+    for url in known:
+        if url not in others:
+            write_key(path, url, text)
+    if others:
+        raise OSError(f"{path} has another key for {', '.join(others)}")
 
 
 def _server_url(settings: Settings, port: int) -> str:
