@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from e2e.hosts import Hosts
 from integration.remote_cli import RemoteCli
-from server_process import free_port, running_server
+from server_process import ServerProcess, free_port, running_server
 
 _PATIENCE_S = 20.0
 
@@ -43,6 +44,26 @@ def test_a_thread_has_one_session(cli: RemoteCli) -> None:
     assert b"this is a fresh sandbox" in again.stderr
     assert again.stdout.decode().strip() != first["session_id"]
     cli.say("kill", "--thread", "conv-1")
+
+
+def test_a_lost_thread_is_shown_as_such_and_goes_on_where_the_user_wants_it(
+    cli: RemoteCli, server: ServerProcess
+) -> None:
+    lost = cli.document("create", "--thread", "conv-2")
+    Hosts(server.state_dir).lose(lost["sandbox_id"])
+    deadline = time.monotonic() + _PATIENCE_S
+    while cli.document("ps")["sessions"][0]["state"] != "lost":
+        assert time.monotonic() < deadline
+    row = next(line for line in cli.say("ps").splitlines() if line.startswith(lost["session_id"][:16]))
+    assert "lost" in row.split()
+    assert "(lost)" not in row
+    refused = cli.run("exec", "--thread", "conv-2", "--", "true")
+    assert (refused.returncode, b"--replace-lost" in refused.stderr) == (125, True)
+    done = cli.run("exec", "--thread", "conv-2", "--replace-lost", "--", "echo", "again")
+    assert (done.returncode, done.stdout, b"fresh sandbox" in done.stderr) == (0, b"again\n", True)
+    assert cli.run("exec", lost["session_id"], "--replace-lost", "--", "true").returncode == 2
+    assert cli.document("create", "--thread", "conv-2", "--replace-lost")["created"] is False
+    cli.say("kill", "--thread", "conv-2")
 
 
 def test_the_beginning_of_an_id_is_enough_as_long_as_it_means_one(cli: RemoteCli, session: str) -> None:

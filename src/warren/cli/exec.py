@@ -22,7 +22,7 @@ from warren.cli.console import (
     show_command,
     until_signal,
 )
-from warren.cli.options import parse_pairs, server_options, thread_option
+from warren.cli.options import parse_pairs, replace_lost_option, server_options, thread_option
 from warren.cli.output import print_json
 from warren.cli.remote import Server, complete_session, split_session
 from warren.config.settings import read_settings
@@ -52,6 +52,7 @@ class _ExecCommand(click.Command):
 @click.command("exec", cls=_ExecCommand)
 @click.argument("words", nargs=-1, metavar="SESSION -- COMMAND…", shell_complete=complete_session)
 @thread_option
+@replace_lost_option
 @click.option("--timeout", "timeout_s", type=float, metavar="S", help="End it, and all it started, after S seconds.")
 @click.option("--user", default="", metavar="U", help="User inside the sandbox.  [sandboxuser]")
 @click.option("--cwd", default="", metavar="D", help="Directory.  [where the last command ended, at first /workspace]")
@@ -82,7 +83,7 @@ def execute(ctx: click.Context, /, words: tuple[str, ...], thread: str, url: str
         command["timeout_s"] = timeout_s
     _check_options(as_json=as_json, **options)
     with Server(url) as server:
-        session_id = server.find_or_create(name, thread)
+        session_id = server.find_or_create(name, thread, options["replace_lost"])
         if options["detach"]:
             return _start(server, session_id, {**command, "process_id": options["name"]}, as_json)
         if options["terminal"]:

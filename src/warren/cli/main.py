@@ -143,7 +143,7 @@ def _run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
     except WarrenError as exc:
-        report(exc.message, exc.remedy)
+        report(exc.message, exc.remedy.replace("replace_lost", "--replace-lost"))
         return EXIT_WARREN_FAILED
     except ModuleNotFoundError as exc:
         report(f"this command needs the package {exc.name}, which is not installed", "pip install 'warren[server]'")

@@ -14,6 +14,10 @@ url_option = click.option("--url", default="", metavar="URL", help=f"The server.
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs: print one JSON document.")
 thread_option = click.option("--thread", default="", metavar="T", help="The thread's session, instead of SESSION.")
 
+replace_lost_option = click.option(
+    "--replace-lost", is_flag=True, help="If the thread's sandbox was lost: go on in a fresh one."
+)
+
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return url_option(json_option(command))

@@ -25,7 +25,7 @@ from warren.cli.console import (
     terminal_size,
     until_signal,
 )
-from warren.cli.options import drop_empty, json_option, parse_pairs
+from warren.cli.options import drop_empty, json_option, parse_pairs, replace_lost_option
 from warren.config.settings import Settings, read_settings
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest
@@ -127,9 +127,12 @@ async def _send_input(process: Process) -> None:
 @click.option("--cwd", default="", metavar="D", help="Directory to start in.  [/workspace]")
 @click.option("--session", default="", metavar="S", help="Open it in this session of a server.")
 @click.option("--thread", default="", metavar="T", help="Open it in this thread's session of a server.")
+@replace_lost_option
 @click.option("--url", default="", metavar="URL", help="With --session or --thread: the server.  [WARREN_URL]")
 @click.option("--json", "as_json", is_flag=True, hidden=True)
-def shell(user: str, cwd: str, session: str, thread: str, url: str, as_json: bool, **options: Any) -> int:
+def shell(
+    user: str, cwd: str, session: str, thread: str, replace_lost: bool, url: str, as_json: bool, **options: Any
+) -> int:
     """Open an interactive terminal in a sandbox.
 
     In a fresh one of this machine; with --session or --thread, in a session of a server.
@@ -144,9 +147,9 @@ def shell(user: str, cwd: str, session: str, thread: str, url: str, as_json: boo
     env = {"TERM": settings.terminal}
     if session or thread:
         _check_session_options(session, thread, options)
-        return _open_on_server(url, session, thread, {"env": env, "user": user, "cwd": cwd})
-    if url:
-        raise click.UsageError("--url needs --session or --thread")
+        return _open_on_server(url, session, thread, replace_lost, {"env": env, "user": user, "cwd": cwd})
+    if url or replace_lost:
+        raise click.UsageError(f"{'--url' if url else '--replace-lost'} needs --session or --thread")
     command = Command(argv=("/bin/sh", "-c", _SHELL), env=env, user=user, cwd=cwd, terminal=terminal_size())
 
     async def work(sandbox: Sandbox) -> int:
@@ -167,12 +170,12 @@ def _check_session_options(session: str, thread: str, options: dict[str, object]
             raise click.UsageError(f"{flag} is for a fresh sandbox; `warren create` makes a session with it")
 
 
-def _open_on_server(url: str, session: str, thread: str, options: dict[str, object]) -> int:
+def _open_on_server(url: str, session: str, thread: str, replace_lost: bool, options: dict[str, object]) -> int:
     from warren.cli.exec import run_in_terminal
     from warren.cli.remote import Server
 
     with Server(url) as server:
-        session_id = server.find_or_create(session, thread)
+        session_id = server.find_or_create(session, thread, replace_lost)
         command = {"command": ["/bin/sh", "-c", _SHELL], **options}
         return asyncio.run(until_signal(run_in_terminal(server, session_id, command, None)))
 

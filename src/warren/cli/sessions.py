@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from warren.cli.main import report
-from warren.cli.options import Duration, drop_empty, parse_pairs, server_options, thread_option
+from warren.cli.options import Duration, drop_empty, parse_pairs, replace_lost_option, server_options, thread_option
 from warren.cli.output import (
     STREAM_FDS,
     format_age,
@@ -45,6 +45,7 @@ _FOLLOW_S: Final = 30.0
 @click.option("--metadata", multiple=True, metavar="K=V", help="A note of your own, to find it by.")
 @click.option("--idle-timeout", "idle_timeout_s", type=Duration(), metavar="D", help="End it when unused so long: 10m.")
 @click.option("--max-lifetime", "max_lifetime_s", type=Duration(), metavar="D", help="End it after so long: 1h.")
+@replace_lost_option
 @server_options
 def create(
     thread: str,
@@ -103,13 +104,13 @@ def ps(with_ended: bool, quiet: bool, url: str, as_json: bool) -> None:
 
 
 def _session_row(session: Values) -> tuple[object, ...]:
-    state = f"{session['state']} ({session['reason']})" if session["reason"] else session["state"]
+    state, reason = session["state"], session["reason"]
     expires_at = session["expires_at"]
     return (
         short_id(session["session_id"]),
         session["thread_id"],
         session["environment"],
-        state,
+        f"{state} ({reason})" if reason and reason != state else state,
         format_age(session["created_at"]),
         format_seconds(-seconds_since(expires_at)) if expires_at else None,
         "yes" if session["pooled"] else "no",
