@@ -32,6 +32,7 @@ _GROUPS = {
         "search": "warren.cli.search:search",
         "logs": "warren.cli.sessions:logs",
         "kill": "warren.cli.sessions:kill",
+        "kill-all": "warren.cli.sessions:kill_all",
         "stats": "warren.cli.sessions:stats",
         "self-test": "warren.cli.self_test:self_test",
     },

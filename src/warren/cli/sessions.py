@@ -1,4 +1,4 @@
-"""`warren create`, `ps`, `logs`, `kill` and `stats`: the sessions of a server."""
+"""`warren create`, `ps`, `logs`, `kill`, `kill-all` and `stats`: the sessions of a server."""
 
 import base64
 import secrets
@@ -238,6 +238,24 @@ def _kill_process(server: Server, session_id: str, process_id: str, grace_s: flo
     survivors = f", {result['survivors']} could not be" if result["survivors"] else ""
     ending = f"it ended with {result['exit_code']} ({result['reason']})"
     click.echo(f"{process_id}: {result['killed']} killed{survivors}; {ending}")
+
+
+@click.command("kill-all")
+@click.argument("session", default="", shell_complete=complete_session)
+@thread_option
+@server_options
+def kill_all(session: str, thread: str, url: str, as_json: bool) -> None:
+    """End everything that runs in a session.
+
+    At once, also when a fork bomb has used up all processes. The session, its files and the output of background
+    commands stay.
+
+    Example: warren kill-all ses_0123
+    """
+    name, _ = split_session((session,), thread)
+    with Server(url) as server:
+        result = server.backend.call("kill_all", server.find(name, thread))
+    print_json(result) if as_json else click.echo(f"{result['killed']} processes ended")
 
 
 @click.command()

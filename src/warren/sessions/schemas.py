@@ -238,7 +238,7 @@ class ExecView(BaseModel):
     output: str = Field(description="stdout and stderr in the order they were written")
     stdout: str
     stderr: str
-    reason: str = Field(description="exited, signal, timeout, oom, cancelled or sandbox_lost")
+    reason: str = Field(description="exited, signal, timeout, oom, cancelled, refused or sandbox_lost")
     signal: int | None
     duration_ms: float
     cpu_ms: float
@@ -262,6 +262,10 @@ class ProcessView(BaseModel):
     exit_code: int | None
     reason: str | None
     background: int
+
+
+class KilledView(BaseModel):
+    killed: int = Field(description="Processes that were ended")
 
 
 class ProcessList(BaseModel):

@@ -106,6 +106,17 @@ class CommandTools:
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 
+    async def stop_all(self, call: Call, sandbox: SandboxName = "") -> CallToolResult:
+        """End everything that runs in the sandbox at once; files stay.
+
+        The way out when no command can be started any more because too many processes run.
+        """
+
+        async def work(box: Sandbox) -> CallToolResult:
+            return text_result(f"{await box.client.kill_all()} processes were ended; the files are still there.")
+
+        return await run_tool(self._sandboxes, call, sandbox, work)
+
 
 async def _save_output(box: Sandbox, result: ExecuteResult) -> str:
     """Writes an output that is too long to be shown into a file of the sandbox; returns a hint where it is."""
