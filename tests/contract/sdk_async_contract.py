@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import hashlib
 import platform
 from collections.abc import Callable
 from functools import partial
@@ -300,6 +301,34 @@ class AsyncCommandContract:
             assert (await client.execute(["od", "-An", "-tx1"], stdin="ä\udcff")).output == " c3 a4 ff\n"
             chunks = [chunk async for chunk in client.stream("cat", stdin=data)]
             assert b"".join(chunk.data for chunk in chunks) == data
+
+    async def test_input_of_any_length_is_passed_on(self, new: New) -> None:
+        data = bytes(range(256)) * (5 * 4096)
+        pieces = [data[start : start + 1000_000] for start in range(0, len(data), 1000_000)]
+        async with new() as client:
+            for stdin in (data, iter(pieces), data.decode("latin-1")):
+                sent = stdin.encode() if isinstance(stdin, str) else data
+                result = await client.execute(["sha256sum"], stdin=stdin)
+                assert result.stdout.split()[0] == hashlib.sha256(sent).hexdigest()
+            size = sum([len(chunk.data) async for chunk in client.stream("cat", stdin=data)])
+            assert size == len(data)
+            assert (await client.execute("ls -A /tmp | grep input", stdin=b"")).output == ""
+
+    async def test_bytes_that_are_no_text_can_be_had(self, new: New) -> None:
+        async with new() as client:
+            result = await client.execute("printf 'a\\377b'; printf '\\303\\244' >&2")
+            assert (result.stdout, result.stdout_bytes) == ("a\ufffdb", b"a\xffb")
+            assert (result.stderr, result.stderr_bytes) == ("ä", "ä".encode())
+            data = bytes(range(256)) * 1000
+            await client.write_file("all", data)
+            assert (await client.execute("cat all")).stdout_bytes == data
+
+    async def test_a_time_out_of_zero_is_none(self, new: New) -> None:
+        async with new(timeout=0.3) as client:
+            assert (await client.execute("sleep 0.6; echo late", 0)).output == "late\n"
+            assert (await client.execute("sleep 30")).reason == "timeout"
+            process = await client.spawn("sleep 0.6; echo late", timeout=0)
+            assert (await process.wait()).output == "late\n"
 
     async def test_leaving_the_loop_of_a_stream_ends_the_command(self, new: New) -> None:
         async with new() as client:

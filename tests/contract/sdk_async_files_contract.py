@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from warren.model.errors import (
+    FileExists,
     FileNotFound,
     FileProblem,
     InvalidPath,
@@ -180,6 +181,40 @@ class AsyncFilesContract:
             await client.remove("one/g")
             await client.remove("one", recursive=True)
             assert await client.list_files() == []
+
+    async def test_a_directory_may_exist_already_if_the_caller_says_so(self, new: New) -> None:
+        async with new() as client:
+            await client.mkdir("one")
+            await client.write_file("one/f", "1")
+            with pytest.raises(FileExists):
+                await client.mkdir("one")
+            assert (await client.mkdir("one", exist_ok=True)).is_dir
+            assert await client.read_file("one/f") == b"1"
+            with pytest.raises((FileExists, NotADirectory)):
+                await client.mkdir("one/f", exist_ok=True)
+
+    async def test_the_path_without_links_is_found(self, new: New) -> None:
+        async with new() as client:
+            await client.execute(
+                "mkdir -p a/b; ln -s a/b short; ln -s /workspace/short/../c far; echo 1 > a/c; ln -s l l"
+            )
+            assert await client.realpath("short") == "/workspace/a/b"
+            assert await client.realpath("/workspace/./far") == "/workspace/a/c"
+            assert await client.realpath("..") == "/"
+            for path, error in (("nothing", FileNotFound), ("l", InvalidPath), ("a/c/d", NotADirectory)):
+                with pytest.raises(error):
+                    await client.realpath(path)
+
+    async def test_trees_travel_as_tars(self, new: New, tmp_path: Path) -> None:
+        async with new() as client:
+            await client.execute("mkdir -p from/sub; echo 1 > from/sub/f; chmod 750 from/sub/f")
+            tar = b"".join([part async for part in client.read_archive("from")])
+            assert await client.write_archive(tar, "to") == 2
+            (tmp_path / "tar").write_bytes(tar)
+            with (tmp_path / "tar").open("rb") as file:
+                assert await client.write_archive(file, "again") == 2
+            assert (await client.stat("to/sub/f")).mode == "0750"
+            assert await client.read_file("again/sub/f") == b"1\n"
 
     async def test_what_a_command_makes_is_seen_by_the_file_verbs(self, new: New) -> None:
         async with new() as client:

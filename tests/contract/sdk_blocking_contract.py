@@ -6,6 +6,7 @@
 # Made from tests/contract/sdk_async_contract.py by scripts/generate_sync.py: edit that one.
 
 import contextlib
+import hashlib
 import platform
 from collections.abc import Callable
 from functools import partial
@@ -293,6 +294,34 @@ class CommandContract:
             assert (client.execute(["od", "-An", "-tx1"], stdin="ä\udcff")).output == " c3 a4 ff\n"
             chunks = list(client.stream("cat", stdin=data))
             assert b"".join(chunk.data for chunk in chunks) == data
+
+    def test_input_of_any_length_is_passed_on(self, new: New) -> None:
+        data = bytes(range(256)) * (5 * 4096)
+        pieces = [data[start : start + 1000_000] for start in range(0, len(data), 1000_000)]
+        with new() as client:
+            for stdin in (data, iter(pieces), data.decode("latin-1")):
+                sent = stdin.encode() if isinstance(stdin, str) else data
+                result = client.execute(["sha256sum"], stdin=stdin)
+                assert result.stdout.split()[0] == hashlib.sha256(sent).hexdigest()
+            size = sum([len(chunk.data) for chunk in client.stream("cat", stdin=data)])
+            assert size == len(data)
+            assert (client.execute("ls -A /tmp | grep input", stdin=b"")).output == ""
+
+    def test_bytes_that_are_no_text_can_be_had(self, new: New) -> None:
+        with new() as client:
+            result = client.execute("printf 'a\\377b'; printf '\\303\\244' >&2")
+            assert (result.stdout, result.stdout_bytes) == ("a\ufffdb", b"a\xffb")
+            assert (result.stderr, result.stderr_bytes) == ("ä", "ä".encode())
+            data = bytes(range(256)) * 1000
+            client.write_file("all", data)
+            assert (client.execute("cat all")).stdout_bytes == data
+
+    def test_a_time_out_of_zero_is_none(self, new: New) -> None:
+        with new(timeout=0.3) as client:
+            assert (client.execute("sleep 0.6; echo late", 0)).output == "late\n"
+            assert (client.execute("sleep 30")).reason == "timeout"
+            process = client.spawn("sleep 0.6; echo late", timeout=0)
+            assert (process.wait()).output == "late\n"
 
     def test_leaving_the_loop_of_a_stream_ends_the_command(self, new: New) -> None:
         with new() as client:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from warren.model.errors import (
+    FileExists,
     FileNotFound,
     FileProblem,
     InvalidPath,
@@ -178,6 +179,38 @@ class FilesContract:
             client.remove("one/g")
             client.remove("one", recursive=True)
             assert client.list_files() == []
+
+    def test_a_directory_may_exist_already_if_the_caller_says_so(self, new: New) -> None:
+        with new() as client:
+            client.mkdir("one")
+            client.write_file("one/f", "1")
+            with pytest.raises(FileExists):
+                client.mkdir("one")
+            assert (client.mkdir("one", exist_ok=True)).is_dir
+            assert client.read_file("one/f") == b"1"
+            with pytest.raises((FileExists, NotADirectory)):
+                client.mkdir("one/f", exist_ok=True)
+
+    def test_the_path_without_links_is_found(self, new: New) -> None:
+        with new() as client:
+            client.execute("mkdir -p a/b; ln -s a/b short; ln -s /workspace/short/../c far; echo 1 > a/c; ln -s l l")
+            assert client.realpath("short") == "/workspace/a/b"
+            assert client.realpath("/workspace/./far") == "/workspace/a/c"
+            assert client.realpath("..") == "/"
+            for path, error in (("nothing", FileNotFound), ("l", InvalidPath), ("a/c/d", NotADirectory)):
+                with pytest.raises(error):
+                    client.realpath(path)
+
+    def test_trees_travel_as_tars(self, new: New, tmp_path: Path) -> None:
+        with new() as client:
+            client.execute("mkdir -p from/sub; echo 1 > from/sub/f; chmod 750 from/sub/f")
+            tar = b"".join(list(client.read_archive("from")))
+            assert client.write_archive(tar, "to") == 2
+            (tmp_path / "tar").write_bytes(tar)
+            with (tmp_path / "tar").open("rb") as file:
+                assert client.write_archive(file, "again") == 2
+            assert (client.stat("to/sub/f")).mode == "0750"
+            assert client.read_file("again/sub/f") == b"1\n"
 
     def test_what_a_command_makes_is_seen_by_the_file_verbs(self, new: New) -> None:
         with new() as client:

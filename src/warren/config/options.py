@@ -143,7 +143,12 @@ def _parse_host(text: str) -> str:
 
 
 def _parse_hosts(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_parse_host(part.strip().removesuffix(".")) for part in text.split(",")))
+    return tuple(dict.fromkeys(_parse_host_pattern(part.strip().removesuffix(".")) for part in text.split(",")))
+
+
+def _parse_host_pattern(text: str) -> str:
+    """`example.com`, an address, or `*.example.com` for every name below it."""
+    return f"*.{_parse_host(text[2:])}" if text.startswith("*.") else _parse_host(text)
 
 
 def _parse_networks(text: str) -> tuple[str, ...]:
@@ -194,7 +199,11 @@ QUOTA = Kind("a number of microseconds in 100 ms from 5000 to 25600000 (50000 is
 PATH = Kind("a path", "PATH", _parse_path)
 IMAGE = Kind("the name of an image", "IMAGE", _parse_image)
 HOST = Kind("a name or an address, without a port", "HOST", _parse_host)
-HOSTS = Kind("a list of names or addresses without ports, with commas between them", "LIST", _parse_hosts)
+HOSTS = Kind(
+    "a list of names, patterns such as *.example.com, and addresses without ports, with commas between them",
+    "LIST",
+    _parse_hosts,
+)
 NETWORKS = Kind(
     "a list of addresses and networks such as 10.0.0.0/8, with commas between them", "LIST", _parse_networks
 )

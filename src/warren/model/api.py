@@ -191,6 +191,9 @@ _ROWS: Final = (
     # -- files
     Operation("list_files", "GET", _FILES, Scope.FILES, "List a directory", audited=_PATH),
     Operation("stat_file", "GET", f"{_FILES}/stat", Scope.FILES, "Show a file or directory", audited=_PATH),
+    Operation(
+        "resolve_path", "GET", f"{_FILES}/realpath", Scope.FILES, "Find the path without links", audited=_PATH
+    ),
     Operation("read_file", "GET", f"{_FILES}/content", Scope.FILES, "Read a file", Answers.BYTES, audited=_PATH),
     Operation(
         "write_file", "PUT", f"{_FILES}/content", Scope.FILES, "Write a file", reads=Reads.RAW, status=201,

@@ -4,10 +4,12 @@ A result may hold 32 MiB of output, in millions of tiny pieces or in bytes that 
 times as much, so it is decoded piece by piece, on its way into an answer.
 """
 
+import base64
 import codecs
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from itertools import chain
 from typing import Final, NamedTuple
 
 STDERR: Final = 2
@@ -17,6 +19,7 @@ _BLOCK: Final = 64 * 1024
 _DECODED: Final = 64 * 1024  # bytes that are decoded at once
 _FEW: Final = 1000  # pieces
 _LENGTH: Final = (1 << 30) - 1
+_GAP: Final = -1
 _HEAD: Final = struct.Struct("<I")  # the stream in the top two bits, the length below
 
 
@@ -49,13 +52,14 @@ class CommandOutput:
     other stream wrote in between. `note` is added to stderr and output.
     """
 
-    __slots__ = ("_count", "_note", "_parts", "_streams", "_texts", "end", "kept", "total")
+    __slots__ = ("_count", "_exact", "_note", "_parts", "_streams", "_texts", "end", "kept", "total")
 
     def __init__(self, note: str = "") -> None:
         self._parts: list[Piece | Packed] = []
         self._streams: set[int] = set()
         self._count = 0
         self._texts: tuple[str, str, str] | None = None
+        self._exact: tuple[str, str] = "", ""  # as base64, of output that is known as text
         self._note = note
         self.end = 0
         self.kept = 0
@@ -99,7 +103,7 @@ class CommandOutput:
         """The same output, with a note at the end."""
         other = CommandOutput(self._note + note)
         other._parts, other._streams = self._parts, self._streams
-        other._count, other._texts = self._count, self._texts
+        other._count, other._texts, other._exact = self._count, self._texts, self._exact
         other.end, other.kept, other.total = self.end, self.kept, self.total
         return other
 
@@ -148,21 +152,55 @@ class CommandOutput:
             return self._streams
         return {stream for stream in self._streams if (stream == STDERR) is (shown is Shown.STDERR)}
 
-    def _decoded(self, streams: set[int]) -> Iterator[str]:
+    def _decoded(self, streams: set[int], errors: str = "replace") -> Iterator[str]:
         new_decoder = codecs.getincrementaldecoder("utf-8")
-        decoders = {stream: new_decoder("replace") for stream in sorted(streams)}
+        decoders = {stream: new_decoder(errors) for stream in sorted(streams)}
+        for stream, data in self._bytes(streams):
+            if stream == _GAP:
+                yield from _end_characters(decoders)
+                yield data.decode()
+            else:
+                yield decoders[stream].decode(data)
+        yield from _end_characters(decoders)
+
+    def _bytes(self, streams: set[int]) -> Iterator[tuple[int, bytes]]:
+        """The kept bytes of these streams, not too many at once, and the lines that stand for gaps."""
         at = 0
         for piece in self.pieces():
             if piece.offset > at:
-                yield from _end_characters(decoders)
-                yield gap_line(piece.offset - at)
-            if (decoder := decoders.get(piece.stream)) is not None:
+                yield _GAP, gap_line(piece.offset - at).encode()
+            if piece.stream in streams:
                 for begin in range(0, len(piece.data), _DECODED):
-                    yield decoder.decode(piece.data[begin : begin + _DECODED])
+                    yield piece.stream, piece.data[begin : begin + _DECODED]
             at = piece.offset + len(piece.data)
-        yield from _end_characters(decoders)
         if self.total > at:
-            yield gap_line(self.total - at)
+            yield _GAP, gap_line(self.total - at).encode()
+
+    def base64_if_broken(self, shown: Shown) -> Iterator[str]:
+        """The bytes of stdout or stderr, as base64 in pieces of a bounded length; nothing if they are valid UTF-8.
+
+        Has the same lines for gaps, and the same note, as the text.
+        """
+        streams = self._shown_streams(shown)
+        if self._texts is not None:
+            yield from _split(self._exact[shown is Shown.STDERR])
+        if self._texts is not None or not streams:
+            return
+        try:
+            for _ in self._decoded(streams, "strict"):
+                yield ""
+        except UnicodeDecodeError:
+            yield from _base64(chain(self._bytes(streams), [(_GAP, self._note.encode())][: shown is Shown.STDERR]))
+
+
+def _base64(parts: Iterable[tuple[int, bytes]]) -> Iterator[str]:
+    rest = b""
+    for _, data in parts:
+        data = rest + data
+        whole = len(data) - len(data) % 3
+        yield base64.b64encode(data[:whole]).decode()
+        rest = data[whole:]
+    yield base64.b64encode(rest).decode()
 
 
 def _end_characters(decoders: Mapping[int, codecs.IncrementalDecoder]) -> Iterator[str]:
@@ -180,9 +218,12 @@ def _split(text: str) -> Iterator[str]:
         yield text[begin : begin + _DECODED]
 
 
-def output_of(stdout: str = "", stderr: str = "", output: str = "") -> CommandOutput:
+def output_of(
+    stdout: str = "", stderr: str = "", output: str = "", *, stdout_base64: str = "", stderr_base64: str = ""
+) -> CommandOutput:
     """Output that is known as text; `output` may be left out if only one of the others has text."""
     known = CommandOutput()
+    known._exact = stdout_base64, stderr_base64
     known._texts = stdout, stderr, output or stdout + stderr
     known.kept = known.total = known.end = len(known._texts[2])
     return known

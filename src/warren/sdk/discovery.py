@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from warren.sdk.protocol import parse_address
+
 DEFAULT_URL: Final = "http://localhost:8000"
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"})
 
@@ -69,11 +71,9 @@ def write_key(path: Path, url: str, key: str) -> None:
 
 def server_name(url: str) -> str:
     """Returns the name of a server in the file: the same for every address of this machine."""
-    from yarl import URL  # the blocking client does not need it otherwise
-
-    parsed = URL(url)
-    host = "localhost" if parsed.host in _LOOPBACK else (parsed.host or "").rstrip(".")
-    return f"{parsed.scheme}://{host}:{parsed.port}"
+    address = parse_address(url)
+    host = "localhost" if address.host in _LOOPBACK else address.host.rstrip(".")
+    return f"{address.scheme}://{host}:{address.port}"
 
 
 def _read_all(path: Path) -> dict[str, str]:

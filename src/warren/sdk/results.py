@@ -59,7 +59,10 @@ def _field_names(kind: type) -> dict[str, None]:
 
 @dataclass(frozen=True, slots=True)
 class ExecuteResult(Result):
-    """How a command ended, and its output. `reason`: exited, signal, timeout, oom, cancelled or sandbox_lost.
+    """How a command ended, and its output.
+
+    `reason`: exited, signal, timeout, oom, cancelled, refused or sandbox_lost. Bytes that are no text are replaced in
+    `output`, `stdout` and `stderr`; `stdout_bytes` and `stderr_bytes` have them all.
 
     `notice` is what the caller should know, such as that this is a fresh sandbox and earlier files are gone.
     """
@@ -79,10 +82,25 @@ class ExecuteResult(Result):
     background: int = 0
     process_id: str = ""
     notice: str | None = None
+    stdout_base64: str = ""
+    stderr_base64: str = ""
+
+    @property
+    def stdout_bytes(self) -> bytes:
+        """Every byte of stdout, also if it is not text."""
+        return _exact_bytes(self.stdout, self.stdout_base64)
+
+    @property
+    def stderr_bytes(self) -> bytes:
+        return _exact_bytes(self.stderr, self.stderr_base64)
 
     @property
     def ok(self) -> bool:
         return self.exit_code == 0 and self.reason == "exited"
+
+
+def _exact_bytes(text: str, encoded: str) -> bytes:
+    return base64.b64decode(encoded) if encoded else text.encode(errors="surrogateescape")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Final
 
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import ANSWER_GONE, Key, SessionStore
-from warren.model.command_output import output_of
+from warren.model.command_output import Shown, output_of
 from warren.model.errors import CommandRefused, Conflict, InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult, Reason
 from warren.model.session import check_key
@@ -27,6 +27,7 @@ from warren.sessions.request_context import note, note_command, note_end
 MAX_STDIN: Final = 64 * 1024
 _MAX_ANSWER: Final = 1024 * 1024
 _ANSWERED: Final = tuple(field.name for field in fields(ExecResult) if field.name != "written")
+_SHOWN: Final = ("stdout", "stderr", "output", "stdout_base64", "stderr_base64")
 _STDIN_SENT: Final = "fed"  # instead of an answer: the command has all of its stdin, and no result yet
 
 
@@ -138,11 +139,15 @@ def _write_answer(result: ExecResult) -> str:
         return ""
     stdout, stderr, output = result.written.texts()
     values = {name: getattr(result, name) for name in _ANSWERED}
-    answer = json.dumps({**values, "stdout": stdout, "stderr": stderr, "output": output})
+    shown = {"stdout": stdout, "stderr": stderr, "output": output}
+    for name in (Shown.STDOUT, Shown.STDERR):
+        if exact := "".join(result.written.base64_if_broken(name)):
+            shown[f"{name}_base64"] = exact
+    answer = json.dumps({**values, **shown})
     return answer if len(answer) <= _MAX_ANSWER else ""
 
 
 def _read_answer(answer: str) -> ExecResult:
     values = json.loads(answer)
-    written = output_of(values.pop("stdout"), values.pop("stderr"), values.pop("output"))
+    written = output_of(**{name: values.pop(name) for name in _SHOWN if name in values})
     return ExecResult(**{**values, "written": written, "reason": Reason(values["reason"])})

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -21,6 +21,8 @@ from warren.sessions.new_session import NewSession
 
 MAX_VARIABLES = 4096
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
+Timeout = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
+"""Seconds that a command may run; 0 stands for as long as the server allows."""
 
 
 def _one_of(words: str) -> WrapValidator:
@@ -110,7 +112,12 @@ class CommandBody(Body):
     cwd: str = Field("", description="Directory; by default where the last command ended, at first /workspace")
     env: dict[str, str] = Field({}, description="Variables for this command alone", max_length=MAX_VARIABLES)
     user: str = Field("", description="User inside the sandbox; by default sandboxuser")
-    timeout_s: Seconds | None = Field(None, description="The whole process tree is ended after so long", examples=[30])
+    timeout_s: Timeout | None = Field(
+        None,
+        description="The whole process tree is ended after so long. 0: no time-out but the server's longest, a day "
+        "unless set otherwise; a command in the background then has none",
+        examples=[30],
+    )
     carry_state: bool = Field(True, description="`cd` and `export` last from one command to the next")
     keep_bytes: int | None = Field(None, ge=0, le=MAX_KEEP_BYTES, description="Bytes of output kept: its head and tail")
 
@@ -126,7 +133,7 @@ class CommandBody(Body):
             env=self.env,
             base_env={} if session is None else session.env,
             user=self.user,
-            timeout_s=self.timeout_s,
+            timeout_s=self.timeout_s or None,
             carry_state=self.carry_state,
             **optional,
         )
@@ -135,6 +142,9 @@ class CommandBody(Body):
 class ExecBody(CommandBody):
     stdin: str = Field("", description="Text for the command's standard input")
     stdin_base64: str = Field("", description="The same for bytes that are no text")
+    stdin_path: str = Field(
+        "", description="A file of the sandbox that becomes standard input, of any size", examples=["input.csv"]
+    )
     stream: bool = Field(False, description="Answer with server-sent events, as with `Accept: text/event-stream`")
 
 
@@ -172,6 +182,7 @@ class KillBody(Body):
 class PathBody(Body):
     path: str = Field(description="Relative paths start in /workspace", examples=["src/data"])
     mode: int = Field(0o755, ge=0, le=0o7777, description="As a number: 493 is 0755")
+    exist_ok: bool = Field(False, description="A directory that is there already is no error, and stays as it is")
     user: str = Field("", description="User inside the sandbox; by default sandboxuser")
 
 
@@ -238,6 +249,8 @@ class ExecView(BaseModel):
     output: str = Field(description="stdout and stderr in the order they were written")
     stdout: str
     stderr: str
+    stdout_base64: str = Field(description="All bytes of stdout, only if `stdout` had to replace some; else empty")
+    stderr_base64: str = Field(description="The same for stderr")
     reason: str = Field(description="exited, signal, timeout, oom, cancelled, refused or sandbox_lost")
     signal: int | None
     duration_ms: float
@@ -351,7 +364,26 @@ def isolation_view(isolation: Isolation) -> dict[str, Any]:
 
 def exec_view(result: ExecResult) -> dict[str, Any]:
     stdout, stderr, output = shown_texts(result)
-    return {"exit_code": result.exit_code, "output": output, "stdout": stdout, "stderr": stderr, **end_view(result)}
+    exact_stdout, exact_stderr = _exact_bytes(result, stdout, stderr)
+    return {
+        "exit_code": result.exit_code,
+        "output": output,
+        "stdout": stdout,
+        "stderr": stderr,
+        "stdout_base64": exact_stdout,
+        "stderr_base64": exact_stderr,
+        **end_view(result),
+    }
+
+
+def _exact_bytes(result: ExecResult, *texts: str | LongText) -> Iterator[str | LongText]:
+    """stdout and stderr as base64; empty if the text says the same."""
+    for shown, text in zip((Shown.STDOUT, Shown.STDERR), texts, strict=True):
+        pieces = partial(result.written.base64_if_broken, shown)
+        if isinstance(text, LongText):
+            yield LongText(pieces)
+        else:
+            yield "".join(pieces()) if "\ufffd" in text else ""
 
 
 def shown_texts(result: ExecResult) -> tuple[str | LongText, str | LongText, str | LongText]:

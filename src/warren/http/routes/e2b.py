@@ -17,7 +17,7 @@ from warren.model.operations import Command, FileInfo, FileKind
 from warren.model.spec import WORKSPACE
 from warren.sessions.operations import files
 from warren.sessions.operations.call import Call, Handler, Values, perform, perform_stream
-from warren.sessions.schemas import Body, FileList, FileView, Seconds, data_of, shown_texts
+from warren.sessions.schemas import Body, FileList, FileView, Timeout, data_of, shown_texts
 
 # Runs what comes on stdin; a last expression's value goes, as JSON, into the file WARREN_RESULT names.
 _DRIVER: Final = """
@@ -48,7 +48,7 @@ class CodeBody(Body):
     session_id: str = Field(description="As creating the session gave it")
     code: str = Field(examples=["print(42)"])
     language: str = Field("python", description="python, node or bash")
-    timeout: Seconds | None = None
+    timeout: Timeout | None = None
 
 
 class CodeView(BaseModel):

@@ -26,9 +26,9 @@ from warren.sessions.schemas import (
     ExecBody,
     ExecView,
     FileList,
-    Seconds,
     SessionBody,
     SessionView,
+    Timeout,
     exec_view,
 )
 
@@ -52,7 +52,7 @@ class ExecuteBody(Body):
     session_id: str = Field("", description="As create_session gave it")
     thread_id: str = Field("", description="Instead of session_id: a thread without a session gets one")
     command: str = Field(examples=["echo Hello"])
-    timeout: Seconds | None = Field(None, description="Seconds", examples=[30])
+    timeout: Timeout | None = Field(None, description="Seconds", examples=[30])
     replace_lost: bool = Field(False, description="If the thread's sandbox has died: go on in a fresh one")
 
 

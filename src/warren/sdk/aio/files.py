@@ -141,22 +141,37 @@ class AsyncFiles(AsyncSessionHolder):
         `data` may also be an open file, or any iterable of bytes, of any length. It can be read once only, so it is
         sent once only: a broken connection is not repeated.
         """
-        octal = _octal(mode)
-        if not isinstance(data, (str, bytes, bytearray, memoryview)):
-            return FileEntry.of(await self._write_source(path, data, octal))
-        raw = data.encode() if isinstance(data, str) else bytes(data)
-        wanted = {"path": path, "mode": octal}
-        return FileEntry.of(
-            await self._call(lambda session_id: self._backend.upload("write_file", session_id, raw, **wanted))
-        )
+        raw = data.encode() if isinstance(data, str) else data
+        return FileEntry.of(await self._upload("write_file", raw, path=path, mode=_octal(mode)))
 
-    async def _write_source(self, path: str, data: AsyncByteSource, octal: str | None) -> dict[str, Any]:
+    async def _write_as(self, path: str, data: bytes | AsyncByteSource, user: str) -> None:
+        await self._upload("write_file", data, path=path, user=user or None, mode="600")
+
+    async def read_archive(self, path: str = _WORKSPACE) -> AsyncGenerator[bytes, None]:
+        """Yields a directory of the sandbox as a tar; names in it are relative to the directory."""
+        archive = self._open(lambda session_id: self._backend.download("read_archive", session_id, path=path))
+        async with archive as (_, parts), contextlib.aclosing(parts):
+            async for part in parts:
+                yield part
+
+    async def write_archive(self, data: bytes | AsyncByteSource, path: str = _WORKSPACE) -> int:
+        """Unpacks a tar into a directory of the sandbox; returns the number of files and directories in it.
+
+        `data` may be an open file, or any iterable of bytes. Paths and links that lead out of the directory, and
+        devices, are refused.
+        """
+        return int((await self._upload("write_archive", data, path=path))["members"])
+
+    async def _upload(self, operation: str, data: bytes | AsyncByteSource, **arguments: Any) -> dict[str, Any]:
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            raw = bytes(data)
+            return await self._call(lambda session_id: self._backend.upload(operation, session_id, raw, **arguments))
         chunks = iterate_source(data)
         async with contextlib.aclosing(chunks):
             if self.thread_id:
                 # The session may have ended: a fresh one must exist before the first chunk is read.
                 await self._perform("keep_session_alive")
-            return await self._backend.upload("write_file", await self._get_session(), chunks, path=path, mode=octal)
+            return await self._backend.upload(operation, await self._get_session(), chunks, **arguments)
 
     async def list_files(self, path: str = _WORKSPACE, *, depth: int = 1) -> list[FileEntry]:
         found = await self._perform("list_files", path=path, depth=depth)
@@ -172,9 +187,13 @@ class AsyncFiles(AsyncSessionHolder):
             return False
         return True
 
-    async def mkdir(self, path: str) -> FileEntry:
-        """Makes a directory, and the missing ones above it."""
-        return FileEntry.of(await self._perform("make_directory", path=path))
+    async def realpath(self, path: str) -> str:
+        """The path of a file without links in it. The file must exist."""
+        return str((await self._perform("resolve_path", path=path))["path"])
+
+    async def mkdir(self, path: str, *, exist_ok: bool = False) -> FileEntry:
+        """Makes a directory, and the missing ones above it. With `exist_ok` it may exist already."""
+        return FileEntry.of(await self._perform("make_directory", path=path, exist_ok=exist_ok))
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
         await self._perform("remove_file", path=path, recursive=recursive)

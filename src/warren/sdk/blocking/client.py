@@ -17,13 +17,15 @@ from typing import Any, Final, Self
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.blocking.backend import Backend, find_session_of_thread
 from warren.sdk.blocking.files import Files
-from warren.sdk.blocking.platform import open_backend, run_at_most
+from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
 from warren.sdk.protocol import new_key
 from warren.sdk.results import ExecuteResult, OutputChunk, OutputDecoder, ProcessInfo, SessionInfo
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
+_LONGEST_S: Final = 30 * 86400.0
+_SHORT_INPUT: Final = 1024 * 1024  # longer input would not fit into a request
 _SHELL: Final = "exec bash -l"
 _PAGE: Final = 1000
 _ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in the making; then its time-outs end it
@@ -220,22 +222,40 @@ class SandboxClient(Files):
         cwd: str = "",
         env: Mapping[str, str] | None = None,
         user: str = "",
-        stdin: str | bytes = b"",
+        stdin: str | bytes | ByteSource = b"",
         carry_state: bool = True,
         keep_bytes: int | None = None,
     ) -> ExecuteResult:
         """Runs a command to its end. A text is a line for bash, with the directory and variables of the line before.
 
-        A non-zero exit, a time-out or running out of memory are results (see `reason`), not exceptions.
+        A non-zero exit, a time-out or running out of memory are results (see `reason`), not exceptions. A time-out of
+        0 is none: the command runs as long as the server allows. `stdin` may also be an open file, or any iterable of
+        bytes. Long input goes through a file of the sandbox, and such a command is not repeated by `exactly_once`.
         """
         limit_s = self.timeout if timeout is None else timeout
         values = _command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
-        values.update(_stdin_values(stdin))
-        key = new_key() if self.exactly_once else ""
-        work_s = limit_s + _ANSWER_SLACK_S
-        found = self._perform("run_command", key=key, work_s=work_s, **values)
+        with self._input(stdin, user) as (input_values, is_file):
+            values.update(input_values)
+            key = new_key() if self.exactly_once and not is_file else ""
+            found = self._perform("run_command", key=key, work_s=_work_s(limit_s), **values)
         notice, self._notice = self._notice, None
         return ExecuteResult.of({**found, "notice": notice})
+
+    @contextlib.contextmanager
+    def _input(self, stdin: str | bytes | ByteSource, user: str) -> Iterator[tuple[dict[str, Any], bool]]:
+        """The fields of a request for its input, and whether that is a file, which is removed after the block."""
+        if isinstance(stdin, (str, bytes)) and len(stdin) <= _SHORT_INPUT:
+            yield _stdin_values(stdin), False
+            return
+        path = f"/tmp/.warren-input-{new_key()}"
+        data = stdin.encode(errors="surrogateescape") if isinstance(stdin, str) else stdin
+        try:
+            self._write_as(path, data, user)
+            yield {"stdin_path": path}, True
+        finally:
+            with contextlib.suppress(WarrenError):
+                if self.session_id:
+                    self._backend.call("remove_file", self.session_id, path=path, user=user)
 
     def stream(
         self,
@@ -243,23 +263,27 @@ class SandboxClient(Files):
         timeout: float | None = None,
         *,
         on_result: Callable[[ExecuteResult], None] | None = None,
-        stdin: str | bytes = b"",
+        stdin: str | bytes | ByteSource = b"",
         **options: Any,
     ) -> Generator[OutputChunk, None, None]:
-        """Yields the output of a command as it comes; leaving the loop ends it. `on_result` receives its result."""
+        """Yields the output of a command as it comes; leaving the loop ends it. `on_result` receives its result.
+
+        `timeout` and `stdin` are as for `execute`.
+        """
         limit_s = self.timeout if timeout is None else timeout
-        values = {**_command_values(command, limit_s, **options), **_stdin_values(stdin)}
+        values = _command_values(command, limit_s, **options)
         decoder, ended = OutputDecoder(), False
-        events = self._follow("run_command", encoding="base64", **values)
-        with contextlib.closing(events):
-            for name, event in events:
-                if name == "output":
-                    yield decoder.decode(event)
-                elif name == "result":
-                    ended = True
-                    yield from decoder.finish()
-                    if on_result is not None:
-                        on_result(ExecuteResult.of(event))
+        with self._input(stdin, values.get("user", "")) as (input_values, _):
+            events = self._follow("run_command", encoding="base64", **values, **input_values)
+            with contextlib.closing(events):
+                for name, event in events:
+                    if name == "output":
+                        yield decoder.decode(event)
+                    elif name == "result":
+                        ended = True
+                        yield from decoder.finish()
+                        if on_result is not None:
+                            on_result(ExecuteResult.of(event))
         if not ended:
             raise ServerUnreachable("the stream ended before the command did", remedy="the server may have stopped")
 
@@ -320,6 +344,10 @@ class SandboxClient(Files):
 
         with self._open(open_in) as terminal:
             yield terminal
+
+
+def _work_s(limit_s: float) -> float:
+    return (limit_s or _LONGEST_S) + _ANSWER_SLACK_S
 
 
 def _stdin_values(stdin: str | bytes) -> dict[str, Any]:

@@ -143,22 +143,36 @@ class Files(SessionHolder):
         `data` may also be an open file, or any iterable of bytes, of any length. It can be read once only, so it is
         sent once only: a broken connection is not repeated.
         """
-        octal = _octal(mode)
-        if not isinstance(data, (str, bytes, bytearray, memoryview)):
-            return FileEntry.of(self._write_source(path, data, octal))
-        raw = data.encode() if isinstance(data, str) else bytes(data)
-        wanted = {"path": path, "mode": octal}
-        return FileEntry.of(
-            self._call(lambda session_id: self._backend.upload("write_file", session_id, raw, **wanted))
-        )
+        raw = data.encode() if isinstance(data, str) else data
+        return FileEntry.of(self._upload("write_file", raw, path=path, mode=_octal(mode)))
 
-    def _write_source(self, path: str, data: ByteSource, octal: str | None) -> dict[str, Any]:
+    def _write_as(self, path: str, data: bytes | ByteSource, user: str) -> None:
+        self._upload("write_file", data, path=path, user=user or None, mode="600")
+
+    def read_archive(self, path: str = _WORKSPACE) -> Generator[bytes, None, None]:
+        """Yields a directory of the sandbox as a tar; names in it are relative to the directory."""
+        archive = self._open(lambda session_id: self._backend.download("read_archive", session_id, path=path))
+        with archive as (_, parts), contextlib.closing(parts):
+            yield from parts
+
+    def write_archive(self, data: bytes | ByteSource, path: str = _WORKSPACE) -> int:
+        """Unpacks a tar into a directory of the sandbox; returns the number of files and directories in it.
+
+        `data` may be an open file, or any iterable of bytes. Paths and links that lead out of the directory, and
+        devices, are refused.
+        """
+        return int((self._upload("write_archive", data, path=path))["members"])
+
+    def _upload(self, operation: str, data: bytes | ByteSource, **arguments: Any) -> dict[str, Any]:
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            raw = bytes(data)
+            return self._call(lambda session_id: self._backend.upload(operation, session_id, raw, **arguments))
         chunks = iterate_source(data)
         with contextlib.closing(chunks):
             if self.thread_id:
                 # The session may have ended: a fresh one must exist before the first chunk is read.
                 self._perform("keep_session_alive")
-            return self._backend.upload("write_file", self._get_session(), chunks, path=path, mode=octal)
+            return self._backend.upload(operation, self._get_session(), chunks, **arguments)
 
     def list_files(self, path: str = _WORKSPACE, *, depth: int = 1) -> list[FileEntry]:
         found = self._perform("list_files", path=path, depth=depth)
@@ -174,9 +188,13 @@ class Files(SessionHolder):
             return False
         return True
 
-    def mkdir(self, path: str) -> FileEntry:
-        """Makes a directory, and the missing ones above it."""
-        return FileEntry.of(self._perform("make_directory", path=path))
+    def realpath(self, path: str) -> str:
+        """The path of a file without links in it. The file must exist."""
+        return str((self._perform("resolve_path", path=path))["path"])
+
+    def mkdir(self, path: str, *, exist_ok: bool = False) -> FileEntry:
+        """Makes a directory, and the missing ones above it. With `exist_ok` it may exist already."""
+        return FileEntry.of(self._perform("make_directory", path=path, exist_ok=exist_ok))
 
     def remove(self, path: str, *, recursive: bool = False) -> None:
         self._perform("remove_file", path=path, recursive=recursive)

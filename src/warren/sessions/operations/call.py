@@ -37,6 +37,8 @@ class OperationContext:
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s
+        if timeout_s == 0:
+            return self.max_command_timeout_s
         if timeout_s > self.max_command_timeout_s:
             raise InvalidRequest(
                 f"a time-out of {timeout_s:g} s is too long: at most {self.max_command_timeout_s:g} s",

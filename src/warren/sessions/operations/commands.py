@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator
 from typing import Annotated, Any, Final, Literal
 
 import anyio
@@ -13,7 +13,8 @@ from warren.model.errors import InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult
 from warren.sessions.idempotency import exec_once
 from warren.sessions.operations.call import Call, Handler, Values
-from warren.sessions.output_events import Events, process_events
+from warren.sessions.operations.files import check_readable
+from warren.sessions.output_events import Events, close_source, process_events
 from warren.sessions.request_context import note_end
 from warren.sessions.schemas import ExecBody, ExecView, data_of, exec_view
 
@@ -41,29 +42,69 @@ async def run_command(call: Call, query: EncodingQuery, body: ExecBody) -> Value
 
 
 async def run_to_end(call: Call, body: ExecBody) -> ExecResult:
-    stdin = data_of(body.stdin, body.stdin_base64)
+    stdin = _stdin_of(body)
     body.timeout_s = call.context.limited_timeout(body.timeout_s)
     if call.key:
+        if body.stdin_path:
+            raise InvalidRequest(
+                "a command with an Idempotency-Key cannot read a file as its input",
+                remedy="leave out stdin_path, or the key: the file may have changed when the command is sent again",
+            )
         session = await call.sessions.get(call.tenant, call.session_id)
         return await exec_once(call.sessions, call.tenant, call.session_id, body.to_command(session), stdin, call.key)
     async with call.using():
+        if body.stdin_path:
+            return await _exec_with_file(call.sandbox, body.to_command(call.session), body)
         return await call.sandbox.exec(body.to_command(call.session), stdin)
 
 
-async def stream_command(call: Call, query: EncodingQuery, body: ExecBody) -> Events:
+def _stdin_of(body: ExecBody) -> bytes:
     stdin = data_of(body.stdin, body.stdin_base64)
+    if stdin and body.stdin_path:
+        raise InvalidRequest("the input came twice, as data and as a file", remedy="give one of them")
+    return stdin
+
+
+async def _exec_with_file(sandbox: Sandbox, command: Command, body: ExecBody) -> ExecResult:
+    await check_readable(sandbox, body.stdin_path, body.user)
+    stdin = sandbox.read(body.stdin_path, user=body.user)
+    try:
+        return await sandbox.exec(command, stdin)
+    finally:
+        await close_source(stdin)
+
+
+async def stream_command(call: Call, query: EncodingQuery, body: ExecBody) -> Events:
+    stdin = _stdin_of(body)
     body.timeout_s = call.context.limited_timeout(body.timeout_s)
     if call.key:
         raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
     session = await call.sessions.get(call.tenant, call.session_id)
     command = body.to_command(session)
-    async with call.using(), foreground(call.sandbox, command, stdin) as process:
+    async with call.using(), _foreground_of(call.sandbox, command, body, stdin) as process:
         async for event in process_events(process, 0, query.encoding, call.context.keepalive_s, note_end):
             yield event
 
 
 @contextlib.asynccontextmanager
-async def foreground(sandbox: Sandbox, command: Command, stdin: bytes | None) -> AsyncIterator[Process]:
+async def _foreground_of(sandbox: Sandbox, command: Command, body: ExecBody, stdin: bytes) -> AsyncIterator[Process]:
+    if not body.stdin_path:
+        async with foreground(sandbox, command, stdin) as process:
+            yield process
+        return
+    await check_readable(sandbox, body.stdin_path, body.user)
+    source = sandbox.read(body.stdin_path, user=body.user)
+    try:
+        async with foreground(sandbox, command, source) as process:
+            yield process
+    finally:
+        await close_source(source)
+
+
+@contextlib.asynccontextmanager
+async def foreground(
+    sandbox: Sandbox, command: Command, stdin: bytes | AsyncIterable[bytes] | None
+) -> AsyncIterator[Process]:
     """Runs a command for the time of a `with` block, then ends and forgets it. `stdin` None: stdin stays open."""
     process = await sandbox.start(command, follow=True)
     writer = asyncio.create_task(_write_stdin(process, stdin))
@@ -76,10 +117,13 @@ async def foreground(sandbox: Sandbox, command: Command, stdin: bytes | None) ->
             await _end_and_forget(sandbox, process)
 
 
-async def _write_stdin(process: Process, stdin: bytes | None) -> None:
+async def _write_stdin(process: Process, stdin: bytes | AsyncIterable[bytes] | None) -> None:
     with contextlib.suppress(WarrenError):
-        if stdin:
+        if isinstance(stdin, bytes):
             await process.write(stdin)
+        elif stdin is not None:
+            async for part in stdin:
+                await process.write(part)
         if stdin is not None:
             await process.close_stdin()
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field, PlainValidator
 
 from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import FileNotFound, IsDirectory
+from warren.model.errors import FileExists, FileNotFound, InvalidPath, IsDirectory, NotADirectory
 from warren.model.operations import Change, FileInfo, FileKind, Search, SearchMatch, SearchSummary, check_path
 from warren.model.spec import WORKSPACE
 from warren.sessions.long_values import LongList
@@ -123,6 +123,10 @@ class FoundView(BaseModel):
     summary: SummaryView
 
 
+class PathView(BaseModel):
+    path: str
+
+
 async def list_files(call: Call, query: ListQuery) -> Values:
     """Links in it are shown as links, not followed."""
     entries = call.sandbox.entries(query.path, depth=query.depth, user=query.user)
@@ -158,9 +162,34 @@ async def stat_file(call: Call, query: PathQuery) -> Values:
     return file_view(await call.sandbox.stat(query.path, user=query.user))
 
 
+async def resolve_path(call: Call, query: PathQuery) -> Values:
+    """Follows every link, as `realpath` does. The file must exist."""
+    left, found, links = posixpath.join(WORKSPACE, query.path).split("/")[::-1], "/", 0
+    while left:
+        name = left.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            found = posixpath.dirname(found)
+            continue
+        info = await call.sandbox.stat(posixpath.join(found, name), user=query.user)
+        if info.kind is not FileKind.SYMLINK:
+            if left and info.kind is not FileKind.DIRECTORY:
+                raise NotADirectory(f"{info.path!r} is not a directory")
+            found = posixpath.join(found, name)
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise InvalidPath(f"{query.path!r} leads through more than {_MAX_LINKS} links")
+        if info.target.startswith("/"):
+            found = "/"
+        left += info.target.split("/")[::-1]
+    return {"path": found}
+
+
 async def read_file(call: Call, query: PathQuery) -> AsyncGenerator[BytesHead | bytes, None]:
     """The bytes, as they are read; `X-File-Size` says how many there were when it began."""
-    info = await _check_readable(call.sandbox, query.path, query.user)
+    info = await check_readable(call.sandbox, query.path, query.user)
     # The file may grow meanwhile; a range still ends where its head said.
     start, end = (0, None) if call.byte_range is None else call.byte_range.within(info.size)
     yield BytesHead(info.size, start, end)
@@ -173,7 +202,7 @@ async def read_file(call: Call, query: PathQuery) -> AsyncGenerator[BytesHead | 
         await close_source(source)
 
 
-async def _check_readable(sandbox: Sandbox, path: str, user: str) -> FileInfo:
+async def check_readable(sandbox: Sandbox, path: str, user: str) -> FileInfo:
     """Raises what is wrong with the file before the answer begins; returns the file that `path` leads to."""
     info = await sandbox.stat(path, user=user)
     if info.kind is FileKind.DIRECTORY:
@@ -182,6 +211,10 @@ async def _check_readable(sandbox: Sandbox, path: str, user: str) -> FileInfo:
         )
     async for _ in sandbox.read(path, length=1, user=user):
         break
+    return await _follow_links(sandbox, info, user)
+
+
+async def _follow_links(sandbox: Sandbox, info: FileInfo, user: str) -> FileInfo:
     with contextlib.suppress(FileNotFound):  # the kernel has links that can be read and lead nowhere
         for _ in range(_MAX_LINKS):
             if info.kind is not FileKind.SYMLINK:
@@ -201,7 +234,14 @@ async def write_file(call: Call, query: WriteQuery, data: bytes | AsyncIterable[
 
 async def make_directory(call: Call, body: PathBody) -> Values:
     """Directories on the way are made too."""
-    await call.sandbox.mkdir(body.path, mode=body.mode, user=body.user)
+    try:
+        await call.sandbox.mkdir(body.path, mode=body.mode, user=body.user)
+    except FileExists:
+        if not body.exist_ok:
+            raise
+        info = await _follow_links(call.sandbox, await call.sandbox.stat(body.path, user=body.user), body.user)
+        if info.kind is not FileKind.DIRECTORY:
+            raise
     return file_view(await call.sandbox.stat(body.path, user=body.user))
 
 
@@ -297,6 +337,7 @@ READ_FILE: Final = Handler(
 HANDLERS = (
     LIST_FILES,
     Handler("stat_file", stat_file, query=PathQuery, result=FileView),
+    Handler("resolve_path", resolve_path, query=PathQuery, result=PathView),
     READ_FILE,
     WRITE_FILE,
     Handler("make_directory", make_directory, body=PathBody, result=FileView),
