@@ -100,7 +100,7 @@ def test_a_signal_ends_the_shell_and_puts_the_terminal_back(
 
 def test_a_session_that_is_killed_ends_the_shell_with_a_sentence(cli: RemoteCli, opened: Open) -> None:
     session_id = cli.say("create").strip()
-    terminal = opened("shell", "--session", session_id)
+    terminal = opened("shell", session_id)
     terminal.expect("$ ")
     cli.say("kill", session_id)
     terminal.expect("warren: ")

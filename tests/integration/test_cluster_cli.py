@@ -117,6 +117,25 @@ def test_a_server_that_runs_by_itself_says_that_it_does() -> None:
     assert b"this server runs by itself" in done.stderr
 
 
+def test_a_cluster_on_one_machine_makes_its_secret_and_names_the_worker_of_a_session() -> None:
+    with new_nodes() as nodes:
+        worker = nodes.worker("only", WARREN_CLUSTER_SECRET="")
+        coordinator = nodes.coordinator(state=worker.state_dir, WARREN_CLUSTER_SECRET="")
+        for process in nodes.all:
+            process.start(wait=False)
+        for process in nodes.all:
+            process.wait_until_ready()
+        secret = worker.state_dir / "cluster-secret"
+        assert secret.stat().st_mode & 0o777 == 0o600
+        assert f"The secret of this cluster is in {secret}." in coordinator.log
+        assert secret.read_text() not in nodes.logs()
+        asked = urllib.request.Request(f"{coordinator.url}/create_session", b"{}", {"X-API-Key": ADMIN})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            body = answer.read()
+        assert json.loads(body)["worker"] == worker.url
+        assert body.endswith(b"\n")
+
+
 # up.
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -84,10 +83,12 @@ class _Cluster:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, workers: int, coordinators: int, port: int) -> None:
+        from warren.app.cluster_wiring import read_or_make_secret
+
         url = self._start_redis()
         environ = {
             "WARREN_REDIS_URL": url,
-            "WARREN_CLUSTER_SECRET": self._settings.cluster_secret or self._read_or_make_secret(),
+            "WARREN_CLUSTER_SECRET": self._settings.cluster_secret or read_or_make_secret(self._root / "secret"),
         }
         urls = [f"http://127.0.0.1:{port + number}" for number in range(coordinators)]
         self._prepare_redis(url, urls)
@@ -168,13 +169,6 @@ class _Cluster:
                 await store.close()
 
         asyncio.run(prepare())
-
-    def _read_or_make_secret(self) -> str:
-        path = self._root / "secret"
-        if not path.exists():
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(secrets.token_hex(32))
-        return path.read_text()
 
     def _share_images(self, state: Path) -> None:
         """Images are only read: all workers of the machine share them."""

@@ -1,6 +1,6 @@
 """Entry point of `warren`: finds the command, and turns every error into one sentence and an exit code.
 
-Exit codes: those of the command that ran in the sandbox; 2 for wrong usage; 124 when its time ran out;
+Exit codes: those of the command that ran in the sandbox; 2 for wrong usage; 124 when its time ran out, everywhere;
 125 when Warren itself failed; 128 + N when a signal N ended `warren`.
 """
 
@@ -27,6 +27,7 @@ _GROUPS = {
     "Sessions of a server (--url or WARREN_URL says which)": {
         "create": "warren.cli.sessions:create",
         "ps": "warren.cli.sessions:ps",
+        "inspect": "warren.cli.sessions:inspect",
         "exec": "warren.cli.exec:execute",
         "cp": "warren.cli.cp:cp",
         "search": "warren.cli.search:search",
@@ -63,6 +64,12 @@ _GROUPS = {
     },
 }
 _COMMANDS = {name: target for group in _GROUPS.values() for name, target in group.items()}
+# Names that users of Docker type.
+_ALIASES = {
+    "ls": _COMMANDS["ps"],
+    "rm": _COMMANDS["kill"],
+    "images": "warren.cli.image:list_images",
+}
 _COMPLETION_HINTS = {
     "bash": 'eval "$(warren completion bash)"   # in ~/.bashrc',
     "zsh": 'eval "$(warren completion zsh)"    # in ~/.zshrc',
@@ -75,9 +82,10 @@ class LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        target = _COMMANDS.get(cmd_name) or _ALIASES.get(cmd_name)
+        if target is None:
             return None
-        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        module, _, attribute = target.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 

@@ -87,7 +87,7 @@ class Server:
             if replace_lost:
                 raise click.UsageError("--replace-lost needs --thread; without one, `warren create` makes a session")
             return self.find(name, "")
-        options = {"thread_id": thread, "replace_lost": replace_lost}
+        options: dict[str, Any] = {"thread_id": thread, "replace_lost": replace_lost}
         session = self.backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, **options)
         report_fresh_sandbox(session)
         return str(session["session_id"])

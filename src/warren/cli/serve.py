@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from warren.config.options import serve_options
+from warren.config.options import serve_options, worker_options
 from warren.config.settings import Settings, read_settings
 from warren.logs import get_log
 from warren.model.addresses import is_loopback
@@ -46,14 +46,16 @@ def coordinator(flags: dict[str, Any]) -> int:
 
     The sandboxes are on the cluster's workers: a request about a session is passed on to the worker that has it. Any
     number of coordinators may run, on any machines: each answers every request. They and the workers meet in Redis
-    (WARREN_REDIS_URL, or REDIS_HOST and REDIS_PORT) and know each other by WARREN_CLUSTER_SECRET.
+    (WARREN_REDIS_URL, or REDIS_HOST and REDIS_PORT) and know each other by WARREN_CLUSTER_SECRET. If Redis is on
+    loopback, the cluster is on this machine, and a secret is made in the state directory when none is given.
 
     Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren coordinator --host 0.0.0.0
     """
     from warren.app.cluster_wiring import coordinator_settings
     from warren.app.wiring import build_tls
 
-    settings = coordinator_settings(read_settings(flags=flags))
+    settings = coordinator_settings(given := read_settings(flags=flags))
+    _tell_secret(given)
     check_exposure(settings)
     tls = build_tls(settings)
     why_not = _confine_coordinator()
@@ -61,11 +63,11 @@ def coordinator(flags: dict[str, Any]) -> int:
 
 
 @click.command()
-@serve_options
+@worker_options
 def worker(flags: dict[str, Any]) -> int:
     """Make the sandboxes of this machine for a cluster until you stop it.
 
-    It listens on port 5000 and serves coordinators only. Its sandboxes go on when it is stopped, and the next start
+    It serves coordinators only. Its sandboxes go on when it is stopped, and the next start
     takes them over; without one within a minute its sessions are reported lost. Before you remove a worker for good,
     drain it: `warren cluster drain`.
 
@@ -73,9 +75,21 @@ def worker(flags: dict[str, Any]) -> int:
     """
     from warren.app.cluster_wiring import build_worker_tls, worker_settings
 
-    settings = worker_settings(read_settings(flags=flags))
+    settings = worker_settings(given := read_settings(flags=flags))
+    _tell_secret(given)
     check_user(settings)
     return _run_process(settings, build_worker_tls(settings), lambda tls: _run_worker(settings, tls))
+
+
+def _tell_secret(given: Settings) -> None:
+    """Where the secret is that coordinator_settings found or made."""
+    from warren.app.cluster_wiring import secret_path
+
+    if not given.cluster_secret:
+        click.echo(
+            f"The secret of this cluster is in {secret_path(given)}. Its processes find it there if they have the same "
+            "state directory; others need it as WARREN_CLUSTER_SECRET."
+        )
 
 
 def run_server(settings: Settings, make_service: "Callable[[Settings], Service] | None" = None) -> int:

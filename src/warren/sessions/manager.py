@@ -41,7 +41,7 @@ from warren.model.session import (
     check_thread_id,
     new_session_id,
 )
-from warren.model.spec import NO_CEILINGS, Ceilings, check_env, check_env_size, check_image_name
+from warren.model.spec import NO_CEILINGS, Ceilings, Limits, check_env, check_env_size, check_image_name
 from warren.sessions.allowances import caps_of, check_allowed, check_ceilings, check_lifetime, longest_life
 from warren.sessions.lifecycle import Lifecycle, unusable_error
 from warren.sessions.new_session import CreateResult, Defaults, NewSession, changed_limits, fingerprint, previous_of
@@ -141,6 +141,15 @@ class Sessions:
         else:
             await self.lifecycle.wait_until_settled(session)
         return None
+
+    def sandbox_of(self, session: Session) -> tuple[str, Limits | None]:
+        """The image and the limits of the session's sandbox: its own, or those of its environment as it is now."""
+        image, limits = session.image, session.limits
+        if not image or limits is None:
+            with contextlib.suppress(WarrenError):
+                environment = self._environments(session.environment)
+                image, limits = image or environment.image, limits or environment.limits
+        return image, limits
 
     def _new_row(self, tenant: str, request: NewSession, caller: Caller) -> Session:
         environment = self._environments(request.environment or self._defaults.environment)

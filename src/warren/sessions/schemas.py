@@ -15,7 +15,7 @@ from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
 from warren.model.session import Session, SessionState
-from warren.model.spec import USER, WORKSPACE, Isolation, Layer
+from warren.model.spec import USER, WORKSPACE, Isolation, Layer, Limits
 from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
 
@@ -210,6 +210,14 @@ class PreviousView(BaseModel):
     detail: str
 
 
+class LimitsView(BaseModel):
+    memory_mb: int
+    cpus: float
+    pids: int
+    disk_mb: int
+    open_files: int
+
+
 class SessionView(BaseModel):
     """A session as it is shown. `previous`: the thread had an earlier session, whose files are gone."""
 
@@ -223,10 +231,13 @@ class SessionView(BaseModel):
     user: str
     workspace: str
     created_at: str
-    expires_at: str | None
+    expires_at: str | None = Field(description="When it ends if it is not used any more")
+    idle_expires_at: str | None = Field(description="The same, without regard to its longest life")
     idle_timeout_s: float
     max_lifetime_s: float
     pooled: bool
+    image: str | None = Field(description="Its own, or that of its environment")
+    limits: LimitsView | None = Field(description="Its own, or those of its environment")
     metadata: dict[str, str]
     env_names: list[str]
     previous: PreviousView | None
@@ -321,8 +332,9 @@ class ArchiveView(BaseModel):
     members: int = Field(description="Files, directories and links that were written")
 
 
-def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any]:
+def session_view(session: Session, clock: Clock, base_url: str, image: str, limits: Limits | None) -> dict[str, Any]:
     previous = session.previous
+    expires = session.state.expires and not session.state.is_in_transition
     return {
         "session_id": session.id,
         "state": session.state,
@@ -334,10 +346,13 @@ def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any
         "user": USER,
         "workspace": WORKSPACE,
         "created_at": timestamp(session.created_at),
-        "expires_at": _expiry(session, clock),
+        "expires_at": timestamp(clock.wall_at(session.deadline)) if expires else None,
+        "idle_expires_at": timestamp(clock.wall_at(session.idle_deadline)) if expires else None,
         "idle_timeout_s": session.idle_timeout_s,
         "max_lifetime_s": session.max_lifetime_s,
         "pooled": session.pooled,
+        "image": image or None,
+        "limits": asdict(limits) if limits else None,
         "metadata": dict(session.metadata),
         "env_names": sorted(session.env),
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
@@ -345,12 +360,6 @@ def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any
         "detail": session.detail or None,
         "url": f"{base_url}api/sessions/{session.id}",
     }
-
-
-def _expiry(session: Session, clock: Clock) -> str | None:
-    if session.state.is_in_transition or not session.state.expires:
-        return None
-    return timestamp(clock.wall_at(session.deadline))
 
 
 def isolation_view(isolation: Isolation) -> dict[str, Any]:

@@ -26,11 +26,13 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationContext:
-    """What every operation works with. `labels` are the labels of this worker, which a new session may require."""
+    """What every operation works with. `labels` are the labels of this worker, which a new session may require;
+    `worker_url` is its address in a cluster."""
 
     sessions: Sessions
     provider: str
     labels: Mapping[str, str] = field(default_factory=dict)
+    worker_url: str = ""
     command_timeout_s: float = 120.0
     max_command_timeout_s: float = 86400.0
     keepalive_s: float = 15.0
