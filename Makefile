@@ -2,17 +2,21 @@
 # make test-all   the same with every provider, runtime, build and combination, and all faults
 # make endurance  a cluster under many random faults, for many minutes; SEED=7, SEED=random, COUNT=100
 # make check      linters and types only
+# make dist       what a release consists of, in dist/: sources, wheels of both machines, list of components, checksums
 # make setup      packages of the system and .venv
+# make docs       the documentation as a site, in build/site
 # make clean      removes what was built (not .venv, not the test images)
 
 VENV := .venv
 BIN := $(VENV)/bin
 CACHE := build/test-state
-PYTHON_FILES := src tests bench scripts examples
-SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents
+PYTHON_FILES := src tests bench scripts examples compat hatch_build.py
+DIST := dist
+DIST_VENV := build/dist-venv
+SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents scripts/foreign-machine
 
 .DEFAULT_GOAL := build
-.PHONY: setup build agent launcher test-agents images check test test-all root endurance clean
+.PHONY: setup build agent launcher test-agents images check docs test test-all root endurance dist clean
 
 setup: $(VENV)/.stamp
 
@@ -25,6 +29,9 @@ $(VENV)/.stamp: pyproject.toml scripts/system-packages scripts/find-python
 	@touch $@
 
 build: agent launcher
+
+docs: setup
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # What only the tests run: the agent with sanitizers, and the fuzzer of its parsers.
 test-agents: setup
@@ -65,8 +72,18 @@ endurance: root build images
 	ENDURANCE_SEED=$(SEED) ENDURANCE_COUNT=$(COUNT) $(BIN)/python -m pytest \
 	    tests/faults/cluster/test_cluster_random_faults.py
 
+# zig, which compiles for both machines, is 400 MB: it has an environment of its own, which is kept.
+dist: $(DIST_VENV)/.stamp
+	@$(DIST_VENV)/bin/python scripts/dist.py $(DIST)
+
+$(DIST_VENV)/.stamp: pyproject.toml scripts/find-python
+	@python=$$(scripts/find-python) && $$python -m venv $(DIST_VENV)
+	@$(DIST_VENV)/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(DIST_VENV)/bin/pip install --quiet --disable-pip-version-check --group dist
+	@touch $@
+
 clean:
 	@$(MAKE) --no-print-directory -C agent clean
 	@$(MAKE) --no-print-directory -C launcher clean
-	rm -rf dist .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf dist build/programs .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +

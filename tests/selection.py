@@ -30,6 +30,7 @@ _EXTENDED: Final = (
     r"faults/cluster/test_cluster_failures\.py::(?!test_a_rolling_restart)",
     r"integration/test_ordinary_programs\.py",
     r"integration/test_attack(_api)?\.py::test_(everything_is_contained|what_a_neighbour_keeps|what_others_wait)",
+    r"integration/test_dist\.py::TestRelease",
     r"integrations/test_vendor_suite\.py::test_86",
     r"e2e/test_schema\.py::test_no_random_value",
     r"e2e/test_request_cost\.py::test_no_request",

@@ -70,6 +70,9 @@ class NamespaceProvider:
             launcher = subprocess.Popen(command, pass_fds=keep, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
             return Box(folder, spec, launcher, life)
 
+    async def check(self, spec: SandboxSpec) -> None:
+        pass
+
     async def adopt(self, sandbox_id: str) -> Sandbox:
         box = self.boxes.get(sandbox_id)
         if box is None:

@@ -1,6 +1,8 @@
 """Good manners towards browsers and proxies: what every answer carries, and what no request gets through with."""
 
 import asyncio
+import base64
+import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -118,11 +120,26 @@ async def test_the_page_with_the_reference_has_a_policy_it_fits(server: ServerPr
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules == {
         "default-src": "'none'", "style-src": "'unsafe-inline'", "frame-ancestors": "'none'", "base-uri": "'none'",
-        "form-action": "'none'",
+        "form-action": "'none'", "connect-src": "'self'", "script-src": f"'sha256-{_hash_of_script(answer.body)}'",
     }  # fmt: skip
     page = answer.body.decode()
     assert "<style>" in page
+    assert not re.search(r"<(img|link|iframe|form|base|object|embed)\b|\son[a-z]+\s*=|url\(|@import", page)
+    assert page.count("<script") == 1
+
+
+def _hash_of_script(page: bytes) -> str:
+    script = page.split(b"<script>")[1].split(b"</script>")[0]
+    return base64.b64encode(hashlib.sha256(script).digest()).decode()
+
+
+async def test_the_first_page_says_what_this_is(server: ServerProcess) -> None:
+    answer = await raw(server, "GET", "/", "Accept: text/html,*/*;q=0.8")
+    page = answer.body.decode()
+    assert answer.status == 200
+    assert all(text in page for text in ("isolated Linux sandboxes", 'href="/docs"', "A key"))
     assert not re.search(r"<(script|img|link|iframe|form|base|object|embed)\b|\son[a-z]+\s*=|url\(|@import", page)
+    assert json.loads((await raw(server, "GET", "/")).body)["docs"] == "/docs"
 
 
 async def test_no_page_from_elsewhere_is_told_that_it_may(server: ServerProcess) -> None:

@@ -1,7 +1,6 @@
 """The Python programs of the documents that this service was built after, against a real server.
 
-Each program stands here as in its document. Only two things are put in: the name of the package that the client is
-imported from, and the server's port.
+Each program stands here as in its document; compat/ has the names that they import. Only the server's port is put in.
 """
 
 import os
@@ -9,12 +8,23 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
+
+COMPAT = Path(__file__).parents[2] / "compat"
+
+# It stands in a drawing, without an import.
+_OVERVIEW = """\
+from sandbox_client import SandboxClient
+client = SandboxClient("http://vps-ip:5000")
+client.create_session()
+result = client.execute("bash command")
+client.cleanup()
+"""
 
 _SIMPLE = """\
 from sandbox_client import SandboxClient
@@ -117,15 +127,23 @@ def server(image_cache: Path) -> Iterator[ServerProcess]:
 
 
 def run(program: str, server: ServerProcess, folder: Path) -> str:
-    program = re.sub(r"^from sandbox_client(_v2)? import", "from warren import", program, flags=re.M)
-    program = re.sub(r"http://localhost:\d+", server.url, program)
-    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), "WARREN_URL": server.url}
+    program = re.sub(r"http://(localhost|vps-ip):\d+", server.url, program)
     # The three dots where the state's type belongs stand in a document: LangGraph takes them, and says so.
     warnings = ["-W", "error", "-W", "ignore:Invalid state_schema:UserWarning"]
-    argv = [sys.executable, "-X", "dev", *warnings, "-c", program]
+    return run_python(["-X", "dev", *warnings, "-c", program], server, folder)
+
+
+def run_python(arguments: Sequence[str], server: ServerProcess, folder: Path) -> str:
+    path = [str(COMPAT), *sys.path]
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(path), "WARREN_URL": server.url}
+    argv = [sys.executable, *arguments]
     outcome = subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=60)
     assert (outcome.returncode, outcome.stderr) == (0, "")
     return outcome.stdout
+
+
+def test_the_program_of_the_overview_works(server: ServerProcess, tmp_path: Path) -> None:
+    assert run(_OVERVIEW + "print(result['exit_code']); client.close()", server, tmp_path) == "127\n"
 
 
 def test_the_program_of_the_simple_server_works(server: ServerProcess, tmp_path: Path) -> None:
@@ -153,3 +171,7 @@ def test_the_graphs_work(server: ServerProcess, tmp_path: Path) -> None:
     assert run(simple, server, tmp_path) == "{'output': 'from the graph\\n'}\n"
     second = _SECOND_GRAPH + _RUN.format(state={"code": "echo from the graph; exit 3"})
     assert run(second, server, tmp_path) == "{'output': 'from the graph\\n', 'exit_code': 3}\n"
+
+
+def test_the_client_tests_the_server(server: ServerProcess, tmp_path: Path) -> None:
+    assert " ok, 0 failed, " in run_python(["-m", "sandbox_client_v2", "--test"], server, tmp_path)

@@ -30,6 +30,7 @@ from server_process import free_port
 
 import warren
 from warren.cli.main import cli
+from warren.config.settings import read_settings
 from warren.model.operations import Command
 from warren.model.spec import SandboxSpec
 from warren.worker.images.store import ImageStore
@@ -106,8 +107,9 @@ def test_an_image_says_who_it_runs_as_and_what(name: str, user: str, command: st
 def test_what_the_images_start_are_commands_of_warren() -> None:
     script = (DEPLOY / "start-worker").read_text()
     subprocess.run(["sh", "-n"], input=script, text=True, check=True)
-    started = {*json.loads(last("coordinator", "CMD")), *re.findall(r"^(?:exec| +)\s*warren (\w+)", script, flags=re.M)}
-    assert started == {"coordinator", "image", "worker"}
+    roles = re.findall(r"^ *role=(\w+)$", script, flags=re.M)
+    started = {*json.loads(last("coordinator", "CMD")), *re.findall(r"^ +warren (\w+)", script, flags=re.M), *roles}
+    assert started == {"coordinator", "image", "worker", "serve"}
     assert started <= set(cli.list_commands(click.Context(cli)))
 
 
@@ -232,6 +234,20 @@ def test_the_example_has_every_variable_and_no_secret() -> None:
     assert "/deploy/.env" in (ROOT / ".gitignore").read_text().splitlines()
 
 
+def test_the_file_for_one_server_fits_the_image_and_the_options() -> None:
+    path = DEPLOY / "server.yml"
+    assert checked_by_compose(path).returncode == 0
+    server = yaml.safe_load(path.read_text())["services"]["server"]
+    settings = read_settings(filled(server["environment"], {}), uid=0, config_file=Path("/dev/null"))
+    assert settings.warnings == ()
+    assert (server["command"], settings.port) == (["serve"], 8000)
+    assert int(server["stop_grace_period"].removesuffix("s")) > settings.stop_grace_s
+    shared = compose()["services"]["worker-1"]
+    assert [server[name] for name in ("privileged", "pid", "volumes")] == [
+        shared[name] for name in ("privileged", "pid", "volumes")
+    ]
+
+
 @pytest.mark.parametrize("name", [*COORDINATORS, *WORKERS])
 def test_warren_knows_every_option_that_compose_sets(name: str) -> None:
     settings = settings_from(filled(compose()["services"][name]["environment"], SECRETS))
@@ -317,7 +333,7 @@ def test_redis_keeps_what_it_is_told_and_asks_for_the_password(
 
 def test_the_tags_of_the_images_are_the_version_of_the_package() -> None:
     found = re.findall(r"warren-(?:coordinator|worker|sandbox):([\w.]+)", "".join(every_text()))
-    assert set(found) == {re.search(r'^version = "(.*)"', (ROOT / "pyproject.toml").read_text(), flags=re.M)[1]}  # type: ignore[index]
+    assert set(found) == {warren.__version__}
 
 
 def every_text() -> Iterator[str]:

@@ -39,10 +39,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs")
 # The servers of these pages want keys, as every server does that is not told otherwise.
 _GUARDED = {
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("api.md", "operations.md", "tenants.md", "webhooks.md")),
+    *(ROOT / "docs" / name for name in ("api.md", "operations.md", "tenants.md", "tutorial.md", "webhooks.md")),
 }
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
-GOALS = ("make test", "make check", "make setup")
+GOALS = ("make test", "make check", "make docs", "make setup")
 SHOWN_SERVER = "http://127.0.0.1:8000"
 OTHER_COORDINATOR = "http://127.0.0.1:8001"
 _CLUSTER_UP = ["cluster", "up"]

@@ -1,6 +1,8 @@
 """Links in the documentation lead somewhere; docs/architecture.md agrees with the code about folders and states."""
 
 import re
+import subprocess
+import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
@@ -35,6 +37,14 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
         path = page.parent / name if name else page
         assert path.exists(), target
         assert not anchor or anchor in anchors(path), target
+
+
+def test_the_pages_become_a_site(tmp_path: Path) -> None:
+    """mkdocs warns of a page that no menu leads to, and of a link that leads nowhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "tutorial.html").exists()
 
 
 def table_under(heading: str) -> list[list[str]]:

@@ -29,7 +29,7 @@ from warren.config.settings import Settings
 from warren.interfaces.provider import Provider
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
-from warren.model.errors import Unavailable
+from warren.model.errors import Stopping, Unavailable, WarrenError
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
 from warren.sessions.reaper import Reaper
@@ -38,6 +38,7 @@ from warren.tenancy.tenancy import Tenancy
 from warren.worker.worker import LocalWorker
 
 LOCK: Final = "server.lock"
+_LOOK_AGAIN_S: Final = 5.0
 
 _log = get_log(__name__)
 
@@ -93,6 +94,25 @@ class Service:
         await self._after_recovery()
         self._run(reaper.run(), "reaper")
         self._run(reaper.watch_losses(self._worker), "losses")
+        self._run(self._report_obstacle(self._worker), "readiness")
+
+    async def _report_obstacle(self, worker: LocalWorker) -> None:
+        """Logs why no sandbox can be made, and when it can; then it is the pools that report failures."""
+        last = ""
+        while True:
+            try:
+                await worker.check()
+            except Stopping:
+                return
+            except WarrenError as exc:
+                if exc.message != last:
+                    last = exc.message
+                    _log.error("server_not_ready", error=exc.message, remedy=exc.remedy)
+                await self._clock.sleep(_LOOK_AGAIN_S)
+                continue
+            if last:
+                _log.info("server_ready")
+            return
 
     async def _open_store(self) -> SessionStore:
         return await build_store(self._settings)

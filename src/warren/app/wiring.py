@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from warren import __version__
 from warren.clock import Clock, SystemClock
 from warren.config.registry import Registry, packaged_registry
 from warren.config.settings import Settings, check_provider
@@ -282,7 +283,6 @@ def build_context(
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
 ) -> "Context":
-    from warren.http.app import package_version
     from warren.http.context import Context
 
     return Context(
@@ -291,7 +291,7 @@ def build_context(
         identity=identity,
         provider=settings.providers[0],
         worker_id=settings.worker_id,
-        version=package_version(),
+        version=__version__,
         command_timeout_s=settings.command_timeout_s,
         max_command_timeout_s=settings.max_command_timeout_s,
         keepalive_s=settings.stream_keepalive_s,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 from starlette.types import ASGIApp
 
+from warren import __version__
 from warren.app import cluster_wiring as wiring
 from warren.app.service import Service
 from warren.app.wiring import build_context, build_guard, build_labels
@@ -23,7 +24,7 @@ from warren.cluster.middleware import WorkerMiddleware
 from warren.cluster.peer_calls import PeerCalls
 from warren.cluster.roster import Report, Roster
 from warren.config.settings import Settings
-from warren.http.app import create_app, package_version
+from warren.http.app import create_app
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
 from warren.stores.mirrored import MirroredStore
@@ -50,7 +51,7 @@ class WorkerService(Service):
         self._heartbeat: Heartbeat | None = None
         self._address = wiring.advertised_address(settings)
         self._labels = build_labels(settings)
-        self._version = package_version()
+        self._version = __version__
         self._home = ""
         self._stops_in_order = False
 

@@ -9,12 +9,12 @@ import os
 import signal
 import sys
 import traceback
-from importlib.metadata import version
 from types import FrameType
 from typing import NoReturn
 
 import click
 
+from warren import __version__
 from warren.model.errors import WarrenError
 
 EXIT_WARREN_FAILED = 125
@@ -104,7 +104,7 @@ class LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _: click.Parameter, is_set: bool) -> None:
     if is_set:
-        click.echo(f"warren {version('warren')}")
+        click.echo(f"warren {__version__}")
         ctx.exit()
 
 
@@ -155,7 +155,9 @@ def _run(arguments: list[str]) -> int:
         report(exc.message, exc.remedy.replace("replace_lost", "--replace-lost"))
         return EXIT_WARREN_FAILED
     except ModuleNotFoundError as exc:
-        report(f"this command needs the package {exc.name}, which is not installed", "pip install 'warren[server]'")
+        report(
+            f"this command needs the package {exc.name}, which is not installed", "pip install 'warren-sandbox[server]'"
+        )
         return EXIT_WARREN_FAILED
     except PermissionError as exc:
         report(f"this user (uid {os.geteuid()}) has no permission for {exc.filename or exc}", _PERMISSION_HINT)

@@ -118,7 +118,8 @@ async def _open_server(url: str, local: bool, thread: str, environment: str) -> 
         from warren.integrations.mcp.server import build_server
     except ModuleNotFoundError as exc:
         raise Unavailable(
-            f"this command needs the package {exc.name}, which is not installed", remedy="pip install 'warren[mcp]'"
+            f"this command needs the package {exc.name}, which is not installed",
+            remedy="pip install 'warren-sandbox[mcp]'",
         ) from exc
     backend = open_backend("local" if local else "remote", url, "")
     sandboxes = Sandboxes(backend, thread=thread, environment=environment)

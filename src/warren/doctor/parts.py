@@ -17,12 +17,11 @@ from warren.worker.host.isolation import UNREADABLE
 from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
 from warren.worker.images.store import ImageInfo
 from warren.worker.providers.docker_engine import DockerEngine
-from warren.worker.providers.host_provider import HostProvider
+from warren.worker.providers.host_provider import INSTALL_PROGRAMS, HostProvider
 from warren.worker.providers.oci import OciProvider
 from warren.worker.providers.oci_runtime import RuntimeReport
 
 _LAUNCHER_VERSION = 1
-_BUILD = "build it with `make build`, or install Warren again"
 
 # program, the first version without the hole, its names, and why Warren can live with it
 _KNOWN_HOLES = (
@@ -43,15 +42,15 @@ def check_programs(bin_dir: Path) -> Iterable[Check]:
 
 def _check_version(name: str, argv: Sequence[str], wanted: int) -> Check:
     if not os.access(argv[0], os.X_OK):
-        return fail(name, f"{argv[0]} is missing", _BUILD)
+        return fail(name, f"{argv[0]} is missing", INSTALL_PROGRAMS)
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as exc:
-        return fail(name, f"{argv[0]} cannot be run: {exc}", _BUILD)
+        return fail(name, f"{argv[0]} cannot be run: {exc}", INSTALL_PROGRAMS)
     found = done.stdout.strip()
     if found.split()[-1:] == [str(wanted)]:
         return ok(name, f"{found}, {argv[0]}")
-    return fail(name, f"{argv[0]} says {found!r}, version {wanted} is needed", _BUILD)
+    return fail(name, f"{argv[0]} says {found!r}, version {wanted} is needed", INSTALL_PROGRAMS)
 
 
 async def check_runtimes(provider: OciProvider) -> AsyncIterator[Check]:

@@ -25,7 +25,7 @@ from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.identity import Identity
 from warren.tenancy.quotas import Quotas, Standing, standing_of
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready", "/version", "/docs", "/openapi.json"})
+OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/version", "/docs", "/openapi.json"})
 ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
 _NONE: Final[Mapping[str, Any]] = {}

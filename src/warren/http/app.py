@@ -1,7 +1,6 @@
 """Builds the ASGI app: routes, operations, error answers and admission."""
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,7 +10,7 @@ from starlette.types import ASGIApp
 from warren.http.admission import Admission
 from warren.http.context import Context
 from warren.http.dispatch import Dispatcher
-from warren.http.docs_page import add_docs_page
+from warren.http.docs_page import add_pages
 from warren.http.openapi import DESCRIPTION, PROBLEMS, TAGS, openapi_builder, operation_id
 from warren.http.problems import register
 from warren.http.routes import admin, cluster, health, operations, records, sockets, webhooks
@@ -61,9 +60,5 @@ def new_fastapi_app(version: str) -> FastAPI:
     register(app)
     for module in ROUTERS:
         app.include_router(module.router)
-    add_docs_page(app)
+    add_pages(app, version)
     return app
-
-
-def package_version() -> str:
-    return version("warren")

@@ -1,87 +1,157 @@
-"""/docs: the API as one page of HTML, made from the OpenAPI document, with nothing loaded from elsewhere."""
+"""/ and /docs: what this server is, and its API as one page, made from the OpenAPI document.
 
+Nothing is loaded from elsewhere. The one script, for the search and "try it", is allowed by its hash.
+"""
+
+import base64
+import hashlib
+import json
 import re
+from functools import cache
 from html import escape
+from importlib import resources
 from typing import Any, Final
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
-_STYLE: Final = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}
-code{font:13px ui-monospace,monospace;background:#f2f3f5;padding:.1em .3em;border-radius:3px}
-details{border:1px solid #d8dce2;border-radius:6px;margin:.4rem 0;padding:.4rem .8rem}
-summary{cursor:pointer} b{display:inline-block;min-width:4.5rem} table{border-collapse:collapse;margin:.5rem 0}
-td,th{border:1px solid #d8dce2;padding:.2rem .6rem;text-align:left;vertical-align:top}
-@media(prefers-color-scheme:dark){body{background:#14171b;color:#dfe3e8}code{background:#23272e}
-details,td,th{border-color:#363c45}}
-"""
-_CONTENT_POLICY: Final = (
+_PAGES: Final = resources.files("warren.http") / "pages"
+_STYLE: Final = (_PAGES / "page.css").read_text()
+_SCRIPT: Final = (_PAGES / "docs.js").read_text()
+_HOME: Final = (_PAGES / "home.html").read_text()
+_POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 )
+_SCRIPT_HASH: Final = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+_DOCS_POLICY: Final = f"{_POLICY}; script-src 'sha256-{_SCRIPT_HASH}'; connect-src 'self'"
+_WITH_KEY: Final = """<p>Every request needs one, as <code>Authorization: Bearer KEY</code> or
+<code>X-API-Key: KEY</code>. The server printed its first key when it was set up, and keeps it on its machine for the
+user who did that. Whoever has it makes more: <code>warren keys create</code>.</p>"""
+_WITHOUT_KEY: Final = "<p>This server asks for none: only its own machine can reach it.</p>"
+
+Values = dict[str, Any]
 
 
-def add_docs_page(app: FastAPI) -> None:
-    async def page(_: Request) -> HTMLResponse:
-        return HTMLResponse(render(app.openapi()), headers={"Content-Security-Policy": _CONTENT_POLICY})
+def add_pages(app: FastAPI, version: str) -> None:
+    async def home(request: Request) -> Response:
+        if "text/html" not in request.headers.get("accept", ""):
+            return JSONResponse({"name": "warren", "version": version, "docs": "/docs", "openapi": "/openapi.json"})
+        with_key = request.app.state.context.with_key
+        values = {"style": _STYLE, "version": escape(version), "key": _WITH_KEY if with_key else _WITHOUT_KEY}
+        page = re.sub(r"\{(\w+)\}", lambda match: values[match[1]], _HOME)
+        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
-    app.add_route("/docs", page, include_in_schema=False)
+    @cache
+    def docs_page() -> str:
+        return render(app.openapi())
+
+    async def docs(_: Request) -> Response:
+        return HTMLResponse(docs_page(), headers={"Content-Security-Policy": _DOCS_POLICY})
+
+    app.add_route("/", home, include_in_schema=False)
+    app.add_route("/docs", docs, include_in_schema=False)
 
 
-def render(document: dict[str, Any]) -> str:
-    info = document["info"]
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(info['title'])} API</title>",
-        f"<style>{_STYLE}</style><h1>{escape(info['title'])} {escape(info['version'])}</h1>",
-        _paragraphs(info.get("description", "")),
-        "<p>For programs: <a href=/openapi.json>openapi.json</a></p>",
-    ]
-    for tag, operations in _by_tag(document).items():
-        parts.append(f"<h2>{escape(tag)}</h2>")
-        parts += [_operation(document, method, path, values) for method, path, values in operations]
-    return "\n".join(parts)
+def render(document: Values) -> str:
+    info, groups = document["info"], _by_tag(document)
+    return "\n".join(
+        [
+            f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(info["title"])} API</title>',
+            f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style><body class="with-nav">',
+            '<nav><a href="/">Warren</a><input id="search" type="search" placeholder="Search" aria-label="Search">',
+            *(_links(tag, operations) for tag, operations in groups.items()),
+            f"</nav><main><h1>{escape(info['title'])} {escape(info['version'])}</h1>",
+            _paragraphs(info.get("description", "")),
+            '<p>For programs: <a href="/openapi.json">openapi.json</a></p>',
+            _key_box(document),
+            *(_group(document, tag, operations) for tag, operations in groups.items()),
+            f"</main><script>{_SCRIPT}</script>",
+        ]
+    )
 
 
-def _by_tag(document: dict[str, Any]) -> dict[str, list[tuple[str, str, dict[str, Any]]]]:
-    found: dict[str, list[tuple[str, str, dict[str, Any]]]] = {}
+def _by_tag(document: Values) -> dict[str, list[Values]]:
+    found: dict[str, list[Values]] = {}
     for path, methods in document["paths"].items():
         for method, values in methods.items():
-            found.setdefault((values.get("tags") or ["other"])[0], []).append((method, path, values))
+            operation = {**values, "method": method.upper(), "path": path}
+            found.setdefault((values.get("tags") or ["other"])[0], []).append(operation)
     return found
 
 
-def _operation(document: dict[str, Any], method: str, path: str, values: dict[str, Any]) -> str:
-    rows = [
-        (parameter["name"], parameter["in"], parameter.get("schema", {}), parameter.get("description", ""))
-        for parameter in values.get("parameters", [])
-    ]
-    for media, content in values.get("requestBody", {}).get("content", {}).items():
-        schema = _resolved(document, content.get("schema", {}))
-        fields = schema.get("properties", {})
-        rows += [(name, "body", field, field.get("description", "")) for name, field in fields.items()]
-        if not fields:
-            rows.append((media, "body", schema, "the bytes"))
+def _links(tag: str, operations: list[Values]) -> str:
+    links = "".join(f'<a href="#{_id(each)}">{escape(str(each.get("summary", "")))}</a>' for each in operations)
+    return f"<div data-group><h3>{escape(tag)}</h3>{links}</div>"
+
+
+def _id(operation: Values) -> str:
+    return escape(str(operation.get("operationId", "")))
+
+
+def _key_box(document: Values) -> str:
+    if not document.get("security"):
+        return "<p>This server asks for no key: only its own machine can reach it.</p>"
     return (
-        f"<details><summary><b>{method.upper()}</b> <code>{escape(path)}</code> "
-        f"{escape(values.get('summary', ''))}</summary>{_paragraphs(values.get('description', ''))}"
-        f"{_table(document, rows)}{_answers(document, values)}</details>"
+        '<div class="key"><p>Every request carries your key, as <code>Authorization: Bearer KEY</code> or '
+        "<code>X-API-Key: KEY</code>. Paste it here to try requests; it stays in this page.</p>"
+        '<input id="key" type="password" autocomplete="off" placeholder="wk_…" aria-label="API key"></div>'
     )
 
 
-def _table(document: dict[str, Any], rows: list[tuple[str, str, dict[str, Any], str]]) -> str:
-    if not rows:
-        return ""
-    cells = "".join(
-        f"<tr><td><code>{escape(name)}</code><td>{place}<td>{escape(_type(document, schema))}<td>{_inline(text)}"
-        for name, place, schema, text in rows
+def _group(document: Values, tag: str, operations: list[Values]) -> str:
+    shown = "".join(_operation(document, each) for each in operations)
+    return f"<div data-group><h2>{escape(tag)}</h2>{shown}</div>"
+
+
+def _operation(document: Values, operation: Values) -> str:
+    summary = operation.get("summary", "")
+    words = f"{operation['method']} {operation['path']} {summary} {operation.get('description', '')}".lower()
+    fields = [(each, each["in"], each.get("required", False)) for each in operation.get("parameters", [])]
+    media, body = _body(document, operation)
+    rows = [_row(document, each["name"], place, required, each) for each, place, required in fields]
+    required_names = body.get("required", [])
+    rows += [
+        _row(document, name, "body", name in required_names, {"schema": field, **field})
+        for name, field in body.get("properties", {}).items()
+    ]
+    if media and not body.get("properties"):
+        rows.append(f"<tr><td><code>{escape(media)}</code><td>body<td>bytes<td><td>The content")
+    head = "<tr><th>name<th>in<th>type<th>default<th>meaning"
+    table = f"<table>{head}{''.join(rows)}</table>" if rows else ""
+    return (
+        f'<section id="{_id(operation)}" data-words="{escape(words)}">'
+        f'<h3><span class="method">{operation["method"]}</span> '
+        f"<code>{escape(operation['path'])}</code> {escape(summary)}</h3>"
+        f"{_paragraphs(operation.get('description', ''))}"
+        f"{table}"
+        f"{_answers(document, operation)}{_try_it(document, operation, media, body)}</section>"
     )
-    return f"<table><tr><th>name<th>in<th>type<th>meaning{cells}</table>"
 
 
-def _answers(document: dict[str, Any], values: dict[str, Any]) -> str:
+def _body(document: Values, operation: Values) -> tuple[str, Values]:
+    for media, content in operation.get("requestBody", {}).get("content", {}).items():
+        return media, _resolved(document, content.get("schema", {}))
+    return "", {}
+
+
+def _row(document: Values, name: str, place: str, required: bool, field: Values) -> str:
+    schema = field.get("schema", {})
+    default = "required" if required else _default(schema)
+    return (
+        f"<tr><td><code>{escape(name)}</code><td>{place}<td>{escape(_type(document, schema))}"
+        f"<td>{escape(default)}<td>{_inline(field.get('description', ''))}"
+    )
+
+
+def _default(schema: Values) -> str:
+    default = schema.get("default")
+    return "" if default in (None, "", {}, []) else json.dumps(default)
+
+
+def _answers(document: Values, operation: Values) -> str:
     lines = []
-    for status, answer in values.get("responses", {}).items():
+    for status, answer in operation.get("responses", {}).items():
         for media, content in answer.get("content", {}).items():
             if status.startswith("2"):
                 names = _resolved(document, content.get("schema", {})).get("properties", {})
@@ -90,23 +160,71 @@ def _answers(document: dict[str, Any], values: dict[str, Any]) -> str:
     return "".join(lines)
 
 
-def _type(document: dict[str, Any], schema: dict[str, Any]) -> str:
+def _try_it(document: Values, operation: Values, media: str, body: Values) -> str:
+    inputs = [
+        f'<label>{escape(each["name"])} <input name="{escape(each["name"])}" data-in="{each["in"]}" '
+        f'value="{escape(str(_example(document, each.get("schema", {})) or ""))}"></label>'
+        for each in operation.get("parameters", [])
+        if each["in"] in ("path", "query") or each["name"] != "accept"
+    ]
+    if media:
+        example = json.dumps(_example(document, body), indent=2) if body.get("properties") else ""
+        inputs.append(f'<textarea data-media="{escape(media)}" aria-label="body">{escape(example)}</textarea>')
+    return (
+        f'<details class="try" data-method="{operation["method"]}" data-path="{escape(operation["path"])}">'
+        f'<summary>Try it</summary>{"".join(inputs)}<button type="button">Send</button>'
+        '<button type="button" hidden>Stop</button><pre hidden></pre></details>'
+    )
+
+
+def _example(document: Values, schema: Values) -> Any:
+    """The example of a field; of an object, those fields that are required or have an example."""
+    if schema.get("examples"):
+        return schema["examples"][0]
+    resolved = _resolved(document, schema)
+    if resolved.get("examples"):
+        return resolved["examples"][0]
+    fields = resolved.get("properties")
+    if fields is None:
+        return {"string": "", "array": [], "object": {}, "boolean": False}.get(resolved.get("type", ""), 0)
+    required = resolved.get("required", ())
+    named = {name: field for name, field in fields.items() if name in required} or {
+        name: field for name, field in fields.items() if field.get("examples")
+    }
+    return {name: _example(document, field) for name, field in named.items()}
+
+
+def _type(document: Values, schema: Values) -> str:
     if "anyOf" in schema:
         return " or ".join(_type(document, each) for each in schema["anyOf"] if each.get("type") != "null")
     if "$ref" in schema:
         target = _resolved(document, schema)
         return ", ".join(map(str, target["enum"])) if "enum" in target else str(schema["$ref"]).rsplit("/", 1)[-1]
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
     if schema.get("type") == "array":
         return f"list of {_type(document, schema.get('items', {}))}"
-    return str(schema.get("type", "any"))
+    return f"{schema.get('type', 'any')}{_bounds(schema)}"
 
 
-def _resolved(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+def _bounds(schema: Values) -> str:
+    """The range of a number, or the length of a text."""
+    least = schema.get("minimum", schema.get("exclusiveMinimum", schema.get("minLength")))
+    most = schema.get("maximum", schema.get("exclusiveMaximum", schema.get("maxLength")))
+    if least is None and most is None:
+        return ""
+    what = " characters" if "maxLength" in schema or "minLength" in schema else ""
+    above = "more than " if "exclusiveMinimum" in schema else ""
+    parts = [f"{above}{least:,}" if least is not None else "", f"up to {most:,}" if most is not None else ""]
+    return f", {', '.join(part for part in parts if part)}{what}"
+
+
+def _resolved(document: Values, schema: Values) -> Values:
     if "anyOf" in schema:
         return _resolved(document, schema["anyOf"][0])
     if "$ref" not in schema:
         return schema
-    found: dict[str, Any] = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[-1]]
+    found: Values = document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[-1]]
     return found
 
 

@@ -282,7 +282,8 @@ def _import_parts() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], C
         from warren.local.calls import LocalCalls
     except ImportError as exc:
         raise InvalidRequest(
-            f"local mode needs the packages of the server: {exc}", remedy="install them: pip install 'warren[server]'"
+            f"local mode needs the packages of the server: {exc}",
+            remedy="install them: pip install 'warren-sandbox[server]'",
         ) from exc
     settings = replace(read_settings(), audit=False, auth=False)  # the only caller is this process
 

@@ -45,9 +45,7 @@ class FakeProvider:
         if missing:
             names = ", ".join(sorted(missing))
             raise IsolationUnavailable(f"the fake has no {names}", remedy="do not require it, or use another provider")
-        if spec.image not in self.images:
-            known = ", ".join(sorted(self.images))
-            raise ImageNotFound(f"the fake has no image {spec.image!r}", remedy=f"use one it has: {known}")
+        await self.check(spec)
         self.creating += 1
         try:
             await asyncio.sleep(self.delay_s)
@@ -60,6 +58,11 @@ class FakeProvider:
         self.machines[machine.id] = machine
         self.created += 1
         return FakeSandbox(machine)
+
+    async def check(self, spec: SandboxSpec) -> None:
+        if spec.image not in self.images:
+            known = ", ".join(sorted(self.images))
+            raise ImageNotFound(f"the fake has no image {spec.image!r}", remedy=f"use one it has: {known}")
 
     def _isolation(self) -> Isolation:
         missing = {layer: "not here" for layer in Layer if layer not in self.layers}

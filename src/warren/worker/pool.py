@@ -40,6 +40,7 @@ from warren.worker.turns import TenantTurns
 MOST_WAITING: Final = 1000
 PING_S: Final = 1.0
 _LATENCIES: Final = 1024
+_LASTING: Final = 3  # failures one after the other, with pauses between them
 _log = get_log(__name__)
 
 
@@ -133,6 +134,12 @@ class Pool:
     @property
     def target(self) -> int:
         return self._demand.target
+
+    @property
+    def lasting_failure(self) -> Exception | None:
+        """Why one attempt after the other to make a sandbox fails, if none is ready and room is not what is missing."""
+        lasts = self._failures.count >= _LASTING and self.target > 0 and not self._ready
+        return self._failures.error if lasts and not isinstance(self._failures.error, MachineFull) else None
 
     def stats(self) -> PoolStats:
         now, counters = self.counts, self.counters

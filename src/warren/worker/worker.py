@@ -29,10 +29,12 @@ from warren.model.errors import (
     IsolationUnavailable,
     NoCapacity,
     ProtocolError,
+    ProviderUnavailable,
     SandboxLost,
     SandboxNotFound,
     Stopping,
     Unavailable,
+    WarrenError,
 )
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
@@ -43,6 +45,7 @@ LABELS: Final = {"owner": "worker"}
 STEPS: Final = ("claimed-from-pool", "cold-created", "before-destroy", "destroyed")
 _ADOPT_AT_ONCE, _DESTROY_AT_ONCE = 16, 8
 _RETRY_S: Final = 5.0
+_CHECK_S: Final = 2.0
 _SWEEPS_S: Final = (0.0, 65.0)  # the second sweep judges directories without a record, which must be a minute old
 _NOT_ADOPTABLE: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUnavailable)
 _log = get_log(__name__)
@@ -111,6 +114,8 @@ class LocalWorker:
         self._pools: dict[tuple[str, str], Pool] = {}  # by provider and environment
         self._retired: set[Pool] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._checking: asyncio.Task[Exception | None] | None = None
+        self._checked_at = 0.0
         self._state = _State.NEW
 
     def __repr__(self) -> str:
@@ -174,6 +179,28 @@ class LocalWorker:
             raise
         self._hold(sandbox)
         return claimed
+
+    async def check(self) -> None:
+        """Looks at most once in a few seconds, however many ask."""
+        self._check_open()
+        is_old = self._checked_at + _CHECK_S <= self._clock.now()
+        if self._checking is None or (self._checking.done() and is_old):
+            self._checking, self._checked_at = asyncio.ensure_future(self._find_obstacle()), self._clock.now()
+            self._own(self._checking)
+        obstacle = await asyncio.shield(self._checking)
+        if obstacle is not None:
+            remedy = obstacle.remedy if isinstance(obstacle, WarrenError) else ""
+            reason = obstacle.message if isinstance(obstacle, WarrenError) else str(obstacle)
+            raise ProviderUnavailable(f"no sandbox can be made: {reason}", remedy=remedy, retry_after_s=_CHECK_S)
+
+    async def _find_obstacle(self) -> Exception | None:
+        try:
+            environment = self._environments(self._default_environment)
+            provider = self._provider_for(environment)
+            await provider.check(_spec_of(environment))
+            return self._pool(provider, environment).lasting_failure
+        except WarrenError as exc:
+            return exc
 
     def _hold(self, sandbox: Sandbox) -> None:
         self._live.add(sandbox.id)

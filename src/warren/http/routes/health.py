@@ -49,8 +49,12 @@ async def health(context: Ctx) -> dict[str, Any]:
 
 @router.get("/ready", tags=["server"], response_model=ReadyView, summary="Whether the server takes work")
 async def ready(context: Ctx) -> Response:
-    """503 while the server stops or its store does not work; from a coordinator, also if there is no worker."""
+    """503 while the server stops, its store does not work, or no sandbox can be made, for the reason that is given.
+
+    From a coordinator also if there is no worker."""
     context.sessions.check_open()
+    for worker in context.sessions.lifecycle.workers.values():
+        await worker.check()
     if context.cluster is not None:
         context.cluster.check_ready()
     return JsonAnswer(

@@ -85,6 +85,10 @@ class HostRoom:
         )
 
 
+INSTALL_PROGRAMS: Final = (
+    "in a checkout run `make build`, else install Warren again: pip install --force-reinstall --no-deps warren-sandbox"
+)
+
 R = TypeVar("R", bound=Record)
 Plan = TypeVar("Plan")
 
@@ -157,6 +161,10 @@ class HostProvider(ABC, Generic[R, Plan]):
                 if isinstance(exc, OSError):
                     raise translate_os_error("creating a sandbox", exc) from exc
                 raise
+
+    async def check(self, spec: SandboxSpec) -> None:
+        await self._plan(spec)
+        self._check_programs()  # they may have gone since the first plan looked at them
 
     async def adopt(self, sandbox_id: str) -> AgentSandbox:
         directory = self.directory(sandbox_id)
@@ -252,7 +260,7 @@ class HostProvider(ABC, Generic[R, Plan]):
     def _check_programs(self) -> None:
         for program in (self._launcher, self._agent):
             if not os.access(program, os.X_OK):
-                raise ProviderUnavailable(f"{program} is missing", remedy="build it with `make build`")
+                raise ProviderUnavailable(f"the program {program.name} is missing", remedy=INSTALL_PROGRAMS)
 
     async def _connect(self, record: R, *, creating: bool = False) -> AgentSandbox:
         step = self._fault if creating else lambda _: None

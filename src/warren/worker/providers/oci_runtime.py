@@ -74,9 +74,12 @@ class Runtimes:
         return shutil.which(name, path=ENVIRONMENT["PATH"]) or name
 
     async def examine(self, name: str) -> Runtime:
-        if name not in self._tried:
-            self._tried[name] = await self._examine(name)
-        return self._tried[name]
+        runtime = self._tried.get(name)
+        if runtime is None:
+            runtime = await self._examine(name)
+            if runtime.works:
+                self._tried[name] = runtime
+        return runtime
 
     async def _examine(self, name: str) -> Runtime:
         path = shutil.which(name, path=ENVIRONMENT["PATH"])

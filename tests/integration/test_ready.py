@@ -1,0 +1,80 @@
+"""`/ready` while no sandbox can be made: 503 with the reason, which is in the log too, and 200 once it is cured."""
+
+import json
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from server_process import ServerProcess
+from this_run import new_state_dir
+
+import warren
+
+BIN = Path(warren.__file__).parent / "bin"
+_PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def state() -> Iterator[Path]:
+    path = new_state_dir()
+    yield path
+    shutil.rmtree(path)
+
+
+def ask(server: ServerProcess, path: str) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(f"{server.url}{path}", timeout=30) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as exc:
+        with exc:
+            return exc.code, json.loads(exc.read())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def check(server: ServerProcess, reason: str, remedy: str, cure: Callable[[], object] | None = None) -> None:
+    try:
+        server.start(wait=False)
+        wait_for(lambda: "Warren serves" in server.log)
+        status, problem = ask(server, "/ready")
+        assert (status, problem["code"]) == (503, "provider_unavailable")
+        assert problem["detail"].startswith(f"no sandbox can be made: {reason}")
+        assert remedy in problem["remedy"]
+        assert ask(server, "/health")[0] == 200
+        wait_for(lambda: "server_not_ready" in server.log and reason in server.log)
+        if cure is not None:
+            cure()
+            wait_for(lambda: ask(server, "/ready")[0] == 200)
+            wait_for(lambda: "server_ready" in server.log)
+    finally:
+        server.stop()
+
+
+def test_an_agent_that_is_missing(state: Path, image_cache: Path, tmp_path: Path) -> None:
+    shutil.copy(BIN / "warren-launch", tmp_path)
+    (state / "images").symlink_to(image_cache / "images")
+    server = ServerProcess(state, "--pool-size", "0", WARREN_BIN_DIR=str(tmp_path))
+    remedy = "pip install --force-reinstall --no-deps warren-sandbox"
+    check(server, "the program warren-agent is missing", remedy, lambda: shutil.copy(BIN / "warren-agent", tmp_path))
+
+
+def test_an_image_that_is_missing(state: Path, image_cache: Path) -> None:
+    server = ServerProcess(state, "--pool-size", "1")
+    reason, cure = "there is no image 'base' on this machine", image_cache / "images"
+    check(server, reason, "warren image build base", lambda: (state / "images").symlink_to(cure))
+
+
+def test_a_runtime_that_is_missing(state: Path, image_cache: Path) -> None:
+    (state / "images").symlink_to(image_cache / "images")
+    server = ServerProcess(state, "--runtime", "runsc")
+    check(server, "no OCI runtime works here (runsc: ", "install crun or runc")
