@@ -60,6 +60,9 @@ _GROUPS = {
         "mcp": "warren.cli.mcp:mcp",
         "doctor": "warren.cli.doctor:doctor",
         "config": "warren.cli.config:config",
+        "service": "warren.cli.service:service",
+        "support-bundle": "warren.cli.support:support_bundle",
+        "uninstall": "warren.cli.uninstall:uninstall",
         "completion": "warren.cli.main:completion",
     },
 }

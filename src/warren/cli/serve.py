@@ -58,7 +58,7 @@ def coordinator(flags: dict[str, Any]) -> int:
     _tell_secret(given)
     check_exposure(settings)
     tls = build_tls(settings)
-    why_not = _confine_coordinator()
+    why_not = _confine_coordinator(settings.log_file)
     return _run_process(settings, tls, lambda tls: _run_coordinator(settings, tls, why_not))
 
 
@@ -138,7 +138,10 @@ def _run_process(
     from warren.http.server.serving import new_event_loop
     from warren.logs import set_up_logs
 
-    set_up_logs(settings.log_level, settings.log_format, request_id.get)
+    try:
+        set_up_logs(settings.log_level, settings.log_format, request_id.get, settings.log_file)
+    except OSError as exc:
+        raise InvalidRequest(f"the log file {settings.log_file} cannot be written: {exc.strerror}") from exc
     for warning in settings.warnings:
         _log.warning("setting_ignored", reason=warning)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -167,7 +170,7 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
     return await _serve_until_stopped(settings, service, tls, app, announce)
 
 
-def _confine_coordinator() -> str:
+def _confine_coordinator(log_file: Path | None) -> str:
     """Gives up what a coordinator does not need: it keeps temporary files and the first key, and all else in Redis.
 
     Returns why that was not possible; it then runs all the same.
@@ -178,6 +181,8 @@ def _confine_coordinator() -> str:
     from warren.sdk.discovery import credentials_path
 
     places = [Path(tempfile.gettempdir()), Path("/dev/null")]
+    if log_file is not None:
+        places.append(log_file.absolute().parent)
     if credentials := credentials_path():
         with contextlib.suppress(OSError):
             credentials.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -417,6 +417,8 @@ _ROWS = (
     Option("log_level", one_of("debug", "info", "warning", "error"), "info", "How much is logged.",
            flag="--log-level"),
     Option("log_format", one_of("text", "json"), "text", "How log lines look.", flag="--log-format"),
+    Option("log_file", PATH, None, "The file of the log, in at most 5 parts of 10 MiB.", flag="--log-file",
+           default_text="stderr"),
 )  # fmt: skip
 
 OPTIONS: Mapping[str, Option] = MappingProxyType({option.name: option for option in _ROWS})

@@ -114,6 +114,7 @@ class Settings:
     labels: tuple[str, ...]
     log_level: str
     log_format: str
+    log_file: Path | None
     sources: Mapping[str, str] = field(repr=False)
     warnings: tuple[str, ...] = ()
 
