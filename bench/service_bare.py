@@ -10,15 +10,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from sandboxes import prepare_bare_loop
+from sandboxes import run_bare_loop
 from service_server import IMAGES, ROOT
 
-from warren.worker.host.processes import run
 from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
-
-_LOOP_S = 300.0
-_LOOP = 'for i in $(seq "$0"); do a=$EPOCHREALTIME; "$@" || exit; echo "took $a $EPOCHREALTIME"; done >&2'
 
 
 async def bare_rate(parallel: int, times: int) -> tuple[str, float]:
@@ -29,8 +25,8 @@ async def bare_rate(parallel: int, times: int) -> tuple[str, float]:
     sandbox_ids: list[str] = []
     try:
         runtime = (await provider.runtime_report()).chosen
-        loops = [await prepare_bare_loop(provider, state, runtime, times, sandbox_ids) for _ in range(parallel)]
-        outcomes = await asyncio.gather(*(run(argv, timeout_s=_LOOP_S) for argv in loops))
+        loops = (run_bare_loop(provider, state, runtime, times, sandbox_ids) for _ in range(parallel))
+        outcomes = await asyncio.gather(*loops)
         spans = [span for outcome in outcomes for span in re.findall(r"took (\S+) (\S+)", outcome.stderr)]
         if len(spans) != parallel * times:
             raise RuntimeError(f"{runtime}: {len(spans)} of {parallel * times} ran: {outcomes[0].stderr[-300:]}")

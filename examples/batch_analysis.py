@@ -9,6 +9,7 @@ import json
 import uuid
 from typing import Any
 
+from example_run import run_example
 from langchain.agents import create_agent
 from model_choice import choose_model
 
@@ -52,4 +53,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run_example(lambda: asyncio.run(main()))

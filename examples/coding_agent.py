@@ -5,6 +5,7 @@ python examples/coding_agent.py
 """
 
 from deepagents import create_deep_agent
+from example_run import run_example
 from model_choice import choose_model
 
 from warren import SandboxClient
@@ -49,4 +50,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_example(main)

@@ -8,6 +8,7 @@ import asyncio
 import uuid
 
 from deepagents import create_deep_agent
+from example_run import run_example
 from langgraph.checkpoint.memory import InMemorySaver
 from model_choice import choose_model
 
@@ -35,4 +36,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run_example(lambda: asyncio.run(main()))

@@ -6,6 +6,7 @@ python examples/langgraph_agent.py
 
 import uuid
 
+from example_run import run_example
 from langchain.agents import create_agent
 from langgraph.checkpoint.memory import InMemorySaver
 from model_choice import choose_model
@@ -34,4 +35,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_example(main)

@@ -9,8 +9,10 @@
  *
  *   a mount namespace   of its own, everything private. All mounts below live in it; the runtime
  *                       copies them into the sandbox. The host's mount table does not change, and
- *                       the mounts vanish with the sandbox, even if all processes are killed. The
- *                       bundle appears at a fixed path that the sandbox's root may walk to.
+ *                       the mounts vanish with the sandbox, even if all processes are killed.
+ *   the bundle          a small tmpfs at a fixed path that the sandbox's root may walk to. It holds
+ *                       config.json, the places for the mounts below, and what the runtime writes down
+ *                       about the sandbox: nobody has to remove any of it.
  *   a user namespace    created by a child that has become the sandbox's own uid, so that the
  *                       kernel's per-user limits (inotify, namespaces, …) are counted per sandbox
  *                       and not against the host's root. It is bound to BUNDLE/userns.
@@ -24,9 +26,18 @@
  *   /dev                device nodes of its own, on a small tmpfs at BUNDLE/dev: a runtime would bind the
  *                       host's, whose times and file locks the sandboxes would then share. Its null also
  *                       lies over /dev/null, which crun binds over the files that a sandbox may not see.
+ *   a view              files with the memory and the processors that the sandbox may use, at BUNDLE/view, for
+ *                       /proc to show instead of the machine's; and an uptime that counts from the sandbox's
+ *                       start (a time namespace, where the kernel has them). Programs choose by these how
+ *                       much memory and how many threads they take. Nobody is bound to a processor by this: the
+ *                       sandboxes on one would wait while another is idle.
  *   rlimits             only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail. The limit of
  *                       cores is 1: for every other one, also 0, the kernel starts the program that
  *                       core_pattern names, as the host's root.
+ *
+ * The runtime will move the sandbox into its cgroups. If no process has been moved for a while, the kernel
+ * lets the first one wait for some 10 ms. So a child tries such a move at once, and the kernel is ready when
+ * the runtime is.
  *
  * Runtimes make the sandbox's root the owner of stdin, stdout and stderr (fchown). If one of them
  * were the host's /dev/null, a sandbox would own it: so stdin becomes a pipe without a writer,
@@ -38,9 +49,9 @@
  * ends with this process.
  *
  * usage: warren-launch sandbox OPTION… -- RUNTIME ARGUMENT…
- *          --bundle DIR        holds config.json, the file userns, and the directories rootfs, disk, dev, image,
- *                              agent, empty and tree0
- *          --at DIR            where the bundle appears for the runtime
+ *                                            stdin holds config.json
+ *          --at DIR            where the bundle appears for the runtime: config.json, the file userns, and the
+ *                              directories rootfs, disk, dev, image, agent, empty, tree0 and view
  *          --base UID          the sandbox's uids are BASE … BASE+65535
  *          --agent DIR         a tree that holds the agent, to lie above the image
  *          --root DIR          the image
@@ -50,6 +61,8 @@
  *          --dir NAME:MODE     a directory to make on the disk (repeatable)
  *          --owner UID         who owns these directories
  *          --hide DIR          a mount to take away first (repeatable)
+ *          --move FILE         the cgroup.procs that a child tries to move to
+ *          --memory BYTES --cpus N    what the view shows; the directory `view` is there only with these
  *          --nofile N --fsize BYTES
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
@@ -77,6 +90,7 @@
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 #include <grp.h>
 
@@ -86,6 +100,7 @@
 #define MANY 32
 #define PATH_ROOM 4096
 #define LOOP_TRIES 500
+#define BUNDLE_OPTIONS "mode=711,size=8m,nr_inodes=256"
 #define LAUNCH_NICE 5 /* sandboxes that run have priority over those that are being made */
 /* The disk does not survive a crash anyway, so no flush has to wait for the disk of the host. */
 #define DISK_OPTIONS "noinit_itable,barrier=0"
@@ -104,6 +119,7 @@
 #define MOUNT_ATTR_NOSUID_ 0x2
 #define MOUNT_ATTR_NODEV_ 0x4
 #define MOUNT_ATTR_IDMAP_ 0x00100000
+#define CLONE_NEWTIME_ 0x00000080
 
 struct loop_settings {
     uint32_t fd, block_size;
@@ -126,8 +142,8 @@ struct list {
 };
 
 struct options {
-    const char *bundle, *at, *agent, *root, *disk, *tmpfs, *pts;
-    uint64_t base, owner, nofile, fsize, pid, terminals;
+    const char *at, *agent, *root, *disk, *tmpfs, *pts, *move;
+    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus;
     int try_only;
     struct list trees, dirs, hidden;
     char **command;
@@ -196,19 +212,21 @@ static void append(struct list *list, const char *name, const char *value)
 
 static void read_option(struct options *o, const char *name, const char *value)
 {
-    if (!strcmp(name, "--bundle")) o->bundle = value;
-    else if (!strcmp(name, "--at")) o->at = value;
+    if (!strcmp(name, "--at")) o->at = value;
     else if (!strcmp(name, "--agent")) o->agent = value;
     else if (!strcmp(name, "--root")) o->root = value;
     else if (!strcmp(name, "--disk")) o->disk = value;
     else if (!strcmp(name, "--tmpfs")) o->tmpfs = value;
     else if (!strcmp(name, "--pts")) o->pts = value;
+    else if (!strcmp(name, "--move")) o->move = value;
     else if (!strcmp(name, "--terminals")) o->terminals = number(name, value);
     else if (!strcmp(name, "--base")) o->base = number(name, value);
     else if (!strcmp(name, "--owner")) o->owner = number(name, value);
     else if (!strcmp(name, "--nofile")) o->nofile = number(name, value);
     else if (!strcmp(name, "--fsize")) o->fsize = number(name, value);
     else if (!strcmp(name, "--pid")) o->pid = number(name, value);
+    else if (!strcmp(name, "--memory")) o->memory = number(name, value);
+    else if (!strcmp(name, "--cpus")) o->cpus = number(name, value);
     else if (!strcmp(name, "--tree")) append(&o->trees, name, value);
     else if (!strcmp(name, "--dir")) append(&o->dirs, name, value);
     else if (!strcmp(name, "--hide")) append(&o->hidden, name, value);
@@ -307,6 +325,55 @@ static int user_namespace(uint64_t base)
     return fd;
 }
 
+/* ---- cgroups ---- */
+
+/* Only the time of the attempt counts: it may fail, and the child is of no further use. */
+static void try_move(const char *procs)
+{
+    int fd;
+
+    if (!procs || fork())
+        return;
+    fd = open(procs, O_WRONLY | O_CLOEXEC);
+    if (fd >= 0 && write(fd, "0", 1) == 1)
+        _exit(0);
+    _exit(1);
+}
+
+/* ---- the bundle ---- */
+
+static void write_config(const char *name)
+{
+    static char piece[65536];
+    int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    ssize_t size;
+
+    if (fd < 0)
+        fail("making %s", name);
+    while ((size = read(0, piece, sizeof piece)) > 0)
+        if (write(fd, piece, size) != size)
+            fail("writing %s", name);
+    if (size < 0)
+        fail("reading config.json from stdin");
+    close(fd);
+}
+
+static void make_bundle(const char *at)
+{
+    static const char *const folders[] = {"rootfs", "disk", "dev", "image", "agent", "empty", "tree0"};
+    char name[PATH_ROOM];
+    size_t i;
+
+    if (mount("bundle", at, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOATIME, BUNDLE_OPTIONS))
+        fail("mounting a tmpfs at %s", at);
+    for (i = 0; i < sizeof folders / sizeof *folders; i++)
+        if (mkdir(path(name, "%s/%s", at, folders[i]), 0700))
+            fail("making %s", name);
+    if (mknod(path(name, "%s/userns", at), S_IFREG | 0600, 0))
+        fail("making %s", name);
+    write_config(path(name, "%s/config.json", at));
+}
+
 static void bind_namespace(int fd, const char *bundle)
 {
     char source[PATH_ROOM], target[PATH_ROOM];
@@ -314,6 +381,100 @@ static void bind_namespace(int fd, const char *bundle)
     path(source, "/proc/self/fd/%d", fd);
     if (mount(source, path(target, "%s/userns", bundle), NULL, MS_BIND, NULL))
         fail("binding the user namespace to %s", target);
+}
+
+/* ---- the view of the machine ---- */
+
+static void write_view(const char *at, const char *name, const char *text, size_t size)
+{
+    char file[PATH_ROOM];
+    int fd = open(path(file, "%s/view/%s", at, name), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444);
+
+    if (fd < 0 || fchmod(fd, 0444) || write(fd, text, size) != (ssize_t)size)
+        fail("writing %s", file);
+    close(fd);
+}
+
+/* The first processors of the machine's list; what follows them describes the machine. */
+static void view_processors(const char *at, uint64_t cpus)
+{
+    static char text[256 * 1024];
+    int fd = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
+    size_t size = 0;
+    ssize_t more;
+    char *end = text;
+
+    if (fd < 0)
+        fail("opening /proc/cpuinfo");
+    while ((more = read(fd, text + size, sizeof text - 1 - size)) > 0)
+        size += more;
+    close(fd);
+    text[size] = 0;
+    while (cpus-- && !strncmp(end, "processor", 9)) {
+        char *blank = strstr(end, "\n\n");
+
+        end = blank ? blank + 2 : text + size;
+    }
+    write_view(at, "cpuinfo", text, end - text);
+}
+
+static void view_memory(const char *at, uint64_t bytes)
+{
+    static const char *const empty[] = {"Buffers", "Cached", "SwapCached", "Active", "Inactive", "Active(anon)",
+        "Inactive(anon)", "Active(file)", "Inactive(file)", "Unevictable", "Mlocked", "SwapTotal", "SwapFree", "Dirty",
+        "Writeback", "AnonPages", "Mapped", "Shmem", "KReclaimable", "Slab", "SReclaimable", "SUnreclaim"};
+    char text[2048];
+    unsigned long long kb = bytes / 1024;
+    size_t i, size;
+
+    size = snprintf(text, sizeof text, "MemTotal:       %8llu kB\nMemFree:        %8llu kB\nMemAvailable:   %8llu kB\n",
+        kb, kb, kb);
+    for (i = 0; i < sizeof empty / sizeof *empty; i++)
+        size += snprintf(text + size, sizeof text - size, "%s:%*d kB\n", empty[i], 23 - (int)strlen(empty[i]), 0);
+    write_view(at, "meminfo", text, size);
+}
+
+static void view_statistics(const char *at, uint64_t cpus)
+{
+    static const char zeros[] = " 0 0 0 0 0 0 0 0 0 0\n", loads[] = "0.00 0.00 0.00 1/1 1\n";
+    static char text[64 * 1024];
+    uint64_t i;
+    size_t size = snprintf(text, sizeof text, "cpu %s", zeros);
+
+    for (i = 0; i < cpus && size < sizeof text - 256; i++)
+        size += snprintf(text + size, sizeof text - size, "cpu%llu%s", (unsigned long long)i, zeros);
+    size += snprintf(text + size, sizeof text - size,
+        "intr 0\nctxt 0\nbtime %lld\nprocesses 1\nprocs_running 1\nprocs_blocked 0\nsoftirq 0 0 0 0 0 0 0 0 0 0 0\n",
+        (long long)time(NULL));
+    write_view(at, "stat", text, size);
+    write_view(at, "loadavg", loads, sizeof loads - 1);
+}
+
+/* A kernel without time namespaces shows its own uptime. */
+static void own_clock(void)
+{
+    struct timespec now;
+    char text[64];
+    int fd, length;
+
+    if (clock_gettime(CLOCK_BOOTTIME, &now) || unshare(CLONE_NEWTIME_))
+        return;
+    fd = open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC);
+    length = snprintf(text, sizeof text, "boottime %lld 0", -(long long)now.tv_sec);
+    if (fd < 0 || write(fd, text, length) != length)
+        fail("setting the sandbox's clock");
+    close(fd);
+}
+
+static void make_view(const struct options *o)
+{
+    char name[PATH_ROOM];
+
+    if (mkdir(path(name, "%s/view", o->at), 0711))
+        fail("making %s", name);
+    view_processors(o->at, o->cpus);
+    view_memory(o->at, o->memory);
+    view_statistics(o->at, o->cpus);
 }
 
 /* ---- the disk ---- */
@@ -640,13 +801,18 @@ static void die_with_parent(void)
         exit(FAILED);
 }
 
-static void harmless_stdio(void)
+static void check_stderr(void)
 {
     struct stat error;
-    int empty[2];
 
     if (fstat(2, &error) || !S_ISFIFO(error.st_mode))
         usage("stderr has to be a pipe: the sandbox's root will own it");
+}
+
+static void harmless_stdio(void)
+{
+    int empty[2];
+
     if (pipe(empty) || dup2(empty[0], 0) < 0 || dup2(2, 1) < 0)
         fail("replacing stdin and stdout");
     close(empty[0]);
@@ -658,21 +824,26 @@ static void sandbox(const struct options *o)
     char where[PATH_ROOM];
     int i, userns;
 
-    if (!o->bundle || !o->at || !o->agent || !o->root || !o->base || (!o->disk == !o->tmpfs))
-        usage("sandbox needs --bundle, --at, --agent, --root, --base and one of --disk and --tmpfs");
+    if (!o->at || !o->agent || !o->root || !o->base || (!o->disk == !o->tmpfs))
+        usage("sandbox needs --at, --agent, --root, --base and one of --disk and --tmpfs");
+    check_stderr();
     die_with_parent();
-    harmless_stdio();
+    try_move(o->move);
     setpriority(PRIO_PROCESS, 0, LAUNCH_NICE);
     userns = user_namespace(o->base);
     private_mounts();
     for (i = 0; i < o->hidden.count; i++)
         hide(o->hidden.items[i]);
-    if (mount(o->bundle, o->at, NULL, MS_BIND, NULL))
-        fail("binding %s to %s", o->bundle, o->at);
+    make_bundle(o->at);
+    harmless_stdio();
     bind_namespace(userns, o->at);
     make_disk(o, path(where, "%s/disk", o->at));
     make_devices(o);
     mount_trees(o, userns);
+    if (o->memory && o->cpus) {
+        make_view(o);
+        own_clock();
+    }
     close(userns);
     lower_limits(o);
     run(o->command);

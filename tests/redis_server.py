@@ -1,4 +1,4 @@
-"""Real Redis processes of the test's own: a server, a Sentinel, a node of a cluster, and a wire that loses answers.
+"""Real Redis processes of the test's own: a server, a Sentinel, a node of a cluster, and a wire that fails.
 
 They listen on loopback, keep everything in the directory they are given and are ended by their process id.
 """
@@ -161,11 +161,12 @@ class RedisSentinel:
 
 
 class LossyWire:
-    """Between a client and a server: it can lose answers, together with the connection they came over."""
+    """Between a client and a server: it can lose answers, with the connection they came over, or bring them late."""
 
     def __init__(self, port: int) -> None:
         self._to = port
         self._to_lose = 0
+        self._delays_s: list[float] = []
         self._conversations: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -187,6 +188,10 @@ class LossyWire:
 
     def lose(self, answers: int = 1) -> None:
         self._to_lose = answers
+
+    def delay(self, *delays_s: float) -> None:
+        """The next answers come so much later."""
+        self._delays_s = list(delays_s)
 
     @property
     def lost_all(self) -> bool:
@@ -213,6 +218,8 @@ class LossyWire:
             if self._to_lose:
                 self._to_lose -= 1
                 return
+            if self._delays_s:
+                await asyncio.sleep(self._delays_s.pop(0))
             writer.write(data)
             await writer.drain()
 

@@ -31,6 +31,7 @@ _EXTENDED: Final = (
     r"integration/test_ordinary_programs\.py",
     r"integration/test_attack(_api)?\.py::test_(everything_is_contained|what_a_neighbour_keeps|what_others_wait)",
     r"integration/test_dist\.py::TestRelease",
+    r"integrations/test_mcp_versions\.py::test_it_works_beside",  # needs a package index
     r"integrations/test_vendor_suite\.py::test_86",
     r"e2e/test_schema\.py::test_no_random_value",
     r"e2e/test_request_cost\.py::test_no_request",
@@ -42,7 +43,7 @@ _ONE_OF: Final[Mapping[str, Sequence[str]]] = {
     r"contract/test_sdk\.py::TestAsync": (r"\[local-fake", r"\[local-oci"),
     r"contract/test_sdk\.py::Test(?!Async)": (r"\[remote-fake", r"\[remote-oci"),
     r"e2e/": (r"\[alone", r""),
-    r"integrations/test_mcp_tools\.py::TestEveryTransport": (r"\[http",),
+    r"integrations/test_mcp_tools\.py::TestEveryTransport": (r"\[(http|handshake)",),
     r"faults/test_kill_points\.py": (_FIRST,),
     r"faults/test_clock_jump\.py": (_FIRST,),
     r"integration/test_cluster_bad_input\.py::test_settings_that_cannot_be": (_FIRST,),

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     from warren.sdk.blocking.batch import BatchSandboxClient
     from warren.sdk.blocking.client import SandboxClient
     from warren.sdk.blocking.process import Process, Terminal
-    from warren.sdk.results import ExecuteResult, FileChange, FileEntry, OutputChunk, ProcessInfo, SessionInfo
+    from warren.sdk.results import (
+        EnvironmentInfo,
+        ExecuteResult,
+        FileChange,
+        FileEntry,
+        ImageInfo,
+        OutputChunk,
+        ProcessInfo,
+        SessionInfo,
+    )
 
 __version__ = "0.1.0"
 
@@ -30,9 +39,11 @@ _MODULES = {
     "warren.sdk.blocking.client": ("SandboxClient",),
     "warren.sdk.blocking.process": ("Process", "Terminal"),
     "warren.sdk.results": (
+        "EnvironmentInfo",
         "ExecuteResult",
         "FileChange",
         "FileEntry",
+        "ImageInfo",
         "OutputChunk",
         "ProcessInfo",
         "SessionInfo",
@@ -46,9 +57,11 @@ __all__ = [
     "AsyncSandboxClient",
     "AsyncTerminal",
     "BatchSandboxClient",
+    "EnvironmentInfo",
     "ExecuteResult",
     "FileChange",
     "FileEntry",
+    "ImageInfo",
     "OutputChunk",
     "Process",
     "ProcessInfo",

@@ -85,6 +85,9 @@ class NamespaceProvider:
         self._handed_out.append(sandbox)
         return sandbox
 
+    async def image_version(self, image: str) -> str:
+        return ""
+
     async def destroy(self, sandbox_id: str) -> None:
         box = self.boxes.pop(sandbox_id, None)
         if box is not None:

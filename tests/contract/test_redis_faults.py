@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -23,9 +24,12 @@ from redis_server import (
 )
 from server_process import free_port
 
+from warren.app.cluster_wiring import wait_for_redis_time
+from warren.clock import boot_time
 from warren.interfaces.store import Added, KeyRecord, Page
 from warren.model.errors import KeyReused, NoSpace, Unavailable
 from warren.stores import redis_records, redis_scripts
+from warren.stores.redis_link import connect
 from warren.stores.redis_lua import Script
 from warren.stores.redis_store import RedisStore
 
@@ -52,6 +56,15 @@ async def lossy(server: RedisServer) -> AsyncIterator[tuple[LossyWire, RedisStor
         store = await RedisStore.open(url, timeout_s=PATIENCE_S)
         yield wire, store
         await store.close()
+
+
+async def test_answers_that_come_late_do_not_make_a_clock_late(server: RedisServer) -> None:
+    async with lossy_wire(server) as (wire, url):
+        wire.delay(*[0.1] * 8)
+        link = connect(url)
+        offset_s = await wait_for_redis_time(link)
+        await link.close()
+    assert abs(offset_s - (time.time() - boot_time())) < 0.03
 
 
 class TestAnswersThatGetLost:

@@ -9,11 +9,13 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
 import pytest
+from busiest_turn import MOST_S, busiest_turn
 from contract.store_contract import DurableStoreContract, StoreContract
 from contract.store_values import S, a_key, a_session, added, swapped
 
@@ -51,6 +53,23 @@ class TestSqliteStore(StoreContract, DurableStoreContract):
         yield self._opened[0]
         for store in self._opened:
             await store.close()
+
+    async def test_looking_through_long_sessions_holds_up_nobody_and_keeps_few_of_them(
+        self, store: SessionStore
+    ) -> None:
+        for number in range(80):
+            texts = {f"{number} {at}": "\U0001f407" * 4096 for at in range(60)}
+            await added(store, metadata=texts, state=S.ENDED)
+        tracemalloc.start()
+        try:
+            async with busiest_turn() as busiest:
+                assert not await store.list("acme", Page(frozenset(S), metadata={"none": "of them"}))
+                assert len(await store.list("acme", Page(frozenset(S), metadata={"79 0": "\U0001f407" * 4096}))) == 1
+            assert busiest.seconds < MOST_S
+            await store.list("acme", Page(frozenset(S)))
+            assert tracemalloc.get_traced_memory()[0] < 64 << 20
+        finally:
+            tracemalloc.stop()
 
     async def reopened(self, store: SessionStore) -> SessionStore:
         self._opened.append(await SqliteStore.open(self._path))

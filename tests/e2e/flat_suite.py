@@ -186,6 +186,33 @@ class E2bSuite:
 
         await until(nothing_runs)
 
+    async def test_code_with_a_key_runs_once_and_gives_the_same_answer(self, session: SessionApi, api: Api) -> None:
+        code = "file = open('count', 'a+')\nfile.write('x')\nprint(file.seek(0) or file.read())\n6 * 7"
+        body, key = {"session_id": session.id, "code": code}, {"Idempotency-Key": unique()}
+        first, meanwhile = await asyncio.gather(
+            *(api.post("/api/e2b/execute", body, headers=key) for _ in range(2)),
+        )
+        assert (first["stdout"], first["results"][0]["text"]) == ("x\n", "42")
+        assert [one["path"] for one in first["artifacts"]] == ["/workspace/count"]
+        assert first == meanwhile == await api.post("/api/e2b/execute", body, headers=key)
+        await api.refused(
+            "POST",
+            "/api/e2b/execute",
+            {**body, "code": "1"},
+            status=422,
+            code="idempotency_key_reused",
+            headers=key,
+        )
+        assert (await api.post("/api/e2b/execute", body))["stdout"] == "xx\n"
+
+    async def test_a_session_is_not_ended_for_a_sandbox_it_does_not_have(self, session: SessionApi, api: Api) -> None:
+        place = f"/api/sessions/{session.id}"
+        await api.refused("DELETE", f"{place}?sandbox_id=xyz", status=404, code="sandbox_not_found")
+        shown = await api.get(place)
+        assert shown["state"] == "running"
+        ended = await api.call("DELETE", f"{place}?sandbox_id={shown['sandbox_id']}")
+        assert ended["state"] in ("stopping", "ended")
+
     async def test_files_the_e2b_way(self, session: SessionApi, api: Api) -> None:
         body = {"session_id": session.id, "path": "notes/a.txt", "content": "žluť"}
         await api.post("/api/e2b/files", body, status=201)

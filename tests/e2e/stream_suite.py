@@ -194,6 +194,17 @@ class LinuxStreamSuite:
             await until(lambda: at_least(session, 2))
         await until(lambda: none_sleep(session))
 
+    async def test_what_python_prints_comes_at_once(self, session: SessionApi) -> None:
+        program = "import time; print('first'); time.sleep(1004)"
+        async with (
+            asyncio.timeout(30),
+            session.events("POST", "/exec", {"command": ["python3", "-c", program]}) as events,
+        ):
+            async for event in events:
+                if event.kind == "output":
+                    assert event.data["data"].startswith("first")
+                    break
+
     async def test_a_client_that_goes_away_while_output_floods_ends_its_command(self, session: SessionApi) -> None:
         async with session.events("POST", "/exec", {"command": "yes & sleep 1005"}) as events:
             for _ in range(10):

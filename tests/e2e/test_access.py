@@ -4,6 +4,7 @@ The list of routes is not kept by hand. A route that makes no decision about acc
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
@@ -221,6 +222,23 @@ async def test_keys_can_be_made_listed_rotated_and_revoked(url: str, admin: Api)
         await admin.call("DELETE", f"/api/admin/keys/{made['id']}", status=204)
         await new.refused("GET", "/api/whoami", status=401, code="unauthorized")
     await admin.refused("DELETE", f"/api/admin/keys/{made['id']}", status=404, code="not_found")
+
+
+async def test_a_revoked_key_loses_its_open_socket(url: str, admin: Api) -> None:
+    body = {"name": "ci", "tenant": "acme", "scopes": ["exec", "sessions"]}
+    made = await admin.call("POST", "/api/admin/keys", body, status=201)
+    async with Api(url, {"X-API-Key": made["key"]}) as api:
+        session = (await api.call("POST", "/api/sessions", {"max_lifetime_s": 60}, status=201))["session_id"]
+        async with api.socket(f"/api/sessions/{session}/exec") as socket:
+            await socket.raw.send_json({"command": "cat"})
+            await socket.expect("started")
+            await admin.call("DELETE", f"/api/admin/keys/{made['id']}", status=204)
+            async with asyncio.timeout(20):
+                while not socket.raw.closed:
+                    await socket.raw.send_bytes(b"x")
+                    with contextlib.suppress(TimeoutError):
+                        await socket.raw.receive(0.2)
+            assert socket.raw.close_code == 4401
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def test_an_image_is_imported_listed_and_removed(warren: Callable[..., Any], tmp
     made = warren("import", str(tree), "--no-shell")
     assert made["name"] == "tree"
     assert warren("list") == [made]
-    assert warren("remove", "tree") == {"removed": "tree"}
+    assert warren("remove", "tree") == {"removed": "tree", "version": made["version"], "pending": False}
     assert warren("list") == []
 
 

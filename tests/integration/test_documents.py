@@ -42,7 +42,7 @@ _GUARDED = {
     *(ROOT / "docs" / name for name in ("api.md", "operations.md", "tenants.md", "tutorial.md", "webhooks.md")),
 }
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
-GOALS = ("make test", "make check", "make docs", "make setup")
+GOALS = ("make test", "make check", "make docs", "make dist", "make setup")
 SHOWN_SERVER = "http://127.0.0.1:8000"
 OTHER_COORDINATOR = "http://127.0.0.1:8001"
 _CLUSTER_UP = ["cluster", "up"]
@@ -70,7 +70,7 @@ def commands(page: Path) -> list[str]:
     """Lines of code blocks, fenced or indented, without their comments; but for blocks that have tests of their own."""
 
     def as_indented(match: re.Match[str]) -> str:
-        apart = match[1] in ("toml", "python", "text", "json", "mermaid") or asks_a_server((match[1], match[2]))
+        apart = match[1] in ("toml", "python", "text", "json", "yaml", "mermaid") or asks_a_server((match[1], match[2]))
         return "" if apart else re.sub("^", "    ", match[2], flags=re.M)
 
     lines = re.findall(r"^(?: {4}|\t)(\S.*)$", _FENCED.sub(as_indented, page.read_text()), flags=re.M)

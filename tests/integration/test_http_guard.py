@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
+from busiest_turn import MOST_S, busiest_turn
 from fastapi import FastAPI, Request, WebSocket
 from pydantic import BaseModel
 from starlette.types import Receive, Scope, Send
@@ -509,6 +510,35 @@ class TestManyConnections:
         assert (await ask(served.port, GET)).status == 200
 
 
+class TestTinyPieces:
+    """A read holds some hundred KiB: tens of thousands of chunks or frames."""
+
+    async def test_a_body_in_chunks_of_a_byte_holds_up_nobody(self, serve: Any) -> None:
+        served = await serve(HttpLimits())
+        reader, writer = await dial(served.port)
+        async with asyncio.timeout(60), busiest_turn() as busiest:
+            writer.write(b"POST /upload HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for _ in range(20):
+                writer.write(b"1\r\nx\r\n" * 50_000)
+                await writer.drain()
+            writer.write(b"0\r\n\r\n")
+            assert (await read_answer(reader)).json == {"taken": 1_000_000}
+        assert busiest.seconds < MOST_S
+
+    @pytest.mark.parametrize("frame", [b"\x89\x80\0\0\0\0", b"\x8a\x80\0\0\0\0", b"\x81\x80\0\0\0\0"])
+    async def test_empty_frames_hold_up_nobody(self, serve: Any, frame: bytes) -> None:
+        served = await serve(HttpLimits())
+        reader, writer = await dial(served.port, limit=1 << 20)
+        writer.write(upgrade("/ws"))
+        await reader.readuntil(b"\r\n\r\n")
+        async with asyncio.timeout(60), busiest_turn() as busiest:
+            writer.write(frame * 60_000 + b"\x81\x84\0\0\0\0last")
+            while not (await reader.read(1 << 20)).endswith(b"last"):
+                pass
+        assert busiest.seconds < MOST_S
+        writer.close()
+
+
 class TestPipelining:
     async def test_requests_sent_ahead_are_answered_in_their_order(self, serve: Any) -> None:
         served = await serve()
@@ -541,6 +571,29 @@ class TestPipelining:
         assert (await read_answer(reader)).json == {"slow": "done"}
         async with asyncio.timeout(5):
             assert await reader.read() == b""
+        writer.close()
+
+    @pytest.mark.parametrize("together", [True, False])
+    @pytest.mark.parametrize(
+        "framing", [b"Content-Length: %d\r\n\r\n%s", b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"]
+    )
+    async def test_the_body_of_a_request_for_another_protocol_is_no_request(
+        self, serve: Any, framing: bytes, together: bool
+    ) -> None:
+        served = await serve()
+        reader, writer = await dial(served.port)
+        head = b"POST /upload HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+        begin, end = (head + framing % (len(GET), GET)).split(b"\r\n\r\n", 1)
+        if together:
+            writer.write(begin + b"\r\n\r\n" + end)
+        else:
+            writer.write(begin + b"\r\n\r\n")
+            await asyncio.sleep(0.1)
+            writer.write(end)
+        async with asyncio.timeout(5):
+            assert (await read_answer(reader)).json == {"taken": len(GET)}
+            writer.write(GET.replace(b"/hello", b"/full"))
+            assert (await read_answer(reader)).status == 503
         writer.close()
 
     async def test_a_stream_ends_when_the_client_goes_though_more_was_sent_ahead(self, serve: Any) -> None:

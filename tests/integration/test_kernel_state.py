@@ -11,7 +11,7 @@ from warren.model.errors import FileExists, FileNotFound, InvalidPath, LimitReac
 from warren.model.operations import Command, TerminalSize
 from warren.model.spec import Limits, SandboxSpec
 from warren.worker.host.file_locks import MOST
-from warren.worker.host.netlink_queues import unreclaimable
+from warren.worker.host.kernel_queues import tcp_memory, unreclaimable
 from warren.worker.providers.hardening import TERMINALS
 from warren.worker.providers.oci import OciProvider
 
@@ -38,6 +38,25 @@ for _ in range(900):
     held.append(socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
     for _ in range(6):
         held[-1].send(struct.pack("IHHII", 32016, 9999, 5, 0, 0) + bytes(32000), socket.MSG_DONTWAIT)
+time.sleep(30)
+"""
+MANY_NETLINK = """
+import os, socket, time
+for _ in range(49):
+    if os.fork() == 0:
+        break
+held = [socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) for _ in range(900)]
+time.sleep(30)
+"""
+FILL_BACKLOG = """
+import contextlib, socket, time
+server = socket.create_server(("127.0.0.1", 0), backlog=4096)
+for _ in range(4000):
+    client = socket.create_connection(server.getsockname())
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            client.send(bytes(65536), socket.MSG_DONTWAIT)
+    client.close()
 time.sleep(30)
 """
 EXCHANGE = """
@@ -82,6 +101,18 @@ async def test_a_sandbox_that_fills_netlink_queues_loses_its_commands_and_lives(
     assert result.exit_code == 137
     assert unreclaimable() - before < 400 << 20
     assert (await greedy.exec(Command(argv=("python3", "-c", "import socket; socket.if_nameindex()")))).exit_code == 0
+    assert (await going_on).stdout == "went on\n"
+
+
+@pytest.mark.parametrize("script", [MANY_NETLINK, FILL_BACKLOG], ids=["netlink sockets", "connections not accepted"])
+async def test_sockets_that_nobody_is_charged_for_end_their_commands(provider: OciProvider, script: str) -> None:
+    honest, greedy = await provider.create(SandboxSpec()), await provider.create(SandboxSpec())
+    going_on = asyncio.ensure_future(honest.exec(Command(shell="sleep 3; echo went on")))
+    before = tcp_memory() + unreclaimable()
+    result = await greedy.exec(Command(argv=("python3", "-c", script)))
+    assert result.exit_code == 137
+    assert tcp_memory() + unreclaimable() - before < 400 << 20
+    assert (await greedy.exec(Command(argv=("true",)))).exit_code == 0
     assert (await going_on).stdout == "went on\n"
 
 

@@ -12,18 +12,15 @@ LAUNCHER = BIN / "warren-launch"
 
 
 def launch(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(LAUNCHER), *words], capture_output=True, text=True, check=False, timeout=20)
+    argv = [str(LAUNCHER), *words]
+    return subprocess.run(argv, capture_output=True, input="{}", text=True, check=False, timeout=20)
 
 
 @pytest.fixture
-def bundle(tmp_path: Path) -> Path:
-    place = tmp_path / "bundle"
-    for name in ("rootfs", "disk", "dev", "image", "agent", "tree0", "empty"):
-        (place / name).mkdir(parents=True)
-    (place / "userns").touch()
+def at(tmp_path: Path) -> Path:
     for name in ("image", "agent", "at"):
         (tmp_path / name).mkdir()
-    return place
+    return tmp_path / "at"
 
 
 @pytest.fixture
@@ -35,21 +32,21 @@ def image(tmp_path: Path) -> Path:
     return path
 
 
-def sandbox(bundle: Path, disk: tuple[str, ...], *command: str) -> subprocess.CompletedProcess[str]:
-    above = bundle.parent
+def sandbox(at: Path, disk: tuple[str, ...], *command: str) -> subprocess.CompletedProcess[str]:
     return launch(
-        *("sandbox", "--bundle", str(bundle), "--at", str(above / "at"), "--base", "2013265920"),
-        *("--owner", "2013266920", "--agent", str(above / "agent"), "--root", str(above / "image"), *disk),
+        *("sandbox", "--at", str(at), "--base", "2013265920", "--owner", "2013266920"),
+        *("--agent", str(at.parent / "agent"), "--root", str(at.parent / "image"), *disk),
         *("--dir", "workspace:755", "--dir", "tmp:1777", "--nofile", "256", "--fsize", "1048576", "--", *command),
     )
 
 
-def test_the_command_finds_everything_in_place(bundle: Path, image: Path) -> None:
-    at = bundle.parent / "at"
+def test_the_command_finds_everything_in_place(at: Path, image: Path) -> None:
     script = (
-        f"cd {at}; stat -c '%u %a %n' disk/*; stat -fc %T disk; touch rootfs/x; ulimit -n; readlink /proc/self/fd/0"
+        f"cd {at}; cat config.json; stat -c '%u %a %n' disk/*; stat -fc %T disk; touch rootfs/x; ulimit -n; "
+        "readlink /proc/self/fd/0"
     )
-    outcome = sandbox(bundle, ("--disk", str(image)), "sh", "-c", script)
+    outcome = sandbox(at, ("--disk", str(image)), "sh", "-c", script)
+    assert outcome.stderr.startswith("{}")
     assert "2013266920 1777 disk/tmp" in outcome.stderr
     assert "2013266920 755 disk/workspace" in outcome.stderr
     assert "ext2/ext3" in outcome.stderr
@@ -57,23 +54,24 @@ def test_the_command_finds_everything_in_place(bundle: Path, image: Path) -> Non
     assert "256" in outcome.stderr
     assert "pipe:" in outcome.stderr
     assert outcome.stdout == ""
+    assert list(at.iterdir()) == []
 
 
-def test_the_host_sees_no_mount_and_the_image_is_gone_at_once(bundle: Path, image: Path) -> None:
+def test_the_host_sees_no_mount_and_the_image_is_gone_at_once(at: Path, image: Path) -> None:
     before = Path("/proc/self/mountinfo").read_text()
-    outcome = sandbox(bundle, ("--disk", str(image)), "ls", str(image))
+    outcome = sandbox(at, ("--disk", str(image)), "ls", str(image))
     assert "No such file" in outcome.stderr
     assert Path("/proc/self/mountinfo").read_text() == before
 
 
-def test_a_tmpfs_takes_the_disks_place(bundle: Path) -> None:
-    script = f"stat -fc %T {bundle.parent}/at/disk"
-    assert "tmpfs" in sandbox(bundle, ("--tmpfs", "size=8m,nr_inodes=100"), "sh", "-c", script).stderr
+def test_a_tmpfs_takes_the_disks_place(at: Path) -> None:
+    script = f"stat -fc %T {at}/disk"
+    assert "tmpfs" in sandbox(at, ("--tmpfs", "size=8m,nr_inodes=100"), "sh", "-c", script).stderr
 
 
-def test_the_user_namespace_belongs_to_the_sandboxs_own_uid(bundle: Path) -> None:
-    script = f"nsenter --user={bundle.parent}/at/userns cat /proc/self/uid_map"
-    assert sandbox(bundle, ("--tmpfs", "size=8m"), "sh", "-c", script).stderr.split() == ["0", "2013265920", "65536"]
+def test_the_user_namespace_belongs_to_the_sandboxs_own_uid(at: Path) -> None:
+    script = f"nsenter --user={at}/userns cat /proc/self/uid_map"
+    assert sandbox(at, ("--tmpfs", "size=8m"), "sh", "-c", script).stderr.split() == ["0", "2013265920", "65536"]
 
 
 @pytest.mark.parametrize(
@@ -84,50 +82,46 @@ def test_the_user_namespace_belongs_to_the_sandboxs_own_uid(bundle: Path) -> Non
         (("--tmpfs", "nonsense=1"), ("true",), "mounting a tmpfs (nonsense=1)"),
         (("--tmpfs", "size=8m"), (), "nothing to run after --"),
         (("--nofile", "many"), ("true",), "--nofile needs a number, not 'many'"),
-        (("--dir", "a/b:755"), ("true",), "needs --bundle"),
+        (("--dir", "a/b:755"), ("true",), "needs --at"),
     ],
 )
 def test_every_failure_is_one_line_and_125(
-    bundle: Path, disk: tuple[str, str], command: tuple[str, ...], complaint: str
+    at: Path, disk: tuple[str, str], command: tuple[str, ...], complaint: str
 ) -> None:
-    outcome = sandbox(bundle, disk, *command)
+    outcome = sandbox(at, disk, *command)
     assert outcome.returncode == 125
     assert complaint in outcome.stderr
     assert len(outcome.stderr.splitlines()) == 1
 
 
-def test_a_root_that_is_none_is_named(bundle: Path) -> None:
-    (bundle.parent / "image").rmdir()
-    outcome = sandbox(bundle, ("--tmpfs", "size=8m"), "true")
+def test_a_root_that_is_none_is_named(at: Path) -> None:
+    (at.parent / "image").rmdir()
+    outcome = sandbox(at, ("--tmpfs", "size=8m"), "true")
     assert outcome.returncode == 125
-    assert f"opening the tree {bundle.parent}/image" in outcome.stderr
+    assert f"opening the tree {at.parent}/image" in outcome.stderr
 
 
-def test_stdio_that_a_runtime_would_give_away_is_refused(bundle: Path) -> None:
+def test_stdio_that_a_runtime_would_give_away_is_refused(at: Path) -> None:
     with open("/dev/null", "w") as null:
-        argv = [
-            str(LAUNCHER),
-            "sandbox",
-            "--bundle",
-            "/b",
-            "--at",
-            "/a",
-            "--agent",
-            "/x",
-            "--root",
-            "/r",
-            "--base",
-            "9",
-        ]
-        outcome = subprocess.run(
-            [*argv, "--base", "9", "--tmpfs", "size=8m", "--", "true"], stderr=null, check=False, timeout=20
-        )
+        argv = [str(LAUNCHER), "sandbox", "--at", str(at), "--agent", str(at.parent / "agent")]
+        argv += ["--root", str(at.parent / "image"), "--base", "2013265920", "--tmpfs", "size=8m", "--", "true"]
+        outcome = subprocess.run(argv, stdin=subprocess.DEVNULL, stderr=null, check=False, timeout=20)
     assert outcome.returncode == 125
 
 
-def test_a_mount_can_be_hidden_from_the_command_alone(bundle: Path) -> None:
+def test_a_mount_can_be_hidden_from_the_command_alone(at: Path) -> None:
     before = Path("/proc/self/mountinfo").read_text().count(" /dev/shm ")
     options = ("--tmpfs", "size=8m", "--hide", "/dev/shm")
-    outcome = sandbox(bundle, options, "grep", "-c", " /dev/shm ", "/proc/self/mountinfo")
+    outcome = sandbox(at, options, "grep", "-c", " /dev/shm ", "/proc/self/mountinfo")
     assert int(outcome.stderr) == before - 1
     assert Path("/proc/self/mountinfo").read_text().count(" /dev/shm ") == before
+
+
+def test_a_child_tries_to_move_to_the_given_cgroup(at: Path) -> None:
+    """The kernel lets whoever moves first wait; the command need not."""
+    procs = at.parent / "procs"
+    procs.touch()
+    outcome = sandbox(at, ("--tmpfs", "size=8m", "--move", str(procs)), "sh", "-c", "sleep 0.2")
+    assert (outcome.returncode, procs.read_text()) == (0, "0")
+    missing = sandbox(at, ("--tmpfs", "size=8m", "--move", "/no/such/file"), "true")
+    assert missing.returncode == 0

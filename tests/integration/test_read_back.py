@@ -1,5 +1,6 @@
 """A runtime that leaves out a part of what it was asked for: the sandbox is not handed out, and the layer is named."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,10 @@ class WeakProvider(OciProvider):
     weaken: Weaken = staticmethod(lambda config: None)
     without_options: tuple[str, ...] = ()
 
-    def _config(self, record: Any) -> Config:
-        config = super()._config(record)
+    def _config(self, record: Any) -> str:
+        config = json.loads(super()._config(record))
         self.weaken(config)
-        return config
+        return json.dumps(config)
 
     def _launch_argv(self, *arguments: Any, **options: Any) -> list[str]:
         argv = super()._launch_argv(*arguments, **options)

@@ -15,7 +15,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent
 from server_process import clean_environ, free_port
 
-TRANSPORTS = ("stdio", "http", "sse")
+# A client opens stdio with the newest protocol; "handshake" is stdio as all earlier clients use it.
+TRANSPORTS = ("stdio", "handshake", "http", "sse")
 _START_S = 30.0
 
 
@@ -58,7 +59,7 @@ async def connected(
     transport: str, place: "StdioServerParameters | HttpServer", *, mode: str = "auto", **headers: str
 ) -> AsyncIterator[Client]:
     if isinstance(place, StdioServerParameters):
-        async with Client(place, mode=mode) as client:
+        async with Client(place, mode="legacy" if transport == "handshake" else mode) as client:
             yield client
     elif transport == "sse":
         async with Client(sse_client(f"{place.url}/sse", headers=headers), mode=mode) as client:

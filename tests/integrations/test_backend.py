@@ -123,13 +123,16 @@ def test_grep_takes_paths_counts_and_leaves_git_alone(backend: WarrenSandbox) ->
     assert backend.grep("needle", "/tmp/g", max_count=1).truncated
 
 
-def test_where_there_is_no_grep_the_files_are_read(backend: WarrenSandbox, client: SandboxClient) -> None:
-    from warren.integrations.deepagents_search import _grep_by_reading
-    from warren.integrations.plans import run
-
-    backend.execute("mkdir -p /tmp/n/deep && cd /tmp/n && echo 'a needle' > deep/a.py && echo needle > b.txt")
-    found = run(client, _grep_by_reading("needle", "/tmp/n", "*.py", None, ()))
-    assert found.matches == [{"path": "/tmp/n/deep/a.py", "line": 1, "text": "a needle"}]
+def test_grep_takes_the_text_as_it_is(backend: WarrenSandbox, client: SandboxClient) -> None:
+    line = "a [x]{2} (n|m)+ \\ ^$*.? b"
+    client.write_file("/tmp/n/deep/.a.py", f"{line}\n")
+    client.write_file("/tmp/n/b.txt", "n\n")
+    assert backend.grep(line[2:-2], "/tmp/n", "*.py").matches == [
+        {"path": "/tmp/n/deep/.a.py", "line": 1, "text": line}
+    ]
+    assert len(backend.grep("(n\nx]", "/tmp/n").matches or ()) == 1
+    assert len(backend.grep("n", "/tmp/n/b.txt").matches or ()) == 1
+    assert backend.grep("n", "/tmp/missing").error == "Path '/tmp/missing': path_not_found"
 
 
 def test_delete_removes_trees_and_says_what_was_not_there(backend: WarrenSandbox) -> None:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from server_process import free_port
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SAYS = {
@@ -17,7 +18,7 @@ _SAYS = {
 
 
 def test_no_example_is_left_out() -> None:
-    assert {path.name for path in _EXAMPLES.glob("*.py")} == {*_SAYS, "model_choice.py"}
+    assert {path.name for path in _EXAMPLES.glob("*.py")} == {*_SAYS, "example_run.py", "model_choice.py"}
 
 
 @pytest.mark.parametrize("name", _SAYS)
@@ -28,3 +29,13 @@ def test_an_example_runs_offline(name: str, url: str) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert _SAYS[name] in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", _SAYS)
+def test_an_example_without_a_server_says_so_in_one_sentence(name: str) -> None:
+    environ = {**os.environ, "WARREN_URL": f"http://127.0.0.1:{free_port()}", "WARREN_API_KEY": "", "MODEL": ""}
+    argv = [sys.executable, str(_EXAMPLES / name)]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith("The example needs a Warren server: the server at http://127.0.0.1:")
+    assert "warren serve" in done.stderr

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from warren.integrations.mcp.calls import MAX_CHARACTERS, error_result, shorten
 from warren.integrations.mcp.file_preview import Window, image_type, is_text
 from warren.integrations.mcp.file_tools import replace_text
-from warren.integrations.mcp.server import transport_security
+from warren.integrations.mcp.sdk_adapter import transport_security
 from warren.model.errors import InvalidRequest, NoCapacity
 
 
@@ -85,9 +85,9 @@ def test_a_replacement_must_be_unambiguous() -> None:
 
 def test_an_error_is_sentences() -> None:
     found = error_result(NoCapacity("nothing became free", remedy="delete a session"))
-    assert found.is_error
+    assert found.failed
     [block] = found.content
-    assert block.model_dump()["text"].startswith("Nothing became free. Delete a session. All sandboxes are taken")
+    assert block["text"].startswith("Nothing became free. Delete a session. All sandboxes are taken")
 
 
 def test_a_server_goes_by_the_names_it_was_given() -> None:

@@ -2,12 +2,14 @@
 
 import asyncio
 import base64
+import re
 import secrets
 import shutil
 import struct
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from e2e.hosts import Hosts
@@ -44,7 +46,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def place(transport: str, server: ServerProcess, http: HttpServer) -> Place:
-    return stdio(server.url) if transport == "stdio" else http
+    return stdio(server.url) if transport in ("stdio", "handshake") else http
 
 
 @pytest.fixture
@@ -77,6 +79,9 @@ class TestEveryTransport:
         }  # fmt: skip
         for tool in tools.values():
             assert tool.description
+            assert not re.search(r"\n |[^\n]\n[^\n]", tool.description)
+            assert tool.input_schema["additionalProperties"] is False
+            assert (tool.output_schema is None) == (tool.name == "read_file")
             assert tool.annotations is not None
             assert tool.annotations.read_only_hint is not None
             assert all(each.get("description") for each in tool.input_schema["properties"].values())
@@ -84,6 +89,37 @@ class TestEveryTransport:
         assert {name for name, tool in tools.items() if tool.annotations and tool.annotations.read_only_hint} == {
             "background_output", "read_file", "list_files", "search_files", "sandbox_info",
         }  # fmt: skip
+
+    async def test_what_the_text_says_is_in_the_structured_content_too(self, tools: Tools) -> None:
+        """The client compares each with the tool's schema."""
+
+        async def data(tool: str, **arguments: object) -> dict[str, Any]:
+            return dict((await tools.call(tool, **arguments)).structured_content or {})
+
+        assert await data("bash", command="echo out; exit 3") == {
+            "output": "out\n", "exit_code": 3, "reason": "exited", "truncated": False, "bytes": 4,
+            "output_file": None, "background": 0, "note": "exit code 3",
+        }  # fmt: skip
+        late = await data("bash", command="echo begun; sleep 60", timeout=0.5)
+        assert (late["output"], late["reason"], "0.5 s" in late["note"]) == ("begun\n", "timeout", True)
+        much = await data("bash", command="seq 100000")
+        assert (much["truncated"], much["bytes"]) == (True, 588_895)
+        assert await data("bash", command=f"wc -c < {much['output_file']}") == {
+            **await data("bash", command="true"), "output": "588895\n", "bytes": 7,
+        }  # fmt: skip
+        assert await data("bash_background", command="echo hi; sleep 300", name="job") == {"process_id": "job"}
+        part = await data("background_output", process_id="job", wait=10)
+        assert part == {"output": "hi\n", "next_offset": 3, "bytes": 3, "running": True, "exit_code": None}
+        assert (await data("sandbox_info"))["commands"][0]["process_id"] == "job"
+        assert (await data("background_stop", process_id="job"))["was_running"]
+        assert await data("write_file", path="a.txt", content="one\n") == {"path": "/workspace/a.txt", "bytes": 4}
+        assert await data("edit_file", path="a.txt", old="one", new="two") == {"path": "a.txt", "places": 1}
+        entry = {"path": "/workspace/a.txt", "kind": "file", "size": 4, "target": None}
+        assert await data("list_files") == {"entries": [entry], "left_out": 0}
+        match = {"path": "/workspace/a.txt", "line": 1, "text": "two"}
+        assert await data("search_files", pattern="t") == {"matches": [match], "truncated_by": None}
+        assert (await data("search_files", glob="*"))["matches"] == [{**match, "line": None, "text": None}]
+        assert (await data("reset_sandbox"))["session_id"] == (await data("sandbox_info"))["session_id"]
 
     async def test_bash_keeps_the_directory_and_variables(self, tools: Tools) -> None:
         await tools.said("bash", command="mkdir -p deep/er && cd deep/er && export COLOUR=red")
@@ -218,14 +254,21 @@ class TestWrongCalls:
     @pytest.mark.parametrize(
         ("tool", "arguments", "words"),
         [
-            ("bash", {}, "Field required"),
-            ("bash", {"command": ["ls"]}, "valid string"),
-            ("bash", {"command": "ls", "timeout": -1}, "greater than 0"),
+            ("bash", {}, "The tool bash needs the argument command."),
+            ("bash", {"command": ["ls"]}, "The argument command must be a string, not a list."),
+            ("bash", {"command": ""}, "The argument command must have at least 1 character, not ''."),
+            ("bash", {"command": "ls", "timeout": -1}, "The argument timeout must be more than 0, not -1."),
+            ("bash", {"command": "ls", "timeout": "soon"}, "The argument timeout must be a number, not 'soon'."),
+            (
+                "bash",
+                {"command": "ls", "cmd": "ls", "cwd": "/"},
+                "The tool bash has no argument 'cmd' or 'cwd'. Its arguments are command, timeout, sandbox.",
+            ),
             ("bash", {"command": "ls", "sandbox": "line\nbreak"}, "thread"),
             ("read_file", {"path": "nope.txt"}, "Use list_files"),
             ("read_file", {"path": "/workspace"}, "Use list_files"),
             ("read_file", {"path": "/dev/zero"}, "not a file"),
-            ("read_file", {"path": "x", "start_line": 0}, "greater than or equal to 1"),
+            ("read_file", {"path": "x", "start_line": 0}, "must be at least 1, not 0"),
             ("write_file", {"path": "/etc/passwd", "content": "x"}, "read-only file system"),
             ("edit_file", {"path": "nope.txt", "old": "a", "new": "b"}, "no such file"),
             ("edit_file", {"path": "/etc/hostname", "old": "", "new": "b"}, "is empty"),
@@ -235,7 +278,7 @@ class TestWrongCalls:
             ("list_files", {"path": "/nope"}, "no such file"),
             ("background_output", {"process_id": "nope"}, "Use sandbox_info"),
             ("background_stop", {"process_id": "nope"}, "Use sandbox_info"),
-            ("nope", {}, "Unknown tool"),
+            ("nope", {}, "There is no tool 'nope'. The tools are bash, bash_background, "),
         ],
     )
     async def test_a_wrong_call_is_an_error_the_model_can_read(
@@ -244,6 +287,7 @@ class TestWrongCalls:
         async with connected("http", http) as client:
             said = await Tools(client).refused(tool, **arguments)
         assert words in said
+        assert not re.search(r"pydantic|validation error|type=", said)
 
 
 async def sandbox_of(url: str, session_id: str) -> str:

@@ -3,17 +3,23 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from unit.scripted_agent import exit_frame, hello, linked, output, said
 
-from warren.model.errors import Conflict, FileNotFound, InvalidRequest, ProtocolError, SandboxLost
-from warren.model.operations import Search, SearchMatch, SearchSummary
+from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, ProtocolError, SandboxLost
+from warren.model.operations import Command, Search, SearchMatch, SearchSummary
+from warren.model.spec import Isolation
+from warren.worker.agent.command_result import REMEMBERED
 from warren.worker.agent.files import AgentFiles
 from warren.worker.agent.link import AgentLink, Output, Reply
+from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.agent.wire import (
     MAX_FRAME_IN,
     MAX_FRAME_OUT,
@@ -264,15 +270,16 @@ async def test_a_sender_hears_that_nobody_wants_more() -> None:
 
 
 async def test_an_agent_that_does_not_read_holds_the_sender_back() -> None:
-    async with linked() as (link, agent):
-        channel = await link.open(Request.FILE)
-        await agent.says(said(Response.CREDIT, channel.number, (1 << 30).to_bytes(4, "little")))
-        sending = asyncio.ensure_future(channel.send(bytes(64 * 1024 * 1024)))
-        await asyncio.wait([sending], timeout=0.1)
-        assert not sending.done()
+    async with linked() as (link, _):
+        channels = [await link.open(Request.FILE) for _ in range(8)]
+        sending = [asyncio.ensure_future(channel.send(bytes(STDIN_WINDOW))) for channel in channels]
+        await asyncio.wait(sending, timeout=0.1)
+        assert not sending[-1].done()
         assert link._transport.get_write_buffer_size() < 2 * 1024 * 1024
-        sending.cancel()
         link.abort()
+        with pytest.raises(SandboxLost):
+            await sending[-1]
+        await asyncio.gather(*sending, return_exceptions=True)
 
 
 # What an agent must not say.
@@ -292,7 +299,10 @@ def bad_frames() -> dict[str, bytes]:
         "an error without a known code": said(Response.ERROR, 1, fields([(Tag.CODE, 99)])),
         "an error whose code is no number": said(Response.ERROR, 1, fields([(Tag.CODE, b"abc")])),
         "credit of three bytes": said(Response.CREDIT, 1, b"abc"),
-        "endless credit": said(Response.CREDIT, 1, b"\xff\xff\xff\xff") * 2,
+        "credit for what was never sent": said(Response.CREDIT, 1, b"\1\0\0\0"),
+        "credit of nothing": said(Response.CREDIT, 1, bytes(4)),
+        "data of nothing": said(Response.DATA, 1),
+        "200,000 fields": said(Response.DONE, 1, b"\xc8\0\0\0\0" * 200_000),
     }
 
 
@@ -307,6 +317,139 @@ async def test_breaking_the_rules_cuts_the_link(what: str) -> None:
         with pytest.raises(ProtocolError):
             await link.open(Request.PING)
         assert repr(link).startswith("<AgentLink broken: ")
+
+
+async def test_a_closed_channel_may_be_sent_what_was_on_its_way_and_no_more() -> None:
+    """Else an agent keeps the worker busy although nobody asks for anything."""
+    async with linked() as (link, agent):
+        for _ in range(5):
+            channel = await link.open(Request.ATTACH)
+            channel.close()
+            await agent.says(output(channel.number, 1, 0, bytes(OUTPUT_WINDOW // 2)), exit_frame(channel.number))
+        ended = await link.open(Request.PING)
+        await agent.says(said(Response.DONE, ended.number))
+        await ended.last()
+        with suppress(ConnectionError):
+            for _ in range(50):
+                await agent.says(*[said(Response.DATA, ended.number, bytes(100_000))] * 10)
+        with pytest.raises(ProtocolError, match="closed"):
+            await link.open(Request.PING)
+
+
+@asynccontextmanager
+async def answered(replies: Callable[[int], Iterable[bytes]], window: int = OUTPUT_WINDOW) -> Any:
+    """A sandbox whose agent answers its first request with these frames, each no sooner than there is credit."""
+    async with linked() as (link, agent):
+
+        async def answer() -> None:
+            _, number, _ = await agent.heard()
+            room = window
+            for reply in replies(number):
+                while room < len(reply):
+                    kind, _, payload = await agent.heard()
+                    room += int.from_bytes(payload, "little") if kind == Request.CREDIT else 0
+                room -= len(reply)
+                await agent.says(reply)
+
+        answering = asyncio.create_task(answer())
+        yield sandbox_over(link)
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+
+
+def sandbox_over(link: AgentLink) -> AgentSandbox:
+    return AgentSandbox(
+        "0" * 32, link, Isolation("oci", "crun", {}, {}), env={}, oom_kills=lambda: 0, why_lost=lambda: "gone"
+    )
+
+
+async def longest_hold(work: Awaitable[object]) -> float:
+    """How long the work kept all other tasks waiting; its ProtocolError is expected."""
+    task, longest = asyncio.ensure_future(work), 0.0
+    while not task.done():
+        began = time.perf_counter()
+        await asyncio.sleep(0)
+        longest = max(longest, time.perf_counter() - began)
+    with suppress(ProtocolError):
+        task.result()
+    return longest
+
+
+async def test_a_list_of_processes_holds_up_nobody_and_has_an_end() -> None:
+    def replies(number: int) -> Iterable[bytes]:
+        yield said(Response.DATA, number, bytes(4) * 250_000)
+
+    async with answered(replies) as box:
+        assert await longest_hold(box.processes()) < 0.5  # it was 3 s
+
+
+async def test_long_titles_of_processes_are_cut() -> None:
+    def replies(number: int) -> Iterable[bytes]:
+        for _ in range(100):
+            yield said(Response.DATA, number, record([(Tag.COMMAND, b"x" * 65_000), (Tag.RUNNING, 1)]))
+        yield said(Response.DONE, number)
+
+    async with answered(replies) as box:
+        assert sum(len(process.command) for process in await box.processes()) <= 100_000
+
+
+async def test_output_that_is_nothing_but_gaps_cuts_the_link() -> None:
+    """Each would cost 170 bytes of memory for one that is kept."""
+
+    def replies(number: int) -> Iterable[bytes]:
+        for at in range(20_000):
+            yield output(number, 1, 2 * at + 1, b"x")
+        yield exit_frame(number, total=40_000)
+
+    async with answered(replies) as box:
+        with pytest.raises(ProtocolError, match="gaps"):
+            await box.exec(Command(argv=("true",)))
+
+
+async def test_an_agent_that_starts_everything_and_ends_nothing_is_cut_off() -> None:
+    """Each command that runs is followed."""
+    async with linked() as (link, agent):
+
+        async def start_all() -> None:
+            while True:
+                kind, number, _ = await agent.heard()
+                if kind == Request.START:
+                    await agent.says(said(Response.STARTED, number))
+
+        starting, box = asyncio.create_task(start_all()), sandbox_over(link)
+        for number in range(REMEMBERED):
+            await box.start(Command(argv=("true",)), process_id=f"p{number}")
+        with pytest.raises(ProtocolError, match="more commands"):
+            await box.start(Command(argv=("true",)))
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+
+
+async def test_a_file_is_the_one_that_was_asked_for() -> None:
+    """Programs take the name of what they download from it."""
+
+    def replies(number: int) -> Iterable[bytes]:
+        yield said(Response.DONE, number, fields([(Tag.PATH, "/workspace/.ssh"), (Tag.KIND, 1)]))
+
+    async with answered(replies) as box:
+        assert (await box.stat("project")).path == "/workspace/project"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [[("a", 2), ("a/b", 0)], [("a", 2), ("a", 1), ("a/b", 0)], [("d", 1), ("d/l", 2), ("d/l/x", 1)]],
+    ids=["beneath a link", "a link becomes a directory", "beneath a deep link"],
+)
+async def test_a_packed_directory_has_nothing_beneath_a_link(names: list[tuple[str, int]]) -> None:
+    def replies(number: int) -> Iterable[bytes]:
+        for name, kind in names:
+            yield said(Response.DATA, number, record([(Tag.PATH, name), (Tag.KIND, kind), (Tag.TARGET, "..")]))
+        yield said(Response.DONE, number)
+
+    async with answered(replies) as box:
+        with pytest.raises(FileProblem, match="files beneath"):
+            async for _ in box.pack("/workspace"):
+                pass
 
 
 async def test_output_beyond_the_window_cuts_the_link() -> None:

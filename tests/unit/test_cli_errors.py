@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from warren.cli.output import printable
+
 
 def warren(*arguments: str, state: Path, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[str]:
     environment = {
@@ -98,3 +100,7 @@ def test_a_state_directory_that_cannot_be_one_is_told(tmp_path: Path) -> None:
         assert done.returncode == 125
         assert f"the state directory {state} cannot be used" in done.stderr
         assert "--state-dir" in done.stderr
+
+
+def test_what_is_in_a_sandbox_does_not_move_the_cursor() -> None:
+    assert printable("a\x1b[2J\x9b1m\tb\r\n\udcff", keep="\t") == "a?[2J?1m\tb???"

@@ -6,6 +6,7 @@ from warren.model.command_output import CommandOutput
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, Reason, TerminalSize
 from warren.worker.agent.command_result import (
+    REMEMBERED,
     OomTracker,
     base_env_fields,
     exec_result,
@@ -126,3 +127,12 @@ def test_who_ran_out_of_memory(rose: bool, others: bool, code: int, signal: int 
 
 def test_untrusted_text_is_made_printable() -> None:
     assert printable("a\x1b[0m\n\udcff") == r"a\x1b[0m\n\udcff"
+
+
+def test_commands_that_ended_long_ago_are_forgotten() -> None:
+    tracker = OomTracker(lambda: 0)
+    for number in range(3 * REMEMBERED):
+        tracker.begin(f"p{number}")
+        tracker.end(f"p{number}", 0, None)
+    assert tracker.running == 0
+    assert len(tracker._results) == REMEMBERED

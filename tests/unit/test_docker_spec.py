@@ -13,7 +13,7 @@ import pytest
 from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, ProviderUnavailable, SandboxLost, WarrenError
 from warren.model.spec import MIB, WRITABLE, Limits, SandboxSpec
 from warren.worker.providers.docker_engine import DockerEngine, translate_error
-from warren.worker.providers.docker_images import slug, tar_parts, version
+from warren.worker.providers.docker_images import slug, tar_parts
 from warren.worker.providers.docker_spec import EngineImage, SandboxPaths, agent_argv, container, directories, etc_files
 
 BASE = 0x78000000
@@ -162,16 +162,6 @@ def test_an_address_that_cannot_be_used_is_refused() -> None:
 )
 def test_a_repository_has_a_name_docker_takes(name: str, expected: str) -> None:
     assert slug(name) == expected
-
-
-def test_another_tree_in_the_same_place_is_another_version(tmp_path: Path) -> None:
-    tree = tmp_path / "rootfs"
-    tree.mkdir()
-    first = version(tree)
-    assert version(tree) == first
-    tree.rename(tmp_path / "old")
-    tree.mkdir()
-    assert version(tree) != first
 
 
 def test_a_tree_becomes_a_tar_with_links_modes_and_strange_names(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from warren.doctor.check import Check, Level
-from warren.doctor.kernel_state import check_cores, check_terminals
+from warren.doctor.kernel_state import check_cores, check_network, check_terminals
 from warren.doctor.machine import check_cgroups, check_kernel
 from warren.doctor.parts import (
     check_programs,
@@ -54,6 +54,12 @@ def test_what_crashes_start(pattern: str, level: Level, said: str) -> None:
 )
 def test_terminals_are_enough_for_many_sandboxes_and_the_host(most: int, reserve: int, level: Level) -> None:
     assert check_terminals(most, reserve).level is level
+
+
+def test_a_kernel_whose_network_settings_are_the_machines_gets_a_remedy() -> None:
+    assert check_network({}).level is Level.OK
+    found = check_network({"net.core.tstamp_allow_data": "0"})
+    assert (found.level, found.remedy) == (Level.WARN, "sysctl net.core.tstamp_allow_data=0")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from warren.worker.host.file_locks import MOST, find_offenders
+from warren.worker.host.file_locks import MOST, Pause, find_offenders
 
 SANDBOXES = {1: None, **dict.fromkeys(range(100, 200), 7), **dict.fromkeys(range(200, 300), 8)}
 
@@ -25,3 +25,27 @@ def test_the_holders_of_most_locks_are_ended(owners: list[int], offenders: list[
     found = find_offenders(owners, SANDBOXES.get)
     assert len(found) == pytest.approx(len(offenders), abs=1)
     assert {SANDBOXES[pid] for pid in found} == {SANDBOXES[pid] for pid in offenders}
+
+
+def test_the_list_is_not_read_all_the_time_for_locks_that_are_allowed() -> None:
+    """Reading it stops the locks of the whole machine."""
+    pause = Pause()
+    assert not pause.is_over(MOST, 0.0)
+    assert pause.is_over(MOST + 1, 0.0)
+    pause.note(MOST + 1, 0.0, 0.3, found=False)
+    assert not pause.is_over(MOST + 1, 6.2)
+    assert not pause.is_over(None, 6.2)
+    assert pause.is_over(MOST + 1, 6.4)
+
+
+def test_many_more_locks_than_at_the_last_look_end_the_pause() -> None:
+    pause = Pause()
+    pause.note(MOST + 1, 0.0, 0.3, found=False)
+    assert not pause.is_over(2 * MOST, 0.5)
+    assert pause.is_over(2 * MOST + 3, 0.5)
+
+
+def test_there_is_no_pause_after_somebody_was_found() -> None:
+    pause = Pause()
+    pause.note(MOST + 1, 0.0, 0.3, found=True)
+    assert pause.is_over(MOST + 1, 0.3)

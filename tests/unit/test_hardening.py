@@ -123,6 +123,9 @@ def test_nobody_types_into_a_terminal_whatever_the_high_bits(request_: int, expe
 CORE, NOFILE, POINTER = 4, 7, 0x7FFF00001000
 HUGETLB = 0x40000
 SOCKET, TCP, ATTACH_FILTER, REUSEADDR = 1, 6, 26, 2
+IP, MULTICAST_TTL, ADD_MEMBERSHIP, JOIN_GROUP = 0, 33, 35, 42
+IPV6, V6ONLY, FLOWLABEL_MGR, NODELAY, MD5SIG = 41, 26, 32, 1, 14
+RECVERR, RECVERR6, TIMESTAMPING, TIMESTAMPING_NEW = 11, 25, 37, 65
 SETLK, OFD_SETLK, DUPFD_CLOEXEC = 6, 37, 1030
 DONTNEED, WILLNEED = 4, 3
 NOWAIT, DONTCACHE, HIPRI = 0x08, 0x80, 0x01
@@ -151,6 +154,19 @@ FILES, SET_SECCOMP, SET_NAME = 0x400, 22, 15
         (("setsockopt", 3, SOCKET, ATTACH_FILTER), errno.EPERM),
         (("setsockopt", 3, SOCKET | HIGH, ATTACH_FILTER), errno.EPERM),
         (("setsockopt", 3, SOCKET, ATTACH_FILTER | HIGH), errno.EPERM),
+        (("setsockopt", 3, IP, MULTICAST_TTL), ALLOW),
+        (("setsockopt", 3, IP, ADD_MEMBERSHIP), errno.ENODEV),
+        (("setsockopt", 3, IP | HIGH, ADD_MEMBERSHIP | HIGH), errno.ENODEV),
+        (("setsockopt", 3, IP, JOIN_GROUP), errno.ENODEV),
+        (("setsockopt", 3, IPV6, V6ONLY), ALLOW),
+        (("setsockopt", 3, IPV6, JOIN_GROUP), errno.ENODEV),
+        (("setsockopt", 3, IPV6, FLOWLABEL_MGR), errno.ENODEV),
+        (("setsockopt", 3, IP, RECVERR), DONE),
+        (("setsockopt", 3, IPV6, RECVERR6), DONE),
+        (("setsockopt", 3, SOCKET, TIMESTAMPING), errno.ENOPROTOOPT),
+        (("setsockopt", 3, SOCKET, TIMESTAMPING_NEW | HIGH), errno.ENOPROTOOPT),
+        (("setsockopt", 3, TCP, NODELAY), ALLOW),
+        (("setsockopt", 3, TCP, MD5SIG), errno.ENOPROTOOPT),
         (("prctl", SET_NAME), ALLOW),
         (("prctl", 0x59616D61), ALLOW),
         (("prctl", SET_SECCOMP, 2), errno.EINVAL),

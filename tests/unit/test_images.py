@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from warren.model.errors import ImageNotFound, InvalidRequest
-from warren.model.spec import WRITABLE
+from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, WarrenError
+from warren.model.spec import WRITABLE, SandboxSpec
+from warren.worker.host.processes import boot_id
 from warren.worker.images.build import copy_public_etc, host_suite
 from warren.worker.images.prepare import group_with_user, passwd_with_user
 from warren.worker.images.store import ImageStore
 from warren.worker.images.tree import Tree
+from warren.worker.images.versions import VERSIONS
+from warren.worker.providers.record import Record
 
 
 @pytest.fixture
@@ -33,7 +36,19 @@ def source(tmp_path: Path) -> Path:
 
 
 def images_dir(tmp_path: Path) -> list[str]:
-    return sorted(os.listdir(tmp_path / "state/images"))
+    """The names, and what is being made."""
+    return sorted(name for name in os.listdir(tmp_path / "state/images") if name != VERSIONS)
+
+
+def versions_dir(tmp_path: Path) -> list[str]:
+    return sorted(os.listdir(tmp_path / "state/images" / VERSIONS))
+
+
+def new_user(tmp_path: Path, name: str = "user") -> Path:
+    """A directory such as a sandbox has."""
+    path = tmp_path / "users" / name
+    path.mkdir(parents=True)
+    return path
 
 
 def test_an_imported_directory_is_prepared(store: ImageStore, source: Path) -> None:
@@ -145,8 +160,9 @@ def test_an_image_is_replaced_and_removed_whole(store: ImageStore, source: Path,
     store.import_directory("mine", source)
     assert (store.rootfs("mine").path / "new").exists()
     assert images_dir(tmp_path) == ["mine"]
+    assert len(versions_dir(tmp_path)) == 1
     store.remove("mine")
-    assert images_dir(tmp_path) == []
+    assert images_dir(tmp_path) == versions_dir(tmp_path) == []
     with pytest.raises(ImageNotFound):
         store.remove("mine")
 
@@ -176,6 +192,167 @@ def test_images_cannot_hold_the_images(store: ImageStore, source: Path, tmp_path
     store.import_directory("mine", source)
     with pytest.raises(InvalidRequest, match="own images"):
         store.import_directory("other", tmp_path)
+
+
+def test_a_version_that_is_used_stays_as_it_is_until_its_last_user_ends(
+    store: ImageStore, source: Path, tmp_path: Path
+) -> None:
+    first, second = new_user(tmp_path, "first"), new_user(tmp_path, "second")
+    old = store.import_directory("mine", source).version
+    held = store.hold("mine", first)
+    assert held.version == old == store.hold("mine", second).version
+    (source / "new").write_text("new")
+    new = store.import_directory("mine", source).version
+    assert store.version("mine") == new
+    assert store.hold("mine", new_user(tmp_path, "third")).version == new
+    assert (held.path / "bin/sh").exists()
+    assert not (held.path / "new").exists()
+    shown = {one.version: (one.current, one.sandboxes) for one in store.list()}
+    assert shown == {old: (False, 2), new: (True, 1)}
+    assert store.prune() == []
+    store.release(first)
+    assert old in versions_dir(tmp_path)
+    store.release(second)
+    assert versions_dir(tmp_path) == [new]
+
+
+def test_a_user_that_was_killed_counts_no_more(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    user = new_user(tmp_path)
+    old = store.import_directory("mine", source).version
+    store.hold("mine", user)
+    store.import_directory("mine", source)
+    user.rmdir()
+    (removed,) = ImageStore(tmp_path / "state").prune()
+    assert (removed.version, removed.sandboxes) == (old, 0)
+    assert len(versions_dir(tmp_path)) == 1
+
+
+def test_a_use_counts_wherever_the_state_directory_is_mounted(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    sandbox = tmp_path / "state/sandboxes/one"
+    sandbox.mkdir(parents=True)
+    store.import_directory("mine", source)
+    store.hold("mine", sandbox)
+    (tmp_path / "state").rename(tmp_path / "elsewhere")
+    assert [one.sandboxes for one in ImageStore(tmp_path / "elsewhere").list()] == [1]
+
+
+def test_removing_what_is_used_is_refused_or_put_off(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    user = new_user(tmp_path)
+    version = store.import_directory("mine", source).version
+    root = store.hold("mine", user).path
+    with pytest.raises(Conflict, match=f"1 sandboxes use the image mine, version {version}") as caught:
+        store.remove("mine")
+    assert "--when-unused" in caught.value.remedy
+    store.hold("mine", new_user(tmp_path, "other"))  # a refusal changes nothing
+    store.release(tmp_path / "users/other")
+    store.remove("mine", when_unused=True)
+    with pytest.raises(ImageNotFound):
+        store.hold("mine", new_user(tmp_path, "late"))
+    assert (root / "bin/sh").exists()
+    store.release(user)
+    assert versions_dir(tmp_path) == []
+
+
+def test_a_version_can_be_removed_by_its_id(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    user = new_user(tmp_path)
+    old = store.import_directory("mine", source).version
+    store.hold("mine", user)
+    new = store.import_directory("mine", source).version
+    with pytest.raises(Conflict):
+        store.remove(old)
+    user.rmdir()
+    store.remove(old)
+    assert versions_dir(tmp_path) == [new]
+    assert store.version("mine") == new
+
+
+REPLACE = """
+import sys
+from pathlib import Path
+from warren.worker.images.store import ImageStore
+store = ImageStore(Path(sys.argv[1]))
+for _ in range(40):
+    store.import_directory("mine", Path(sys.argv[2]))
+"""
+
+
+def test_no_use_is_lost_while_another_process_replaces_the_image(
+    store: ImageStore, source: Path, tmp_path: Path
+) -> None:
+    store.import_directory("mine", source)
+    argv = [sys.executable, "-c", REPLACE, str(tmp_path / "state"), str(source)]
+    replacing = subprocess.Popen(argv, env={"PYTHONPATH": ":".join(sys.path)})
+    seen, count = set(), 0
+    while replacing.poll() is None:
+        user = new_user(tmp_path, str(count := count + 1))
+        held = store.hold("mine", user)
+        assert (held.path / "bin/sh").read_text() == "#!"
+        seen.add(held.version)
+        store.release(user)
+    assert replacing.returncode == 0
+    assert len(seen) > 1
+    assert len(versions_dir(tmp_path)) == 1
+
+
+def old_image(store: ImageStore, source: Path, tmp_path: Path) -> Path:
+    """An image as a Warren without versions made it."""
+    store.import_directory("mine", source)
+    place = tmp_path / "state/images/mine"
+    version = place.resolve()
+    place.unlink()
+    version.rename(place)
+    (place / "uses").rmdir()
+    version.parent.rmdir()
+    return place
+
+
+def test_an_image_from_before_versions_becomes_one_where_it_is(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    place = old_image(store, source, tmp_path)
+    (shown,) = store.list()
+    assert (shown.name, shown.version, shown.current) == ("mine", "", True)
+    inode = (place / "rootfs").stat().st_ino
+    held = store.hold("mine", new_user(tmp_path))
+    assert held.path.stat().st_ino == (place / "rootfs").stat().st_ino == inode
+    assert place.is_symlink()
+    assert versions_dir(tmp_path) == [held.version]
+    store.import_directory("mine", source)
+    assert held.path.stat().st_ino == inode
+
+
+def test_a_sandbox_from_before_versions_keeps_the_oldest_one(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    place = old_image(store, source, tmp_path)
+    user, late = new_user(tmp_path), new_user(tmp_path, "late")
+    store.keep("mine", user)
+    old = store.version("mine")
+    new = store.import_directory("mine", source).version
+    assert versions_dir(tmp_path) == sorted([old, new])
+    assert place.is_symlink()
+    store.keep("mine", user)
+    store.hold("mine", late)
+    store.keep("mine", late)
+    assert {one.version: one.sandboxes for one in store.list()} == {old: 1, new: 1}
+
+
+def test_an_image_is_not_replaced_under_a_running_sandbox_of_an_older_warren(
+    store: ImageStore, source: Path, tmp_path: Path
+) -> None:
+    old_image(store, source, tmp_path)
+    sandbox = tmp_path / "state/sandboxes" / ("a" * 32)
+    sandbox.mkdir(parents=True)
+    Record("a" * 32, boot_id(), "crun", 0, SandboxSpec(image="mine")).started(os.getpid()).save(sandbox)
+    store.import_directory("mine", source)
+    assert [(one.current, one.sandboxes) for one in store.list()] == [(True, 0), (False, 1)]
+
+
+def test_a_damaged_image_can_be_removed(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    version = store.import_directory("mine", source).version
+    (tmp_path / "state/images/mine/image.json").write_text("{")
+    with pytest.raises(WarrenError, match="damaged") as caught:
+        ImageStore(tmp_path / "state").rootfs("mine")
+    assert str(tmp_path) not in str(caught.value)
+    assert [(one.name, one.version) for one in store.list()] == [("mine", version)]
+    store.remove("mine")
+    assert images_dir(tmp_path) == versions_dir(tmp_path) == []
 
 
 KILLED_IMPORT = """

@@ -1,6 +1,7 @@
 """Changes that were made in the shared store while nobody could tell: they are found out, and seen to."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from contract.store_values import S, a_session
@@ -9,7 +10,7 @@ from unit.session_world import TENANT, world
 
 from warren.interfaces.records import Record
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key
-from warren.model.errors import Unavailable
+from warren.model.errors import Misdirected, Unavailable
 from warren.model.session import EndReason, Session
 from warren.sessions.new_session import NewSession
 from warren.stores.memory import MemoryRecords
@@ -19,10 +20,11 @@ pytestmark = pytest.mark.anyio
 
 
 class Shared(RestoringStore):
-    """`loses`: the next changes are made, or not, and nobody hears of it."""
+    """`loses`: the next changes are made, or not, and nobody hears of it. `silent_until`: that takes as long."""
 
     loses = False
     makes = True
+    silent_until: asyncio.Event | None = None
 
     async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
         if not self.loses:
@@ -36,6 +38,8 @@ class Shared(RestoringStore):
             return await super().swap(session)
         if self.makes:
             await super().swap(session)
+        if self.silent_until is not None:
+            await self.silent_until.wait()
         raise Unavailable("Redis is away")
 
 
@@ -122,6 +126,69 @@ async def test_a_caller_that_goes_away_over_a_change_leaves_a_doubt(store: Mirro
     adding.cancel()
     await asyncio.wait([adding])
     assert await turned_out(store) == []
+
+
+async def test_a_session_whose_start_was_written_unheard_and_failed_is_given_to_nobody(shared: Shared) -> None:
+    def fault(step: str) -> None:
+        shared.loses = shared.loses or step == "claimed"
+
+    async with world(store=MirroredStore(shared, MemoryRecords(), "local"), fault=fault) as w:
+        with pytest.raises(Unavailable):
+            await w.sessions.create(TENANT, NewSession(thread_id="conv"))
+        shared.loses, w.lifecycle._fault = False, lambda step: None
+        [row] = await shared.active()
+        assert row.state is S.RUNNING
+        await w.lifecycle.check_sandbox(row)
+        with pytest.raises(Unavailable, match="could not be made"):
+            await w.sessions.create(TENANT, NewSession(thread_id="conv"))
+        await w.lifecycle.wait_for_tasks()
+        ended = await w.session(row)
+        assert (ended.state, ended.reason) == (S.ENDED, EndReason.FAILED)
+        assert (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).created
+
+
+async def test_a_session_that_is_running_in_the_store_alone_is_waited_for(shared: Shared) -> None:
+    claimed = asyncio.Event()
+
+    def fault(step: str) -> None:
+        if step == "claimed" and not claimed.is_set():
+            shared.loses, shared.silent_until = True, asyncio.Event()
+            claimed.set()
+
+    async with world(store=MirroredStore(shared, MemoryRecords(), "local"), fault=fault) as w:
+        first = asyncio.ensure_future(w.sessions.create(TENANT, NewSession(thread_id="conv")))
+        await claimed.wait()
+        await asyncio.sleep(0)
+        assert [row.state for row in await shared.active()] == [S.RUNNING]
+        shared.loses = False
+        second = asyncio.ensure_future(w.sessions.create(TENANT, NewSession(thread_id="conv")))
+        done, _ = await asyncio.wait([second], timeout=0.05)
+        assert not done
+        assert shared.silent_until is not None
+        shared.silent_until.set()
+        for one in (first, second):
+            with pytest.raises(Unavailable):
+                await one
+        assert (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).created
+
+
+async def test_a_start_that_succeeds_while_it_is_to_be_undone_is_left_alone(shared: Shared) -> None:
+    async with world(store=MirroredStore(shared, MemoryRecords(), "local")) as w:
+        running = (await w.sessions.create(TENANT, NewSession())).session
+        creating = replace(running, state=S.CREATING, version=running.version - 1)
+        await w.lifecycle.undo_start(creating)
+        await w.lifecycle.wait_for_tasks()
+        assert await w.session(running) == running
+
+
+async def test_a_session_of_another_worker_is_given_out_by_that_worker_alone(shared: Shared) -> None:
+    theirs = a_session(worker="w", tenant=TENANT, thread_id="conv", state=S.RUNNING)
+    await shared.add(theirs)
+    async with world(store=MirroredStore(shared, MemoryRecords(), "local")) as w:
+        w.lifecycle.in_cluster = True
+        with pytest.raises(Misdirected) as caught:
+            await w.sessions.create(TENANT, NewSession(thread_id="conv"))
+        assert caught.value.worker == "w"
 
 
 class SlowCopies(MemoryRecords):

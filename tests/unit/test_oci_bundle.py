@@ -1,5 +1,6 @@
 """config.json, checked against the hardening list."""
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from warren.worker.providers.oci_bundle import (
     BUNDLE,
     PIDS_RESERVE,
     config,
+    config_json,
     disk_directories,
     shm_bytes,
 )
@@ -110,3 +112,10 @@ def test_tracing_is_allowed_on_request_only() -> None:
 
     assert "ptrace" not in names(SandboxSpec())
     assert "ptrace" in names(SandboxSpec(ptrace=True))
+
+
+@pytest.mark.parametrize("program", [b"", b"compiled"])
+def test_the_text_says_the_same(program: bytes) -> None:
+    for spec in (SandboxSpec(), SandboxSpec(limits=Limits(pids=99), ptrace=True, ephemeral=True)):
+        values: dict[str, Any] = {"sandbox_id": "cd" * 16, "uid_base": BASE, "swap_limit": True, "program": program}
+        assert json.loads(config_json(spec, **values)) == config(spec, **values)

@@ -58,6 +58,9 @@ class Makers:
         finally:
             self.now -= 1
 
+    async def version(self) -> str:
+        return await self.fake.image_version("base")
+
     def destroy(self, sandbox_id: str) -> None:
         task = asyncio.ensure_future(self.fake.destroy(sandbox_id))
         self.destructions.add(task)
@@ -74,6 +77,7 @@ class Arena:
             destroy=self.makers.destroy,
             clock=self.clock,
             parallel=PARALLEL,
+            version=self.makers.version,
             **more,
         )
 
@@ -112,6 +116,71 @@ def _note(order: list[int], number: int, _: object) -> None:
 
 async def ids(*claims: "asyncio.Task[Claimed]") -> list[str]:
     return [(await claim).sandbox.id for claim in claims]
+
+
+# A new version of the image.
+
+
+async def test_sandboxes_of_an_old_version_are_replaced_and_serve_until_then() -> None:
+    async with arena() as there:
+        old = there.alive
+        there.makers.fake.images["base"] = "2"
+        there.makers.open.clear()
+        await there.pool.look_at_image()
+        await there.settle(0.1)
+        assert (await there.pool.claim(1)).sandbox.id in old  # none of the new version is ready yet
+        assert len(there.alive & old) == 3
+        there.makers.open.set()
+        await there.filled()
+        assert repr(there.pool) == "<Pool base: 3 ready, 0 creating, 0 waiting>"
+        assert len(there.alive & old) == 1  # the one that was claimed
+        assert (await there.pool.claim(1)).sandbox.id not in old
+
+
+async def test_old_ones_stay_if_the_new_version_does_not_work() -> None:
+    async with arena() as there:
+        old = there.alive
+        there.makers.fake.images["base"] = "2"
+        there.makers.always = ProviderUnavailable("the agent ended at once")
+        await there.pool.look_at_image()
+        await there.settle(5)
+        assert there.alive == old
+        there.makers.always = None
+        await there.settle(20)
+        assert not there.alive & old
+        assert len(there.alive) == 3
+
+
+async def test_old_ones_make_room_on_a_full_machine() -> None:
+    async with arena() as there:
+        old = there.alive
+        there.makers.fake.images["base"] = "2"
+        there.makers.fail = [MachineFull("no memory is left")]
+        await there.pool.look_at_image()
+        await there.settle(20)
+        assert not there.alive & old
+        assert len(there.alive) == 3
+
+
+async def test_an_image_that_is_removed_is_used_by_no_pool() -> None:
+    async with arena() as there:
+        del there.makers.fake.images["base"]
+        there.makers.always = ImageNotFound("there is no image base")
+        await there.pool.look_at_image()
+        await there.settle(1)
+        assert there.alive == set()
+
+
+async def test_what_is_given_back_keeps_its_version() -> None:
+    async with arena() as there:
+        old, new = await there.pool.claim(1), await there.pool.claim(1)
+        there.pool.give_back(new.sandbox)
+        assert len(there.alive) == 3
+        there.makers.fake.images["base"] = "2"
+        await there.pool.look_at_image()
+        there.pool.give_back(old.sandbox)
+        await there.filled()
+        assert old.sandbox.id not in there.alive
 
 
 # Ready ones.

@@ -7,7 +7,7 @@ import pytest
 from warren.config.registry import Registry, packaged_registry
 from warren.model.capability import Capability
 from warren.model.environment import PoolSize
-from warren.model.errors import InvalidRequest, UnknownEnvironment
+from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
 from warren.model.spec import Limits
 
 
@@ -129,7 +129,54 @@ def test_a_directory_of_the_user_adds_and_replaces(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_is_said_with_the_file_and_the_key(text: str, message: str, tmp_path: Path) -> None:
+    registry = write(tmp_path, "x", text)
     with pytest.raises(InvalidRequest, match=message) as caught:
-        write(tmp_path, "x", text).environment("x")
+        registry.read("x")
     assert caught.value.message.startswith(str(tmp_path / "environments/x.yaml"))
     assert "\n" not in caught.value.message
+    assert {name: problem for name, problem in registry.problems().items() if problem} == {"x": str(caught.value)}
+    with pytest.raises(Unavailable, match="'x' cannot be used") as caught_by_tenant:
+        registry.environment("x")
+    assert str(tmp_path) not in str(caught_by_tenant.value)
+
+
+def changes(registry: Registry) -> list[tuple[str, bool, bool, bool]]:
+    return [(one.name, bool(one.problem), one.removed, one.kept) for one in registry.changes()]
+
+
+def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
+    registry = write(tmp_path, "x", "name: x\nimage: one")
+    assert [name for name, *_ in changes(registry)] == ["base", "host", "Node", "Python3", "x"]
+    assert changes(registry) == []
+    assert registry.environment("x").image == "one"
+    write(tmp_path, "x", "name: x\nimage: two!")
+    assert registry.environment("x").image == "one"  # a mistake does not take an environment away
+    assert changes(registry) == [("x", True, False, True)]
+    write(tmp_path, "x", "name: x\nimage: three")
+    assert registry.environment("x").image == "three"
+    write(tmp_path, "y", "name: y")
+    write(tmp_path, "Node", "name: Node\nimage: mine")
+    assert changes(registry) == [
+        ("Node", False, False, False),
+        ("x", False, False, False),
+        ("y", True, False, False),
+    ]
+    assert registry.environment("Node").image == "mine"
+    (tmp_path / "environments/x.yaml").unlink()
+    (tmp_path / "environments/Node.yaml").unlink()
+    with pytest.raises(UnknownEnvironment):
+        registry.environment("x")
+    assert registry.environment("Node").image == "base"
+    assert sorted(changes(registry)) == [("Node", False, False, False), ("x", False, True, False)]
+
+
+def test_the_environment_that_the_documents_show_is_right(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/images.md").read_text()
+    (shown,) = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    environment = write(tmp_path, "data", shown).read("data")
+    assert (environment.image, environment.limits.memory_mb) == ("base", 2048)
+
+
+def test_output_of_python_comes_at_once_in_our_environments() -> None:
+    registry = Registry(packaged_registry())
+    assert {registry.environment(name).env.get("PYTHONUNBUFFERED") for name in registry.names} == {"1"}

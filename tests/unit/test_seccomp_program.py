@@ -1,5 +1,6 @@
 """What a loaded filter allows beyond its rules, for programs written here by hand."""
 
+import asyncio
 import os
 import signal
 import struct
@@ -15,7 +16,7 @@ import pytest
 from warren.model.errors import SandboxLost
 from warren.worker.host.cgroups import CgroupLimits
 from warren.worker.host.process_facts import gather
-from warren.worker.host.seccomp_program import ProgramReader, SystemCallFilter, Unreadable
+from warren.worker.host.seccomp_program import ProgramReader, SystemCallFilter, Unreadable, read_programs
 from warren.worker.host.system_calls import numbers
 from warren.worker.providers.hardening import allowed_names
 
@@ -136,8 +137,8 @@ def test_a_process_without_a_filter_has_no_programs_and_runs_on() -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             for _ in range(3):
-                with suppress(Unreadable), ProgramReader(process.pid) as reader:
-                    assert reader.read() == ()
+                with suppress(Unreadable):
+                    assert asyncio.run(read_programs(process.pid)) == ()
             status = Path(f"/proc/{process.pid}/status").read_text()
             assert "TracerPid:\t0\n" in status
             assert "\nState:\tt" not in status
@@ -148,8 +149,15 @@ def test_a_process_without_a_filter_has_no_programs_and_runs_on() -> None:
 def test_a_process_that_is_gone_is_said_to_be() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    with pytest.raises(ProcessLookupError), ProgramReader(process.pid):
-        pytest.fail("a process that is gone was stopped")
+    with pytest.raises(ProcessLookupError):
+        asyncio.run(read_programs(process.pid))
+
+
+async def kill_while_stopped(pid: int, read_first: bool) -> None:
+    async with ProgramReader(pid) as reader:
+        if read_first:
+            await reader.read()
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("read_first", [False, True])
@@ -158,10 +166,8 @@ def test_the_parent_of_a_process_that_dies_while_it_is_looked_at_sees_its_end(re
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        with suppress(Unreadable), ProgramReader(pid) as reader:
-            if read_first:
-                reader.read()
-            os.kill(pid, signal.SIGKILL)
+        with suppress(Unreadable):
+            asyncio.run(kill_while_stopped(pid, read_first))
         assert parent.stdout.readline() == b"ended\n"
         assert not Path(f"/proc/{pid}").exists()
 
@@ -173,4 +179,4 @@ def test_facts_of_a_zombie_say_that_it_has_ended() -> None:
         while "\nState:\tZ" not in Path(f"/proc/{process.pid}/status").read_text():
             time.sleep(0.001)
         with pytest.raises(SandboxLost, match="has ended"):
-            gather(process.pid, CgroupLimits())
+            asyncio.run(gather(process.pid, CgroupLimits()))

@@ -396,6 +396,18 @@ async def test_a_thread_whose_session_ends_while_it_is_asked_for_gets_a_new_one(
         assert second.session.id != first.id
 
 
+async def test_of_a_session_that_ended_little_is_kept_however_much_it_had() -> None:
+    async with world() as w:
+        long = NewSession(
+            metadata={str(number): "x" * 1000 for number in range(60)},
+            env={f"{'N' * 1000}{number}": "" for number in range(60)},
+        )
+        session = (await w.sessions.create(TENANT, long)).session
+        ended = await w.sessions.delete(TENANT, session.id)
+        assert list(ended.metadata) == ["0", "1", "2", "3"]
+        assert len(ended.env) == 4
+
+
 async def test_of_a_session_that_ended_only_the_names_of_its_variables_are_kept() -> None:
     async with world() as w:
         row = (await w.sessions.create(TENANT, NewSession(env={"TOKEN": "secret"}))).session

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from warren.app.wiring import build_environments
 from warren.clock import Clock, ClusterClock, boot_time
 from warren.cluster.auth import sealing_key
 from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.problem_log import ProblemLog
 from warren.config.options import WORKER_PORT
 from warren.config.settings import Settings
+from warren.interfaces.environments import Environments
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
 from warren.model.addresses import is_loopback
@@ -34,6 +34,7 @@ from warren.model.errors import InvalidRequest, Unavailable, WarrenError
 from warren.stores.encryption import Encryption, read_key
 from warren.stores.redis_address import read_address
 from warren.stores.redis_link import RedisLink, connect
+from warren.stores.redis_scripts import OPEN
 from warren.stores.redis_store import check_it_is_ours
 from warren.tenancy.audit.redis import RedisAudit
 from warren.tenancy.redis_counters import RedisCounters
@@ -46,6 +47,7 @@ _SECRET_FILE: Final = "cluster-secret"
 _CLOCK_FILE: Final = "clock.json"
 _STATE_DIR_ID_FILE: Final = "home"
 _RETRY_S: Final = 1.0
+_TIME_SAMPLES: Final = 8
 
 _log = get_log(__name__)
 
@@ -189,7 +191,9 @@ def _load_certificate(context: ssl.SSLContext, settings: Settings) -> None:
         raise InvalidRequest(f"the certificate {settings.cluster_cert} cannot be used with its key: {exc}") from exc
 
 
-async def build_tenancy(settings: Settings, store: SessionStore, link: RedisLink, clock: Clock) -> Tenancy:
+async def build_tenancy(
+    settings: Settings, store: SessionStore, link: RedisLink, clock: Clock, environments: Environments
+) -> Tenancy:
     sender = WebhookSender(read_networks(settings.webhook_networks))
     audit = None
     if settings.audit:
@@ -198,7 +202,7 @@ async def build_tenancy(settings: Settings, store: SessionStore, link: RedisLink
     return Tenancy(
         store.records,
         clock,
-        build_environments(settings),
+        environments,
         audit=audit,
         webhooks=Webhooks(store.records, clock, sender, build_encryption(settings)),
         counters=RedisCounters(redis_url(settings), settings.redis_namespace),
@@ -206,15 +210,28 @@ async def build_tenancy(settings: Settings, store: SessionStore, link: RedisLink
 
 
 async def wait_for_redis_time(link: RedisLink) -> float:
-    """How far Redis' time of day is ahead of this machine's boot clock. Waits for Redis."""
+    """How far Redis' time of day is ahead of this machine's boot clock. Waits for Redis.
+
+    The answer that came fastest counts: one that was late makes the clock late for as long as the machine runs, and
+    sessions are listed in the order of their workers' clocks.
+    """
     problems = ProblemLog(_log)
     while True:
         try:
             await check_it_is_ours(link, take=False)
-            return link.time_of_day() - boot_time()
+            return min([await _measure_offset(link) for _ in range(_TIME_SAMPLES)])[1]
         except Unavailable as exc:
             problems.report("redis", "waiting_for_redis", exc.message)
         await asyncio.sleep(_RETRY_S)
+
+
+async def _measure_offset(link: RedisLink) -> tuple[float, float]:
+    """How long Redis took to tell its time, and how far that was ahead half-way."""
+    asked = boot_time()
+    await link.run(OPEN, "")
+    told = link.time_of_day()
+    answered = boot_time()
+    return answered - asked, told - (asked + answered) / 2
 
 
 def open_clock(state_dir: Path, offset_s: float) -> tuple[ClusterClock, bool]:
@@ -251,9 +268,8 @@ def coordinator_id(settings: Settings) -> str:
     return f"{settings.worker_id}-{hashlib.sha256(advertised_address(settings).encode()).hexdigest()[:8]}"
 
 
-def build_provider_of(settings: Settings) -> Callable[[str], str]:
+def build_provider_of(environments: Environments) -> Callable[[str], str]:
     """Which provider an environment names; empty if it names none, or if this coordinator does not have it."""
-    environments = build_environments(settings)
 
     def find(environment: str) -> str:
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
-from warren.app.wiring import build_context, build_guard, build_sessions
+from warren.app.wiring import build_context, build_environments, build_guard, build_sessions
 from warren.clock import ClusterClock
 from warren.cluster.auth import ClusterAuth
 from warren.cluster.failover import Failover
@@ -42,6 +42,7 @@ class CoordinatorService:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._environments = build_environments(settings)
         self.response_grace_s = settings.stop_grace_s  # its work is to forward, so responses get the time that work has
         self._link = wiring.build_redis_link(settings)
         self._worker_client = wiring.build_worker_client(settings)
@@ -69,7 +70,10 @@ class CoordinatorService:
 
     async def _start(self) -> None:
         settings, clock = self._settings, ClusterClock(await wiring.wait_for_redis_time(self._link))
-        self.tenancy = self._tenancy = await wiring.build_tenancy(settings, self._store, self._link, clock)
+        await asyncio.to_thread(self._environments.look)
+        self.tenancy = self._tenancy = await wiring.build_tenancy(
+            settings, self._store, self._link, clock, self._environments
+        )
         lifecycle = Lifecycle(
             self._store,
             {},
@@ -78,19 +82,20 @@ class CoordinatorService:
             in_cluster=True,
             events=self.tenancy.events,
         )
-        self.sessions = build_sessions(settings, lifecycle, self.tenancy)
+        self.sessions = build_sessions(settings, lifecycle, self.tenancy, self._environments)
         failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)
         self.control = ClusterOperator(self._fleet, self._roster, failover, self._peer_calls.worker_stats)
         await self._fleet.refresh()
         self._tasks = [
             asyncio.create_task(self._liveness.run(), name="liveness"),
             asyncio.create_task(self._fleet.run(failover.tick), name="fleet"),
+            asyncio.create_task(self._environments.watch(clock), name="environments"),
         ]
         self.tenancy.start()
 
     def app(self, identity: Identity) -> ASGIApp:
         settings = self._settings
-        context = build_context(settings, self.sessions, self.tenancy, identity, self.control)
+        context = build_context(settings, self._environments, self.sessions, self.tenancy, identity, self.control)
 
         def with_router(app: ASGIApp) -> ASGIApp:
             return Router(
@@ -101,7 +106,7 @@ class CoordinatorService:
                 self._auth,
                 self._liveness,
                 environment=settings.default_environment,
-                provider_of=wiring.build_provider_of(settings),
+                provider_of=wiring.build_provider_of(self._environments),
                 tls=wiring.build_client_tls(settings),
             )
 

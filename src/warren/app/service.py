@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 
 from warren.app.wiring import (
     build_clock,
+    build_environments,
     build_lifecycle,
     build_provider,
     build_reaper,
@@ -53,6 +54,7 @@ class Service:
 
     def __init__(self, settings: Settings, *, fault: Callable[[str], None] = lambda _: None) -> None:
         self._settings = settings
+        self.environments = build_environments(settings)
         self._fault = fault
         self._lock = -1
         self._clock: Clock = build_clock()
@@ -77,16 +79,17 @@ class Service:
         with state_dir_errors(settings.state_dir):
             settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
             self._lock = lock_state(settings.state_dir)
+        await asyncio.to_thread(self.environments.look)
         self._store = await self._open_store()
         for name in settings.providers:
             self._providers.append(build_provider(settings, name, partial(self._call_fault, "provider")))
-        self._worker = build_worker(settings, self._providers, partial(self._call_fault, "worker"))
+        self._worker = build_worker(settings, self._providers, self.environments, partial(self._call_fault, "worker"))
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
         fault = partial(self._call_fault, "lifecycle")
         self._lifecycle = build_lifecycle(
             settings, self._store, self._worker, self.tenancy, fault, clock=self._clock, in_cluster=self.in_cluster
         )
-        self.sessions = build_sessions(settings, self._lifecycle, self.tenancy)
+        self.sessions = build_sessions(settings, self._lifecycle, self.tenancy, self.environments)
         await self._before_recovery()
         reaper: Reaper = build_reaper(settings, self.sessions, rebooted=self._rebooted)
         await reaper.recover()
@@ -94,6 +97,7 @@ class Service:
         await self._after_recovery()
         self._run(reaper.run(), "reaper")
         self._run(reaper.watch_losses(self._worker), "losses")
+        self._run(self.environments.watch(self._clock), "environments")
         self._run(self._report_obstacle(self._worker), "readiness")
 
     async def _report_obstacle(self, worker: LocalWorker) -> None:
@@ -118,7 +122,7 @@ class Service:
         return await build_store(self._settings)
 
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
-        return await build_tenancy(self._settings, store, self._clock)
+        return await build_tenancy(self._settings, store, self._clock, self.environments)
 
     async def _before_recovery(self) -> None:
         """Called before the service takes over what an earlier one has left."""

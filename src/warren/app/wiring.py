@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from warren import __version__
 from warren.clock import Clock, SystemClock
+from warren.config.environments import RegistryEnvironments
 from warren.config.registry import Registry, packaged_registry
 from warren.config.settings import Settings, check_provider
+from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import ProviderUnavailable
@@ -100,28 +102,21 @@ def _host_room(settings: Settings) -> "HostRoom":
     )
 
 
-def build_environments(settings: Settings) -> Callable[[str], Environment]:
-    """Environments by name, with what the settings say about limits and the default environment's image.
-
-    A file of the registry is read when its environment is first asked for, and again when it has changed.
-    """
-    registry = build_registry(settings)
+def build_environments(settings: Settings) -> RegistryEnvironments:
+    """Environments by name, with what the settings say about limits and the default environment's image."""
     limits: dict[str, Any] = {"memory_mb": settings.memory_mb, "cpus": settings.cpus}
     changes = {name: value for name, value in limits.items() if value is not None}
 
-    known: dict[str, tuple[Environment, Environment]] = {}  # by name: as in the registry, and with the settings applied
+    def adapt(environment: Environment) -> Environment:
+        image = settings.container_image if environment.name == settings.default_environment else ""
+        return replace(
+            environment,
+            image=image or environment.image,
+            limits=replace(environment.limits, **changes),
+            io=environment.io or IoLimits(settings.io_mbps, settings.io_iops),
+        )
 
-    def find(name: str) -> Environment:
-        environment = registry.environment(name)
-        pair = known.get(name)
-        if pair is None or pair[0] is not environment:
-            image = settings.container_image if name == settings.default_environment else ""
-            limits = replace(environment.limits, **changes)
-            image, io = image or environment.image, environment.io or IoLimits(settings.io_mbps, settings.io_iops)
-            pair = known[name] = environment, replace(environment, image=image, limits=limits, io=io)
-        return pair[1]
-
-    return find
+    return RegistryEnvironments(build_registry(settings), adapt)
 
 
 async def build_store(settings: Settings) -> "SessionStore":
@@ -140,14 +135,16 @@ def build_encryption(settings: Settings) -> "Encryption":
     return Encryption(key, *map(read_key, settings.other_secrets_keys))
 
 
-def build_worker(settings: Settings, providers: Sequence[Provider], fault: Fault = lambda _: None) -> "LocalWorker":
+def build_worker(
+    settings: Settings, providers: Sequence[Provider], environments: Environments, fault: Fault = lambda _: None
+) -> "LocalWorker":
     from warren.worker.guard import MachineGuard
     from warren.worker.worker import LocalWorker
 
     return LocalWorker(
         settings.worker_id,
         providers,
-        build_environments(settings),
+        environments,
         clock=build_clock(),
         guard=MachineGuard(
             settings.state_dir,
@@ -165,7 +162,9 @@ def build_clock() -> Clock:
     return SystemClock()
 
 
-async def build_tenancy(settings: Settings, store: "SessionStore", clock: Clock) -> "Tenancy":
+async def build_tenancy(
+    settings: Settings, store: "SessionStore", clock: Clock, environments: Environments
+) -> "Tenancy":
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.webhooks.destinations import read_networks
     from warren.tenancy.webhooks.outbox import Webhooks
@@ -176,7 +175,7 @@ async def build_tenancy(settings: Settings, store: "SessionStore", clock: Clock)
     return Tenancy(
         store.records,
         clock,
-        build_environments(settings),
+        environments,
         audit=await build_audit(settings),
         webhooks=Webhooks(store.records, clock, sender, encryption),
     )
@@ -216,12 +215,14 @@ def build_lifecycle(
     )
 
 
-def build_sessions(settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy") -> "Sessions":
+def build_sessions(
+    settings: Settings, lifecycle: "Lifecycle", tenancy: "Tenancy", environments: Environments
+) -> "Sessions":
     from warren.sessions.manager import Sessions
     from warren.sessions.new_session import Defaults
 
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
-    return Sessions(lifecycle, build_environments(settings), defaults, tenancy.metering, build_ceilings(settings))
+    return Sessions(lifecycle, environments, defaults, tenancy.metering, build_ceilings(settings))
 
 
 def build_ceilings(settings: Settings) -> "Ceilings":
@@ -278,6 +279,7 @@ def build_reaper(settings: Settings, sessions: "Sessions", *, rebooted: bool = F
 
 def build_context(
     settings: Settings,
+    environments: Environments,
     sessions: "Sessions",
     tenancy: "Tenancy",
     identity: "Identity",
@@ -290,6 +292,9 @@ def build_context(
         tenancy=tenancy,
         identity=identity,
         provider=settings.providers[0],
+        environments=environments,
+        default_environment=settings.default_environment,
+        images=build_images(settings),
         worker_id=settings.worker_id,
         version=__version__,
         command_timeout_s=settings.command_timeout_s,
@@ -313,10 +318,12 @@ def build_tls(settings: Settings) -> "ssl.SSLContext | None":
     return new_tls_context(settings.tls_cert, settings.tls_key)
 
 
-def build_app(settings: Settings, sessions: "Sessions", tenancy: "Tenancy", identity: "Identity") -> "ASGIApp":
+def build_app(
+    settings: Settings, environments: Environments, sessions: "Sessions", tenancy: "Tenancy", identity: "Identity"
+) -> "ASGIApp":
     from warren.http.app import create_app
 
-    return build_guard(settings, create_app(build_context(settings, sessions, tenancy, identity)))
+    return build_guard(settings, create_app(build_context(settings, environments, sessions, tenancy, identity)))
 
 
 def build_guard(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":

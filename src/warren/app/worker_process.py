@@ -68,7 +68,7 @@ class WorkerService(Service):
         return self._mirror
 
     async def _open_tenancy(self, store: SessionStore) -> Tenancy:
-        return await wiring.build_tenancy(self._settings, store, self._link, self._clock)
+        return await wiring.build_tenancy(self._settings, store, self._link, self._clock, self.environments)
 
     async def _before_recovery(self) -> None:
         self.lease = Lease(self._clock)
@@ -129,7 +129,9 @@ class WorkerService(Service):
         return {"id": self._settings.worker_id, "stats": asdict(self._worker.stats())}
 
     def app(self) -> ASGIApp:
-        context = build_context(self._settings, self.sessions, self.tenancy, CoordinatorIdentity(self._auth))
+        context = build_context(
+            self._settings, self.environments, self.sessions, self.tenancy, CoordinatorIdentity(self._auth)
+        )
         scheme = "http" if self._settings.cluster_ca is None else "https"
         context = replace(context, worker_url=f"{scheme}://{self._address}")
         app = WorkerMiddleware(create_app(context, counts=False), self._auth, self.lease, self.describe)

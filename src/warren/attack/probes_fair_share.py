@@ -9,7 +9,7 @@ PROBES: tuple[Probe, ...] = (
     beside("fair-cpu", "compute in 64 processes", "busy", count=64),
     beside("fair-calls", "make system calls and random numbers", "calls", count=8),
     beside("fair-memory", "take, use and give back all memory", "memory", count=2, memory=0.6),
-    beside("fair-page-cache", "read more files than the memory holds", "page_cache", count=4, memory=2.0),
+    beside("fair-page-cache", "read more files than the memory holds", "page_cache", count=4, memory=2.0, honest=_DISK),
     beside("fair-mappings", "change mappings, which interrupts all processors", "mappings"),
     beside("fair-disk-writes", "write to the disk as fast as it goes", "writes", honest=_DISK),
     beside("fair-fsyncs", "force every write to the disk", "fsyncs", count=8, honest=_DISK),

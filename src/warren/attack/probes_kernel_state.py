@@ -2,14 +2,16 @@
 
 import asyncio
 import fcntl
+import math
 import os
 import pty
+import time
 
 from warren.attack.arena import Arena, attack_command, read_outcome
-from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, judged, within
+from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, judged, not_applicable, within
 from warren.interfaces.sandbox import Process
 from warren.model.operations import Command
-from warren.worker.host import file_locks, netlink_queues
+from warren.worker.host import file_locks, kernel_queues
 
 _HELD_S = 15.0
 _WORKED_S = 2.0
@@ -17,6 +19,7 @@ _FEW_TERMINALS = 8
 _LOCK_BYTES = 256
 _MOST_LOCK_MIB = 48
 _MOST_NETLINK_MIB = 512
+_MOST_TCP_MIB = 512
 
 
 async def _terminals(arena: Arena) -> ProbeResult:
@@ -56,15 +59,28 @@ def _allocated_locks() -> int:
 
 async def _netlink(arena: Arena) -> ProbeResult:
     """The kernel's memory that cannot be reclaimed is looked at from outside, while the queues are filled."""
-    before, most = netlink_queues.unreclaimable(), 0
+    before, most = kernel_queues.unreclaimable(), 0
     arguments = {"sockets": 900, "processes": 4, "seconds": 3}
     filling = asyncio.ensure_future(arena.sandbox.exec(attack_command("kernel_state:fill_netlink", arguments, 30)))
     while not filling.done():
-        most = max(most, netlink_queues.unreclaimable() - before)
+        most = max(most, kernel_queues.unreclaimable() - before)
         await asyncio.sleep(0.02)
     result = filling.result()
     mib = most >> 20
     return judged(result.exit_code == 137 and mib < _MOST_NETLINK_MIB, f"ended by {result.reason}, after {mib} MiB")
+
+
+async def _tcp(arena: Arena) -> ProbeResult:
+    """What TCP has for the whole machine is looked at from outside, while connections pile up that nobody accepts."""
+    before, most = kernel_queues.tcp_memory(), 0
+    arguments = {"connections": 3000, "processes": 4, "seconds": 3}
+    filling = asyncio.ensure_future(arena.sandbox.exec(attack_command("kernel_state:fill_backlog", arguments, 30)))
+    while not filling.done():
+        most = max(most, kernel_queues.tcp_memory() - before)
+        await asyncio.sleep(0.02)
+    result = filling.result()
+    mib = most >> 20
+    return judged(result.exit_code == 137 and mib < _MOST_TCP_MIB, f"ended by {result.reason}, after {mib} MiB")
 
 
 async def _mask_locks(arena: Arena) -> ProbeResult:
@@ -96,6 +112,19 @@ async def _kernel_files(arena: Arena) -> ProbeResult:
     return read_outcome(await process.wait())
 
 
+async def _own_figures(arena: Arena) -> ProbeResult:
+    """What is shown must be this sandbox's: its memory and processors, no load, and an uptime from its own start."""
+    if arena.provider.name != "oci":
+        return not_applicable("an engine's containers show the machine's figures")
+    limits = arena.spec.limits
+    return await arena.inside(
+        "kernel_state:own_figures",
+        memory_kb=limits.memory_mb * 1024,
+        cpus=math.ceil(limits.cpus),
+        uptime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
+    )
+
+
 async def _started(arena: Arena, attack: str) -> Process:
     """A process in the attacked sandbox that looks at something for a while, and is ready to see it."""
     process = await arena.sandbox.start(attack_command(attack, {"seconds": _WORKED_S + 2}, 40))
@@ -116,11 +145,17 @@ PROBES: tuple[Probe, ...] = (
         *("kernel-programs", Group.LIMITS, "make the kernel compile filters of sockets and calls"),
         "kernel_state:kernel_programs",
     ),
+    within(
+        *("kept-for-sockets", Group.LIMITS, "make the kernel keep group memberships, flow labels and keys of sockets"),
+        "kernel_state:kept_for_sockets",
+    ),
     Probe("file-locks", Group.LIMITS, "fill the kernel's memory with record locks, which nobody is charged", _locks),
     within("unowned-locks", Group.LIMITS, "take locks that have no owner", "kernel_state:unowned_locks"),
     Probe("netlink-queues", Group.LIMITS, "fill the kernel's memory with unread netlink messages", _netlink),
+    Probe("tcp-backlog", Group.LIMITS, "fill the memory with TCP connections that no process has", _tcp),
     Probe("mask-locks", Group.LEAKS, "feel others' locks on masked files", _mask_locks),
     Probe("mask-watch", Group.LEAKS, "watch by inotify how others use masked files", _mask_watch),
+    Probe("own-figures", Group.LEAKS, "read the machine's memory, processors, load and uptime", _own_figures),
     Probe("kernel-files", Group.LEAKS, "see in /proc and /sys that the neighbour works", _kernel_files),
     within(
         *("page-cache", Group.LEAKS, "evict pages of the image, and look whether others read them"),

@@ -59,7 +59,7 @@ def doctor(
 
 
 async def _check(settings: Settings, provider_name: str, as_json: bool) -> int:
-    from warren.app.wiring import build_images, build_provider
+    from warren.app.wiring import build_images, build_provider, build_registry
     from warren.doctor.check import Level
     from warren.doctor.checkup import checkup
 
@@ -67,7 +67,9 @@ async def _check(settings: Settings, provider_name: str, as_json: bool) -> int:
     provider, images = build_provider(settings, provider_name), build_images(settings)
     directories = {"state_dir": settings.state_dir, "bin_dir": settings.bin_dir}
     try:
-        async for check in checkup(provider, images, docker_url=settings.docker_url, **directories):
+        async for check in checkup(
+            provider, images, build_registry(settings).problems(), docker_url=settings.docker_url, **directories
+        ):
             checks.append(check)
             if not as_json:
                 _print_check(check)

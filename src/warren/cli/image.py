@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 import click
 
 from warren.cli.options import json_option
-from warren.cli.output import ProgressLine, print_json
+from warren.cli.output import ProgressLine, print_json, print_table
 from warren.config.settings import read_settings
 from warren.model.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from warren.worker.images.store import ImageInfo, ImageStore
+    from warren.interfaces.images import ImageVersion
+    from warren.worker.images.store import ImageStore
+
+_TITLES = ("NAME", "VERSION", "STATE", "SANDBOXES", "DISK", "MADE", "SOURCE")
 
 
 def _open_store() -> "ImageStore":
@@ -28,6 +31,8 @@ def _open_store() -> "ImageStore":
 def image() -> None:
     """Build, import, list and remove root filesystems.
 
+    Building or importing makes a new version of an image; sandboxes keep the version they began with.
+
     Example: warren image build base
     """
 
@@ -39,7 +44,7 @@ def image() -> None:
 def build(name: str, if_missing: bool, as_json: bool) -> None:
     """Build NAME: base (a small Debian, about a minute) or host (this machine's /usr, at once)."""
     images = _open_store()
-    existing = next((info for info in images.list() if info.name == name), None) if if_missing else None
+    existing = next((one for one in images.list() if one.name == name and one.current), None) if if_missing else None
     if existing is not None:
         if as_json:
             print_json(asdict(existing))
@@ -74,7 +79,7 @@ def import_image(source: str, name: str, no_shell: bool, as_json: bool) -> None:
 
 def _import_file(
     images: "ImageStore", name: str, path: Path, progress: ProgressLine, shell_needed: bool
-) -> "ImageInfo":
+) -> "ImageVersion":
     try:
         with path.open("rb") as stream:
             return images.import_tar(name, stream, f"tar {path.name}", progress, shell_needed=shell_needed)
@@ -100,30 +105,59 @@ def name_of(source: str) -> str:
 @image.command("list")
 @json_option
 def list_images(as_json: bool) -> None:
-    """List the images of this machine."""
+    """List the images of this machine: all their versions, with the disk space they take and who uses them."""
     found = _open_store().list()
     if as_json:
-        print_json([asdict(info) for info in found])
+        print_json([asdict(one) for one in found])
         return
     if not found:
         click.echo("no images; `warren image build base` makes one", err=True)
-    for info in found:
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.created))
-        click.echo(f"{info.name:<24} {info.size_bytes / 2**20:8.0f} MiB  {made}  {info.source}")
+    else:
+        print_table(_TITLES, [_row(one) for one in found])
 
 
 @image.command()
 @click.argument("name")
+@click.option("--when-unused", is_flag=True, help="If sandboxes use it: remove it when the last of them ends.")
 @json_option
-def remove(name: str, as_json: bool) -> None:
-    """Remove the image NAME."""
-    _open_store().remove(name)
+def remove(name: str, when_unused: bool, as_json: bool) -> None:
+    """Remove the image NAME, or one version by its id. One that sandboxes use is not removed."""
+    images = _open_store()
+    removed = images.remove(name, when_unused=when_unused)
+    left = any(one.version == removed.version for one in images.list())
     if as_json:
-        print_json({"removed": name})
+        print_json({"removed": removed.name, "version": removed.version, "pending": left})
+    elif left:
+        click.echo(
+            f"{removed.sandboxes} sandboxes use image {removed.name}, version {removed.version}: it goes with the last",
+            err=True,
+        )
 
 
-def _print_made(info: "ImageInfo", as_json: bool) -> None:
+@image.command()
+@json_option
+def prune(as_json: bool) -> None:
+    """Remove the versions that no name points to and no sandbox uses."""
+    removed = _open_store().prune()
     if as_json:
-        print_json(asdict(info))
+        print_json([asdict(one) for one in removed])
         return
-    click.echo(f"image {info.name}: {info.files} files, {info.size_bytes / 2**20:.0f} MiB", err=True)
+    for one in removed:
+        click.echo(f"removed image {one.name}, version {one.version}, {_mib(one)}", err=True)
+
+
+def _row(one: "ImageVersion") -> tuple[object, ...]:
+    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.created))
+    state = "current" if one.current else "old"
+    return one.name, one.version or None, state, one.sandboxes, _mib(one), made, one.source
+
+
+def _mib(one: "ImageVersion") -> str:
+    return f"{one.size_bytes / 2**20:.0f} MiB"
+
+
+def _print_made(made: "ImageVersion", as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(made))
+        return
+    click.echo(f"image {made.name}, version {made.version}: {made.files} files, {_mib(made)}", err=True)

@@ -49,6 +49,7 @@ _GROUPS = {
         "run": "warren.cli.run:run",
         "shell": "warren.cli.run:shell",
         "image": "warren.cli.image:image",
+        "environments": "warren.cli.environments:environments",
     },
     "Many machines": {
         "coordinator": "warren.cli.serve:coordinator",

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -16,7 +16,7 @@ from warren.model.errors import InvalidRequest, Unavailable
 from warren.model.session import check_thread_id
 
 if TYPE_CHECKING:
-    from mcp.server.mcpserver import MCPServer
+    from warren.integrations.mcp.server import ToolServer
 
 _SHUTDOWN_S = 3
 
@@ -89,16 +89,18 @@ async def _serve(
         elif not (number := await _serve_stdio(server)):
             return
     if http is None:
-        # The thread that waits for standard input cannot be woken, and an orderly exit would wait for it.
+        # A thread that waits for a client that does not read cannot be woken, and an orderly exit would wait for it.
         os._exit(128 + number)
 
 
-async def _serve_stdio(server: "MCPServer[Any]") -> int:
+async def _serve_stdio(server: "ToolServer") -> int:
     """Serves until the client closes the stream (returns 0), or a signal comes (returns its number)."""
+    from warren.integrations.mcp.stdio import serve_stdio
+
     caught: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, caught.put_nowait, number)
-    serving, signalled = asyncio.ensure_future(server.run_stdio_async()), asyncio.ensure_future(caught.get())
+    serving, signalled = asyncio.ensure_future(serve_stdio(server)), asyncio.ensure_future(caught.get())
     await asyncio.wait([serving, signalled], return_when=asyncio.FIRST_COMPLETED)
     if serving.done():
         signalled.cancel()
@@ -109,31 +111,30 @@ async def _serve_stdio(server: "MCPServer[Any]") -> int:
 
 
 @contextlib.asynccontextmanager
-async def _open_server(url: str, local: bool, thread: str, environment: str) -> "AsyncIterator[MCPServer[Any]]":
+async def _open_server(url: str, local: bool, thread: str, environment: str) -> "AsyncIterator[ToolServer]":
     from warren import __version__
+    from warren.integrations.mcp.sandboxes import Sandboxes
+    from warren.integrations.mcp.server import ToolServer
     from warren.sdk.aio.platform import open_backend
 
-    try:
-        from warren.integrations.mcp.sandboxes import Sandboxes
-        from warren.integrations.mcp.server import build_server
-    except ModuleNotFoundError as exc:
-        raise Unavailable(
-            f"this command needs the package {exc.name}, which is not installed",
-            remedy="pip install 'warren-sandbox[mcp]'",
-        ) from exc
     backend = open_backend("local" if local else "remote", url, "")
     sandboxes = Sandboxes(backend, thread=thread, environment=environment)
     try:
-        yield build_server(sandboxes, __version__)
+        yield ToolServer(sandboxes, __version__)
     finally:
         await sandboxes.close()
 
 
-async def _serve_http(server: "MCPServer[Any]", host: str, port: int, allowed_hosts: tuple[str, ...], key: str) -> None:
-    import uvicorn
+async def _serve_http(server: "ToolServer", host: str, port: int, allowed_hosts: tuple[str, ...], key: str) -> None:
+    try:
+        import uvicorn
 
-    from warren.integrations.mcp.server import build_http_app
-
+        from warren.integrations.mcp.sdk_adapter import build_http_app
+    except ModuleNotFoundError as exc:
+        raise Unavailable(
+            f"serving MCP over HTTP needs the package {exc.name}, which is not installed",
+            remedy="pip install 'warren-sandbox[mcp]'",
+        ) from exc
     listener = _listen(host, port)
     app = build_http_app(server, host, allowed_hosts, key)
     config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_S)

@@ -27,8 +27,11 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 
 def _printable(value: object) -> str:
     """Removes control characters: names come from others, and must not move the cursor or colour the terminal."""
-    text = "-" if value in (None, "") else str(value)
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return printable("-" if value in (None, "") else str(value))
+
+
+def printable(text: str, keep: str = "") -> str:
+    return "".join(character if character.isprintable() or character in keep else "?" for character in text)
 
 
 def format_seconds(seconds: float) -> str:

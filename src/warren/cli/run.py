@@ -231,14 +231,14 @@ def _run_in_fresh_sandbox(
     from warren.app.wiring import build_registry
 
     spec = build_spec(settings, options)
-    provider = options.provider or build_registry(settings).environment(options.environment).provider
+    provider = options.provider or build_registry(settings).read(options.environment).provider
     return asyncio.run(until_signal(_with_sandbox(settings, provider, spec, work)))
 
 
 def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:
     from warren.app.wiring import build_registry
 
-    environment = build_registry(settings).environment(options.environment)
+    environment = build_registry(settings).read(options.environment)
     limits = {"memory_mb": options.memory, "cpus": options.cpus, "disk_mb": options.disk}
     return SandboxSpec(
         image=options.image or environment.image,

@@ -1,10 +1,12 @@
 """`warren search`: finds files of a session by name, and lines in them by a regular expression."""
 
+import sys
+
 import click
 
 from warren.cli.main import report
 from warren.cli.options import Duration, server_options, thread_option
-from warren.cli.output import print_json
+from warren.cli.output import print_json, printable
 from warren.cli.remote import Server, complete_session
 from warren.sdk.results import FileMatch, SearchSummary
 
@@ -68,4 +70,6 @@ def search(
 
 
 def _line(match: FileMatch) -> str:
-    return f"{match.path}:{match.line}:{match.text}" if match.line else match.path
+    """On a terminal without control characters: what is in a sandbox must not move the cursor or colour it."""
+    line = f"{match.path}:{match.line}:{match.text}" if match.line else match.path
+    return printable(line, keep="\t") if sys.stdout.isatty() else line

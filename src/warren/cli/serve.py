@@ -155,7 +155,7 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
 
     def app() -> "ASGIApp":
         identity = build_identity(settings, service.tenancy, tokens)
-        return build_app(settings, service.sessions, service.tenancy, identity)
+        return build_app(settings, service.environments, service.sessions, service.tenancy, identity)
 
     async def announce(port: int) -> None:
         url = _server_url(settings, port)

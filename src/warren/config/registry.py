@@ -1,11 +1,11 @@
 """Reads the registry: YAML files that describe environments and hold no logic.
 
-The package brings its own; a directory of the operator may add to them or replace them by name. A file is read when
-its environment is used, so that a mistake in one file does not affect the others.
+The package brings its own; a directory of the operator may add to them or replace them by name. A mistake in one file
+does not affect the others.
 """
 
 import difflib
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import yaml
 
 from warren.model.capability import Capability
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import InvalidRequest, UnknownEnvironment
+from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
 from warren.model.policy import Policy
 from warren.model.spec import IoLimits, Limits
 
@@ -45,37 +45,119 @@ def packaged_registry() -> Path:
     return _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`kept`: the file has a mistake, and the environment stays as it was read before."""
+
+    name: str
+    problem: str = ""
+    removed: bool = False
+    kept: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A file as it was read; `stamp` tells whether it has changed since. `environment` is None until it was right."""
+
+    path: Path
+    stamp: tuple[int, ...]
+    environment: Environment | None
+    problem: str = ""
+
+
 class Registry:
-    """Environments by name. Later directories win over earlier ones."""
+    """Environments by name. Later directories win over earlier ones.
+
+    A file that has changed is read again when its environment is next used. If it has a mistake then, the environment
+    stays as it was; one that was never right cannot be used.
+    """
 
     def __init__(self, *directories: Path) -> None:
-        self._files = {
-            path.stem: path for directory in directories for path in sorted((directory / "environments").glob("*.yaml"))
-        }
-        self._read: dict[str, tuple[int, Environment]] = {}  # with the time of the file's last change
+        self._directories = directories
+        self._files = self._scan()
+        self._readings: dict[str, _Reading] = {}
+        self._reported: dict[str, _Reading] = {}
 
     @property
     def names(self) -> list[str]:
+        self._files = self._scan()
         return sorted(self._files, key=lambda name: (name.casefold(), name))
 
     def environment(self, name: str) -> Environment:
-        if name not in self._files:
+        """Raises UnknownEnvironment, and Unavailable if there is a mistake in its file. The message does not say which:
+        callers of the server get it."""
+        reading = self._look_at(name)
+        if reading is None:
             raise UnknownEnvironment(f"there is no environment {name!r}", remedy=self._remedy(name))
-        path = self._files[name]
-        try:
-            changed_at = path.stat().st_mtime_ns
-        except OSError:
-            return read_environment(path)
-        cached = self._read.get(name)
-        if cached is None or cached[0] != changed_at:
-            cached = self._read[name] = (changed_at, read_environment(path))
-        return cached[1]
+        if reading.environment is None:
+            raise Unavailable(
+                f"the environment {name!r} cannot be used: its file on the server has a mistake",
+                remedy="the operator finds it in the server's log, or with `warren environments validate`",
+            )
+        return reading.environment
+
+    def read(self, name: str) -> Environment:
+        """For the operator: raises InvalidRequest, with the file and what is wrong in it."""
+        if self._look_at(name) is None:
+            raise UnknownEnvironment(f"there is no environment {name!r}", remedy=self._remedy(name))
+        return read_environment(self._files[name])
+
+    def problems(self) -> dict[str, str]:
+        """By name, what is wrong with an environment's file; empty if nothing is."""
+        readings = {name: self._look_at(name) for name in self.names}
+        return {name: reading.problem if reading else "" for name, reading in readings.items()}
+
+    def changes(self) -> list[Change]:
+        """Since the last call; at first, all environments that there are."""
+        readings = {name: reading for name in self.names if (reading := self._look_at(name))}
+        before, self._reported = self._reported, readings
+        found = [Change(name, removed=True) for name in before if name not in readings]
+        for name, reading in readings.items():
+            if before.get(name) is not reading:
+                found.append(Change(name, reading.problem, kept=bool(reading.problem and reading.environment)))
+        return found
+
+    def _scan(self) -> dict[str, Path]:
+        return {
+            path.stem: path
+            for directory in self._directories
+            for path in sorted((directory / "environments").glob("*.yaml"))
+        }
+
+    def _look_at(self, name: str) -> _Reading | None:
+        """Costs one stat if nothing has changed. None: there is no such environment, or none any more."""
+        path = self._files.get(name)
+        stamp = _stamp(path) if path else None
+        if path is None or stamp is None:
+            self._files = self._scan()
+            path = self._files.get(name)
+            stamp = _stamp(path) if path else None
+            if path is None or stamp is None:
+                self._readings.pop(name, None)
+                return None
+        known = self._readings.get(name)
+        if known is None or (known.path, known.stamp) != (path, stamp):
+            try:
+                known = _Reading(path, stamp, read_environment(path))
+            except InvalidRequest as exc:
+                known = _Reading(path, stamp, known.environment if known else None, str(exc))
+            self._readings[name] = known
+        return known
 
     def _remedy(self, name: str) -> str:
-        by_folded = {known.casefold(): known for known in self.names}
+        names = self.names
+        by_folded = {known.casefold(): known for known in names}
         close = difflib.get_close_matches(name[:64].casefold(), by_folded, n=1, cutoff=0.8)
         suggestion = f"did you mean {by_folded[close[0]]}? " if close else ""
-        return f"{suggestion}there are: {', '.join(self.names) or 'none'}"
+        return f"{suggestion}there are: {', '.join(names) or 'none'}"
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def read_environment(path: Path) -> Environment:

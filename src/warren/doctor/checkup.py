@@ -1,12 +1,13 @@
 """All checks, in an order in which later ones build on earlier ones."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from warren.doctor.check import Check, Level, warn
 from warren.doctor.machine import check_machine
 from warren.doctor.parts import (
     check_docker,
+    check_environments,
     check_images,
     check_layers,
     check_leftovers,
@@ -20,9 +21,18 @@ from warren.worker.providers.oci import OciProvider
 
 
 async def checkup(
-    provider: Provider, images: ImageStore, *, state_dir: Path, bin_dir: Path, docker_url: str
+    provider: Provider,
+    images: ImageStore,
+    environments: Mapping[str, str],
+    *,
+    state_dir: Path,
+    bin_dir: Path,
+    docker_url: str,
 ) -> AsyncIterator[Check]:
-    """Yields each check as it is done. Checks the layers of isolation only if no check before has failed."""
+    """Yields each check as it is done. Checks the layers of isolation only if no check of the machine has failed.
+
+    `environments`: by name, what is wrong with its file, or nothing.
+    """
     failed = False
     for check in (*check_machine(state_dir), *check_programs(bin_dir)):
         failed |= check.level is Level.FAIL
@@ -35,8 +45,11 @@ async def checkup(
         failed |= check.level is Level.FAIL
         yield check
     try:
-        found = images.list()
-        yield check_images(found)
+        versions = images.list()
+        found = [one for one in versions if one.current]
+        yield check_images(versions)
+        for check in check_environments(environments):
+            yield check
         if isinstance(provider, HostProvider):
             async for check in check_leftovers(provider, state_dir):
                 yield check

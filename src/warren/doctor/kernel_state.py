@@ -1,10 +1,10 @@
-"""Checks of what the kernel has once for all sandboxes: its core handler, terminals, the count of locks."""
+"""Checks of what the kernel has once for all sandboxes: its core handler, terminals, the count of locks, networks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from warren.doctor.check import Check, ok, warn
-from warren.worker.host import file_locks
+from warren.worker.host import file_locks, network_settings
 from warren.worker.providers.hardening import TERMINALS
 
 _KERNEL = Path("/proc/sys/kernel")
@@ -15,6 +15,7 @@ def check_kernel_state() -> Iterable[Check]:
     yield check_cores((_KERNEL / "core_pattern").read_text().strip())
     yield check_terminals(*(int((_KERNEL / "pty" / name).read_text()) for name in ("max", "reserve")))
     yield check_locks(file_locks.is_counted())
+    yield check_network(network_settings.lacking())
 
 
 def check_cores(pattern: str) -> Check:
@@ -39,3 +40,10 @@ def check_terminals(most: int, reserve: int) -> Check:
 def check_locks(is_counted: bool) -> Check:
     how = "counted" if is_counted else "listed (this kernel does not tell their number)"
     return ok("file locks", f"{how} several times a second; a sandbox may hold {file_locks.MOST}")
+
+
+def check_network(lacking: Mapping[str, str]) -> Check:
+    if not lacking:
+        return ok("network settings", "those of each sandbox are its own")
+    found = "sockets may keep what they sent with its timestamps, in memory that no limit of a sandbox counts"
+    return warn("network settings", found, f"sysctl {' '.join(f'{name}={value}' for name, value in lacking.items())}")

@@ -3,11 +3,12 @@
 import os
 import re
 import subprocess
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from warren.doctor.check import Check, fail, ok, warn
+from warren.interfaces.images import ImageVersion
 from warren.interfaces.provider import Provider
 from warren.model.errors import WarrenError
 from warren.model.spec import Layer, SandboxSpec
@@ -15,7 +16,6 @@ from warren.worker.agent.wire import VERSION as WIRE_VERSION
 from warren.worker.host.cgroups import Hierarchies
 from warren.worker.host.isolation import UNREADABLE
 from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
-from warren.worker.images.store import ImageInfo
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.host_provider import INSTALL_PROGRAMS, HostProvider
 from warren.worker.providers.oci import OciProvider
@@ -98,10 +98,26 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part or 0) for part in found.groups()) if found else ()
 
 
-def check_images(images: Sequence[ImageInfo]) -> Check:
+def check_images(images: Sequence[ImageVersion]) -> Check:
     if not images:
         return warn("images", "none", "warren image build base")
-    return ok("images", ", ".join(info.name for info in images))
+    current = ", ".join(one.name for one in images if one.current)
+    unused = [one for one in images if not one.current and not one.sandboxes]
+    if unused:
+        size = sum(one.size_bytes for one in unused) / 2**20
+        return warn(
+            "images", f"{current}; {len(unused)} versions that nobody uses, {size:.0f} MiB", "warren image prune"
+        )
+    return ok("images", current)
+
+
+def check_environments(problems: Mapping[str, str]) -> Iterable[Check]:
+    """`problems` is by name of the environment, and empty for one that is right."""
+    broken = {name: problem for name, problem in problems.items() if problem}
+    for name, problem in broken.items():
+        yield fail(f"environment {name}", problem, "mend the file; `warren environments validate` checks it again")
+    if right := [name for name in problems if name not in broken]:
+        yield ok("environments", ", ".join(right))
 
 
 async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:

@@ -1,12 +1,14 @@
 """Identifies the caller of each request, counts the request against its quotas, and records it.
 
 Every request needs a caller, except those for OPEN_PATHS. Admission identifies the caller, counts the request, and
-passes it on with the caller in `scope["caller"]`. The route decides whether this caller may use it (context.py). When
+passes it on with the caller in `scope["caller"]`. The route decides whether this caller may use it (context.py). While
+a stream, an upload or a WebSocket goes on, admission looks at the credentials again: whoever lost them loses it. When
 the request is over, whether it succeeded or not, admission adds it to the tenant's usage and to the audit log.
 """
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from fastapi.routing import APIRoute
@@ -28,6 +30,7 @@ from warren.tenancy.quotas import Quotas, Standing, standing_of
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/version", "/docs", "/openapi.json"})
 ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
+CHECK_S: Final = 2.0
 _NONE: Final[Mapping[str, Any]] = {}
 
 
@@ -77,6 +80,7 @@ class Admission:
             if self._refusals is None or self._refusals.may_record(""):
                 self._record(scope, exchange, RequestContext(ANONYMOUS), exc)
             raise
+        exchange.check_again = partial(self._identity.check_again, scope["headers"])
         request_context = RequestContext(caller)
         set_request_context(request_context)
         scope["caller"] = caller
@@ -145,19 +149,26 @@ class _Exchange:
     a response that the caller's quota does not allow must not have begun.
     """
 
-    __slots__ = ("_head", "_receive", "_send", "began", "bytes_in", "bytes_out", "spend_bytes", "standing", "status")
+    __slots__ = (
+        *("_checked", "_head", "_receive", "_send", "began", "bytes_in", "bytes_out", "check_again", "spend_bytes"),
+        *("standing", "status"),
+    )
 
     def __init__(self, send: Send, receive: Receive) -> None:
         self._send, self._receive = send, receive
         self._head: Message | None = None
-        self.began = time.perf_counter()
+        self.began = self._checked = time.perf_counter()
+        self.check_again: Callable[[], Awaitable[None]] | None = None
         self.bytes_in = self.bytes_out = self.status = 0
         self.standing: Standing | None = None
         self.spend_bytes: Callable[[int], Awaitable[None]] | None = None
 
     async def receive(self) -> Message:
         message = await self._receive()
-        self.bytes_in += len(message.get("body") or message.get("bytes") or message.get("text") or b"")
+        size = len(message.get("body") or message.get("bytes") or message.get("text") or b"")
+        if self.bytes_in:
+            await self._check_if_due()
+        self.bytes_in += size
         return message
 
     async def send(self, message: Message) -> None:
@@ -172,6 +183,8 @@ class _Exchange:
         elif kind == "websocket.accept":
             self.status = SWITCHING_PROTOCOLS
         size = len(message.get("body") or message.get("bytes") or message.get("text") or b"")
+        if size and self.bytes_out:
+            await self._check_if_due()
         if size and self.spend_bytes is not None:
             await self.spend_bytes(size)
         if self._head is not None:
@@ -179,6 +192,19 @@ class _Exchange:
             await self._send(head)
         self.bytes_out += size
         await self._send(message)
+
+    async def _check_if_due(self) -> None:
+        """Raises Unauthorized if the caller is no longer let in. If that cannot be told the request goes on."""
+        now = time.perf_counter()
+        if self.check_again is None or now - self._checked < CHECK_S:
+            return
+        self._checked = now
+        try:
+            await self.check_again()
+        except Unauthorized:
+            raise
+        except WarrenError:
+            return
 
     async def send_free(self, message: Message) -> None:
         """Sends the response that refuses a request, at no cost to the caller."""

@@ -54,6 +54,7 @@ def new_fastapi_app(version: str) -> FastAPI:
         openapi_tags=TAGS,
         responses=PROBLEMS,
         generate_unique_id_function=operation_id,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
     )

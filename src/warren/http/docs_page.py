@@ -1,13 +1,13 @@
-"""/ and /docs: what this server is, and its API as one page, made from the OpenAPI document.
+"""/, /openapi.json and /docs: what this server is, its API as a document, and as one page that is made from it.
 
 Nothing is loaded from elsewhere. The one script, for the search and "try it", is allowed by its hash.
 """
 
+import asyncio
 import base64
 import hashlib
 import json
 import re
-from functools import cache
 from html import escape
 from importlib import resources
 from typing import Any, Final
@@ -42,15 +42,29 @@ def add_pages(app: FastAPI, version: str) -> None:
         page = re.sub(r"\{(\w+)\}", lambda match: values[match[1]], _HOME)
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
-    @cache
-    def docs_page() -> str:
-        return render(app.openapi())
+    making, made = asyncio.Lock(), list[str]()
+
+    async def texts() -> list[str]:
+        """The document and the page. They are made once, in a thread: it takes a good part of a second."""
+        async with making:
+            if not made:
+                made.extend(await asyncio.to_thread(_write, app))
+        return made
+
+    async def document(_: Request) -> Response:
+        return Response((await texts())[0], media_type="application/json")
 
     async def docs(_: Request) -> Response:
-        return HTMLResponse(docs_page(), headers={"Content-Security-Policy": _DOCS_POLICY})
+        return HTMLResponse((await texts())[1], headers={"Content-Security-Policy": _DOCS_POLICY})
 
     app.add_route("/", home, include_in_schema=False)
+    app.add_route("/openapi.json", document, include_in_schema=False)
     app.add_route("/docs", docs, include_in_schema=False)
+
+
+def _write(app: FastAPI) -> tuple[str, str]:
+    document = app.openapi()
+    return json.dumps(document, separators=(",", ":")), render(document)
 
 
 def render(document: Values) -> str:

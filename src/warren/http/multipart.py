@@ -18,11 +18,14 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 
 from warren.model.errors import InvalidRequest, TooLarge
+from warren.pacing import Pace
 
 MAX_PARTS = 100
 MAX_PART_HEADERS = 16 * 1024
 MAX_FIELD = 64 * 1024
 _MAX_HEADER_COUNT = 32
+_STEP = 4 * 1024  # bytes that are parsed at once; the parser takes a microsecond for each of some
+_ENOUGH = 64 * 1024
 _PARAMETER = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)', re.DOTALL)
 
 
@@ -32,7 +35,7 @@ class _Mark(Enum):
     END = "the end of the form"
 
 
-_Event = bytes | _Mark
+_Event = bytearray | _Mark
 
 
 class FormPart:
@@ -50,8 +53,8 @@ class FormPart:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         while not self._over:
             event = await self._form.next(f"part {self.name!r}")
-            if isinstance(event, bytes):
-                yield event
+            if isinstance(event, bytearray):
+                yield bytes(event)
             else:
                 self._over = True
 
@@ -79,6 +82,8 @@ class _Form:
 
     def __init__(self, stream: AsyncIterable[bytes], boundary: bytes) -> None:
         self._stream = aiter(stream)
+        self._data, self._at = b"", 0
+        self._pace = Pace()
         self._events: deque[_Event] = deque()
         self._headers: deque[dict[str, str]] = deque()
         self._parts = 0
@@ -92,7 +97,7 @@ class _Form:
                     "on_header_value": self._header_value,
                     "on_header_end": self._header_end,
                     "on_headers_finished": self._headers_finished,
-                    "on_part_data": lambda data, start, end: self._events.append(data[start:end]),
+                    "on_part_data": self._part_data,
                     "on_part_end": lambda: self._events.append(_Mark.PART_END),
                     "on_end": lambda: self._events.append(_Mark.END),
                 },
@@ -103,12 +108,28 @@ class _Form:
             raise InvalidRequest(f"the boundary of the multipart body cannot be used: {exc}") from exc
 
     async def next(self, reading: str) -> _Event:
-        while not self._events:
-            data = await anext(self._stream, None)
-            if data is None:
-                raise InvalidRequest(f"the upload ended too early: {reading} is not complete")
-            self._feed(data)
+        while not self._events or (self._at < len(self._data) and self._is_growing()):
+            if self._at >= len(self._data):
+                data = await anext(self._stream, None)
+                if data is None:
+                    raise InvalidRequest(f"the upload ended too early: {reading} is not complete")
+                self._data, self._at = data, 0
+            self._feed(self._data[self._at : self._at + _STEP])
+            self._at += _STEP
+            await self._pace.give_way()
         return self._events.popleft()
+
+    def _is_growing(self) -> bool:
+        """Whether the bytes of a part, if they come next, are few and may become more: tiny pieces cost the most."""
+        first = self._events[0]
+        return len(self._events) == 1 and isinstance(first, bytearray) and len(first) < _ENOUGH
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, bytearray):
+            last += data[start:end]
+        else:
+            self._events.append(bytearray(data[start:end]))
 
     def headers(self) -> dict[str, str]:
         return self._headers.popleft()

@@ -6,21 +6,26 @@ the LangGraph thread that makes it; the first call makes the sandbox.
 No call raises because of the sandbox, because deepagents would end the agent's run: the result describes the error.
 """
 
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
-from deepagents.backends import protocol
-from deepagents.backends.protocol import (
-    EditResult,
-    ExecuteResponse,
-    FileDownloadResponse,
-    FileUploadResponse,
-    GlobResult,
-    GrepResult,
-    LsResult,
-    ReadResult,
-    WriteResult,
-)
-from deepagents.backends.sandbox import BaseSandbox
+from warren.integrations.extras import missing_package
+
+try:
+    from deepagents.backends import protocol
+    from deepagents.backends.protocol import (
+        EditResult,
+        ExecuteResponse,
+        FileDownloadResponse,
+        FileUploadResponse,
+        GlobResult,
+        GrepResult,
+        LsResult,
+        ReadResult,
+        WriteResult,
+    )
+    from deepagents.backends.sandbox import BaseSandbox
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, __name__, "langchain") from None
 
 from warren.integrations import deepagents_files as file_plans
 from warren.integrations import deepagents_search as search_plans
@@ -29,6 +34,7 @@ from warren.integrations.threads import ClientPair, ThreadClients, current_threa
 from warren.model.errors import InvalidRequest
 from warren.sdk.aio.client import AsyncSandboxClient
 from warren.sdk.blocking.client import SandboxClient
+from warren.sdk.options import SandboxOptions
 
 COMMAND_TIMEOUT_S: Final = 30 * 60
 _SKIPPED_DIRECTORIES: Final = (".git",)
@@ -155,7 +161,9 @@ class ThreadSandbox(_Backend):
     id, it raises InvalidRequest, which says what to do.
     """
 
-    def __init__(self, server_url: str = "", *, timeout: float = COMMAND_TIMEOUT_S, **options: Any) -> None:
+    def __init__(
+        self, server_url: str = "", *, timeout: float = COMMAND_TIMEOUT_S, **options: Unpack[SandboxOptions]
+    ) -> None:
         super().__init__(timeout)
         self.clients = ThreadClients(server_url, **options)
 

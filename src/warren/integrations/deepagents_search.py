@@ -1,13 +1,14 @@
 """deepagents' glob and grep.
 
-`glob` walks the tree through the file API. `grep` runs the grep of the sandbox, which is quick on any tree; where that
-is missing or lacks an option, the files are read through the file API.
+`grep` is a search of Warren's file API. `glob` walks the tree instead: deepagents counts a link to a file of the tree
+as a file, and a search does not say where links lead.
 """
 
 import posixpath
+import re
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 from deepagents.backends.protocol import FileInfo, GlobResult, GrepMatch, GrepResult
 
@@ -15,28 +16,27 @@ from warren.integrations.deepagents_versions import BEFORE_0_7, build_result, se
 from warren.integrations.globs import Pattern, PatternRefused
 from warren.integrations.plans import Plan, call
 from warren.model.errors import WarrenError
-from warren.sdk.results import ExecuteResult, FileEntry
+from warren.sdk.results import FileEntry, FileMatch, SearchSummary
 
 WALK_S: Final = 5.0
 MOST_MATCHES: Final = 10_000
 GREP_S: Final = 30.0
 _DEPTH: Final = 4  # levels per request: few requests, and none that lists a whole system
 _KERNEL_DIRECTORIES: Final = ("/proc", "/sys", "/dev")
-_FILES_PER_GREP: Final = 500
-_LARGEST_FILE_BYTES: Final = 1024 * 1024
-_GREP_MISSING: Final = (126, 127)
+_LARGEST_FILE_BYTES: Final = 1024 * 1024 * 1024
+_SPECIAL: Final = re.compile(r"[][\\.^$*+?(){}|]")
 
 
 class Walk:
     """Everything below a directory, as (relative path, entry). `reason` says why entries are missing, if they are."""
 
-    def __init__(self, root: str, budget_s: float = WALK_S) -> None:
+    def __init__(self, root: str) -> None:
         self.root = root.rstrip("/")
         self.entries: list[tuple[str, FileEntry]] = []
         self.reason: str | None = None
-        self._ends_at = time.monotonic() + budget_s
+        self._ends_at = time.monotonic() + WALK_S
 
-    def run(self, skip: Sequence[str] = ()) -> Plan[None]:
+    def run(self) -> Plan[None]:
         waiting = [self.root or "/"]
         while waiting:
             if time.monotonic() > self._ends_at:
@@ -51,13 +51,13 @@ class Walk:
                     raise
                 self.reason = "unreadable" if search_code(exc) == "permission_denied" else self.reason
                 continue
-            waiting += self._add(directory, depth, found, skip)
+            waiting += self._add(directory, depth, found)
 
-    def _add(self, directory: str, depth: int, found: list[FileEntry], skip: Sequence[str]) -> Iterator[str]:
+    def _add(self, directory: str, depth: int, found: list[FileEntry]) -> Iterator[str]:
         level = directory.rstrip("/").count("/") + depth
         for each in found:
             relative = each.path.removeprefix(self.root + "/")
-            if each.path in _KERNEL_DIRECTORIES or not set(skip).isdisjoint(relative.split("/")):
+            if each.path in _KERNEL_DIRECTORIES:
                 continue
             self.entries.append((relative, each))
             if each.is_dir and each.path.count("/") == level:
@@ -105,90 +105,41 @@ def grep(
 ) -> Plan[GrepResult]:
     root = path or "/workspace"
     skip = [name for name in skip if name != posixpath.basename(root.rstrip("/"))]
+    summaries: list[SearchSummary] = []
     try:
-        if include and "/" in include:
-            return (yield from _grep_paths(pattern, root, include, max_count, skip))
-        argv = ["grep", "-rHnFZI", *(f"--exclude-dir={name}" for name in skip)]
-        argv += [f"--include={include}"] if include else []
-        result: ExecuteResult = yield from _execute([*argv, "-e", pattern, "--", root])
-        if _lacks_grep(result):
-            return (yield from _grep_by_reading(pattern, root, include or "**", max_count, skip))
+        included = Pattern(include or "")
+        found: list[FileMatch] = yield from call(
+            "search_files",
+            _literal(pattern),
+            glob=include or "",
+            path=root,
+            hidden=True,
+            max_matches=MOST_MATCHES,
+            max_file_bytes=_LARGEST_FILE_BYTES,
+            timeout=GREP_S,
+            on_summary=summaries.append,
+        )
     except PatternRefused as exc:
         return GrepResult(error=f"Path '{root}': {exc}")
     except WarrenError as exc:
         return GrepResult(error=f"Path '{root}': {search_code(exc)}")
-    return _grep_result(root, result, max_count)
-
-
-def _execute(argv: Sequence[str]) -> Plan[Any]:
-    return (yield from call("execute", argv, GREP_S, carry_state=False))
-
-
-def _lacks_grep(result: ExecuteResult) -> bool:
-    return result.exit_code in _GREP_MISSING or (result.exit_code > 1 and "option" in result.stderr)
-
-
-def _grep_paths(pattern: str, root: str, include: str, max_count: int | None, skip: Sequence[str]) -> Plan[GrepResult]:
-    """Greps only files whose path matches: finds them first, then passes their names to grep."""
-    walk, included = Walk(root), Pattern(include)
-    yield from walk.run(skip)
-    paths = sorted(each.path for relative, each in walk.files() if included.matches(relative))
-    matches: list[GrepMatch] = []
-    for start in range(0, len(paths), _FILES_PER_GREP):
-        batch = paths[start : start + _FILES_PER_GREP]
-        result: ExecuteResult = yield from _execute(["grep", "-HnFZI", "-e", pattern, "--", *batch])
-        if _lacks_grep(result):
-            return (yield from _grep_by_reading(pattern, root, include, max_count, skip))
-        matches += _parse_matches(result.stdout)
-    return _limit_matches(matches, max_count, walk.reason is not None)
-
-
-def _grep_by_reading(
-    pattern: str, root: str, include: str, max_count: int | None, skip: Sequence[str]
-) -> Plan[GrepResult]:
-    walk, included = Walk(root, GREP_S), Pattern(include)
-    entry: FileEntry = yield from call("stat", root)
-    if entry.is_dir:
-        yield from walk.run(skip)
-    else:
-        walk.entries = [(entry.name, entry)]
-    matches: list[GrepMatch] = []
-    for relative, each in walk.files():
-        if each.size <= _LARGEST_FILE_BYTES and included.matches(relative):
-            data: bytes = yield from call("read_file", each.path)
-            matches += _matching_lines(pattern, each.path, data)
-    return _limit_matches(matches, max_count, walk.reason is not None)
-
-
-def _matching_lines(pattern: str, path: str, data: bytes) -> Iterator[GrepMatch]:
-    if b"\0" not in data:
-        for number, line in enumerate(data.decode(errors="replace").split("\n"), 1):
-            if pattern in line:
-                yield {"path": path, "line": number, "text": line}
-
-
-def _grep_result(root: str, result: ExecuteResult, max_count: int | None) -> GrepResult:
-    if result.reason == "timeout":
+    [summary] = summaries
+    if summary.truncated_by == "time":
         return GrepResult(
             error=f"Error: grep timed out after {GREP_S:g}s. Try a more specific pattern or a narrower path."
         )
-    matches = _parse_matches(result.stdout)
-    if result.exit_code > 1 and not matches:
-        return GrepResult(error=f"Path '{root}': {result.stderr.strip() or f'exit code {result.exit_code}'}")
-    return _limit_matches(matches, max_count, result.truncated)
-
-
-def _parse_matches(stdout: str) -> list[GrepMatch]:
     matches: list[GrepMatch] = []
-    for line in stdout.split("\n"):
-        path, separator, rest = line.partition("\0")
-        number, colon, text = rest.partition(":")
-        if separator and colon and number.isdecimal():
-            matches.append({"path": path, "line": int(number), "text": text})
-    return matches
-
-
-def _limit_matches(matches: list[GrepMatch], max_count: int | None, cut: bool) -> GrepResult:
+    for each in found:
+        relative = each.path.removeprefix(root.rstrip("/") + "/")
+        is_included = not include or "/" not in include or included.matches(relative)
+        if is_included and set(skip).isdisjoint(relative.split("/")):
+            matches.append({"path": each.path, "line": each.line, "text": each.text})
+    cut = bool(summary.truncated_by or summary.too_large)
     if max_count is not None and len(matches) > max_count:
         matches, cut = matches[:max_count], True
     return build_result(GrepResult, matches=matches, truncated=cut)
+
+
+def _literal(text: str) -> str:
+    """An expression for this text; several lines mean any of them, as in grep -F."""
+    return "|".join(_SPECIAL.sub(r"\\\g<0>", line) or "^" for line in text.split("\n"))

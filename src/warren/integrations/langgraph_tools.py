@@ -7,14 +7,20 @@ Errors of the sandbox are answers that the model can read; only a run without a 
 import secrets
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Unpack
 
-from langchain.tools import ToolRuntime
-from langchain_core.tools import BaseTool, StructuredTool
+from warren.integrations.extras import missing_package
+
+try:
+    from langchain.tools import ToolRuntime
+    from langchain_core.tools import BaseTool, StructuredTool
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, __name__, "langchain") from None
 
 from warren.integrations.plans import Plan, call, call_on, describe_error, run_command, shorten
 from warren.integrations.threads import ThreadClients, thread_id_from
 from warren.model.errors import WarrenError
+from warren.sdk.options import SandboxOptions
 from warren.sdk.results import ExecuteResult, FileEntry, ProcessInfo
 
 COMMAND_TIMEOUT_S: Final = 120
@@ -29,7 +35,7 @@ def sandbox_tools(
     clients: ThreadClients | None = None,
     timeout: float = COMMAND_TIMEOUT_S,
     max_chars: int = MAX_CHARS,
-    **options: Any,
+    **options: Unpack[SandboxOptions],
 ) -> list[BaseTool]:
     """The tools bash, bash_background, background_output, background_stop, read_file, write_file and list_files.
 

@@ -8,17 +8,23 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Unpack
 
-from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
-from langchain_core.messages import SystemMessage
-from langgraph.runtime import Runtime
+from warren.integrations.extras import missing_package
+
+try:
+    from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+    from langchain_core.messages import SystemMessage
+    from langgraph.runtime import Runtime
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, __name__, "langchain") from None
 
 from warren.integrations.langgraph_tools import COMMAND_TIMEOUT_S, MAX_CHARS, sandbox_tools
 from warren.integrations.plans import call
 from warren.integrations.prompt import sandbox_prompt
 from warren.integrations.threads import ClientPair, ThreadClients
 from warren.model.errors import WarrenError
+from warren.sdk.options import SandboxOptions
 
 
 class SandboxMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
@@ -35,7 +41,7 @@ class SandboxMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
         warm_up: bool = True,
         timeout: float = COMMAND_TIMEOUT_S,
         max_chars: int = MAX_CHARS,
-        **options: Any,
+        **options: Unpack[SandboxOptions],
     ) -> None:
         super().__init__()
         self.clients = ThreadClients(server_url, **options)

@@ -1,13 +1,14 @@
 """Work on a sandbox, written once for the blocking and for the async client.
 
 A plan is a generator: it yields the calls it needs (`Call`) and is sent their results, or thrown their errors. `run`
-makes the calls with the blocking client, `arun` with the async one; the plan cannot tell which.
+makes the calls with the blocking client, `arun` with the async one; the plan cannot tell which. Of a method that yields
+its results one by one, the plan gets the list.
 
 `run_command` is the plan behind every shell tool. It describes how a command ended in words that a model can read, and
 never raises: the agent's run goes on, whatever happened.
 """
 
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -51,6 +52,8 @@ def run(client: SandboxClient, plan: Plan[T]) -> T:
         while True:
             try:
                 result = _find_method(client, step)(*step.args, **step.options)
+                if isinstance(result, Generator):
+                    result = list(result)
             except (WarrenError, TimeoutError) as exc:
                 step = plan.throw(exc)
             else:
@@ -65,7 +68,8 @@ async def arun(client: AsyncSandboxClient, plan: Plan[T]) -> T:
         step = next(plan)
         while True:
             try:
-                result = await _find_method(client, step)(*step.args, **step.options)
+                result = _find_method(client, step)(*step.args, **step.options)
+                result = [each async for each in result] if isinstance(result, AsyncGenerator) else await result
             except (WarrenError, TimeoutError) as exc:
                 step = plan.throw(exc)
             else:

@@ -9,9 +9,14 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
-from langgraph.config import get_config
+from warren.integrations.extras import missing_package
+
+try:
+    from langgraph.config import get_config
+except ModuleNotFoundError as exc:
+    raise missing_package(exc, __name__, "langchain") from None
 
 from warren.integrations.plans import Plan, arun, call, run
 from warren.model.errors import InvalidRequest
@@ -21,6 +26,7 @@ from warren.sdk.aio.platform import open_backend as open_async_backend
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.client import SandboxClient
 from warren.sdk.blocking.platform import open_backend
+from warren.sdk.options import SandboxOptions
 
 T = TypeVar("T")
 
@@ -167,7 +173,7 @@ class ClientPair:
 class ThreadClients:
     """Keeps a pair of clients for each thread."""
 
-    def __init__(self, server_url: str = "", **options: Any) -> None:
+    def __init__(self, server_url: str = "", **options: Unpack[SandboxOptions]) -> None:
         for name in ("thread_id", "session_id", "backend"):
             if name in options:
                 raise InvalidRequest(f"{name} cannot be given here: every thread has a sandbox of its own")

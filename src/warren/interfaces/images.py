@@ -1,5 +1,6 @@
 """Root filesystems by name."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -11,9 +12,52 @@ class RootFs:
 
     path: Path
     host_usr: bool
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo:
+    """What image.json of a version holds. Older versions of Warren read it too, and know no more fields."""
+
+    name: str
+    source: str
+    created: float
+    files: int
+    size_bytes: int
+    host_usr: bool = False
+    format: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ImageVersion(ImageInfo):
+    """`current`: the name points to it. `sandboxes`: how many use it, with those that wait in pools."""
+
+    version: str = ""
+    current: bool = True
+    sandboxes: int = 0
+
+
+class ImageList(Protocol):
+    """`list` returns all versions of all images, by name and the newest first."""
+
+    def list(self) -> Sequence[ImageVersion]: ...
 
 
 class Images(Protocol):
-    """`rootfs` returns the image of that name; it raises ImageNotFound, with the remedy, if there is none."""
+    """A name points to one version of an image at a time; a version never changes.
 
+    `version` returns the id of the version that the name points to, and costs no more than a readlink; `rootfs` returns
+    its files. `hold` returns them for a sandbox whose directory is `user`: the version then stays, whatever becomes of
+    the name, until `release` or until that directory is gone. These raise ImageNotFound, with the remedy, if there is
+    no image of that name.
+    `keep` does so for a sandbox that may have been made by a Warren without versions; if it holds a version already,
+    nothing changes.
+    `prune` removes the versions that no name points to and nobody uses.
+    """
+
+    def version(self, name: str) -> str: ...
     def rootfs(self, name: str) -> RootFs: ...
+    def hold(self, name: str, user: Path) -> RootFs: ...
+    def keep(self, name: str, user: Path) -> None: ...
+    def release(self, user: Path) -> None: ...
+    def prune(self) -> object: ...

@@ -13,7 +13,7 @@ from warren.model.spec import Layer, Limits
 class Claim:
     """A request for a sandbox of an environment, by default made by the environment's provider or the worker's first.
 
-    Only a claim without `image` and `limits` of its own can be met from a pool.
+    Only a claim without an `image` and without other `limits` than the environment's can be met from a pool.
     """
 
     environment: str

@@ -15,7 +15,7 @@ from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.operations import TerminalSize
 from warren.model.session import DEFAULT_TENANT
 from warren.sessions.long_values import resolved
-from warren.sessions.operations import commands, files, processes, sessions
+from warren.sessions.operations import commands, environments, files, processes, sessions
 from warren.sessions.operations.call import (
     ByteRange,
     BytesHead,
@@ -32,7 +32,11 @@ from warren.sessions.output_events import with_keepalives
 from warren.sessions.schemas import end_view
 from warren.sessions.validation import validated
 
-HANDLERS = {handler.name: handler for module in (sessions, commands, processes, files) for handler in module.HANDLERS}
+HANDLERS = {
+    handler.name: handler
+    for module in (sessions, environments, commands, processes, files)
+    for handler in module.HANDLERS
+}
 
 
 class LocalCalls:

@@ -291,7 +291,8 @@ def _import_parts() -> tuple[Callable[[], Work["tuple[Service, LocalCalls]"]], C
         service = Service(settings)
         await service.start()
         identity = build_identity(settings, service.tenancy)
-        return service, LocalCalls(build_context(settings, service.sessions, service.tenancy, identity))
+        context = build_context(settings, service.environments, service.sessions, service.tenancy, identity)
+        return service, LocalCalls(context)
 
     return make, uvloop.new_event_loop
 

@@ -65,7 +65,8 @@ class Operation:
     `watched`: it is cancelled when its caller goes away. `repeatable`: a client may send it again when it cannot know
     whether it arrived. `audited` are the arguments that the audit record shows, each under the name it has there.
     `in_query` are the arguments that travel in the query although the others are a JSON body. `session_name` is the
-    header, or the pattern of host names whose first group is the session id.
+    header, or the pattern of host names whose first group is the session id. `of_machine`: it is about a machine that
+    runs sandboxes, so a coordinator sends it to any of its workers.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Operation:
     audited: tuple[tuple[str, str], ...] = ()
     in_query: tuple[str, ...] = ()
     session_name: str = ""
+    of_machine: bool = False
 
     @property
     def names_in_path(self) -> list[str]:
@@ -102,6 +104,8 @@ class Operation:
             return "e2b"
         if not self.path.startswith("/api/"):
             return "flat"
+        if not self.path.startswith("/api/sessions"):
+            return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
         tags = {"processes": "processes", "kill-all": "processes", "files": "files", "exec": "commands"}
         return tags.get(part, "sessions")
@@ -134,6 +138,15 @@ _ROWS: Final = (
     Operation(
         "change_session", "PATCH", SESSION, Scope.SESSIONS, "Change time-outs and metadata", reads=Reads.JSON,
         in_sandbox=False,
+    ),
+    # -- what sessions can be made of
+    Operation(
+        "list_environments", "GET", "/api/environments", Scope.READ, "List the environments you may use",
+        session_in=SessionIn.NOWHERE, in_sandbox=False,
+    ),
+    Operation(
+        "list_images", "GET", "/api/images", Scope.READ, "List the images you may use", session_in=SessionIn.NOWHERE,
+        in_sandbox=False, of_machine=True,
     ),
     # -- commands
     Operation(

@@ -1,7 +1,7 @@
 """What can be done in a sandbox, and what comes back."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from warren.model.command_output import CommandOutput, Shown
@@ -45,7 +45,8 @@ class Command:
     With `carry_state` a shell command starts with the directory and the exported variables that the last one of this
     sandbox left, and leaves its own to the next one. Variables of `env` override exported ones, those of `base_env`
     do not. `terminal` gives the command a terminal of that size. `keep_bytes` limits the output that is kept, half
-    from its beginning and half from its end.
+    from its beginning and half from its end. `judged_as`, a shell line or an argv, is what policies judge and the audit
+    record shows in place of the command: the code of a caller that a program of Warren's own runs.
     """
 
     argv: tuple[str, ...] = ()
@@ -59,6 +60,14 @@ class Command:
     carry_state: bool = True
     terminal: TerminalSize | None = None
     keep_bytes: int = KEEP_BYTES
+    judged_as: str | tuple[str, ...] = ""
+
+    def as_judged(self) -> "Command":
+        if not self.judged_as:
+            return self
+        if isinstance(self.judged_as, str):
+            return replace(self, argv=(), shell=self.judged_as, judged_as="")
+        return replace(self, argv=self.judged_as, shell="", judged_as="")
 
     def __post_init__(self) -> None:
         if bool(self.argv) == bool(self.shell):

@@ -141,7 +141,8 @@ class Previous:
 class Session:
     """`version` counts the changes; a store accepts a change only of the version it was made from.
 
-    `image`, `limits` and `require` are what the caller asked for beyond the environment (empty: nothing).
+    `image` and `require` are what the caller asked for beyond the environment (empty: nothing). `limits` are those in
+    force; None, in rows of older versions: the environment's.
     `reason` and `detail` say why it was lost or ended. `key_id` names the key that created it; `disk_mb` and
     `memory_mb` are the most that it may use. The values of `env` may be secrets: only the names are ever shown.
     """

@@ -25,9 +25,11 @@ class Result:
         return iter(self.keys())
 
     def keys(self) -> list[str]:
+        """The names of its fields."""
         return list(_field_names(type(self)))
 
     def get(self, name: str, default: Any = None) -> Any:
+        """The field of that name, or `default` if there is none."""
         return getattr(self, name) if name in self.keys() else default
 
     @classmethod
@@ -92,10 +94,12 @@ class ExecuteResult(Result):
 
     @property
     def stderr_bytes(self) -> bytes:
+        """Every byte of stderr, also if it is not text."""
         return _exact_bytes(self.stderr, self.stderr_base64)
 
     @property
     def ok(self) -> bool:
+        """Whether it ended by itself with exit code 0."""
         return self.exit_code == 0 and self.reason == "exited"
 
 
@@ -119,6 +123,11 @@ class OutputChunk(Result):
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo(Result):
+    """A session as it is. `isolation` has the layers that are in force; `created` says whether this call made it.
+
+    `previous` tells how the thread's session before it ended. `reason` and `detail` say why this one has ended.
+    """
+
     session_id: str
     state: str
     environment: str
@@ -133,9 +142,9 @@ class SessionInfo(Result):
     idle_expires_at: str | None = None
     idle_timeout_s: float = 0.0
     max_lifetime_s: float = 0.0
+    limits: dict[str, float] | None = None
     pooled: bool = False
     image: str | None = None
-    limits: dict[str, float] | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     env_names: list[str] = field(default_factory=list)
     previous: dict[str, str] | None = None
@@ -146,7 +155,37 @@ class SessionInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class EnvironmentInfo(Result):
+    """`limits` are those that a session gets if it asks for no others; times are None where the server's apply."""
+
+    name: str
+    description: str = ""
+    image: str = ""
+    provider: str | None = None
+    limits: dict[str, float] = field(default_factory=dict)
+    io: dict[str, int] = field(default_factory=dict)
+    env_names: list[str] = field(default_factory=list)
+    idle_timeout_s: float | None = None
+    max_lifetime_s: float | None = None
+    needs: list[str] = field(default_factory=list)
+    default: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInfo(Result):
+    """`version` is another one each time the image is made anew."""
+
+    name: str
+    version: str = ""
+    size_bytes: int = 0
+    files: int = 0
+    created_at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessInfo(Result):
+    """A background command or terminal. `exit_code` and `reason` are None while it runs."""
+
     process_id: str
     command: str
     user: str
@@ -176,6 +215,7 @@ class FileEntry(Result):
 
     @property
     def is_dir(self) -> bool:
+        """Whether it is a directory itself, not a link to one."""
         return self.kind == "directory"
 
 
@@ -229,6 +269,7 @@ class OutputDecoder:
         self._end = 0
 
     def decode(self, event: Mapping[str, Any]) -> OutputChunk:
+        """The chunk of an `output` event."""
         stream, data = event["stream"], base64.b64decode(event["data"])
         if stream not in self._decoders:
             self._decoders[stream] = codecs.getincrementaldecoder("utf-8")("replace")

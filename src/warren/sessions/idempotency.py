@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import json
 from dataclasses import fields, replace
-from typing import Final
+from typing import Any, Final
 
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import ANSWER_GONE, Key, SessionStore
@@ -62,13 +62,13 @@ async def exec_once(
         task = sessions.keyed_commands[name] = asyncio.create_task(
             _run(sessions, name, command, stdin, stdin_sent=answer == _STDIN_SENT)
         )
-        task.add_done_callback(lambda done: _remove_task(sessions, name, done))
+        task.add_done_callback(lambda done: remove_task(sessions, name, done))
     result = await asyncio.shield(task)
     note_end(result)
     return result
 
 
-def _remove_task(sessions: Sessions, name: Key, task: asyncio.Task[ExecResult]) -> None:
+def remove_task(sessions: Sessions, name: Key, task: asyncio.Task[Any]) -> None:
     del sessions.keyed_commands[name]
     if not task.cancelled():
         task.exception()  # marks it as seen: all callers may have disconnected

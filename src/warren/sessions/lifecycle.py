@@ -9,6 +9,7 @@ makes the server lose track of them.
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine, Mapping
+from itertools import accumulate
 from typing import Any, Final, TypeVar
 
 from warren.clock import Clock
@@ -37,6 +38,8 @@ _log = get_log(__name__)
 
 STEPS: Final = ("stored", "claimed", "running", "stopping", "destroyed", "ended")
 
+MAX_KEPT_BYTES: Final = 4096
+"""Of the metadata of a session that has ended, and of the names of its variables."""
 _POLL_S: Final = (0.005, 0.1)
 _CONFIRM_S: Final = 2.0
 _CALLER_LEFT: Final = "the caller went away"
@@ -268,22 +271,29 @@ class Lifecycle:
         return ended
 
     def _ended(self, session: Session, reason: EndReason, detail: str) -> Session:
-        """Of the variables only the names are kept: their values may be secrets, and nobody needs them any more."""
-        names = dict.fromkeys(session.env, "")
-        return session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), env=names)
+        """Of the variables only the names are kept: their values may be secrets, and nobody needs them any more. Of
+        long metadata and many names the beginning is kept: no quota bounds how many sessions of a day have ended."""
+        kept = {"env": _beginning(dict.fromkeys(session.env, "")), "metadata": _beginning(session.metadata)}
+        return session.moved_to(SessionState.ENDED, reason=reason, detail=detail, ended=self.clock.now(), **kept)
 
     async def _try_save_end(self, ended: Session) -> bool:
         """Whether the end was saved; False if the row has changed.
 
         A session whose start failed may be running in the store: the store saved that, and its answer got lost. Such a
-        session is ended like any other that runs.
+        session has no sandbox, and is ended like any other that runs.
         """
         if await self.store.swap(ended):
             return True
         current = await self.store.get(ended.tenant, ended.id)
-        if current is not None and current.state.can_be_lost and current.version == ended.version:
-            self._run_task(self.end(current, ended.reason, ended.detail), f"ending {ended.id}")
+        if current is not None and current.state.can_be_lost and current.sandbox_id not in self._owners:
+            stopping = current.moved_to(SessionState.STOPPING, reason=ended.reason, detail=ended.detail)
+            if await self.store.swap(stopping):
+                self.begin_end(stopping)
         return False
+
+    def is_unsettled(self, session: Session) -> bool:
+        """Whether it may be running in the store alone: its start goes on, or failed and the store has yet to learn."""
+        return session.id in self._starting or session.id in self._unsaved_ends
 
     async def _confirm(self, ended: Session) -> Session:
         """Waits until the store has the end: who is told of it must not be shown a session that is still stopping."""
@@ -344,8 +354,8 @@ class Lifecycle:
             await asyncio.gather(*map(worker.destroy, disowned))
 
     async def check_sandbox(self, session: Session) -> None:
-        """Marks a running session as lost if its worker does not have its sandbox."""
-        if session.state.can_be_lost:
+        """Marks a running session as lost if its worker does not have its sandbox. One whose start failed ends."""
+        if session.state.can_be_lost and not self.is_unsettled(session):
             try:
                 await self.worker_of(session).sandbox(session.sandbox_id)
             except (SandboxLost, SandboxNotFound) as exc:
@@ -398,7 +408,7 @@ class Lifecycle:
 
     async def wait_until_settled(self, session: Session) -> Session:
         """Waits while the session is starting or ending, here or in another process; Unavailable if that takes long."""
-        task = (self._starting if session.state is SessionState.CREATING else self._ending).get(session.id)
+        task = self._starting.get(session.id) or self._ending.get(session.id)
         if task is not None:
             await asyncio.wait([task])
             if not task.cancelled():
@@ -441,6 +451,12 @@ class Lifecycle:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as seen: whoever waits gets it, and there may be nobody
+
+
+def _beginning(texts: Mapping[str, str]) -> dict[str, str]:
+    """The first entries, as far as they are short together."""
+    sizes = accumulate(len(f"{name}{value}".encode(errors="surrogatepass")) for name, value in texts.items())
+    return {name: texts[name] for name, size in zip(texts, sizes, strict=True) if size <= MAX_KEPT_BYTES}
 
 
 def unusable_error(session: Session) -> WarrenError:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
 from warren.interfaces.metering import Metering
 from warren.interfaces.sandbox import Sandbox
@@ -29,7 +30,6 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.operations import ExecResult
 from warren.model.session import (
     FAILED_CREATIONS,
     EndReason,
@@ -41,7 +41,7 @@ from warren.model.session import (
     check_thread_id,
     new_session_id,
 )
-from warren.model.spec import NO_CEILINGS, Ceilings, Limits, check_env, check_env_size, check_image_name
+from warren.model.spec import NO_CEILINGS, Ceilings, check_env, check_env_size, check_image_name
 from warren.sessions.allowances import caps_of, check_allowed, check_ceilings, check_lifetime, longest_life
 from warren.sessions.lifecycle import Lifecycle, unusable_error
 from warren.sessions.new_session import CreateResult, Defaults, NewSession, changed_limits, fingerprint, previous_of
@@ -73,7 +73,7 @@ class Sessions:
         self.clock = lifecycle.clock
         self._environments = environments
         self._defaults = defaults
-        self.keyed_commands: dict[Key, asyncio.Task[ExecResult]] = {}  # running commands with an Idempotency-Key
+        self.keyed_commands: dict[Key, asyncio.Task[Any]] = {}  # running commands with an Idempotency-Key
         self._uses: Counter[tuple[str, str]] = Counter()  # by tenant and session id
         self._unsaved_uses: set[tuple[str, str]] = set()  # the store could not save them
         self._idle = asyncio.Event()
@@ -104,9 +104,7 @@ class Sessions:
                 # A caller whose thread already has a session does not need the store to write.
                 if earlier is None or idempotency is not None or not earlier.state.can_run:
                     raise
-                with contextlib.suppress(SessionEnded, SandboxLost):  # it has just ended: try again
-                    return CreateResult(await self._record_use(earlier), created=False)
-                continue
+                session, added = earlier, Added.THREAD
             note(session_id=session.id)
             if added is Added.NEW:
                 has_no_name = not key and not request.thread_id
@@ -123,11 +121,16 @@ class Sessions:
             raise
 
     async def _use_existing(self, session: Session, added: Added, request: NewSession) -> CreateResult | None:
-        """Decides about the session that the store has found. None: it is out of the way now, so try again."""
-        if session.state is SessionState.CREATING:
+        """Decides about the session that the store has found. None: it is out of the way now, so try again.
+
+        Raises Misdirected for a running session of another worker, which alone knows whether the start was a success.
+        """
+        if session.state is SessionState.CREATING or self.lifecycle.is_unsettled(session):
             session = await self.lifecycle.wait_until_settled(session)
             if session.reason in FAILED_CREATIONS:
                 raise Unavailable(f"the sandbox could not be made: {session.detail}", retry_after_s=1)
+        if session.state.can_run:
+            self.lifecycle.worker_of(session)
         if added is Added.KEY:
             return CreateResult(session, created=False, replayed=True)
         if session.state.can_run:
@@ -142,14 +145,12 @@ class Sessions:
             await self.lifecycle.wait_until_settled(session)
         return None
 
-    def sandbox_of(self, session: Session) -> tuple[str, Limits | None]:
-        """The image and the limits of the session's sandbox: its own, or those of its environment as it is now."""
-        image, limits = session.image, session.limits
-        if not image or limits is None:
+    def image_of(self, session: Session) -> str:
+        """The image of the session's sandbox: its own, or that of its environment as it is now."""
+        if not session.image:
             with contextlib.suppress(WarrenError):
-                environment = self._environments(session.environment)
-                image, limits = image or environment.image, limits or environment.limits
-        return image, limits
+                return self._environments(session.environment).image
+        return session.image
 
     def _new_row(self, tenant: str, request: NewSession, caller: Caller) -> Session:
         environment = self._environments(request.environment or self._defaults.environment)
@@ -162,8 +163,7 @@ class Sessions:
         check_env_size(request.env)
         provider = request.provider or environment.provider
         self.lifecycle.check_provider(provider, environment.needs)
-        limits = changed_limits(environment.limits, request.limits)
-        in_force = limits or environment.limits
+        in_force = changed_limits(environment.limits, request.limits)
         check_ceilings(self._ceilings, in_force, environment.limits)
         lifetime_s = self._choose_seconds("max_lifetime_s", request, environment)
         if request.max_lifetime_s is None:
@@ -183,7 +183,7 @@ class Sessions:
             idle_timeout_s=self._choose_seconds("idle_timeout_s", request, environment),
             max_lifetime_s=lifetime_s,
             image=request.image,
-            limits=limits,
+            limits=in_force,
             key_id=caller.key_id,
             disk_mb=in_force.disk_mb,
             memory_mb=in_force.memory_mb,

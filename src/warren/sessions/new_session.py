@@ -47,8 +47,9 @@ class CreateResult:
 def fingerprint(request: Any) -> str:
     """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
     values = asdict(request)
-    if not values.get("provider"):
-        values.pop("provider", None)
+    for name in ("provider", "judged_as"):
+        if not values.get(name):
+            values.pop(name, None)
     text = json.dumps(values, sort_keys=True, default=_to_json)
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
@@ -69,8 +70,7 @@ def previous_of(earlier: Session | None) -> Previous | None:
     return Previous(earlier.id, earlier.reason or EndReason.DELETED, earlier.detail)
 
 
-def changed_limits(limits: Limits, changes: Mapping[str, float]) -> Limits | None:
-    """The limits with these changes; None if they are the same."""
+def changed_limits(limits: Limits, changes: Mapping[str, float]) -> Limits:
+    """The limits with these changes."""
     values: dict[str, Any] = dict(changes)
-    changed = replace(limits, **values)
-    return None if changed == limits else changed
+    return replace(limits, **values) if values else limits

@@ -76,7 +76,8 @@ def note(**notes: Any) -> None:
 
 def note_command(command: Command) -> None:
     """Adds the command to the audit record, without the values of its variables."""
-    note(command=command.shell or command.argv)
+    shown = command.as_judged()
+    note(command=shown.shell or shown.argv)
     for values in (command.env, command.base_env):
         if values:
             keep_secret(values.values())

@@ -15,7 +15,7 @@ from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
 from warren.model.session import Session, SessionState
-from warren.model.spec import USER, WORKSPACE, Isolation, Layer, Limits
+from warren.model.spec import USER, WORKSPACE, Isolation, Layer
 from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
 
@@ -211,15 +211,53 @@ class PreviousView(BaseModel):
 
 
 class LimitsView(BaseModel):
-    memory_mb: int
-    cpus: float
-    pids: int
-    disk_mb: int
-    open_files: int
+    memory_mb: int = Field(description="Memory in MiB")
+    cpus: float = Field(description="Cores")
+    pids: int = Field(description="Processes and threads")
+    disk_mb: int = Field(description="Disk in MiB")
+    open_files: int = Field(description="Open files of a process")
+
+
+class IoView(BaseModel):
+    """Of reads and of writes each; 0 is no limit."""
+
+    mbps: int = Field(description="MiB a second")
+    iops: int = Field(description="Operations a second")
+
+
+class EnvironmentView(BaseModel):
+    name: str
+    description: str
+    image: str
+    provider: str | None = Field(description="What makes its sandboxes; null: the server's default")
+    limits: LimitsView
+    io: IoView
+    env_names: list[str] = Field(description="Names of its environment variables")
+    idle_timeout_s: float | None = Field(description="null: the server's default")
+    max_lifetime_s: float | None = Field(description="null: the server's default")
+    needs: list[str] = Field(description="Capabilities that its provider must have")
+    default: bool = Field(description="A session that names no environment gets this one")
+
+
+class EnvironmentList(BaseModel):
+    environments: list[EnvironmentView]
+
+
+class ImageView(BaseModel):
+    name: str
+    version: str = Field(description="Another one each time the image is made anew")
+    size_bytes: int
+    files: int
+    created_at: str
+
+
+class ImageList(BaseModel):
+    images: list[ImageView]
 
 
 class SessionView(BaseModel):
-    """A session as it is shown. `previous`: the thread had an earlier session, whose files are gone."""
+    """A session as it is shown. `limits`: those in force; null for a session that an older server made. `previous`: the
+    thread had an earlier session, whose files are gone."""
 
     session_id: str
     state: SessionState
@@ -235,9 +273,9 @@ class SessionView(BaseModel):
     idle_expires_at: str | None = Field(description="The same, without regard to its longest life")
     idle_timeout_s: float
     max_lifetime_s: float
+    limits: LimitsView | None
     pooled: bool
     image: str | None = Field(description="Its own, or that of its environment")
-    limits: LimitsView | None = Field(description="Its own, or those of its environment")
     metadata: dict[str, str]
     env_names: list[str]
     previous: PreviousView | None
@@ -332,7 +370,7 @@ class ArchiveView(BaseModel):
     members: int = Field(description="Files, directories and links that were written")
 
 
-def session_view(session: Session, clock: Clock, base_url: str, image: str, limits: Limits | None) -> dict[str, Any]:
+def session_view(session: Session, clock: Clock, base_url: str, image: str) -> dict[str, Any]:
     previous = session.previous
     expires = session.state.expires and not session.state.is_in_transition
     return {
@@ -350,9 +388,9 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str, limi
         "idle_expires_at": timestamp(clock.wall_at(session.idle_deadline)) if expires else None,
         "idle_timeout_s": session.idle_timeout_s,
         "max_lifetime_s": session.max_lifetime_s,
+        "limits": asdict(session.limits) if session.limits else None,
         "pooled": session.pooled,
         "image": image or None,
-        "limits": asdict(limits) if limits else None,
         "metadata": dict(session.metadata),
         "env_names": sorted(session.env),
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,

@@ -239,10 +239,11 @@ return 1
 """,
 )
 
-# One step through an index, newest first: {where it came to, its creation, sessions}. Looks at no more than so many;
-# metadata is only looked for as text.
+# One step through an index, newest first: {where it came to, its creation, sessions}. Looks at no more than so many, or
+# at some MiB of them: everybody waits for a script. Metadata is only looked for as text.
 WALK: Final = script(
     body="""
+local MOST_BYTES, size = 4194304, 0
 local index, tenant, thread, after, score = unpack(ARGV, 3, 7)
 local environment, limit, most, states, texts = ARGV[8], tonumber(ARGV[9]), tonumber(ARGV[10]), {}, {}
 local at = 12 + tonumber(ARGV[11])
@@ -278,11 +279,12 @@ while true do
   local ids = call('ZREVRANGE', set, rank, rank + 99, 'WITHSCORES')
   if #ids == 0 then return {'', '', found} end
   for number = 1, #ids, 2 do
-    if #found >= limit or looked >= most then return {after, score, found} end
+    if #found >= limit or looked >= most or size >= MOST_BYTES then return {after, score, found} end
     local id, created = ids[number], ids[number + 1]
     if tonumber(created) ~= start_score or is_before(id, start) then
       after, score, looked = id, created, looked + 1
       local one = call('HMGET', key('session', id), 'state', 'environment', 'data')
+      size = size + #(one[3] or '')
       if is_wanted(one) then found[#found + 1] = one[3] end
     end
   end

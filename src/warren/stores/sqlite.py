@@ -6,11 +6,10 @@ file every few seconds; writers wait for the short last part of that, readers ne
 """
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from warren.interfaces.store import (
 from warren.logs import get_log
 from warren.model.errors import Unavailable, WarrenError
 from warren.model.session import Session, SessionState
+from warren.pacing import Pace
 from warren.shielding import run_shielded
 from warren.stores.common import (
     EVICTED_AT_ONCE,
@@ -50,6 +50,9 @@ CHECKPOINT_S: Final = 2.0
 _PATIENCE_S: Final = 10.0
 _LOOKED_AT: Final = 20  # answers at once, to find the oldest
 _DECODED_ROWS: Final = 256  # rows that are not decoded again while they do not change
+_DECODED_LONG_ROWS: Final = 8
+_LONG_ROW: Final = 8 * 1024
+_IDS_AT_ONCE: Final = 100
 
 _EXPIRING: Final = sql_list(state for state in SessionState if state.expires)
 _HOLDING: Final = sql_list(state for state in SessionState if state.holds_sandbox)
@@ -69,6 +72,9 @@ _ACTIVE_OF_THREAD: Final = f"""SELECT data FROM sessions
 _ENDED_OF_THREAD: Final = f"""SELECT data FROM sessions
     WHERE tenant = ? AND thread_id = ? AND thread_id != '' AND {INACTIVE_SQL}
     ORDER BY created_at DESC, id DESC LIMIT 1"""
+_PLACE: Final = "SELECT created_at, id FROM sessions WHERE id = ? AND tenant = ?"
+_IDS: Final = """SELECT id, created_at FROM {} WHERE tenant = ? AND state IN ({}) AND (created_at, id) < (?, ?) {}
+    ORDER BY created_at DESC, id DESC LIMIT ?"""
 _ACTIVE: Final = f"SELECT data FROM sessions WHERE {ACTIVE_SQL}"
 _DUE: Final = f"""SELECT data FROM sessions
     WHERE {ACTIVE_SQL} AND state IN ({_EXPIRING}) AND deadline <= ?
@@ -160,7 +166,11 @@ class SqliteStore:
         self._clock = clock
         self._wrote = False
         self._closed = False
-        self._decoded = lru_cache(_DECODED_ROWS)(partial(decode_session, encryption=encryption))
+        decode = partial(decode_session, encryption=encryption)
+        self._decoded_short, self._decoded_long = (
+            lru_cache(_DECODED_ROWS)(decode),
+            lru_cache(_DECODED_LONG_ROWS)(decode),
+        )
         self._may_write = asyncio.Event()
         self._may_write.set()
         self._checkpointing = asyncio.Lock()
@@ -205,10 +215,42 @@ class SqliteStore:
         return self._run(_SWAP, *times, *state, *which).rowcount == 1
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
+        """Looks at one row at a time, in turns with other work: there may be very many, and each may be long."""
+        found: list[Session] = []
         sql, values = _query(tenant, page)
-        with contextlib.closing(self._run(sql, *values)) as rows:
-            found = (session for (data,) in rows if matches_page(page, session := self._decoded(data)))
-            return tuple(islice(found, max(0, page.limit)))
+        pace = Pace()
+        for session_id in self._ids(tenant, page):
+            if len(found) >= page.limit:
+                break
+            row = self._run(sql, session_id, *values).fetchone()
+            if row is not None and matches_page(page, session := self._decoded(row[0])):
+                found.append(session)
+            await pace.give_way()
+        return found
+
+    def _ids(self, tenant: str, page: Page) -> Iterator[str]:
+        """The sessions in the states of the page, newest first, from where it begins. Looks no further than asked."""
+        place: tuple[float, str] = (math.inf, "")
+        if not page.states:
+            return
+        if page.after:
+            found = self._run(_PLACE, page.after, tenant).fetchone()
+            if found is None:
+                return
+            place = found
+        active = all(state.is_active for state in page.states)
+        # Else SQLite would walk through all ended sessions of a day, which may be very many.
+        sql = _IDS.format(
+            f"sessions INDEXED BY {'active' if active else 'listed'}",
+            ", ".join("?" * len(page.states)),
+            f"AND {ACTIVE_SQL}" if active else "",
+        )
+        step = -1 if active else _IDS_AT_ONCE
+        while rows := self._run(sql, tenant, *sorted(page.states), *place, step).fetchall():
+            yield from (session_id for session_id, _ in rows)
+            if active:
+                return
+            place = rows[-1][1], rows[-1][0]
 
     async def active(self) -> Sequence[Session]:
         return [self._decoded(data) for (data,) in self._run(_ACTIVE).fetchall()]
@@ -358,6 +400,9 @@ class SqliteStore:
             held = self._run(_HELD, session.key_id, session.key_id, session.tenant).fetchone()
             check_caps(caps, session, Held(*map(int, held[:2])), Held(*map(int, held[2:])))
 
+    def _decoded(self, data: str | bytes) -> Session:
+        return self._decoded_short(data) if len(data) < _LONG_ROW else self._decoded_long(data)
+
     def _one(self, sql: str, *values: Any) -> Session | None:
         row = self._run(sql, *values).fetchone()
         return None if row is None else self._decoded(row[0])
@@ -388,22 +433,13 @@ def _of_kind(kind: str, group: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _query(tenant: str, page: Page) -> tuple[str, tuple[Any, ...]]:
-    """Finds every session of the page, and perhaps others: metadata is compared as text only."""
-    wanted = ["tenant = ?", f"state IN ({', '.join('?' * len(page.states))})"]
-    values: list[Any] = [tenant, *sorted(page.states)]
+    """Reads a session if it may fit the page: metadata is compared as text only."""
+    wanted, values = ["id = ?", "tenant = ?"], [tenant]
     for column, value in (("thread_id", page.thread_id), ("environment", page.environment)):
         if value:
             wanted.append(f"{column} = ?")
             values.append(value)
-    if page.after:
-        wanted.append("(created_at, id) < (SELECT created_at, id FROM sessions WHERE id = ? AND tenant = ?)")
-        values += [page.after, tenant]
     for name, value in page.metadata.items():
         wanted.append("instr(data, ?)")
         values.append(metadata_text(name, value))
-    found = "sessions"
-    if page.states and all(state.is_active for state in page.states):
-        # Else SQLite would walk through all ended sessions of a day, which may be very many.
-        found = "sessions INDEXED BY active"
-        wanted.append(ACTIVE_SQL)
-    return f"SELECT data FROM {found} WHERE {' AND '.join(wanted)} ORDER BY created_at DESC, id DESC", tuple(values)
+    return f"SELECT data FROM sessions WHERE {' AND '.join(wanted)}", tuple(values)

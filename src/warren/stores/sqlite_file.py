@@ -192,10 +192,12 @@ class SqliteFile:
     def _ours(self, exc: Exception) -> WarrenError:
         code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_CANTOPEN if isinstance(exc, OSError) else 0)
         if code in _NO_SPACE:
-            return NoSpace(f"no space left for the session store {self.path}", remedy="free space on its file system")
+            return NoSpace(
+                f"no space left for the session store {self.path.name}", remedy="free space on its file system"
+            )
         if isinstance(exc, sqlite3.IntegrityError):
             return Conflict(f"the session store has it already: {exc}")
-        return Unavailable(f"the session store {self.path}: {exc}", remedy=_REMEDIES.get(code & 0xFF, ""))
+        return Unavailable(f"the session store {self.path.name}: {exc}", remedy=_REMEDIES.get(code & 0xFF, ""))
 
 
 def _make_new(path: Path) -> None:

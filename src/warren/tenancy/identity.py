@@ -22,9 +22,12 @@ _MAX_CALLERS: Final = 4096
 
 
 class Identity(Protocol):
-    """`caller` gives whose request it is, with the quota of its tenant. Raises Unauthorized."""
+    """`caller` gives whose request it is, with the quota of its tenant. `check_again` is for requests that last: a
+    key must still be valid, and a token not revoked; one that has expired is good for what it began. Both raise
+    Unauthorized."""
 
     async def caller(self, headers: Headers) -> Caller: ...
+    async def check_again(self, headers: Headers) -> None: ...
 
 
 class AnonymousIdentity:
@@ -35,6 +38,9 @@ class AnonymousIdentity:
 
     async def caller(self, headers: Headers) -> Caller:
         return Caller(quota=(await self._tenants.of(DEFAULT_TENANT)).quota)
+
+    async def check_again(self, headers: Headers) -> None:
+        pass
 
 
 class CredentialIdentity:
@@ -49,15 +55,20 @@ class CredentialIdentity:
         self._complete: dict[str, tuple[Caller, Caller]] = {}  # by key: the caller without and with its tenant's quota
 
     async def caller(self, headers: Headers) -> Caller:
+        caller = await self._first(headers)
+        return self._with_quota(caller, (await self._tenants.of(caller.tenant)).quota)
+
+    async def check_again(self, headers: Headers) -> None:
+        await self._first(headers, expired=True)
+
+    async def _first(self, headers: Headers, *, expired: bool = False) -> Caller:
         """Of several credentials the first valid one counts."""
         wrong: Unauthorized | None = None
         for text in read_credentials(headers):
             try:
-                caller = await self._recognise(text)
+                return await self._recognise(text, expired)
             except Unauthorized as exc:
                 wrong = wrong or exc
-                continue
-            return self._with_quota(caller, (await self._tenants.of(caller.tenant)).quota)
         raise wrong or Unauthorized("this server wants an API key", remedy=_REMEDY)
 
     def _with_quota(self, caller: Caller, quota: Quota) -> Caller:
@@ -71,11 +82,11 @@ class CredentialIdentity:
         self._complete[caller.key_id] = caller, complete
         return complete
 
-    async def _recognise(self, text: str) -> Caller:
+    async def _recognise(self, text: str, expired: bool) -> Caller:
         if self._admin_key and hmac.compare_digest(text.encode(errors="surrogatepass"), self._admin_key):
             return self._admin
         if self._tokens is not None and not looks_like_key(text):
-            return await self._tokens.recognise(text)
+            return await self._tokens.recognise(text, expired=expired)
         return await self._keys.recognise(text)
 
 

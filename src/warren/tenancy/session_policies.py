@@ -40,7 +40,7 @@ class Policies:
         for policy in (self._of_environment(session.environment), await self._of_tenant(session.tenant)):
             if policy.mode is PolicyMode.OFF:
                 continue
-            verdict = await self._verdict(policy, command)
+            verdict = await self._verdict(policy, command.as_judged())
             if verdict.rule:
                 note(policy="would refuse" if verdict.allowed else "refused", rule=verdict.rule)
             if not verdict.allowed:

@@ -1,8 +1,8 @@
 """A provider whose sandboxes are objects in memory. It isolates nothing and never touches the host.
 
-Tests control it: it knows `images` and `capabilities`, the next `fail_next` creates fail, each create takes `delay_s`,
-and `lose` kills a sandbox. Its sandboxes stay in `machines`; a second provider that gets these machines behaves as
-after a restart.
+Tests control it: it knows `images`, each with its version, and `capabilities`, the next `fail_next` creates fail, each
+create takes `delay_s`, and `lose` kills a sandbox. Its sandboxes stay in `machines`; a second provider that gets these
+machines behaves as after a restart.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class FakeProvider:
         self.name, self.capabilities = name, capabilities
         self.machines = {} if machines is None else machines
         self.layers = layers
-        self.images = images
+        self.images = dict.fromkeys(images, "1")
         self.fail_next = fail_next
         self.delay_s = delay_s
         self.created = 0
@@ -59,10 +59,14 @@ class FakeProvider:
         self.created += 1
         return FakeSandbox(machine)
 
-    async def check(self, spec: SandboxSpec) -> None:
-        if spec.image not in self.images:
+    async def image_version(self, image: str) -> str:
+        if image not in self.images:
             known = ", ".join(sorted(self.images))
-            raise ImageNotFound(f"the fake has no image {spec.image!r}", remedy=f"use one it has: {known}")
+            raise ImageNotFound(f"the fake has no image {image!r}", remedy=f"use one it has: {known}")
+        return self.images[image]
+
+    async def check(self, spec: SandboxSpec) -> None:
+        await self.image_version(spec.image)
 
     def _isolation(self) -> Isolation:
         missing = {layer: "not here" for layer in Layer if layer not in self.layers}

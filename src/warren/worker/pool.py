@@ -5,7 +5,8 @@ changed. `claim` takes a ready sandbox or waits in a queue; a new sandbox goes t
 turn it is (see turns.py). A sandbox is always in exactly one place: ready, with the claim that pings it, in the hands
 of one waiter, or given to `destroy`. No move from one place to the next awaits anything.
 
-Ready sandboxes are taken oldest first, so none stays for long and a bad one is found soon.
+Ready sandboxes are taken oldest first, so none stays for long and a bad one is found soon. When the image has a new
+version, those of the old one (`_stale`) are replaced one by one; until then claims get them if no new one is ready.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import bisect
 import itertools
 import random
 import time
+import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -25,7 +27,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claimed, PoolStats
 from warren.logs import get_log
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import MachineFull, NoCapacity, Stopping, WarrenError
+from warren.model.errors import MachineFull, NoCapacity, NotFound, Stopping, Unavailable, WarrenError
 from warren.worker.pool_plan import (
     LOOK_S,
     NO_FAILURES,
@@ -72,6 +74,7 @@ def _percentile(ranked: list[float], percent: int) -> float | None:
 @dataclass(slots=True, eq=False)
 class _Member:
     sandbox: Sandbox
+    version: str
     lost: bool = False
 
 
@@ -86,6 +89,7 @@ class _Waiter:
 
 class Pool:
     """`create` makes a sandbox of this environment; `destroy` starts the destruction of one without waiting for it.
+    `version` tells the version of the image that `create` uses.
 
     A claim that is cancelled, at whatever moment, neither loses a sandbox nor takes one from others: a sandbox that it
     already has is unused and goes to the next waiter.
@@ -101,6 +105,7 @@ class Pool:
         destroy: Callable[[str], object],
         clock: Clock,
         parallel: int,
+        version: Callable[[], Awaitable[str]],
         pressure: Callable[[], bool] = lambda: False,
         kept: bool = False,
         ping_s: float = PING_S,
@@ -109,11 +114,15 @@ class Pool:
         self.environment, self.size, self.provider = environment, size, provider
         self.counters = PoolCounters()
         self._create, self._destroy, self._clock = create, destroy, clock
+        self._find_version = version
         self._parallel, self._pressure, self._kept = parallel, pressure, kept
         self._ping_s, self._most_waiting = ping_s, most_waiting
         self._demand = Demand(size.size, clock.now())
         self._failures = NO_FAILURES
+        self._version: str | None = None  # the image's, as last found; None: not known yet
         self._ready: dict[str, _Member] = {}
+        self._stale: dict[str, _Member] = {}  # ready, but of another version of the image
+        self._versions: weakref.WeakKeyDictionary[Sandbox, str] = weakref.WeakKeyDictionary()
         self._waiters: list[_Waiter] = []
         self._turns = TenantTurns(size.size, size.min)
         self._tickets = itertools.count(1)
@@ -124,12 +133,13 @@ class Pool:
 
     def __repr__(self) -> str:
         now = self.counts
-        return f"<Pool {self.environment.name}: {now.ready} ready, {now.creating} creating, {now.waiting} waiting>"
+        ready = now.ready + now.stale
+        return f"<Pool {self.environment.name}: {ready} ready, {now.creating} creating, {now.waiting} waiting>"
 
     @property
     def counts(self) -> PoolCounts:
         waiting = sum(not waiter.member.done() for waiter in self._waiters)
-        return PoolCounts(len(self._ready), self._creating, waiting)
+        return PoolCounts(len(self._ready), self._creating, waiting, len(self._stale))
 
     @property
     def target(self) -> int:
@@ -145,7 +155,7 @@ class Pool:
         now, counters = self.counts, self.counters
         ranked, served = sorted(counters.latencies), counters.hits + counters.misses
         return PoolStats(
-            ready=now.ready,
+            ready=now.ready + now.stale,
             creating=now.creating,
             waiting=now.waiting,
             target=self.target,
@@ -186,14 +196,20 @@ class Pool:
 
     def give_back(self, sandbox: Sandbox) -> None:
         """Takes back a sandbox that was claimed and not used."""
-        member = _Member(sandbox)
-        sandbox.when_lost(partial(self._note_death, member))
+        self._keep(_Member(sandbox, self._versions.get(sandbox, "")))
+
+    def _keep(self, member: _Member) -> None:
+        self._versions[member.sandbox] = member.version
+        member.sandbox.when_lost(partial(self._note_death, member))
         self._place(member)
 
     async def _take_ready(self, tenant: str) -> _Member | None:
         """Returns the first one that answers a ping and discards those that do not."""
-        while self._ready and self._turns.may_take(tenant, len(self._ready), self._waiters, self._clock.now()):
-            member = self._ready.pop(next(iter(self._ready)))
+        while (ready := len(self._ready) + len(self._stale)) and self._turns.may_take(
+            tenant, ready, self._waiters, self._clock.now()
+        ):
+            members = self._ready or self._stale
+            member = members.pop(next(iter(members)))
             try:
                 async with asyncio.timeout(self._ping_s):
                     await member.sandbox.ping()
@@ -237,7 +253,7 @@ class Pool:
             self._discard(member)
             return
         self._waiters = [waiter for waiter in self._waiters if not waiter.member.done()]
-        waiter = self._turns.choose(self._waiters, len(self._ready), self._clock.now())
+        waiter = self._turns.choose(self._waiters, len(self._ready) + len(self._stale), self._clock.now())
         if waiter is not None:
             self._waiters.remove(waiter)
             waiter.member.set_result(member)
@@ -245,11 +261,12 @@ class Pool:
         if self._drained:
             self._destroy(member.sandbox.id)
         else:
-            self._ready[member.sandbox.id] = member
+            members = self._ready if member.version == self._version else self._stale
+            members[member.sandbox.id] = member
 
     def _note_death(self, member: _Member, why: str) -> None:
         member.lost = True
-        if self._ready.pop(member.sandbox.id, None) is not None:
+        if self._ready.pop(member.sandbox.id, None) or self._stale.pop(member.sandbox.id, None):
             _log.warning("pooled_sandbox_died", pool=self.environment.name, sandbox=member.sandbox.id, error=why)
             self._discard(member)
 
@@ -281,11 +298,16 @@ class Pool:
         plan = plan_pool(self.size, self.counts, self._demand, self._failures, around)
         for _ in range(plan.create):
             self._start_creation()
-        for name in list(itertools.islice(self._ready, plan.destroy)):
-            del self._ready[name]
-            self._destroy(name)
+        self._give_up(self._ready, plan.destroy)
+        self._give_up(self._stale, plan.destroy_stale)
         moments = [waiter.deadline - now for waiter in self._waiters]
         return min([*moments, *([] if plan.again_in_s is None else [plan.again_in_s])], default=None)
+
+    def _give_up(self, members: dict[str, _Member], count: int) -> None:
+        """Destroys the oldest ones."""
+        for name in list(itertools.islice(members, count)):
+            del members[name]
+            self._destroy(name)
 
     async def _wait_for_change(self, within_s: float | None) -> None:
         waiting: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._wake.wait())]
@@ -310,13 +332,35 @@ class Pool:
 
     async def _create_one(self) -> None:
         try:
+            version = await self._find_version()
+            self.note_version(version)
             sandbox = await self._create()
         except Exception as exc:
             self._note_failure(exc)
             return
         self.counters.creations += 1
         self._failures = NO_FAILURES
-        self.give_back(sandbox)
+        self._keep(_Member(sandbox, version))
+
+    async def look_at_image(self) -> None:
+        """Finds out whether the image has changed. A version that cannot be told now counts as unchanged."""
+        if self._ready or self._stale:
+            with suppress(Unavailable, OSError):
+                try:
+                    self.note_version(await self._find_version())
+                except NotFound:
+                    self.note_version("")
+                    self._give_up(self._stale, len(self._stale))
+
+    def note_version(self, version: str) -> None:
+        if version == self._version:
+            return
+        if self._version is not None:
+            _log.info("image_changed", pool=self.environment.name, image=self.environment.image, version=version)
+        self._version = version
+        self._stale.update(self._ready)
+        self._ready.clear()
+        self._wake.set()
 
     def _note_failure(self, error: Exception) -> None:
         self.counters.failures += 1
@@ -343,9 +387,8 @@ class Pool:
         for task in creations:
             task.cancel()
         await asyncio.gather(*creations, return_exceptions=True)
-        for name in list(self._ready):
-            del self._ready[name]
-            self._destroy(name)
+        self._give_up(self._ready, len(self._ready))
+        self._give_up(self._stale, len(self._stale))
 
     def _check_open(self) -> None:
         if self._drained:

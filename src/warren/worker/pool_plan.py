@@ -3,6 +3,9 @@
 Callers who wait come first, then the pool's `min`; both at once. From there to the target a pool is filled only
 in quiet moments, so that it does not compete with callers for the cores. The target is the pool's `size`; misses
 raise it up to `max`, quiet minutes lower it again, and while the machine is short of room it is `min`.
+
+When the image has changed, the sandboxes of its old version (`stale`) do not count as ready; each is given up when a
+new one has taken its place, or when the machine has no room for a new one beside it.
 """
 
 import math
@@ -10,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from warren.model.environment import PoolSize
-from warren.model.errors import InvalidRequest, IsolationUnavailable, NotFound
+from warren.model.errors import InvalidRequest, IsolationUnavailable, MachineFull, NotFound
 
 QUIET_S: Final = 0.05
 BURST_S: Final = 1.0
@@ -28,6 +31,7 @@ class PoolCounts:
     ready: int = 0
     creating: int = 0
     waiting: int = 0
+    stale: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ class PoolPlan:
     create: int
     destroy: int
     again_in_s: float | None
+    destroy_stale: int = 0
 
 
 def plan_pool(
@@ -112,7 +117,9 @@ def plan_pool(
     create = max(0, min(level - spare, at_once - counts.creating))
     if around.now < failures.waiters_until:
         create = 0
-    return PoolPlan(create, max(0, counts.ready - target), _again_in_s(spare, target, failures, demand, around))
+    stale = max(counts.ready + counts.stale - target, isinstance(failures.error, MachineFull))
+    again_in_s = _again_in_s(spare, target, failures, demand, around)
+    return PoolPlan(create, max(0, counts.ready - target), again_in_s, max(0, min(counts.stale, stale)))
 
 
 def levels(size: PoolSize, demand: Demand, around: Circumstances) -> tuple[int, int]:

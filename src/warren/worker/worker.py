@@ -45,6 +45,7 @@ LABELS: Final = {"owner": "worker"}
 STEPS: Final = ("claimed-from-pool", "cold-created", "before-destroy", "destroyed")
 _ADOPT_AT_ONCE, _DESTROY_AT_ONCE = 16, 8
 _RETRY_S: Final = 5.0
+_LOOK_S: Final = 1.0
 _CHECK_S: Final = 2.0
 _SWEEPS_S: Final = (0.0, 65.0)  # the second sweep judges directories without a record, which must be a minute old
 _NOT_ADOPTABLE: Final = (SandboxLost, SandboxNotFound, ProtocolError, IsolationUnavailable)
@@ -138,6 +139,7 @@ class LocalWorker:
             self._state = _State.OPEN
             self._pool(provider, environment)
             self._own(asyncio.ensure_future(self._retry_destructions()))
+            self._own(asyncio.ensure_future(self._watch_pools()))
 
     def _provider_for(self, environment: Environment, name: str = "") -> Provider:
         return self._providers[choose_provider(self._capabilities, name or environment.provider, environment.needs)]
@@ -148,7 +150,7 @@ class LocalWorker:
         self._check_open()
         environment = self._environments(claim.environment)
         provider = self._provider_for(environment, claim.provider)
-        if claim.image or claim.limits is not None:
+        if claim.image or claim.limits not in (None, environment.limits):
             return await self._claim_cold(claim, provider, environment)
         pool = self._pool(provider, environment)
         try:
@@ -264,11 +266,33 @@ class LocalWorker:
             destroy=self._destruction,
             clock=self._clock,
             parallel=self._parallel,
+            version=partial(provider.image_version, environment.image),
             pressure=self.guard.pressure,
             kept=is_default and environment.name == self._default_environment,
         )
         self._own(asyncio.ensure_future(pool.run()))
         return pool
+
+    async def _watch_pools(self) -> None:
+        """Replaces the pools whose environments have changed, and tells the others when their images have."""
+        while True:
+            await self._clock.sleep(_LOOK_S)
+            for key, pool in list(self._pools.items()):
+                try:
+                    if self._environments(pool.environment.name) != pool.environment:
+                        self._replace_pool(key, pool)
+                    else:
+                        await pool.look_at_image()
+                except Exception as exc:
+                    _log.info("pool_not_looked_at", pool=pool.environment.name, error=exc)
+
+    def _replace_pool(self, key: tuple[str, str], pool: Pool) -> None:
+        """The default environment's is made anew at once, any other with its next claim."""
+        self._retire(pool)
+        del self._pools[key]
+        environment = self._environments(pool.environment.name)
+        if environment.name == self._default_environment and self._state is _State.OPEN:
+            self._pool(self._provider_for(environment), environment)
 
     def _is_default_pool(self, provider: str, environment: Environment) -> bool:
         """Whether claims that name no provider get their sandboxes from it."""

@@ -91,6 +91,14 @@ class ClusterWorld:
         process.start(wait=False)
         await asyncio.to_thread(process.wait_until_ready)
 
+    @contextlib.contextmanager
+    def without_failover(self) -> Iterator[None]:
+        """Coordinators stand still: however slow the machine is, nobody gives up the sessions of a worker."""
+        with contextlib.ExitStack() as still:
+            for coordinator in self.coordinators:
+                still.enter_context(stopped(coordinator.pid))
+            yield
+
     def restart_redis(self, *, with_data: bool = True) -> None:
         self.redis.kill()
         if not with_data:

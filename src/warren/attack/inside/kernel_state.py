@@ -1,5 +1,6 @@
 """State of the kernel that all sandboxes of a machine share: what one can use up of it, and what it shows of others."""
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -18,6 +19,16 @@ from .calls import CONTAINED, THROUGH, Account, ProbeVerdict, call, libc, name_o
 _HIGH = 1 << 32
 _CORE, _F_OFD_SETLK = 4, 37
 _PROGRAMS = {"SO_ATTACH_FILTER": 26, "SO_ATTACH_BPF": 50, "SO_ATTACH_REUSEPORT_CBPF": 51, "SO_LOCK_FILTER": 44}
+_KEPT = {  # what the kernel keeps for a socket and charges to nobody: family, level, option, value
+    "IP_ADD_MEMBERSHIP": (2, 0, 35, socket.inet_aton("225.1.2.3") + struct.pack("=4si", bytes(4), 1)),
+    "IP_ADD_SOURCE_MEMBERSHIP": (2, 0, 39, bytes(12)),
+    "MCAST_JOIN_GROUP": (2, 0, 42, bytes(136)),
+    "IPV6_ADD_MEMBERSHIP": (10, 41, 20, b"\xff\x05" + bytes(13) + b"\1" + struct.pack("=i", 1)),
+    "IPV6_JOIN_ANYCAST": (10, 41, 27, bytes(20)),
+    "IPV6_FLOWLABEL_MGR": (10, 41, 32, bytes(15) + b"\1" + struct.pack("=IBBHHHI", 0, 0, 255, 1, 6, 6, 0)),
+    "MCAST_JOIN_GROUP of IPv6": (10, 41, 42, bytes(136)),
+    "TCP_MD5SIG": (2, 6, 14, struct.pack("=HxxI120xBBHI", 2, 0x0100007F, 0, 0, 8, 0) + b"password".ljust(80, b"\0")),
+}
 _RETURN_ALL = struct.pack("HBBI", 6, 0, 0, 0x7FFF0000)  # to a filter of calls this means: allow
 
 # Sums for the whole machine that ordinary programs ask for, and random numbers.
@@ -29,6 +40,25 @@ _KNOWN_TO_CHANGE = (
     "/proc/sys/kernel/random/",
     "/proc/uptime",
 )
+
+
+# -- figures of the machine
+
+
+def own_figures(memory_kb: int, cpus: int, uptime_s: float) -> ProbeVerdict:
+    with open("/proc/meminfo") as file:
+        memory = int(file.readline().split()[1])
+    with open("/proc/stat") as file:
+        shown = sum(line.startswith("cpu") and line[3].isdigit() for line in file)
+    with open("/proc/cpuinfo") as file:
+        listed = file.read().count("processor\t")
+    with open("/proc/loadavg") as file:
+        load = file.read().split()[:3]
+    with open("/proc/uptime") as file:
+        uptime = float(file.read().split()[0])
+    figures = f"{memory} kB, {shown} and {listed} processors, load {' '.join(load)}, up for {uptime:.0f} s"
+    own = memory == memory_kb and shown <= cpus and listed <= cpus and load == ["0.00"] * 3
+    return (CONTAINED if own and uptime < max(1.0, uptime_s / 2) else THROUGH), figures
 
 
 # -- cores
@@ -122,6 +152,34 @@ def kernel_programs() -> ProbeVerdict:
     return account.verdict()
 
 
+def kept_for_sockets() -> ProbeVerdict:
+    """Memberships whose end locks the networks of the whole machine, labels of which it has 4,096, keys, errors."""
+    account, refused = Account(), (errno.ENODEV, errno.ENOPROTOOPT, errno.EPERM)
+    for name, (family, level, option, value) in _KEPT.items():
+        kind = socket.SOCK_STREAM if level == socket.IPPROTO_TCP else socket.SOCK_DGRAM
+        try:
+            sock = socket.socket(family, kind)
+        except OSError:
+            continue  # a kernel without IPv6
+        with sock:
+            for high in (0, _HIGH):
+                code = call("setsockopt", sock.fileno(), level | high, option, value, len(value))[1]
+                account.note(name, code, refused)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        account.note("SO_TIMESTAMPING", call("setsockopt", sock.fileno(), 1, 37, struct.pack("=i", 2), 4)[1], refused)
+        sock.sendmsg([b"to nobody"], [(1, 37, struct.pack("=i", 2))], 0, ("127.0.0.1", 1))
+        sock.setsockopt(socket.IPPROTO_IP, 11, 1)
+        for _ in range(3):
+            with contextlib.suppress(ConnectionRefusedError):
+                sock.sendto(b"to nobody", ("127.0.0.1", 1))
+        try:
+            sock.recvmsg(100, 1000, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+            account.through.append("errors or timestamps are kept for a socket")
+        except BlockingIOError:
+            account.note("errors and timestamps", errno.EPERM)
+    return account.verdict()
+
+
 # -- locks
 
 
@@ -174,6 +232,23 @@ def fill_netlink(sockets: int, processes: int, seconds: float) -> ProbeVerdict:
                 break
     time.sleep(seconds)
     return THROUGH, f"{processes} processes filled {len(held)} sockets each, and nobody ended this"
+
+
+def fill_backlog(connections: int, processes: int, seconds: float) -> ProbeVerdict:
+    """Connections that nobody accepts: the kernel charges neither their sockets nor what is sent to them."""
+    for _ in range(processes - 1):
+        if os.fork() == 0:
+            break
+    listeners, data = [], bytes(1 << 16)
+    for index in range(connections):
+        if index % 100 == 0:
+            listeners.append(socket.create_server(("127.0.0.1", 0), backlog=4096))
+            listeners[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        with contextlib.suppress(OSError), socket.create_connection(listeners[-1].getsockname(), 1) as client:
+            for _ in range(16):
+                client.send(data, socket.MSG_DONTWAIT)
+    time.sleep(seconds)
+    return THROUGH, f"{processes} processes sent to {connections} connections each, and nobody ended this"
 
 
 # -- what shows of others

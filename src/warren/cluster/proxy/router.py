@@ -5,6 +5,7 @@ The router wraps the coordinator's app, inside of admission: `scope["caller"]` i
 - A request about a session goes to the session's worker.
 - A request that creates a session goes to the worker of its thread's session, otherwise to a worker that placement
   chooses, and to the next choice if that one refuses.
+- A request about the machines goes to any worker.
 - The coordinator's own app answers requests about lost or ended sessions, and about no single session.
 
 The worker of a session never changes, and the router remembers it. So running sessions stay reachable while Redis is
@@ -92,6 +93,9 @@ class Router:
             return
         operation, named = found
         body = RequestBody(receive)
+        if operation.of_machine:
+            await self._forward_to_owner(self._any_worker(), scope, receive, body, send)
+            return
         target = await read_target(operation, named, scope, body)
         session, worker_id = await self._find_worker(scope["caller"], target)
         if worker_id:
@@ -102,6 +106,12 @@ class Router:
             await self._app(scope, body.replay(), send)
 
     # -- finding the worker
+
+    def _any_worker(self) -> str:
+        for worker_id, member in self._fleet.members.items():
+            if member.alive:
+                return worker_id
+        raise Unavailable("no worker is there to be asked", remedy="start one, and try again", retry_after_s=2)
 
     async def _find_worker(self, caller: Caller, target: Target) -> tuple[Session | None, str]:
         """The named session, if it was looked up, and the id of the worker that must answer, or ""."""

@@ -5,7 +5,6 @@ coordinator's own app then answers what is wrong with it.
 """
 
 import contextlib
-import json
 import re
 from collections.abc import AsyncIterable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from starlette.types import Scope
 
 from warren.cluster.proxy.http_requests import RequestBody
 from warren.http.multipart import read_parts
+from warren.http.problems import read_json_body
 from warren.model.api import Operation, OperationFinder, SessionIn
 from warren.model.errors import InvalidRequest, TooLarge
 
@@ -33,11 +33,13 @@ class Target:
 
 
 def find_operation(scope: Scope) -> tuple[Operation, dict[str, str]] | None:
-    """The operation that a request asks for, if it concerns a session, and the parameters in its path."""
+    """The operation that a request asks for, if a worker may have to perform it, and the parameters in its path."""
     if scope["type"] not in ("http", "websocket"):
         return None
     found = _FINDER.find(scope.get("method", "WEBSOCKET"), scope["path"])
-    return None if found is None or found[0].session_in is SessionIn.NOWHERE else found
+    if found is None or (found[0].session_in is SessionIn.NOWHERE and not found[0].of_machine):
+        return None
+    return found
 
 
 async def read_target(operation: Operation, named: dict[str, str], scope: Scope, body: RequestBody) -> Target:
@@ -50,7 +52,7 @@ async def read_target(operation: Operation, named: dict[str, str], scope: Scope,
         case SessionIn.HOST:
             return target_in_header(scope, "host", re.compile(operation.session_name))
         case SessionIn.JSON:
-            return target_in_json(await body.fetch_all())
+            return await target_in_json(await body.fetch_all())
         case SessionIn.QUERY:
             return target_in_query(scope)
         case SessionIn.FORM:
@@ -74,10 +76,11 @@ def target_in_query(scope: Scope) -> Target:
     return Target(values.get("session_id", [""])[-1], values.get("thread_id", [""])[-1])
 
 
-def target_in_json(body: bytes) -> Target:
+async def target_in_json(body: bytes) -> Target:
+    """Reads it as the app does: in turns with other requests, and not at all if it holds too much."""
     try:
-        values = json.loads(body) if body.strip() else {}
-    except (ValueError, RecursionError):
+        values = await read_json_body(body) if body else {}
+    except (InvalidRequest, TooLarge):
         return Target()
     if not isinstance(values, dict):
         return Target()

@@ -1,9 +1,11 @@
 """/api/e2b: runs code, reads and writes files, with the field names of E2B-style clients.
 
-Code runs in a Python of its own each time; the value of a last expression comes back in `results`, files
-that are new or changed in the workspace in `artifacts`.
+Code runs in an interpreter of its own each time; the value of a last expression comes back in `results`, files
+that are new or changed in the workspace in `artifacts`. Policies and the audit record see the code, not the driver.
 """
 
+import asyncio
+import hashlib
 import json
 import secrets
 from collections.abc import AsyncGenerator
@@ -12,11 +14,16 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field
 
 from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import FileNotFound, FileProblem, InvalidRequest, LimitReached
-from warren.model.operations import Command, FileInfo, FileKind
+from warren.interfaces.store import ANSWER_GONE, Key
+from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, LimitReached, WarrenError
+from warren.model.operations import Command, ExecResult, FileInfo, FileKind
+from warren.model.session import Session, check_key
 from warren.model.spec import WORKSPACE
+from warren.sessions.idempotency import exec_once, remove_task
+from warren.sessions.long_values import HasLongValues, encode
 from warren.sessions.operations import files
 from warren.sessions.operations.call import Call, Handler, Values, perform, perform_stream
+from warren.sessions.request_context import note
 from warren.sessions.schemas import Body, FileList, FileView, Timeout, data_of, shown_texts
 
 # Runs what comes on stdin; a last expression's value goes, as JSON, into the file WARREN_RESULT names.
@@ -42,12 +49,14 @@ except BaseException:
 _DEPTH: Final = 10
 _MOST_FILES: Final = 200_000
 _LONGEST_RESULT: Final = 1024 * 1024
+_LONGEST_ANSWER: Final = 1024 * 1024  # that is kept for an Idempotency-Key
+_LANGUAGE_OF: Final = {"Node": "node"}  # by environment; of all others python
 
 
 class CodeBody(Body):
     session_id: str = Field(description="As creating the session gave it")
     code: str = Field(examples=["print(42)"])
-    language: str = Field("python", description="python, node or bash")
+    language: str = Field("", description="python, node or bash; by default node in the environment Node, else python")
     timeout: Timeout | None = None
 
 
@@ -73,15 +82,20 @@ class FilesQuery(BaseModel):
 
 async def execute(call: Call, body: CodeBody) -> Values:
     """In a fresh interpreter each time: files last from one call to the next, variables do not."""
-    timeout_s = call.context.limited_timeout(body.timeout)
+    body.timeout = call.context.limited_timeout(body.timeout)
     call.session_id = body.session_id
+    return await (_execute_once(call, body) if call.key else _execute(call, body))
+
+
+async def _execute(call: Call, body: CodeBody) -> Values:
     async with call.using():
-        sandbox = call.sandbox
+        sandbox, session = call.sandbox, call.session
         before = await _seen_files(sandbox)
-        result_path = f"/tmp/.result-{secrets.token_hex(8)}"
-        command = _command(body.language, call.session.env, timeout_s, result_path)
-        result = await sandbox.exec(command, body.code.encode(errors="surrogateescape"))
-        results = await _results(sandbox, result_path) if body.language == "python" else []
+        language = body.language or _LANGUAGE_OF.get(session.environment, "python")
+        result_path = f"/tmp/.result-{_hash(call.key)[:16] if call.key else secrets.token_hex(8)}"
+        command, code = _command(session, language, body, result_path), body.code.encode(errors="surrogateescape")
+        result = await _run(call, command, code)
+        results = await _results(sandbox, result_path) if language == "python" else []
         artifacts = await files.show_files(call, _new_files(sandbox, before))
     stdout, stderr, _ = shown_texts(result)
     return {
@@ -94,16 +108,72 @@ async def execute(call: Call, body: CodeBody) -> Values:
     }
 
 
-def _command(language: str, env: dict[str, str], timeout_s: float, result_path: str) -> Command:
-    programs = {
-        "python": ("python3", "-c", _DRIVER),
-        "node": ("node", "-"),
-        "bash": ("bash", "-s"),
+async def _run(call: Call, command: Command, code: bytes) -> ExecResult:
+    if call.key:
+        return await exec_once(call.sessions, call.tenant, call.session_id, command, code, call.key)
+    return await call.sandbox.exec(command, code)
+
+
+async def _execute_once(call: Call, body: CodeBody) -> Values:
+    """The same answer for the same key. `exec_once` runs the code once; here the whole answer is kept, files too."""
+    sessions, request = call.sessions, _hash(body.model_dump_json())
+    name = Key(call.tenant, body.session_id, f"e2b_{_hash(check_key(call.key))}", request)
+    known = await sessions.store.claim_key(name, sessions.clock.epoch, sessions.clock.now())
+    if known is not None and known.answer:
+        return _read_kept(known.answer)
+    running = sessions.keyed_commands.get(name)
+    if running is not None:
+        return _read_kept((await asyncio.shield(running))[1])
+    task = sessions.keyed_commands[name] = asyncio.create_task(_execute_and_keep(call, body, name))
+    task.add_done_callback(lambda done: remove_task(sessions, name, done))
+    values: Values = (await asyncio.shield(task))[0]
+    return values
+
+
+async def _execute_and_keep(call: Call, body: CodeBody, name: Key) -> tuple[Values, str]:
+    try:
+        values = await _execute(call, body)
+    except WarrenError:
+        await call.sessions.store.release_key(name)
+        raise
+    try:
+        answer = encode(values).decode()
+    except HasLongValues:
+        answer = ANSWER_GONE
+    answer = answer if len(answer) <= _LONGEST_ANSWER else ANSWER_GONE
+    await call.sessions.store.answer_key(name, answer)
+    return values, answer
+
+
+def _read_kept(answer: str) -> Values:
+    if answer == ANSWER_GONE:
+        raise Conflict("the code of this Idempotency-Key has run, and its result is no longer kept")
+    values: Values = json.loads(answer)
+    note(replayed=True, exit_code=values["exit_code"], reason=values["reason"])
+    return values
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def _command(session: Session, language: str, body: CodeBody, result_path: str) -> Command:
+    programs: dict[str, tuple[tuple[str, ...], str | tuple[str, ...]]] = {
+        "python": (("python3", "-c", _DRIVER), ("python3", "-c", body.code)),
+        "node": (("node", "-"), ("node", "-e", body.code)),
+        "bash": (("bash", "-s"), body.code or ":"),
     }
     if language not in programs:
         raise InvalidRequest(f"there is no language {language!r}", remedy=f"there are: {', '.join(programs)}")
-    extra = {"WARREN_RESULT": result_path} if language == "python" else {}
-    return Command(argv=programs[language], base_env=env, env=extra, cwd=WORKSPACE, timeout_s=timeout_s)
+    argv, judged_as = programs[language]
+    return Command(
+        argv=argv,
+        base_env=session.env,
+        env={"WARREN_RESULT": result_path} if language == "python" else {},
+        cwd=WORKSPACE,
+        timeout_s=body.timeout,
+        judged_as=judged_as,
+    )
 
 
 async def _results(sandbox: Sandbox, result_path: str) -> list[dict[str, Any]]:
@@ -155,7 +225,7 @@ async def write_file(call: Call, body: FileBody) -> Values:
 
 
 HANDLERS = (
-    Handler("e2b_execute", execute, body=CodeBody, result=CodeView),
+    Handler("e2b_execute", execute, body=CodeBody, result=CodeView, headers=("idempotency_key",)),
     Handler(
         "e2b_read_files",
         read_files,

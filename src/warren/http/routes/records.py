@@ -3,25 +3,31 @@
 Without admin or audit a caller sees the records of its own tenant, and nothing in the request can name another.
 """
 
+import asyncio
 import re
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from typing import Annotated, Any, Final, Literal
+from weakref import WeakValueDictionary
 
 from fastapi import Depends, Header, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from warren.http.context import Auditor, Context, Ctx, JsonAnswer, Reader, new_router
+from warren.http.context import Auditor, Context, Ctx, JsonAnswer, Reader, answer_json, new_router
 from warren.interfaces import audit
 from warren.model.audit import AuditEntry
 from warren.model.errors import InvalidRequest, NotFound
 from warren.model.usage import NO_USAGE
+from warren.sessions.long_values import LongList
 from warren.sessions.schemas import timestamp
 from warren.tenancy.usage import as_csv, day_of, row_view
 
 CSV: Final = "text/csv"
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
+_FEW: Final = 100  # entries; an answer with more is made on its way
+_searching: Final = WeakValueDictionary[str, asyncio.Lock]()
+"""The record is searched by one thread: of each tenant one search waits for it, so that nobody's turn is far away."""
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 router = new_router(prefix="/api", tags=["records"])
@@ -139,8 +145,12 @@ async def _find_entries(context: Context, tenant: str | None, filters: audit.Que
     log = context.tenancy.audit
     if log is None:
         raise NotFound("this server keeps no audit record", remedy="start it with --audit (WARREN_AUDIT=true)")
-    page = await log.find(replace(filters, tenant=tenant))
-    return JsonAnswer({"deeds": [deed_view(deed) for deed in page.entries], "next": page.after or None})
+    async with _searching.setdefault(tenant or "", asyncio.Lock()):
+        page = await log.find(replace(filters, tenant=tenant))
+    deeds = map(deed_view, page.entries)
+    return answer_json(
+        {"deeds": list(deeds) if len(page.entries) <= _FEW else LongList(deeds), "next": page.after or None}
+    )
 
 
 async def _read_usage(context: Context, tenant: str | None, span: _Span) -> Response:

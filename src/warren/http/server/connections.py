@@ -7,18 +7,22 @@ body, or for the client to read what was sent. So requests need no timers, and o
 client can stall.
 
 The memory of a connection is bounded: the head by `max_header_bytes`, the body by uvicorn's flow control (64 KiB, then
-reading pauses), pipelined requests by `MAX_PIPELINED`, and output by the transport's high-water mark. When a client
+reading pauses), pipelined requests by `MAX_PIPELINED`, and output by the transport's high-water mark. What comes in is
+parsed in turns with everything else on the event loop: a read may hold tens of thousands of tiny chunks or frames, and
+while some of it is not parsed nothing more is read. When a client
 disconnects or is dropped, the app's `send` raises and its `receive` returns `http.disconnect`, so that streams end.
 """
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, cast
 
 import httptools
 from starlette.types import Message
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -36,9 +40,12 @@ from warren.model.errors import (
     Stopping,
     WarrenError,
 )
+from warren.pacing import TURN_S
 
 MAX_PIPELINED = 8
 MAX_FRAGMENTS = 1024
+_HTTP_STEP = 8 * 1024  # bytes that are parsed before the clock is looked at: 1,400 chunks, or a part of one
+_FRAMES_STEP = 1024  # 170 frames, or a part of one
 _MAX_REFUSED = 256  # connections over the limit that get an answer; the others are just closed
 BODY_IS_NEXT = "warren.body_is_next"
 """In the start of a response: the next message is the whole body, so both are written at once."""
@@ -109,9 +116,38 @@ class _ResponseTransport:
         self._close()
 
 
+class _Flow(FlowControl):
+    """Reading is paused while the app has enough, and while what was read is not yet parsed."""
+
+    is_parsing = False
+
+    def pause_reading(self) -> None:
+        if self.is_parsing:
+            self.read_paused = True
+        else:
+            super().pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.is_parsing:
+            self.read_paused = False
+        else:
+            super().resume_reading()
+
+    def begin_parsing(self) -> None:
+        if not self.is_parsing and not self.read_paused:
+            self._transport.pause_reading()
+        self.is_parsing = True
+
+    def end_parsing(self) -> None:
+        if self.is_parsing and not self.read_paused:
+            self._transport.resume_reading()
+        self.is_parsing = False
+
+
 class HttpConnection(HttpToolsProtocol):
     def __init__(self, *, limits: HttpLimits, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._rest = memoryview(b"")
         self._limits = limits
         self._phase, self._since = Phase.HEAD, self.loop.time()
         self._in_head = False
@@ -124,6 +160,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = self._flow = _Flow(transport)
         self._response_transport = _ResponseTransport(transport, self._close_after_response, self.loop)
         excess = len(self.connections) - self._limits.max_connections
         if excess > _MAX_REFUSED:
@@ -144,11 +181,31 @@ class HttpConnection(HttpToolsProtocol):
             self._enter(Phase.HEAD)
         self._unset_keepalive_if_required()
         self._received += len(data)
-        self._unparsed += len(data)
+        if self._rest:  # TLS may have more that was read before
+            self._rest = memoryview(bytes(self._rest) + data)
+        else:
+            self._rest = memoryview(data)
+            self._parse_for_a_turn()
+
+    def _parse_for_a_turn(self) -> None:
+        until = time.perf_counter() + TURN_S
+        while self._rest and self._phase not in (Phase.LINGERING, Phase.LAST) and not self.transport.is_closing():
+            data, self._rest = bytes(self._rest[:_HTTP_STEP]), self._rest[_HTTP_STEP:]
+            self._unparsed += len(data)
+            self._parse(data)
+            if self._rest and time.perf_counter() >= until:
+                self._flow.begin_parsing()
+                self.loop.call_soon(self._parse_for_a_turn)
+                return
+        self._rest = memoryview(b"")
+        if not self.transport.is_closing():
+            self._flow.end_parsing()
+
+    def _parse(self, data: bytes) -> None:
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._upgrade()
+        except httptools.HttpParserUpgrade as exc:
+            self._upgrade(data[exc.args[0] :])
         except httptools.HttpParserError:
             self._refuse(self._refusal or InvalidHttp("this is not a valid HTTP request"))
         else:
@@ -171,6 +228,10 @@ class HttpConnection(HttpToolsProtocol):
             raise InvalidHttp("the target of the request is not ASCII")
         if len(self.pipeline) >= MAX_PIPELINED:
             raise InvalidHttp("too many requests were sent ahead")  # the client sends them again
+        if self.parser.get_method() == b"CONNECT":
+            raise InvalidHttp("this server is no proxy")
+        if self._ignores_upgrade():
+            return
         self._in_head, self._unparsed = False, 0
         if self._phase is Phase.HEAD:
             self._enter(Phase.OPEN)
@@ -183,6 +244,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._ignores_upgrade():
+            return
         self._unparsed = 0
         if self.cycle is not None:
             self.cycle.more_body = False
@@ -297,7 +360,7 @@ class HttpConnection(HttpToolsProtocol):
         cycle = self._active
         if self._phase is not Phase.OPEN or cycle is None or not cycle.more_body:
             return None
-        return None if self.flow.read_paused or cycle.waiting_for_100_continue else self._received
+        return None if self.flow.read_paused or self._rest or cycle.waiting_for_100_continue else self._received
 
     def _head_size(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -305,16 +368,27 @@ class HttpConnection(HttpToolsProtocol):
     def _head_too_large(self) -> HeadTooLarge:
         return HeadTooLarge("the head of the request is too large", remedy="send fewer or shorter headers")
 
-    def _upgrade(self) -> None:
-        if not self._should_upgrade():
-            return  # answered as the plain request it also is
-        if self._busy():
+    def _ignores_upgrade(self) -> bool:
+        """Whether the request asks for another protocol than WebSocket, and is read again as the plain one it also is.
+
+        The parser takes what follows its head for that protocol. It may be the body: as the next request it would be
+        one that no proxy in front has seen.
+        """
+        return self.parser.should_upgrade() and not self._should_upgrade()
+
+    def _upgrade(self, rest: bytes) -> None:
+        if self._ignores_upgrade():
+            first = self.parser.get_method(), self.url, self.parser.get_http_version().encode()
+            lines = [b"%s: %s\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+            self._parse(b"%s %s HTTP/%s\r\n%s\r\n" % (*first, b"".join(lines)) + rest)
+        elif self._busy():
             self.transport.abort()
         elif len(self.headers) > MAX_NUM_HEADERS or any(len(n) + len(v) > MAX_LINE_LENGTH - 8 for n, v in self.headers):
             self._refuse(self._head_too_large())
         elif not self.url.isascii() or len(self.url) > MAX_LINE_LENGTH - 32:
             self._refuse(InvalidHttp("the target of the request is not one for a WebSocket"))
         else:
+            self._rest = memoryview(b"")
             self.handle_websocket_upgrade()
 
     def _refuse_slow_client(self, message: str) -> None:
@@ -371,6 +445,8 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         super().__init__(**kwargs)
         self._limits = limits
         self._sending = _StallTimer()
+        self._rest = memoryview(b"")
+        self._turn: asyncio.Handle | None = None
 
     def check_timeouts(self, now: float) -> None:
         if self._sending.stalled_s(self.transport.get_write_buffer_size() or None, now) > self._limits.send_timeout_s:
@@ -380,9 +456,34 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.handshake_exc is not None and not self.handshake_initiated:
-            self.transport.abort()
+        self._rest = memoryview(bytes(self._rest) + data if self._rest else data)
+        if self._turn is None:
+            self._parse_for_a_turn()
+        else:
+            self.transport.pause_reading()
+
+    def _parse_for_a_turn(self) -> None:
+        """Stops when the app has messages to take; `receive` goes on when it has taken them."""
+        self._turn = None
+        until = time.perf_counter() + TURN_S
+        while self._rest and not self.read_paused and not self.transport.is_closing():
+            data, self._rest = bytes(self._rest[:_FRAMES_STEP]), self._rest[_FRAMES_STEP:]
+            super().data_received(data)
+            if self.conn.handshake_exc is not None and not self.handshake_initiated:
+                self.transport.abort()
+            elif self._rest and not self.read_paused and time.perf_counter() >= until:
+                self.transport.pause_reading()
+                self._turn = self.loop.call_soon(self._parse_for_a_turn)
+                return
+        if not self._rest and not self.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        if self._rest and not self.read_paused and self._turn is None and not self.transport.is_closing():
+            self.transport.pause_reading()
+            self._turn = self.loop.call_soon(self._parse_for_a_turn)
+        return message
 
     async def send(self, message: Any) -> None:
         await super().send(message)
@@ -404,7 +505,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def keepalive_timeout(self) -> None:
         """While the app leaves messages unread the socket is not read either, so a missing pong means nothing."""
-        if self.read_paused:
+        if self.read_paused or self._rest:
             self.pong_timer = self.pending_ping_payload = None
             self.schedule_ping()
         else:

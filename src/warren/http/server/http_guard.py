@@ -156,10 +156,10 @@ class HttpGuard:
         try:
             await self._app(scope, receive, send_or_refuse)
         except WarrenError as exc:
-            await _abort_websocket(scope, receive, answer.send, problem(exc))
+            await _abort_websocket(scope, receive, answer.send, problem(exc), _CLOSE_BASE + exc.http_status)
         except Exception as exc:
             if not is_disconnect(exc):
-                await _abort_websocket(scope, receive, answer.send, internal_problem(exc))
+                await _abort_websocket(scope, receive, answer.send, internal_problem(exc), 1011)
         finally:
             _log_request("WEBSOCKET", scope, answer)
 
@@ -228,6 +228,7 @@ class HttpGuard:
 
 _STARTS = frozenset({"http.response.start", "websocket.http.response.start"})
 SWITCHING_PROTOCOLS = 101
+_CLOSE_BASE = 4000  # the code that closes a WebSocket for an error is this plus the error's status
 CALLER_LEFT = 499  # no status was sent: the caller went away first
 
 
@@ -311,9 +312,9 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send, response
         await send({"type": "websocket.close", "code": 1008})
 
 
-async def _abort_websocket(scope: Scope, receive: Receive, send: Send, response: Response) -> None:
+async def _abort_websocket(scope: Scope, receive: Receive, send: Send, response: Response, code: int) -> None:
     try:
         await _refuse_websocket(scope, receive, send, response)
     except RuntimeError:  # the socket was accepted already
         with suppress(Exception):
-            await send({"type": "websocket.close", "code": 1011})
+            await send({"type": "websocket.close", "code": code})

@@ -7,13 +7,11 @@ during the call is replaced too, but the caller decides whether to call the tool
 
 import base64
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final
-
-from mcp.server.mcpserver import Context
-from mcp.types import CallToolResult, ImageContent, TextContent
-from pydantic import Field
+from dataclasses import replace
+from typing import Annotated, Any, Final, TypeVar
 
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
+from warren.integrations.mcp.tools import Answer, Call, about
 from warren.model.errors import (
     FileNotFound,
     NoCapacity,
@@ -26,18 +24,18 @@ from warren.model.errors import (
     WarrenError,
 )
 
-Work = Callable[[Sandbox], Awaitable[CallToolResult]]
-Call = Context[Any, Any]
+Data = TypeVar("Data")
+Work = Callable[[Sandbox], Awaitable[Answer[Data]]]
 
 MAX_CHARACTERS: Final = 30_000
 _HEAD_CHARACTERS: Final = 20_000
 
 SandboxName = Annotated[
     str,
-    Field(
-        description="Which sandbox: any name you choose. The same name is the same sandbox in every later call, a new "
-        "name is a new, empty one. Leave it out for the usual sandbox.",
-        max_length=255,
+    about(
+        "Which sandbox: any name you choose. The same name is the same sandbox in every later call, a new name is a "
+        "new, empty one. Leave it out for the usual sandbox.",
+        maxLength=255,
     ),
 ]
 
@@ -50,7 +48,7 @@ _ADVICE: Final[tuple[tuple[type[WarrenError], str], ...]] = (
 )
 
 
-async def run_tool(sandboxes: Sandboxes, call: Call, name: str, work: Work) -> CallToolResult:
+async def run_tool(sandboxes: Sandboxes, call: Call, name: str, work: Work[Data]) -> Answer[Data]:
     """Runs `work` in the sandbox that the call means."""
     try:
         thread_id = sandboxes.thread_of(name, call.headers)
@@ -60,7 +58,7 @@ async def run_tool(sandboxes: Sandboxes, call: Call, name: str, work: Work) -> C
     return _add_notice(await _run_work(sandboxes, sandbox, work), sandbox.notice)
 
 
-async def _run_work(sandboxes: Sandboxes, sandbox: Sandbox, work: Work) -> CallToolResult:
+async def _run_work(sandboxes: Sandboxes, sandbox: Sandbox, work: Work[Data]) -> Answer[Data]:
     try:
         return await work(sandbox)
     except (SandboxLost, SessionEnded, SessionNotFound) as exc:
@@ -69,7 +67,7 @@ async def _run_work(sandboxes: Sandboxes, sandbox: Sandbox, work: Work) -> CallT
         return error_result(exc)
 
 
-async def _replace_sandbox(sandboxes: Sandboxes, thread_id: str, lost: WarrenError) -> CallToolResult:
+async def _replace_sandbox(sandboxes: Sandboxes, thread_id: str, lost: WarrenError) -> Answer[Any]:
     try:
         await sandboxes.open(thread_id)
     except WarrenError as exc:
@@ -78,41 +76,39 @@ async def _replace_sandbox(sandboxes: Sandboxes, thread_id: str, lost: WarrenErr
         f"The sandbox was lost while this ran: {lost.message}. A fresh one has taken its place: files, variables and "
         "background commands of the earlier one are gone. Nothing was run again; call the tool once more if you still "
         "want it.",
+        data=None,
         failed=True,
     )
-
-
-async def reset_sandbox(sandboxes: Sandboxes, call: Call, name: str) -> CallToolResult:
-    try:
-        await sandboxes.reset(sandboxes.thread_of(name, call.headers))
-    except WarrenError as exc:
-        return error_result(exc)
-    return text_result("This is a fresh sandbox now; the earlier one and everything in it is gone.")
 
 
 # -- results
 
 
-def text_result(*texts: str, failed: bool = False) -> CallToolResult:
-    return CallToolResult(content=[TextContent(text=text) for text in texts if text], is_error=failed)
+def text_result(*texts: str, data: Data, failed: bool = False) -> Answer[Data]:
+    return Answer(tuple(_text(text) for text in texts if text), data, failed)
 
 
-def image_result(data: bytes, mime_type: str, note: str) -> CallToolResult:
-    image = ImageContent(data=base64.b64encode(data).decode(), mime_type=mime_type)
-    return CallToolResult(content=[image, TextContent(text=note)])
+def image_result(image: bytes, mime_type: str, note: str) -> Answer[None]:
+    encoded = {"type": "image", "data": base64.b64encode(image).decode(), "mimeType": mime_type}
+    return Answer((encoded, _text(note)))
 
 
-def error_result(exc: WarrenError) -> CallToolResult:
+def error_result(exc: WarrenError) -> Answer[Any]:
     """The error, its remedy, and what a model can do about it."""
     advice = next((text for kind, text in _ADVICE if isinstance(exc, kind)), "")
     parts = [_sentence(part) for part in (exc.message, exc.remedy, advice) if part]
-    return text_result(" ".join(parts), failed=True)
+    return text_result(" ".join(parts), data=None, failed=True)
 
 
-def _add_notice(result: CallToolResult, notice: str) -> CallToolResult:
+def _text(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _add_notice(answer: Answer[Any], notice: str) -> Answer[Any]:
     if not notice:
-        return result
-    return result.model_copy(update={"content": [TextContent(text=notice), *result.content]})
+        return answer
+    data = answer.data and {"notice": notice, **answer.data}
+    return replace(answer, content=(_text(notice), *answer.content), data=data)
 
 
 def shorten(text: str, hint: str) -> str:

@@ -1,21 +1,52 @@
 """The tools that run commands. The model reads their docstrings."""
 
 import secrets
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypedDict
 
-from mcp.types import CallToolResult
-from pydantic import Field
-
-from warren.integrations.mcp.calls import MAX_CHARACTERS, Call, SandboxName, run_tool, shorten, text_result
+from warren.integrations.mcp.calls import MAX_CHARACTERS, SandboxName, run_tool, shorten, text_result
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
+from warren.integrations.mcp.tools import Answer, Call, about
 from warren.model.errors import SandboxLost, WarrenError
 from warren.sdk.results import ExecuteResult, ProcessInfo
 
 DEFAULT_TIMEOUT_S: Final = 120.0
 _LONGEST_WAIT_S: Final = 60.0
 
-_Line = Annotated[str, Field(description="A line for bash; may have several lines.", min_length=1)]
-_ProcessId = Annotated[str, Field(description="The id that bash_background gave.", min_length=1)]
+_Line = Annotated[str, about("A line for bash; may have several lines.", minLength=1)]
+_ProcessId = Annotated[str, about("The id that bash_background gave.", minLength=1)]
+
+
+class CommandEnd(TypedDict):
+    output: Annotated[str, about("stdout and stderr, in order; shortened in the middle if it is long.")]
+    exit_code: int
+    reason: Annotated[str, about("exited, signal, timeout, oom or cancelled.")]
+    truncated: Annotated[bool, about("Whether output lacks something.")]
+    bytes: Annotated[int, about("How much the command wrote.")]
+    output_file: Annotated[str | None, about("The file in the sandbox that has what output lacks.")]
+    background: Annotated[int, about("How many of its processes still run.")]
+    note: Annotated[str, about("How it ended, if there is something to say about it.")]
+
+
+class Started(TypedDict):
+    process_id: Annotated[str, about("For background_output and background_stop.")]
+
+
+class OutputPart(TypedDict):
+    output: str
+    next_offset: Annotated[int, about("Where to read on.")]
+    bytes: Annotated[int, about("How much the command wrote so far.")]
+    running: bool
+    exit_code: int | None
+
+
+class Stopped(TypedDict):
+    process_id: str
+    exit_code: int | None
+    was_running: bool
+
+
+class StoppedAll(TypedDict):
+    killed: Annotated[int, about("How many processes were ended.")]
 
 
 class CommandTools:
@@ -26,9 +57,9 @@ class CommandTools:
         self,
         call: Call,
         command: _Line,
-        timeout: Annotated[float, Field(description="Seconds until it is ended.", gt=0)] = DEFAULT_TIMEOUT_S,
+        timeout: Annotated[float, about("Seconds until it is ended.", exclusiveMinimum=0)] = DEFAULT_TIMEOUT_S,
         sandbox: SandboxName = "",
-    ) -> CallToolResult:
+    ) -> Answer[CommandEnd]:
         """Run a bash command in an isolated Linux sandbox and wait for its end.
 
         The working directory and exported variables last from one call to the next; files stay as long as the
@@ -37,13 +68,25 @@ class CommandTools:
         servers and anything that takes long, use bash_background.
         """
 
-        async def work(box: Sandbox) -> CallToolResult:
+        async def work(box: Sandbox) -> Answer[CommandEnd]:
             result = await box.client.execute(command, timeout)
             if result.reason == "sandbox_lost":
                 raise SandboxLost("the sandbox died during the command")
-            output = shorten(result.output, await _save_output(box, result))
-            ending = _describe_end(result, timeout)
-            return text_result(output, ending or ("" if output else "(no output)"), failed=result.reason == "timeout")
+            hint, path = await _save_output(box, result)
+            output = shorten(result.output, hint)
+            note = _describe_end(result, timeout)
+            data = CommandEnd(
+                output=output,
+                exit_code=result.exit_code,
+                reason=result.reason,
+                truncated=result.truncated or output != result.output,
+                bytes=result.bytes_total,
+                output_file=path,
+                background=result.background,
+                note=note.strip("[]"),
+            )
+            ending = note or ("" if output else "(no output)")
+            return text_result(output, ending, data=data, failed=result.reason == "timeout")
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 
@@ -51,20 +94,21 @@ class CommandTools:
         self,
         call: Call,
         command: _Line,
-        name: Annotated[str, Field(description="An id of your own for it; else one is made.", max_length=64)] = "",
+        name: Annotated[str, about("An id of your own for it; else one is made.", maxLength=64)] = "",
         sandbox: SandboxName = "",
-    ) -> CallToolResult:
+    ) -> Answer[Started]:
         """Start a bash command in the background of the sandbox and return at once.
 
         For servers, watchers, long builds. Gives an id for background_output and background_stop. It runs until it
         ends by itself, is stopped, or the sandbox ends.
         """
 
-        async def work(box: Sandbox) -> CallToolResult:
+        async def work(box: Sandbox) -> Answer[Started]:
             process = await box.client.spawn(command, name=name)
             return text_result(
                 f"Started in the background as {process.id}. background_output shows what it writes, "
-                "background_stop ends it."
+                "background_stop ends it.",
+                data=Started(process_id=process.id),
             )
 
         return await run_tool(self._sandboxes, call, sandbox, work)
@@ -75,63 +119,77 @@ class CommandTools:
         process_id: _ProcessId,
         offset: Annotated[
             int,
-            Field(description="Byte to read from; an answer says where to read on. Negative: so many from the end."),
+            about("Byte to read from; an answer says where to read on. Negative: so many from the end."),
         ] = 0,
         wait: Annotated[
-            float, Field(description="Seconds to wait if nothing new is there yet.", ge=0, le=_LONGEST_WAIT_S)
+            float, about("Seconds to wait if nothing new is there yet.", minimum=0, maximum=_LONGEST_WAIT_S)
         ] = 0.0,
         sandbox: SandboxName = "",
-    ) -> CallToolResult:
+    ) -> Answer[OutputPart]:
         """Read the output of a background command, piece by piece, and see whether it still runs."""
 
-        async def work(box: Sandbox) -> CallToolResult:
+        async def work(box: Sandbox) -> Answer[OutputPart]:
             process = await box.client.process(process_id)
             start = offset if offset >= 0 else max(0, (await process.info()).bytes_total + offset)
             page: dict[str, Any] = {"offset": start, "limit": MAX_CHARACTERS, "wait_s": wait}
             found = await box.backend.call("read_output", box.session_id, process_id=process_id, work_s=wait, **page)
             text = "".join(chunk["data"] for chunk in found["chunks"])
-            return text_result(text, _describe_state(await process.info(), found["next_offset"]))
+            info = await process.info()
+            data = OutputPart(
+                output=text,
+                next_offset=found["next_offset"],
+                bytes=info.bytes_total,
+                running=info.running,
+                exit_code=info.exit_code,
+            )
+            return text_result(text, _describe_state(info, found["next_offset"]), data=data)
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 
-    async def background_stop(self, call: Call, process_id: _ProcessId, sandbox: SandboxName = "") -> CallToolResult:
+    async def background_stop(self, call: Call, process_id: _ProcessId, sandbox: SandboxName = "") -> Answer[Stopped]:
         """End a background command and everything it started. Its output can still be read afterwards."""
 
-        async def work(box: Sandbox) -> CallToolResult:
+        async def work(box: Sandbox) -> Answer[Stopped]:
             process = await box.client.process(process_id)
             if not (info := await process.info()).running and not info.background:
-                return text_result(f"{process_id} had ended before, with exit code {info.exit_code}.")
-            result = await process.kill()
-            return text_result(f"{process_id} was stopped; its exit code is {result.exit_code}.")
+                text = f"{process_id} had ended before, with exit code {info.exit_code}."
+                return text_result(
+                    text, data=Stopped(process_id=process_id, exit_code=info.exit_code, was_running=False)
+                )
+            code = (await process.kill()).exit_code
+            text = f"{process_id} was stopped; its exit code is {code}."
+            return text_result(text, data=Stopped(process_id=process_id, exit_code=code, was_running=True))
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 
-    async def stop_all(self, call: Call, sandbox: SandboxName = "") -> CallToolResult:
+    async def stop_all(self, call: Call, sandbox: SandboxName = "") -> Answer[StoppedAll]:
         """End everything that runs in the sandbox at once; files stay.
 
         The way out when no command can be started any more because too many processes run.
         """
 
-        async def work(box: Sandbox) -> CallToolResult:
-            return text_result(f"{await box.client.kill_all()} processes were ended; the files are still there.")
+        async def work(box: Sandbox) -> Answer[StoppedAll]:
+            killed = await box.client.kill_all()
+            text = f"{killed} processes were ended; the files are still there."
+            return text_result(text, data=StoppedAll(killed=killed))
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 
 
-async def _save_output(box: Sandbox, result: ExecuteResult) -> str:
-    """Writes an output that is too long to be shown into a file of the sandbox; returns a hint where it is."""
+async def _save_output(box: Sandbox, result: ExecuteResult) -> tuple[str, str | None]:
+    """Writes an output that is too long to be shown into a file of the sandbox; returns a hint, and the file's path."""
     if len(result.output) <= MAX_CHARACTERS:
-        return ""
+        return "", None
     path = f"/tmp/warren-output/{secrets.token_hex(4)}.txt"
     try:
         await box.client.write_file(path, result.output)
     except SandboxLost:
         raise
     except WarrenError as exc:
-        return f"they could not be kept in a file: {exc.message}"
+        return f"they could not be kept in a file: {exc.message}", None
     if result.truncated:
-        return f"the first and last part of all {result.bytes_total} bytes are in {path}"
-    return f"all of the output is in {path}: use grep, head, tail or read_file on it"
+        return f"the first and last part of all {result.bytes_total} bytes are in {path}", path
+    return f"all of the output is in {path}: use grep, head, tail or read_file on it", path
 
 
 def _describe_end(result: ExecuteResult, timeout: float) -> str:

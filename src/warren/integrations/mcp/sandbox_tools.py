@@ -1,53 +1,97 @@
 """The tools about the sandbox itself. The model reads their docstrings."""
 
-from typing import Final
+from typing import Annotated, Final, TypedDict
 
-from mcp.types import CallToolResult
-
-from warren.integrations.mcp.calls import Call, SandboxName, reset_sandbox, run_tool, text_result
+from warren.integrations.mcp.calls import SandboxName, error_result, run_tool, text_result
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
+from warren.integrations.mcp.tools import Answer, Call, about
+from warren.model.errors import WarrenError
 from warren.sdk.results import ProcessInfo, SessionInfo
 
 _MAX_PROCESSES: Final = 50
+
+
+class BackgroundCommand(TypedDict):
+    process_id: str
+    command: str
+
+
+class SandboxState(TypedDict):
+    sandbox: Annotated[str | None, about("Its name.")]
+    session_id: str
+    state: str
+    environment: str
+    user: str
+    workspace: str
+    expires_at: Annotated[str | None, about("When it ends if it is not used.")]
+    isolation: list[str]
+    commands: Annotated[list[BackgroundCommand], about("The background commands that run; at most 50 of them.")]
+
+
+class Fresh(TypedDict):
+    session_id: Annotated[str, about("The session of the fresh sandbox.")]
 
 
 class SandboxTools:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
 
-    async def sandbox_info(self, call: Call, sandbox: SandboxName = "") -> CallToolResult:
+    async def sandbox_info(self, call: Call, sandbox: SandboxName = "") -> Answer[SandboxState]:
         """Show the sandbox: its name, user, workspace, when it ends, its isolation, its background commands."""
 
-        async def work(box: Sandbox) -> CallToolResult:
+        async def work(box: Sandbox) -> Answer[SandboxState]:
             info = await box.client.info()
-            processes = [each for each in await box.client.processes() if each.running]
-            return text_result("\n".join([*_describe_session(info), *_describe_processes(processes)]))
+            running = [each for each in await box.client.processes() if each.running]
+            data = _read_state(info, running)
+            lines = [*_describe_session(data), *_describe_commands(data, len(running))]
+            return text_result("\n".join(lines), data=data)
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 
-    async def reset_sandbox(self, call: Call, sandbox: SandboxName = "") -> CallToolResult:
+    async def reset_sandbox(self, call: Call, sandbox: SandboxName = "") -> Answer[Fresh]:
         """Throw the sandbox away, with all its files and background commands, and start a fresh one."""
-        return await reset_sandbox(self._sandboxes, call, sandbox)
+        try:
+            fresh = await self._sandboxes.reset(self._sandboxes.thread_of(sandbox, call.headers))
+        except WarrenError as exc:
+            return error_result(exc)
+        text = "This is a fresh sandbox now; the earlier one and everything in it is gone."
+        return text_result(text, data=Fresh(session_id=fresh.session_id))
 
 
-def _describe_session(info: SessionInfo) -> list[str]:
-    layers = (info.isolation or {}).get("in_force", {})
+def _read_state(info: SessionInfo, running: list[ProcessInfo]) -> SandboxState:
+    return SandboxState(
+        sandbox=info.thread_id,
+        session_id=info.session_id,
+        state=info.state,
+        environment=info.environment,
+        user=info.user,
+        workspace=info.workspace,
+        expires_at=info.expires_at,
+        isolation=list((info.isolation or {}).get("in_force", {})),
+        commands=[
+            BackgroundCommand(process_id=each.process_id, command=each.command[:120])
+            for each in running[:_MAX_PROCESSES]
+        ],
+    )
+
+
+def _describe_session(state: SandboxState) -> list[str]:
     facts = {
-        "sandbox": info.thread_id,
-        "session": info.session_id,
-        "state": info.state,
-        "environment": info.environment,
-        "user": info.user,
-        "workspace": info.workspace,
-        "ends if unused at": info.expires_at,
-        "isolation": ", ".join(layers),
+        "sandbox": state["sandbox"],
+        "session": state["session_id"],
+        "state": state["state"],
+        "environment": state["environment"],
+        "user": state["user"],
+        "workspace": state["workspace"],
+        "ends if unused at": state["expires_at"],
+        "isolation": ", ".join(state["isolation"]),
     }
     return [f"{name}: {value}" for name, value in facts.items() if value]
 
 
-def _describe_processes(processes: list[ProcessInfo]) -> list[str]:
-    if not processes:
+def _describe_commands(state: SandboxState, running: int) -> list[str]:
+    if not running:
         return ["background commands: none"]
-    shown = [f"  {each.process_id}: {each.command[:120]}" for each in processes[:_MAX_PROCESSES]]
-    rest = len(processes) - len(shown)
+    shown = [f"  {each['process_id']}: {each['command']}" for each in state["commands"]]
+    rest = running - len(shown)
     return ["background commands:", *shown, *([f"  … and {rest} more"] if rest else [])]

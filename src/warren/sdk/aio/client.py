@@ -10,15 +10,24 @@ import base64
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
 from warren.sdk.aio.files import AsyncFiles
 from warren.sdk.aio.platform import AsyncByteSource, open_backend, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
+from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
 from warren.sdk.protocol import new_key
-from warren.sdk.results import ExecuteResult, OutputChunk, OutputDecoder, ProcessInfo, SessionInfo
+from warren.sdk.results import (
+    EnvironmentInfo,
+    ExecuteResult,
+    ImageInfo,
+    OutputChunk,
+    OutputDecoder,
+    ProcessInfo,
+    SessionInfo,
+)
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
@@ -45,7 +54,7 @@ class AsyncSandboxClient(AsyncFiles):
         server_url: str = "",
         thread_id: str = "",
         *,
-        mode: str = "remote",
+        mode: Mode = "remote",
         api_key: str = "",
         session_id: str = "",
         environment: str = "",
@@ -100,14 +109,14 @@ class AsyncSandboxClient(AsyncFiles):
         return f"<AsyncSandboxClient {self.session_id or 'without a session'}{owner}, {self._backend!r}>"
 
     @classmethod
-    def attach(cls, session_id: str, server_url: str = "", **options: Any) -> Self:
+    def attach(cls, session_id: str, server_url: str = "", **options: Unpack[AttachOptions]) -> Self:
         """A client of a session that exists. Leaving it does not end the session."""
         if not session_id:
             raise InvalidRequest("attach takes the id of a session", remedy="it is `client.session_id`")
         return cls(server_url, session_id=session_id, **options)
 
     @classmethod
-    async def delete_thread(cls, thread_id: str, server_url: str = "", **options: Any) -> bool:
+    async def delete_thread(cls, thread_id: str, server_url: str = "", **options: Unpack[ServerOptions]) -> bool:
         """Ends the session of a thread; returns whether it had one."""
         client = cls(server_url, **options)
         try:
@@ -127,7 +136,7 @@ class AsyncSandboxClient(AsyncFiles):
         thread_id: str = "",
         environment: str = "",
         metadata: Mapping[str, str] | None = None,
-        **options: Any,
+        **options: Unpack[ServerOptions],
     ) -> list[SessionInfo]:
         """The sessions of the server, newest first: by default all that have not ended."""
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
@@ -148,6 +157,25 @@ class AsyncSandboxClient(AsyncFiles):
         finally:
             await client.close()
         return found
+
+    @classmethod
+    async def list_environments(cls, server_url: str = "", **options: Any) -> list[EnvironmentInfo]:
+        """The environments that a session may be made of."""
+        return [EnvironmentInfo.of(each) for each in (await cls._ask(server_url, "list_environments", options))]
+
+    @classmethod
+    async def list_images(cls, server_url: str = "", **options: Any) -> list[ImageInfo]:
+        """The images that a session may be made of, each with the version that new sandboxes get."""
+        return [ImageInfo.of(each) for each in (await cls._ask(server_url, "list_images", options))]
+
+    @classmethod
+    async def _ask(cls, server_url: str, operation: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        client = cls(server_url, **options)
+        try:
+            found: list[dict[str, Any]] = (await client._backend.call(operation))[operation.removeprefix("list_")]
+            return found
+        finally:
+            await client.close()
 
     async def __aenter__(self) -> Self:
         try:
@@ -189,9 +217,10 @@ class AsyncSandboxClient(AsyncFiles):
         return SessionInfo.of(await self._perform("get_session"))
 
     async def keep_alive(self) -> SessionInfo:
+        """Restarts the idle time-out without using the sandbox."""
         return SessionInfo.of(await self._perform("keep_session_alive"))
 
-    async def change(self, **changes: Any) -> SessionInfo:
+    async def change(self, **changes: Unpack[SessionChanges]) -> SessionInfo:
         """Changes `idle_timeout_s`, `max_lifetime_s`, `metadata` (a None removes an entry)."""
         return SessionInfo.of(await self._perform("change_session", **changes))
 
@@ -264,7 +293,7 @@ class AsyncSandboxClient(AsyncFiles):
         *,
         on_result: Callable[[ExecuteResult], None] | None = None,
         stdin: str | bytes | AsyncByteSource = b"",
-        **options: Any,
+        **options: Unpack[CommandOptions],
     ) -> AsyncGenerator[OutputChunk, None]:
         """Yields the output of a command as it comes; leaving the loop ends it. `on_result` receives its result.
 
@@ -289,7 +318,12 @@ class AsyncSandboxClient(AsyncFiles):
             raise ServerUnreachable("the stream ended before the command did", remedy="the server may have stopped")
 
     async def spawn(
-        self, command: str | Sequence[str], *, name: str = "", timeout: float | None = None, **options: Any
+        self,
+        command: str | Sequence[str],
+        *,
+        name: str = "",
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
     ) -> AsyncProcess:
         """Starts a command in the background. `name` is a process id of your own."""
         values = _command_values(command, timeout, **options)
@@ -303,6 +337,7 @@ class AsyncSandboxClient(AsyncFiles):
         return await self._call(start)
 
     async def processes(self) -> list[ProcessInfo]:
+        """The background commands and terminals of the sandbox: those that run, and those that have ended."""
         return [ProcessInfo.of(each) for each in (await self._perform("list_processes"))["processes"]]
 
     async def process(self, process_id: str) -> AsyncProcess:

@@ -30,6 +30,8 @@ _WORKSPACE = "/workspace"
 
 
 class AsyncFiles(AsyncSessionHolder):
+    """The part of a client that works with files. A path that does not begin with / is one in the workspace."""
+
     async def upload_file(
         self,
         local_path: str | os.PathLike[str],
@@ -133,6 +135,7 @@ class AsyncFiles(AsyncSessionHolder):
         return bytes(data[:length])
 
     async def read_text(self, path: str, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Returns the whole file as text."""
         return (await self.read_file(path)).decode(encoding, errors)
 
     async def write_file(self, path: str, data: str | bytes | AsyncByteSource, *, mode: int | None = None) -> FileEntry:
@@ -174,13 +177,16 @@ class AsyncFiles(AsyncSessionHolder):
             return await self._backend.upload(operation, await self._get_session(), chunks, **arguments)
 
     async def list_files(self, path: str = _WORKSPACE, *, depth: int = 1) -> list[FileEntry]:
+        """Lists a directory; with a `depth` above 1 also the directories in it."""
         found = await self._perform("list_files", path=path, depth=depth)
         return [FileEntry.of(each) for each in found["files"]]
 
     async def stat(self, path: str) -> FileEntry:
+        """What is at the path. A link is not followed. Raises FileNotFound."""
         return FileEntry.of(await self._perform("stat_file", path=path))
 
     async def exists(self, path: str) -> bool:
+        """Whether there is anything at the path."""
         try:
             await self.stat(path)
         except FileNotFound:
@@ -196,9 +202,11 @@ class AsyncFiles(AsyncSessionHolder):
         return FileEntry.of(await self._perform("make_directory", path=path, exist_ok=exist_ok))
 
     async def remove(self, path: str, *, recursive: bool = False) -> None:
+        """Removes a file; with `recursive` also a directory and all in it."""
         await self._perform("remove_file", path=path, recursive=recursive)
 
     async def move(self, source: str, target: str) -> FileEntry:
+        """Renames a file or directory; a file at the target is replaced."""
         return FileEntry.of(await self._perform("move_file", source=source, target=target))
 
     async def search_files(
@@ -210,13 +218,15 @@ class AsyncFiles(AsyncSessionHolder):
         ignore_case: bool = False,
         hidden: bool = False,
         max_matches: int = 1000,
+        max_file_bytes: int = 10 * 1024 * 1024,
         timeout: float = 30.0,
         on_summary: Callable[[SearchSummary], None] | None = None,
     ) -> AsyncGenerator[FileMatch, None]:
         """Yields the files below `path` whose name fits `glob`, or the lines in which `pattern` is found.
 
         `glob` is matched with names (`*.py`) or, if it has a slash, with paths (`src/**/*.py`); `pattern` is a POSIX
-        extended regular expression. `on_summary` receives what was left out, and which limit ended the search early.
+        extended regular expression, and files above `max_file_bytes` are not searched for it. `on_summary` receives
+        what was left out, and which limit ended the search early.
         """
         events = self._follow(
             "search_files",
@@ -226,6 +236,7 @@ class AsyncFiles(AsyncSessionHolder):
             ignore_case=ignore_case,
             hidden=hidden,
             max_matches=max_matches,
+            max_file_bytes=max_file_bytes,
             timeout_s=timeout,
         )
         async with contextlib.aclosing(events):
@@ -313,7 +324,33 @@ def _unpack(file: IO[bytes], target: Path) -> None:
     file.seek(0)
     target.mkdir(parents=True, exist_ok=True)
     try:
-        with tarfile.open(fileobj=file) as tar:
-            tar.extractall(target, filter="data")
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            tar.extractall(target, filter=_LinkCheck())
     except (tarfile.TarError, OSError) as exc:
         raise InvalidRequest(f"the archive of the sandbox cannot be unpacked into {target}: {exc}") from exc
+
+
+class _LinkCheck:
+    """tarfile's own filter, after a look at the names alone.
+
+    That filter asks the file system where a name leads, and up to Python 3.11.12, 3.12.10 and 3.13.3 believes it for
+    paths too long to follow, so that an archive could write anywhere. With `..` only at the beginning of a link, and
+    nothing beneath one, a name leads where it says.
+    """
+
+    def __init__(self) -> None:
+        self._links: set[str] = set()
+
+    def __call__(self, member: "tarfile.TarInfo", path: str) -> "tarfile.TarInfo | None":
+        import tarfile
+
+        parts = [part for part in member.name.split("/") if part not in ("", ".")]
+        if any("/".join(parts[:depth]) in self._links for depth in range(1, len(parts))):
+            raise tarfile.FilterError(f"{member.name!r} lies beneath a link of the same archive")
+        if member.issym():
+            names = [part for part in member.linkname.split("/") if part not in ("", ".")]
+            ups = next((at for at, part in enumerate(names) if part != ".."), len(names))
+            if member.linkname.startswith("/") or ups >= max(1, len(parts)) or ".." in names[ups:]:
+                raise tarfile.FilterError(f"{member.name!r} is a link that may lead out of it, to {member.linkname!r}")
+            self._links.add("/".join(parts))
+        return tarfile.data_filter(member, path)

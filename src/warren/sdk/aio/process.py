@@ -31,6 +31,7 @@ class AsyncProcess:
         return await self._backend.call(operation, self._session_id, process_id=self.id, work_s=work_s, **arguments)
 
     async def info(self) -> ProcessInfo:
+        """What it is, and whether it still runs."""
         return ProcessInfo.of(await self._call("get_process"))
 
     async def output(self, offset: int = 0) -> str:
@@ -79,6 +80,7 @@ class AsyncProcess:
             await self._call("write_stdin", work_s=_STDIN_S, data_base64=piece)
 
     async def close_stdin(self) -> None:
+        """Ends its standard input."""
         await self._call("write_stdin", work_s=_STDIN_S, close=True)
 
     async def signal(self, signal: str | int) -> None:
@@ -112,9 +114,11 @@ class AsyncTerminal:
         await self._socket.send(data.encode() if isinstance(data, str) else data)
 
     async def resize(self, rows: int, columns: int) -> None:
+        """Tells its programs the new size of the window."""
         await self._send(type="resize", rows=rows, columns=columns)
 
     async def signal(self, signal: str | int) -> None:
+        """Sends a signal, by name (TERM, INT …) or number."""
         await self._send(type="signal", signal=signal)
 
     async def read(self, timeout: float | None = None) -> bytes:

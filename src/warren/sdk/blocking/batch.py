@@ -5,11 +5,12 @@
 import contextlib
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Self, Unpack
 
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.sdk.blocking.client import SandboxClient
 from warren.sdk.blocking.platform import run_parallel
+from warren.sdk.options import ClientOptions
 from warren.sdk.results import ExecuteResult
 
 Command = str | Sequence[str]
@@ -24,7 +25,7 @@ class BatchSandboxClient:
     `thread_id` or a `session_id` they all run in that sandbox, which stays.
     """
 
-    def __init__(self, server_url: str = "", **options: Any) -> None:
+    def __init__(self, server_url: str = "", **options: Unpack[ClientOptions]) -> None:
         self._server_url, self._options = server_url, options
 
     def __repr__(self) -> str:
@@ -44,6 +45,10 @@ class BatchSandboxClient:
         timeout: float | None = None,
         stop_on_error: bool = False,
     ) -> list[ExecuteResult]:
+        """Runs the commands and returns their results in order; with `stop_on_error` a lane ends at its first failure.
+
+        `timeout` is that of each command.
+        """
         if isinstance(commands, str):
             raise InvalidRequest("the commands must be a list", remedy="write execute_batch([command])")
         if parallel < 1:

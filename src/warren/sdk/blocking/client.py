@@ -12,15 +12,24 @@ import base64
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.blocking.backend import Backend, find_session_of_thread
 from warren.sdk.blocking.files import Files
 from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
+from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
 from warren.sdk.protocol import new_key
-from warren.sdk.results import ExecuteResult, OutputChunk, OutputDecoder, ProcessInfo, SessionInfo
+from warren.sdk.results import (
+    EnvironmentInfo,
+    ExecuteResult,
+    ImageInfo,
+    OutputChunk,
+    OutputDecoder,
+    ProcessInfo,
+    SessionInfo,
+)
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
@@ -47,7 +56,7 @@ class SandboxClient(Files):
         server_url: str = "",
         thread_id: str = "",
         *,
-        mode: str = "remote",
+        mode: Mode = "remote",
         api_key: str = "",
         session_id: str = "",
         environment: str = "",
@@ -102,14 +111,14 @@ class SandboxClient(Files):
         return f"<SandboxClient {self.session_id or 'without a session'}{owner}, {self._backend!r}>"
 
     @classmethod
-    def attach(cls, session_id: str, server_url: str = "", **options: Any) -> Self:
+    def attach(cls, session_id: str, server_url: str = "", **options: Unpack[AttachOptions]) -> Self:
         """A client of a session that exists. Leaving it does not end the session."""
         if not session_id:
             raise InvalidRequest("attach takes the id of a session", remedy="it is `client.session_id`")
         return cls(server_url, session_id=session_id, **options)
 
     @classmethod
-    def delete_thread(cls, thread_id: str, server_url: str = "", **options: Any) -> bool:
+    def delete_thread(cls, thread_id: str, server_url: str = "", **options: Unpack[ServerOptions]) -> bool:
         """Ends the session of a thread; returns whether it had one."""
         client = cls(server_url, **options)
         try:
@@ -129,7 +138,7 @@ class SandboxClient(Files):
         thread_id: str = "",
         environment: str = "",
         metadata: Mapping[str, str] | None = None,
-        **options: Any,
+        **options: Unpack[ServerOptions],
     ) -> list[SessionInfo]:
         """The sessions of the server, newest first: by default all that have not ended."""
         pairs = [f"{name}={value}" for name, value in (metadata or {}).items()]
@@ -150,6 +159,25 @@ class SandboxClient(Files):
         finally:
             client.close()
         return found
+
+    @classmethod
+    def list_environments(cls, server_url: str = "", **options: Any) -> list[EnvironmentInfo]:
+        """The environments that a session may be made of."""
+        return [EnvironmentInfo.of(each) for each in (cls._ask(server_url, "list_environments", options))]
+
+    @classmethod
+    def list_images(cls, server_url: str = "", **options: Any) -> list[ImageInfo]:
+        """The images that a session may be made of, each with the version that new sandboxes get."""
+        return [ImageInfo.of(each) for each in (cls._ask(server_url, "list_images", options))]
+
+    @classmethod
+    def _ask(cls, server_url: str, operation: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        client = cls(server_url, **options)
+        try:
+            found: list[dict[str, Any]] = (client._backend.call(operation))[operation.removeprefix("list_")]
+            return found
+        finally:
+            client.close()
 
     def __enter__(self) -> Self:
         try:
@@ -191,9 +219,10 @@ class SandboxClient(Files):
         return SessionInfo.of(self._perform("get_session"))
 
     def keep_alive(self) -> SessionInfo:
+        """Restarts the idle time-out without using the sandbox."""
         return SessionInfo.of(self._perform("keep_session_alive"))
 
-    def change(self, **changes: Any) -> SessionInfo:
+    def change(self, **changes: Unpack[SessionChanges]) -> SessionInfo:
         """Changes `idle_timeout_s`, `max_lifetime_s`, `metadata` (a None removes an entry)."""
         return SessionInfo.of(self._perform("change_session", **changes))
 
@@ -264,7 +293,7 @@ class SandboxClient(Files):
         *,
         on_result: Callable[[ExecuteResult], None] | None = None,
         stdin: str | bytes | ByteSource = b"",
-        **options: Any,
+        **options: Unpack[CommandOptions],
     ) -> Generator[OutputChunk, None, None]:
         """Yields the output of a command as it comes; leaving the loop ends it. `on_result` receives its result.
 
@@ -288,7 +317,12 @@ class SandboxClient(Files):
             raise ServerUnreachable("the stream ended before the command did", remedy="the server may have stopped")
 
     def spawn(
-        self, command: str | Sequence[str], *, name: str = "", timeout: float | None = None, **options: Any
+        self,
+        command: str | Sequence[str],
+        *,
+        name: str = "",
+        timeout: float | None = None,
+        **options: Unpack[CommandOptions],
     ) -> Process:
         """Starts a command in the background. `name` is a process id of your own."""
         values = _command_values(command, timeout, **options)
@@ -302,6 +336,7 @@ class SandboxClient(Files):
         return self._call(start)
 
     def processes(self) -> list[ProcessInfo]:
+        """The background commands and terminals of the sandbox: those that run, and those that have ended."""
         return [ProcessInfo.of(each) for each in (self._perform("list_processes"))["processes"]]
 
     def process(self, process_id: str) -> Process:

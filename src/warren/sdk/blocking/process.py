@@ -33,6 +33,7 @@ class Process:
         return self._backend.call(operation, self._session_id, process_id=self.id, work_s=work_s, **arguments)
 
     def info(self) -> ProcessInfo:
+        """What it is, and whether it still runs."""
         return ProcessInfo.of(self._call("get_process"))
 
     def output(self, offset: int = 0) -> str:
@@ -80,6 +81,7 @@ class Process:
             self._call("write_stdin", work_s=_STDIN_S, data_base64=piece)
 
     def close_stdin(self) -> None:
+        """Ends its standard input."""
         self._call("write_stdin", work_s=_STDIN_S, close=True)
 
     def signal(self, signal: str | int) -> None:
@@ -113,9 +115,11 @@ class Terminal:
         self._socket.send(data.encode() if isinstance(data, str) else data)
 
     def resize(self, rows: int, columns: int) -> None:
+        """Tells its programs the new size of the window."""
         self._send(type="resize", rows=rows, columns=columns)
 
     def signal(self, signal: str | int) -> None:
+        """Sends a signal, by name (TERM, INT …) or number."""
         self._send(type="signal", signal=signal)
 
     def read(self, timeout: float | None = None) -> bytes:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from warren.interfaces.environments import Environments
+from warren.interfaces.images import ImageList
 from warren.interfaces.sandbox import Sandbox
 from warren.model.api import OPERATIONS, Operation
 from warren.model.errors import InvalidRequest
@@ -31,6 +33,9 @@ class OperationContext:
 
     sessions: Sessions
     provider: str
+    environments: Environments
+    default_environment: str
+    images: ImageList
     labels: Mapping[str, str] = field(default_factory=dict)
     worker_url: str = ""
     command_timeout_s: float = 120.0

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field
 
 from warren.interfaces.store import Page
-from warren.model.errors import InvalidRequest
+from warren.model.errors import InvalidRequest, SandboxNotFound
 from warren.model.session import MAX_METADATA, Session, SessionState
 from warren.pacing import Pace
 from warren.sessions.long_values import LongList
@@ -23,6 +23,10 @@ _LONG_STEP: Final = 250
 _FEW: Final = 250
 _SHORT_BYTES: Final = 256 * 1024
 _MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
+
+
+class DeleteQuery(BaseModel):
+    sandbox_id: str = Field("", description="Only if the session has this sandbox; else the answer is 404")
 
 
 class SessionsQuery(BaseModel):
@@ -115,8 +119,15 @@ async def get_session(call: Call) -> Values:
     return {**show(call, session), "isolation": isolation_view(sandbox.isolation) if sandbox else None}
 
 
-async def delete_session(call: Call) -> Values:
+async def delete_session(call: Call, query: DeleteQuery) -> Values:
     """When this answers, the sandbox is gone: its processes, its files, everything. Repeating it changes nothing."""
+    if query.sandbox_id:
+        session = await call.sessions.get(call.tenant, call.session_id)
+        if session.sandbox_id != query.sandbox_id:
+            raise SandboxNotFound(
+                f"the session has no sandbox {query.sandbox_id[:100]!r}",
+                remedy="leave sandbox_id out, or ask for the session to see which sandbox it has",
+            )
     return show(call, await call.sessions.delete(call.tenant, call.session_id))
 
 
@@ -132,7 +143,7 @@ async def change_session(call: Call, body: PatchBody) -> Values:
 
 
 def show(call: Call, session: Session) -> Values:
-    return session_view(session, call.sessions.clock, call.base_url(), *call.sessions.sandbox_of(session))
+    return session_view(session, call.sessions.clock, call.base_url(), call.sessions.image_of(session))
 
 
 def check_labels(context: OperationContext, labels: Mapping[str, str]) -> None:
@@ -157,7 +168,7 @@ HANDLERS = (
     ),
     Handler("list_sessions", list_sessions, query=SessionsQuery, result=SessionPage),
     Handler("get_session", get_session, result=SessionView),
-    Handler("delete_session", delete_session, result=SessionView),
+    Handler("delete_session", delete_session, query=DeleteQuery, result=SessionView),
     Handler("keep_session_alive", keep_session_alive, result=SessionView),
     Handler("change_session", change_session, body=PatchBody, result=SessionView),
 )

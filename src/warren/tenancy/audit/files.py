@@ -105,7 +105,7 @@ def read_page(directory: Path, query: Query, search_bytes: int = SEARCH_BYTES) -
             if page.take(line.text):
                 return AuditPage(page.found, f"{line.number}-{line.start}")
     except OSError as exc:
-        raise Unavailable(f"the audit record in {directory} cannot be read: {exc.strerror}") from exc
+        raise Unavailable(f"the audit record cannot be read: {exc.strerror}") from exc
     return AuditPage(page.found)
 
 

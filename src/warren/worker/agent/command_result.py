@@ -1,6 +1,7 @@
 """Turns what the agent reports about a command into the result that its caller gets."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import ProtocolError
@@ -16,6 +17,8 @@ _REASONS = {
 }
 
 
+REMEMBERED = 4096  # commands of a sandbox; the agent has 1,024 at most
+_TITLE = 1000  # characters of a command's title; the agent sends 200 bytes
 _TERMINAL, _CARRY = int(Flag.TERMINAL), int(Flag.CARRY)
 
 
@@ -94,7 +97,7 @@ def process_info(found: Fields) -> ProcessInfo:
     running = bool(found.number(Tag.RUNNING))
     return ProcessInfo(
         id=printable(found.text(Tag.ID), 128),
-        command=found.text(Tag.COMMAND).encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+        command=_title(found.text(Tag.COMMAND)),
         user=printable(found.text(Tag.USER), 64),
         running=running,
         terminal=bool(found.number(Tag.TERMINAL)),
@@ -106,6 +109,16 @@ def process_info(found: Fields) -> ProcessInfo:
         reason=None if running else parse_reason(found),
         background=found.number(Tag.BACKGROUND),
     )
+
+
+def drop_oldest(known: dict[str, Any]) -> None:
+    """Forgets what was noted of commands before the last REMEMBERED ones."""
+    while len(known) > REMEMBERED:
+        del known[next(iter(known))]
+
+
+def _title(text: str) -> str:
+    return text[:_TITLE].encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class _RunningCommand:
@@ -123,12 +136,18 @@ class OomTracker:
     (or that exits with 137) while that count rose ran out of memory. A command that failed in another way, because
     only a child of it was killed, did so as well, unless another command ran at the same time: then nobody can tell
     whose child that was.
+
+    It remembers the answers for the last commands that ended: the agent remembers fewer.
     """
 
     def __init__(self, oom_kills: Callable[[], int]) -> None:
         self._oom_kills = oom_kills
         self._running: dict[str, _RunningCommand] = {}
         self._results: dict[str, bool] = {}
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
 
     def begin(self, process_id: str) -> None:
         command = _RunningCommand(self._oom_kills())
@@ -144,6 +163,7 @@ class OomTracker:
         if command is not None:
             killed = exit_code != 0 and self._oom_kills() > command.oom_kills_before
             self._results[process_id] = killed and (signal == 9 or exit_code == 137 or command.alone)
+            drop_oldest(self._results)
         return self._results.get(process_id, False)
 
     def forget(self, process_id: str) -> None:

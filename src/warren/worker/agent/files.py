@@ -6,6 +6,7 @@ The host never opens a path of a sandbox.
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 
 import anyio
 
@@ -34,8 +35,8 @@ from warren.model.operations import (
 )
 from warren.pacing import Pace
 from warren.worker.agent.link import AgentLink, Channel, Reply
-from warren.worker.agent.process import send_all
-from warren.worker.agent.tar_stream import BLOCK, Member, TarReader, header, padding, trailer
+from warren.worker.agent.process import next_record, read_records, send_all
+from warren.worker.agent.tar_stream import BLOCK, Member, TarReader, header, is_beneath_link, padding, trailer
 from warren.worker.agent.wire import (
     ChangeKind,
     Fields,
@@ -51,6 +52,7 @@ from warren.worker.agent.wire import (
 )
 
 MAX_LIST_BYTES = 32 * 1024 * 1024
+_MAX_LINKS = 200_000  # of a packed directory
 _ENTRY_BYTES = 400  # of a FileInfo, beside its texts
 _KINDS = {
     int(Kind.FILE): FileKind.FILE,
@@ -122,12 +124,13 @@ class AgentFiles:
             raise InvalidRequest(f"a depth of {depth} cannot be: 1 to 1000")
         base = check_path(path)
         async with self._operation(FileOp.LIST, path, user, (Tag.DEPTH, depth)) as channel:
-            async for entry in _records(channel):
+            async for entry in read_records(channel):
                 yield _file_info(channel, entry, base)
 
     async def stat(self, path: str, *, user: str = "") -> FileInfo:
         async with self._operation(FileOp.STAT, path, user) as channel:
-            return _file_info(channel, (await channel.last()).fields, check_path(path))
+            found = _file_info(channel, (await channel.last()).fields, check_path(path))
+            return replace(found, path=check_path(path))
 
     async def mkdir(self, path: str, *, mode: int = 0o755, user: str = "") -> None:
         await self._run(FileOp.MKDIR, path, user, (Tag.MODE, check_mode(mode)))
@@ -140,7 +143,7 @@ class AgentFiles:
 
     async def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]:
         async with self._operation(FileOp.PACK, path, user) as channel:
-            records, pace = Records(), Pace()
+            records, links, pace = Records(), set[int](), Pace()
             left = pad = 0
             while isinstance(data := await channel.take(), bytes):
                 records.add(data)
@@ -154,7 +157,7 @@ class AgentFiles:
                             break
                         if pad % BLOCK:
                             yield padding(pad)
-                    member = _next_member(channel, records)
+                    member = _next_member(channel, records, links)
                     if member is None:
                         break
                     yield header(member)
@@ -173,7 +176,7 @@ class AgentFiles:
     async def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
         base = check_path(path)
         async with self._operation(FileOp.WATCH, path, user, *_recursive_flag(recursive)) as channel:
-            async for event in _records(channel):
+            async for event in read_records(channel):
                 yield _file_event(channel, event, base) if event else FileEvent(Change.WATCHING, base, True)
 
     async def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]:
@@ -184,7 +187,7 @@ class AgentFiles:
             )
         base, matches = check_path(query.path), 0
         async with self._operation(FileOp.SEARCH, query.path, query.user, *_search_items(query)) as channel:
-            async for found in _records(channel):
+            async for found in read_records(channel):
                 matches += 1
                 if matches > query.max_matches:
                     raise channel.violation("more matches than were asked for")
@@ -248,31 +251,22 @@ async def _send_and_wait(channel: Channel, sending: Coroutine[None, None, None])
             await asyncio.gather(sender, ending, return_exceptions=True)
 
 
-async def _records(channel: Channel) -> AsyncIterator[Fields]:
-    records, pace = Records(), Pace()
-    while isinstance(data := await channel.take(), bytes):
-        records.add(data)
-        while (found := _next_record(channel, records)) is not None:
-            yield found
-            await pace.give_way()
-    if len(records):
-        raise channel.violation("a list that ends in the middle of a record")
+def _next_member(channel: Channel, records: Records, links: set[int]) -> Member | None:
+    """The next member of a packed directory; skips the directory itself and what tar cannot carry.
 
-
-def _next_record(channel: Channel, records: Records) -> Fields | None:
-    try:
-        return records.next()
-    except ProtocolError as exc:
-        raise channel.violation(exc.message) from None
-
-
-def _next_member(channel: Channel, records: Records) -> Member | None:
-    """The next member of a packed directory; skips the directory itself and what tar cannot carry."""
-    while (found := _next_record(channel, records)) is not None:
+    `links` are the links so far. A member beneath one would be written wherever the link leads.
+    """
+    while (found := next_record(channel, records)) is not None:
         info = _file_info(channel, found, "")
         parts = [part for part in info.path.split("/") if part not in ("", ".")]
         if info.path.startswith("/") or ".." in parts or info.size >= 1 << 60:
             raise channel.violation("a packed directory with a member that lies outside")
+        if is_beneath_link(parts, links):
+            raise FileProblem("it changed while it was packed: what was a link has files beneath it")
+        if parts and info.kind is FileKind.SYMLINK:
+            links.add(hash("/".join(parts)))
+            if len(links) > _MAX_LINKS:
+                raise LimitReached("more links than can be packed", remedy="take its directories one by one")
         if parts and info.kind is not FileKind.OTHER:
             size = info.size if info.kind is FileKind.FILE else 0
             return Member(

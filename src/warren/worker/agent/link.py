@@ -16,6 +16,10 @@ link's own, and the rest of that frame is received directly into it.
 The inbox of a channel holds at most one window of data: taking data grants the agent as much again, in steps of
 half a window. Many tiny outputs are packed together, so that the inbox also stays small in memory, however the
 agent spreads the bytes over frames.
+
+So the agent can send only as much as somebody takes. What it sends on a channel that was closed here is what was on its
+way, at most the rest of the window; more than that, and frames that carry nothing, would keep the worker busy although
+nobody asked for anything, and end the link.
 """
 
 import asyncio
@@ -62,7 +66,8 @@ _FLUSH_S = 1.0
 _REDIAL_S = (0.0005, 0.005)
 _local = threading.local()
 SEND_BYTES = 128 * 1024
-MAX_CREDIT = 1 << 32
+_STRAYS = 1024  # bytes of an answer that nobody awaits
+_STRAY_HEAD = 9  # of OUTPUT, which does not count
 _SMALL = 1024
 _BLOCK = 64 * 1024
 
@@ -194,7 +199,7 @@ class Channel:
     def give_up(self, error: WarrenError) -> None:
         """Closes the channel; whoever takes from it gets the error."""
         if self._end is None:
-            self._link.forget(self.number)
+            self._link.forget(self.number, may_follow=self._room + STDIN_WINDOW + _STRAYS)
             self._link.send(Request.CLOSE, self.number)
             self._finish(error)
 
@@ -213,9 +218,10 @@ class Channel:
         elif kind == Response.DATA:
             self._receive_data(payload)
         elif kind == Response.CREDIT:
-            self._credit += credit(payload)
-            if self._credit > MAX_CREDIT:
-                raise ProtocolError("more credit than anybody can use")
+            granted = credit(payload)
+            self._credit += granted
+            if not granted or self._credit > STDIN_WINDOW:
+                raise ProtocolError("credit for nothing, or for more than was sent")
         elif kind == Response.STARTED:
             if self._started:
                 raise ProtocolError("a command was started twice")
@@ -238,7 +244,7 @@ class Channel:
         self._use_window(size)
         if stream not in _STREAMS or offset + size > 1 << 63:
             raise ProtocolError(f"output of stream {stream} at offset {offset}")
-        if self._discard or not size:
+        if self._discard:
             return
         last = self._inbox[-1] if self._inbox else None
         if size >= _SMALL or last is None:
@@ -254,13 +260,13 @@ class Channel:
         last = self._inbox[-1] if self._inbox else None
         if type(last) is bytes and len(last) + size < _SMALL:
             self._inbox[-1] = last + bytes(payload)
-        elif size:
+        else:
             self._inbox.append(bytes(payload))
 
     def _use_window(self, size: int) -> None:
         self._room -= size
-        if self._room < 0:
-            raise ProtocolError("more bytes than the window allows")
+        if self._room < 0 or not size:
+            raise ProtocolError("more bytes than the window allows, or none")
 
     def _unpack_outputs(self, block: bytearray) -> Output:
         """Returns the first of a block of packed outputs and puts the others back, last first."""
@@ -341,6 +347,7 @@ class AgentLink(asyncio.BufferedProtocol):
         self._channels: dict[int, Channel] = {}
         self._next = 1
         self._highest = 0
+        self._strays_left = 64 * _STRAYS
         self._scratch = _scratch()
         self._part = memoryview(b"")
         self._part_filled = 0
@@ -378,7 +385,7 @@ class AgentLink(asyncio.BufferedProtocol):
                     raise
                 return link
         except TimeoutError:
-            raise SandboxLost(f"the agent in {directory} did not answer within {timeout_s:g} s") from None
+            raise SandboxLost(f"the agent did not answer within {timeout_s:g} s") from None
 
     @classmethod
     async def over(cls, sock: socket.socket) -> "AgentLink":
@@ -421,6 +428,7 @@ class AgentLink(asyncio.BufferedProtocol):
 
     def post(self, kind: Request, payload: bytes) -> None:
         """Sends a request and ignores the response; on an ended link it does nothing."""
+        self._strays_left += _STRAYS
         self.write_frame(frame(kind, self._new_number(), payload))
 
     def check(self) -> None:
@@ -482,8 +490,10 @@ class AgentLink(asyncio.BufferedProtocol):
             self._violation = what
             self.abort()
 
-    def forget(self, number: int) -> None:
+    def forget(self, number: int, may_follow: int = 0) -> None:
+        """`may_follow`: bytes that the agent may have sent before it hears that the channel is closed."""
         self._channels.pop(number, None)
+        self._strays_left += may_follow
 
     def send(self, kind: Request, number: int, payload: bytes | memoryview = b"") -> None:
         self.write_frame(b"".join((HEADER.pack(len(payload), number, kind), payload)))
@@ -620,6 +630,10 @@ class AgentLink(asyncio.BufferedProtocol):
             self._receive_hello(kind, payload)
         elif number > self._highest:
             raise ProtocolError(f"a frame for channel {number}, which was never opened")
+        else:
+            self._strays_left -= max(1, len(payload) - _STRAY_HEAD)
+            if self._strays_left < 0:
+                raise ProtocolError("frames without end for channels that are closed")
 
     def _receive_hello(self, kind: int, payload: memoryview) -> None:
         if kind == Response.ERROR:
@@ -641,9 +655,9 @@ async def _connect(directory: Path) -> socket.socket:
             return _connect_once(directory)
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
             if not directory.is_dir():
-                raise SandboxLost(f"the sandbox is lost: its directory {directory} is gone") from None
+                raise SandboxLost("the sandbox is lost: its directory is gone") from None
         except OSError as exc:
-            raise SandboxLost(f"the agent in {directory} cannot be reached: {exc.strerror or exc}") from exc
+            raise SandboxLost(f"the agent cannot be reached: {exc.strerror or exc}") from exc
         await asyncio.sleep(pause)
         pause = min(pause * 2, _REDIAL_S[1])
 
@@ -656,7 +670,7 @@ def _connect_once(directory: Path) -> socket.socket:
         os.close(folder)
     try:
         if not stat.S_ISSOCK(os.fstat(target).st_mode):
-            raise SandboxLost(f"{SOCKET_NAME} in {directory} is not a socket: somebody put something else in its place")
+            raise SandboxLost(f"{SOCKET_NAME} is not a socket: somebody put something else in its place")
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)

@@ -18,8 +18,10 @@ from warren.model.errors import Conflict, InvalidRequest, ProcessNotFound, Proto
 from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
 from warren.pacing import Pace
 from warren.worker.agent.command_result import (
+    REMEMBERED,
     OomTracker,
     base_env_fields,
+    drop_oldest,
     exec_result,
     lost_result,
     parse_exit_code,
@@ -41,10 +43,10 @@ from warren.worker.agent.wire import (
 )
 
 NO_REPLAY = 1 << 63
-MAX_PROCESSES = 100_000
 _LEAST_KEPT = 1 << 20  # the agent keeps at least this much output of a command that can be followed
 _SLACK_BYTES = 64 * 1024
 _PACED = 100  # pieces of output that are taken in one go
+_MOST_GAPS = 10_000  # the agent keeps the head and the tail of an output: there is one gap, seldom more
 _HANG_S = 30.0
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _STDIN, _DEFER, _ONCE = int(Flag.STDIN), int(Flag.DEFER), int(Flag.ONCE)
@@ -153,6 +155,8 @@ class Commands:
         channel = await self._link.open(Request.START, self._start_payload(command, process_id, flags))
         try:
             await _wait_for_start(channel)
+            if self._oom.running >= REMEMBERED:
+                raise channel.violation("more commands that run than an agent can have")
         except BaseException as exc:
             channel.close()
             if isinstance(exc, asyncio.CancelledError):
@@ -164,6 +168,7 @@ class Commands:
             channel.close()
         self._oom.begin(process_id)
         self._keep[process_id] = command.keep_bytes
+        drop_oldest(self._keep)
         return AgentProcess(self, process_id)
 
     async def find(self, process_id: str) -> "AgentProcess":
@@ -178,13 +183,12 @@ class Commands:
 
     async def all(self) -> Sequence[ProcessInfo]:
         channel = await self._link.open(Request.LIST)
-        records, found = Records(), list[ProcessInfo]()
+        found = list[ProcessInfo]()
         try:
-            while not isinstance(item := await channel.take(), Reply):
-                assert isinstance(item, bytes)
-                found += [process_info(entry) for entry in records.feed(item)]
-                if len(found) > MAX_PROCESSES:
-                    raise ProtocolError(f"more than {MAX_PROCESSES} processes in a list")
+            async for entry in read_records(channel):
+                found.append(process_info(entry))
+                if len(found) > REMEMBERED:
+                    raise ProtocolError(f"more than {REMEMBERED} processes in a list")
         except ProtocolError as exc:
             raise channel.violation(exc.message) from None
         finally:
@@ -369,12 +373,16 @@ async def send_all(channel: Channel, source: bytes | AsyncIterable[bytes]) -> No
 
 async def _collect(channel: Channel, keep: int) -> tuple[Fields, CommandOutput]:
     """Returns the end and all the output that the agent kept, and rejects more than it was told to keep."""
-    outputs, pace, count = CommandOutput(), Pace(), 0
+    outputs, pace, count, gaps = CommandOutput(), Pace(), 0, 0
     while True:
         item = await channel.take()
         if type(item) is Output:
             if item.offset < outputs.end or outputs.kept + len(item.data) > keep + _SLACK_BYTES:
                 raise channel.violation("output that goes backwards, or more than was to be kept")
+            if item.offset > outputs.end:
+                gaps += 1
+                if gaps > _MOST_GAPS:
+                    raise channel.violation("output with more gaps than anybody can read")
             outputs.add(*item)
             count += 1
             if not count % _PACED:
@@ -383,6 +391,25 @@ async def _collect(channel: Channel, keep: int) -> tuple[Fields, CommandOutput]:
             return item.fields, outputs
         elif type(item) is Reply and item.kind == Response.DONE:
             raise channel.violation("a command that is done without an end")
+
+
+async def read_records(channel: Channel) -> AsyncIterator[Fields]:
+    """The records of a channel that carries nothing else, in turns with other work."""
+    records, pace = Records(), Pace()
+    while isinstance(data := await channel.take(), bytes):
+        records.add(data)
+        while (found := next_record(channel, records)) is not None:
+            yield found
+            await pace.give_way()
+    if len(records):
+        raise channel.violation("a list that ends in the middle of a record")
+
+
+def next_record(channel: Channel, records: Records) -> Fields | None:
+    try:
+        return records.next()
+    except ProtocolError as exc:
+        raise channel.violation(exc.message) from None
 
 
 def _give_up(channel: Channel) -> None:

@@ -13,7 +13,7 @@ memory however many headers it has. Reading gives way to other work between head
 """
 
 import tarfile
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -218,7 +218,8 @@ def check_member(info: tarfile.TarInfo, links: set[int]) -> Member | _Skip:
         if kind is FileKind.DIRECTORY:
             return _Skip.ROOT
         raise InvalidRequest(f"the tar member {info.name!r} has no name")
-    _check_not_beneath_link(info.name, parts, links)
+    if is_beneath_link(parts, links):
+        raise InvalidRequest(f"the tar member {info.name!r} lies beneath a link of the same archive")
     path = "/".join(parts)
     links.discard(hash(path))
     if kind is FileKind.SYMLINK:
@@ -249,11 +250,8 @@ def _split_path(name: str) -> list[str]:
     return parts
 
 
-def _check_not_beneath_link(name: str, parts: list[str], links: set[int]) -> None:
-    if links:
-        for depth in range(1, len(parts)):
-            if hash("/".join(parts[:depth])) in links:
-                raise InvalidRequest(f"the tar member {name!r} lies beneath a link of the same archive")
+def is_beneath_link(parts: Sequence[str], links: Collection[int]) -> bool:
+    return bool(links) and any(hash("/".join(parts[:depth])) in links for depth in range(1, len(parts)))
 
 
 def _check_link_target(info: tarfile.TarInfo, depth: int) -> None:

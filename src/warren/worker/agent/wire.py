@@ -26,7 +26,8 @@ DEFER holds all output back until the command ends, and then sends what was kept
 while the channel cannot take its output, so that none is lost.
 
 Flow control: either side may send at most WINDOW bytes of OUTPUT or DATA on a channel before the other side
-grants more with CREDIT (u32, bytes). Headers and the first 9 bytes of OUTPUT do not count.
+grants more with CREDIT (u32, bytes), which is what it has taken. Headers and the first 9 bytes of OUTPUT do not count.
+The agent sends no frame that carries nothing: no empty OUTPUT or DATA, no CREDIT of 0.
 
 Records (LIST, and FILE ops LIST, PACK, UNPACK, WATCH, SEARCH) are u32 length and fields; in PACK and
 UNPACK a record of a file is followed by exactly SIZE bytes.
@@ -45,6 +46,7 @@ HEADER = struct.Struct("<IIB3x")
 MAX_FRAME_OUT = 4 * 1024 * 1024
 MAX_FRAME_IN = 1024 * 1024
 MAX_RECORD = 64 * 1024
+MAX_FIELDS = 256  # of a response: none of its tags repeats
 STDIN_WINDOW = 256 * 1024
 OUTPUT_WINDOW = 1024 * 1024
 
@@ -272,7 +274,7 @@ class Fields:
     def __init__(self, payload: bytes | memoryview) -> None:
         payload = bytes(payload)
         self._values: dict[int, bytes] = {}
-        at, end = 0, len(payload)
+        at, end, count = 0, len(payload), 0
         while at < end:
             if end - at < _FIELD_SIZE:
                 raise ProtocolError("a field's head is cut short")
@@ -280,6 +282,9 @@ class Fields:
             at += _FIELD_SIZE
             if length > end - at:
                 raise ProtocolError("a field is longer than its frame")
+            count += 1
+            if count > MAX_FIELDS:
+                raise ProtocolError("more fields than there are tags")
             self._values[tag] = payload[at : at + length]
             at += length
 

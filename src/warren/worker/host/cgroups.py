@@ -77,6 +77,10 @@ class Hierarchies:
         own = {name: path for name, path in paths.items() if len(marker) >= 8 and marker in path}
         return self._cgroup({name: self.mounts[name] / own[name].strip("/") for name in own if name in self.mounts})
 
+    def processes_file(self, path: str) -> Path:
+        """Where a process moves to the cgroup `path`."""
+        return self.mounts[_UNIFIED if self.version == "v2" else "pids"] / path.strip("/") / "cgroup.procs"
+
     def limit_parent(self, path: str, limits: "CgroupLimits") -> None:
         """Makes the directory above the sandboxes', and limits what all of them use together. Idempotent; call it while
         `parent_in_use`. Raises OSError if the kernel does not take a limit."""
@@ -221,7 +225,7 @@ class SandboxCgroup:
 
     async def clear(self) -> None:
         """Kills what runs in it and removes it. Mostly nothing runs, so it tries to remove it first."""
-        if await asyncio.to_thread(self._remove_once):
+        if await asyncio.to_thread(self.remove_once):
             await self.kill()
             await self.remove()
 
@@ -243,12 +247,12 @@ class SandboxCgroup:
     async def remove(self) -> None:
         """Removes it. Idempotent. The kernel needs a moment after the last process has ended."""
         for _ in range(_KILL_ROUNDS):
-            if not await asyncio.to_thread(self._remove_once):
+            if not await asyncio.to_thread(self.remove_once):
                 return
             await asyncio.sleep(_PAUSE_S)
         raise ProviderUnavailable(f"the cgroup {next(self._existing(), '')} cannot be removed: it is still in use")
 
-    def _remove_once(self) -> bool:
+    def remove_once(self) -> bool:
         """Returns whether something is left. Slow in the kernel, so callers use a thread."""
         left = False
         for directory in self.directories.values():
@@ -331,8 +335,12 @@ def parent_in_use() -> Iterator[None]:
 
 @contextmanager
 def _parent_lock(operation: int) -> Iterator[bool]:
-    _PARENT_LOCK.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    fd = os.open(_PARENT_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+    try:
+        fd = os.open(_PARENT_LOCK, flags, 0o600)
+    except FileNotFoundError:
+        _PARENT_LOCK.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        fd = os.open(_PARENT_LOCK, flags, 0o600)
     try:
         yield _locked(fd, operation)
     finally:

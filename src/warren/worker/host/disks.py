@@ -2,10 +2,10 @@
 
 Images have standard sizes; what one is larger than asked for is reserved in its superblock, so that it holds no more.
 mke2fs makes a template per size once, sparse and without a journal; a disk is a copy of its few written blocks. A
-stock of copies is kept for the sizes used last and refilled in the background; `take` is then a rename. Templates and
-stocks of other sizes are removed. The launcher attaches a disk to a loop device and unlinks it; its second name, by
-which disk_room.py tells what it holds, goes with the sandbox's directory. Where there are no loop devices, a tmpfs
-takes the disk's place: it is smaller, because it counts as memory.
+stock of copies is kept for the sizes used last and refilled in the background when it is half empty; `take` is then a
+rename. Templates and stocks of other sizes are removed. The launcher attaches a disk to a loop device and unlinks it;
+its second name, by which disk_room.py tells what it holds, goes with the sandbox's directory. Where there are no loop
+devices, a tmpfs takes the disk's place: it is smaller, because it counts as memory.
 """
 
 import asyncio
@@ -17,7 +17,9 @@ import secrets
 import shutil
 import struct
 import time
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -37,11 +39,67 @@ _BYTES_PER_INODE: Final = 16384
 _FICLONE: Final = 0x40049409
 _STALE_S: Final = 600.0
 _TRY_MB: Final = 16
+_MOST_FREED: Final = 32
+_LARGEST_FREED: Final = 4 * MIB
+_FREE_AFTER_S: Final = 0.1
 _UMOUNT_FLAGS: Final = 2 | 8  # MNT_DETACH, UMOUNT_NOFOLLOW
 _libc = ctypes.CDLL(None, use_errno=True)
 
 # What a tmpfs must leave of the memory limit: otherwise a full one leaves no memory to run anything.
 _TMPFS_MEMORY_LEFT_MB: Final = 64
+
+
+class FreedImages:
+    """Closes images that have no name any more, one after the other in the background.
+
+    Freeing the blocks of a file takes some file systems long (with `discard` some 10 ms), and nobody has to wait for
+    it. What an image holds counts as used until then, so only few and small ones are kept open.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[int] = deque()
+        self._closing: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<FreedImages, {len(self._waiting)} waiting>"
+
+    @contextmanager
+    def keeping(self, name: Path) -> Iterator[None]:
+        """While its names are removed the image stays open, if there is one; then it is closed some time later."""
+        fd = self._open(name)
+        try:
+            yield
+        finally:
+            if fd >= 0:
+                self._waiting.append(fd)
+                if self._closing is None or self._closing.done():
+                    self._closing = asyncio.create_task(self._close_all(), name="freed-images")
+
+    async def close(self) -> None:
+        """Closes all at once."""
+        if self._closing is not None:
+            self._closing.cancel()
+            await asyncio.wait([self._closing])
+        await asyncio.to_thread(self._close_waiting)
+
+    def _open(self, name: Path) -> int:
+        if len(self._waiting) >= _MOST_FREED:
+            return -1
+        with suppress(OSError):
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if os.fstat(fd).st_blocks * 512 <= _LARGEST_FREED:
+                return fd
+            os.close(fd)
+        return -1
+
+    async def _close_all(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(_FREE_AFTER_S)  # then more of them are closed at a time
+            await run_shielded(asyncio.to_thread(self._close_waiting))
+
+    def _close_waiting(self) -> None:
+        while self._waiting:
+            os.close(self._waiting.popleft())
 
 
 class Disks:
@@ -53,6 +111,7 @@ class Disks:
         self._stock = stock
         self._template_lock = asyncio.Lock()
         self._refills: dict[int, asyncio.Task[None]] = {}
+        self._closed = False
         self.why_not_loop = ""
 
     def __repr__(self) -> str:
@@ -71,7 +130,7 @@ class Disks:
         place = self._directory / f"try-{secrets.token_hex(4)}"
         place.mkdir(mode=0o700, parents=True)
         try:
-            await self._copy(_TRY_MB, place / "disk.img")
+            await self._copy(_TRY_MB, lambda template: copy_sparse(template, place / "disk.img"))
             at = place / "at"
             at.mkdir()
             argv = [str(self._launcher), "disk", "--try", "--disk", str(place / "disk.img"), "--at", str(at)]
@@ -87,21 +146,24 @@ class Disks:
     async def take(self, size_mb: int, target: Path) -> None:
         """Puts a fresh disk at `target`, and its second name beside it."""
         standard_mb = standard_size_mb(size_mb)
-        if not self._take_ready(standard_mb, target):
-            await self._copy(standard_mb, target)
+        left = self._take_ready(standard_mb, target)
+        if left < 0:
+            await self._copy(standard_mb, lambda template: copy_sparse(template, target))
         if standard_mb != size_mb:
             reserve_blocks(target, (standard_mb - size_mb) * MIB)
         with suppress(PermissionError):  # a file system without links: the image then counts as written
             os.link(target, target.with_name(HELD))
-        self._refill(standard_mb)
+        if left <= self._stock // 2:
+            self._refill(standard_mb)
 
     async def prepare(self, size_mb: int, count: int) -> None:
         """Makes sure that `count` disks of that size are ready, now."""
         size_mb = standard_size_mb(size_mb)
-        while len(self._ready(size_mb)) < count:
-            await self._add(size_mb)
+        if len(self._ready(size_mb)) < count:
+            await self._copy(size_mb, lambda template: self._fill(size_mb, template, count))
 
     async def close(self) -> None:
+        self._closed = True
         tasks = list(self._refills.values())
         for task in tasks:
             task.cancel()
@@ -117,50 +179,50 @@ class Disks:
         with suppress(ProviderUnavailable, NoSpace, FileNotFoundError):
             await self.prepare(size_mb, self._stock)
 
-    async def _add(self, size_mb: int) -> None:
+    def _fill(self, size_mb: int, template: Path, count: int) -> None:
+        """Adds copies of the template until there are `count`. Called in a thread."""
         folder = self._folder(size_mb)
-        if not folder.exists():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            await asyncio.to_thread(self._remove_unused)
-        name = secrets.token_hex(8)
-        temporary = folder / f".{name}"
-        try:
-            await self._copy(size_mb, temporary)
-            temporary.rename(folder / f"{name}.img")
-        finally:
-            temporary.unlink(missing_ok=True)
+        if not os.path.isdir(folder):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            self._remove_unused()
+        while not self._closed and len(self._ready(size_mb)) < count:
+            name = secrets.token_hex(8)
+            copy_sparse(template, f"{folder}/.{name}")
+            os.rename(f"{folder}/.{name}", f"{folder}/{name}.img")
 
-    def _take_ready(self, size_mb: int, target: Path) -> bool:
-        for image in self._ready(size_mb):
+    def _take_ready(self, size_mb: int, target: Path) -> int:
+        """Returns how many are left; -1 if there was none to take."""
+        ready = self._ready(size_mb)
+        while ready:
             try:
-                image.rename(target)
+                os.rename(ready.pop(), target)
             except FileNotFoundError:  # another process was faster
                 continue
-            return True
-        return False
+            return len(ready)
+        return -1
 
-    def _ready(self, size_mb: int) -> list[Path]:
+    def _ready(self, size_mb: int) -> list[str]:
         folder = self._folder(size_mb)
         try:
-            return [folder / name for name in os.listdir(folder) if name.endswith(".img") and name[0] != "."]
+            return [f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(".img") and name[0] != "."]
         except FileNotFoundError:
             return []
 
-    def _folder(self, size_mb: int) -> Path:
-        return self._directory / f"stock-{size_mb}"
+    def _folder(self, size_mb: int) -> str:
+        return f"{self._directory}/stock-{size_mb}"
 
-    async def _copy(self, size_mb: int, target: Path) -> None:
+    async def _copy(self, size_mb: int, copy: Callable[[Path], None]) -> None:
+        """Calls `copy` in a thread, with the template."""
         template = await self._template(size_mb)
         try:
             # A thread cannot be cancelled. Waiting for it keeps it from writing to what is being removed.
             try:
-                await run_shielded(asyncio.to_thread(copy_sparse, template, target))
+                await run_shielded(asyncio.to_thread(copy, template))
             except FileNotFoundError:  # another process has just removed the template
                 template = await self._template(size_mb)
-                await run_shielded(asyncio.to_thread(copy_sparse, template, target))
+                await run_shielded(asyncio.to_thread(copy, template))
         except OSError as exc:
-            target.unlink(missing_ok=True)
-            raise NoSpace(f"a disk of {size_mb} MiB cannot be made at {target}: {exc.strerror}") from exc
+            raise NoSpace(f"a disk of {size_mb} MiB cannot be made in {self._directory}: {exc.strerror}") from exc
 
     async def _template(self, size_mb: int) -> Path:
         template = self._directory / f"template-{size_mb}.img"
@@ -186,7 +248,7 @@ class Disks:
                 )
             temporary.rename(template)
         except OSError as exc:
-            raise ProviderUnavailable(f"making the template of a {size_mb} MiB disk: {exc}") from exc
+            raise ProviderUnavailable(f"making the template of a {size_mb} MiB disk: {exc.strerror}") from exc
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -254,14 +316,24 @@ def unmount(where: Path) -> None:
         raise OSError(number, os.strerror(number), str(where))
 
 
-def copy_sparse(source: Path, target: Path) -> None:
-    """Copies what was written of a sparse file; shares the blocks where the file system can."""
-    with source.open("rb") as old, target.open("xb") as new:
-        os.fchmod(new.fileno(), 0o600)
+def copy_sparse(source: Path, target: str | Path) -> None:
+    """Copies what was written of a sparse file; shares the blocks where the file system can. Leaves nothing if it
+    fails."""
+    old = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        new = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
-        except OSError:
-            _copy_extents(old.fileno(), new.fileno())
+            try:
+                fcntl.ioctl(new, _FICLONE, old)
+            except OSError:
+                _copy_extents(old, new)
+        except BaseException:
+            os.unlink(target)
+            raise
+        finally:
+            os.close(new)
+    finally:
+        os.close(old)
 
 
 def _copy_extents(old: int, new: int) -> None:

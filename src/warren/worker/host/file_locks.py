@@ -5,12 +5,17 @@ that no cgroup sees. So their number is looked at several times a second. That c
 of locks, for the whole machine. Only when it exceeds what one sandbox may have, the list of locks is read, in small
 pieces, until a sandbox is found that has too many; its processes with the most locks are killed.
 
+While the kernel writes a piece of the list, nobody on the machine can take or give back a lock. So after a look at the
+list that found nothing there is a pause twenty times as long, unless the number of locks doubles meanwhile: else some
+thousand locks of any kind, which are allowed, would slow down the locks of everybody.
+
 Every lock in the list has a living owner: sandboxes cannot take locks of open files or share open files between
 processes (hardening.py), and they hold no more locks by `flock` and leases than open files, which are charged.
 """
 
 import asyncio
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -28,6 +33,7 @@ _LISTED: Final = 65_536
 _HARMLESS: Final = 256
 """A sandbox with no more than this is never touched, however many locks the machine has."""
 _PIECE: Final = 4096
+_PAUSE: Final = 20
 _ROUNDS: Final = 50
 _ALLOCATED: Final = Path("/sys/kernel/slab/file_lock_cache/total_objects")
 _LIST: Final = Path("/proc/locks")
@@ -36,15 +42,38 @@ _OWNER: Final = re.compile(rb" POSIX +\S+ +\S+ (\d+) ")
 _log = get_log(__name__)
 
 
+class Pause:
+    """Decides when the list is read again. Times are those of one clock."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._seen = 0
+
+    def is_over(self, count: int | None, now: float) -> bool:
+        """`count`: the locks for which the kernel has memory; None where it does not tell."""
+        if count is not None and count <= MOST:
+            return False
+        return now >= self._until or (count is not None and count > 2 * self._seen)
+
+    def note(self, count: int | None, began: float, ended: float, *, found: bool) -> None:
+        self._seen = count or 0
+        self._until = ended if found else ended + _PAUSE * (ended - began)
+
+
 class FileLockWatch(Watch):
     """Several workers may watch one machine: each ends what it finds."""
 
     name = "file locks"
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._pause = Pause()
+
     async def _look(self) -> None:
-        count = allocated()
-        if count is None or count > MOST:
-            await asyncio.to_thread(end_offenders)
+        count, began = allocated(), time.monotonic()
+        if self._pause.is_over(count, began):
+            found = await asyncio.to_thread(end_offenders)
+            self._pause.note(count, began, time.monotonic(), found=found)
 
 
 def is_counted() -> bool:
@@ -59,16 +88,17 @@ def allocated() -> int | None:
         return None
 
 
-def end_offenders() -> None:
-    """Kills until no sandbox has too many locks."""
+def end_offenders() -> bool:
+    """Kills until no sandbox has too many locks; gives whether there was one."""
     sandboxes: dict[int, int | None] = {}
-    for _ in range(_ROUNDS):
+    for again in range(_ROUNDS):
         offenders = find_offenders(_list_owners(), lambda pid: _sandbox_of(pid, sandboxes))
         for pid, locks in offenders.items():
             _log.warning("file_locks_exceeded", action="kill", pid=pid, locks=locks)
             kill_if(pid, lambda pid: sandbox_of(pid) is not None)
         if not offenders:
-            return
+            return again > 0
+    return True
 
 
 def find_offenders(owners: Iterable[int], sandbox: Callable[[int], int | None]) -> Mapping[int, int]:

@@ -279,6 +279,8 @@ def _is_writable(facts: Facts, path: str) -> bool:
 
 def _flag_faults(facts: Facts) -> Iterable[str]:
     for mount in facts.mounts.visible:
+        if "nosuid" in mount.options and "nodev" in mount.options:
+            continue
         mask = mount.where.startswith(("/proc/", "/sys")) and ("ro" in mount.options or mount.root == "/null")
         if mount.kind in _PSEUDO or mask:
             continue

@@ -36,8 +36,7 @@ class Mount(NamedTuple):
 
     def option(self, name: str) -> str | None:
         """The value of an option of the file system."""
-        start = f"{name}="
-        return next((word[len(start) :] for word in self.super_options.split(",") if word.startswith(start)), None)
+        return _values(self.super_options).get(name)
 
 
 class MountTable:
@@ -101,21 +100,21 @@ class Facts:
     why_no_programs: str = ""
 
 
-def gather(pid: int, limits: CgroupLimits) -> Facts:
-    """Raises SandboxLost when the process is gone. It is stopped for some microseconds, for its filters to be read."""
+async def gather(pid: int, limits: CgroupLimits) -> Facts:
+    """Raises SandboxLost when the process is gone. It is stopped for a moment, for its filters to be read."""
     try:
-        return _gather(pid, limits)
+        return await _gather(pid, limits)
     except OSError as exc:
         if exc.errno not in _GONE:
             raise
         raise SandboxLost(f"the sandbox's first process ({pid}) has ended") from None
 
 
-def _gather(pid: int, limits: CgroupLimits) -> Facts:
+async def _gather(pid: int, limits: CgroupLimits) -> Facts:
     try:
-        with ProgramReader(pid) as reader:
+        async with ProgramReader(pid) as reader:
             facts = _gather_files(pid, limits)
-            return replace(facts, programs=reader.read())
+            return replace(facts, programs=await reader.read())
     except Unreadable as exc:
         return replace(_gather_files(pid, limits), why_no_programs=str(exc))
 
@@ -235,17 +234,19 @@ def parse_routes(ipv4: str, ipv6: str) -> frozenset[str]:
 
 
 def parse_mountinfo(text: str) -> tuple[Mount, ...]:
-    return tuple(_parse_mount(line.split(" ")) for line in text.splitlines() if " - " in line)
+    lines = (line.split(" ", 3) for line in text.splitlines() if " - " in line)
+    return tuple([Mount(int(number), int(parent), *_parse_rest(rest)) for number, parent, _, rest in lines])
 
 
-def _parse_mount(words: list[str]) -> Mount:
-    kind = words.index("-", 6) + 1
-    options = _options(words[5])
-    return Mount(
-        int(words[0]), int(words[1]), words[3], words[4], options, words[kind], words[kind + 1], words[kind + 2]
-    )
+@lru_cache(maxsize=1024)  # most lines are the same in every sandbox
+def _parse_rest(text: str) -> tuple[str, str, frozenset[str], str, str, str]:
+    words = text.split(" ")
+    kind = words.index("-", 3) + 1
+    return words[0], words[1], frozenset(words[2].split(",")), words[kind], words[kind + 1], words[kind + 2]
 
 
 @lru_cache(maxsize=64)
-def _options(text: str) -> frozenset[str]:
-    return frozenset(text.split(","))
+def _values(options: str) -> Mapping[str, str]:
+    """Of options with a value; the first one counts."""
+    pairs = (word.partition("=") for word in reversed(options.split(",")))
+    return {name: value for name, found, value in pairs if found}

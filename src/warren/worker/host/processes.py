@@ -43,7 +43,8 @@ def is_exiting(pid: int) -> bool:
 def _stat_fields(pid: int) -> list[str]:
     """The fields of /proc/PID/stat after the program's name; none for a process that is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            return file.read().decode(errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 
@@ -82,7 +83,13 @@ class Finished:
         return lines[-1][:500] if lines else f"ended with {self.code}, without a word"
 
 
-async def run(argv: Sequence[str], *, pass_fd: tuple[int, int] | None = None, timeout_s: float = 60.0) -> Finished:
+async def run(
+    argv: Sequence[str],
+    *,
+    stdin: int | None = None,
+    pass_fd: tuple[int, int] | None = None,
+    timeout_s: float = 60.0,
+) -> Finished:
     """Runs a program to its end. `pass_fd` gives it a descriptor of ours under another number.
 
     When cancelled, or after `timeout_s`, the program is killed and reaped before this returns.
@@ -90,21 +97,27 @@ async def run(argv: Sequence[str], *, pass_fd: tuple[int, int] | None = None, ti
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         os.set_blocking(writer, True)
-        pid = _spawn(argv, writer, dict([pass_fd]) if pass_fd else {})
+        pid = _spawn(argv, stdin, writer, dict([pass_fd]) if pass_fd else {})
         os.close(writer)
         writer = -1
         code = await _end_of(pid, timeout_s)
         return Finished(code, _read_all(reader))
     except TimeoutError:
-        raise ProviderUnavailable(f"{argv[0]} did not end within {timeout_s:g} s: {_read_all(reader)[-500:]}") from None
+        raise ProviderUnavailable(
+            f"{os.path.basename(argv[0])} did not end within {timeout_s:g} s: {_read_all(reader)[-500:]}"
+        ) from None
     finally:
         os.close(reader)
         if writer >= 0:
             os.close(writer)
 
 
-def _spawn(argv: Sequence[str], stderr: int, descriptors: Mapping[int, int]) -> int:
-    actions: list[tuple[int, ...]] = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)]  # type: ignore[list-item]
+def _spawn(argv: Sequence[str], stdin: int | None, stderr: int, descriptors: Mapping[int, int]) -> int:
+    actions: list[tuple[int, ...]] = [
+        (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)  # type: ignore[list-item]
+        if stdin is None
+        else (os.POSIX_SPAWN_DUP2, stdin, 0)
+    ]
     actions += [(os.POSIX_SPAWN_DUP2, stderr, 1), (os.POSIX_SPAWN_DUP2, stderr, 2)]
     actions += [(os.POSIX_SPAWN_DUP2, ours, theirs) for ours, theirs in descriptors.items()]
     try:
@@ -117,7 +130,7 @@ def _spawn(argv: Sequence[str], stderr: int, descriptors: Mapping[int, int]) -> 
             setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
         )
     except OSError as exc:
-        raise ProviderUnavailable(f"starting {argv[0]}: {exc.strerror}") from exc
+        raise ProviderUnavailable(f"starting {os.path.basename(argv[0])}: {exc.strerror}") from exc
 
 
 async def _end_of(pid: int, timeout_s: float) -> int:

@@ -10,6 +10,7 @@ The answer is kept by the programs' hash, in memory and, if it is good, for othe
 So a sandbox whose filter others had before costs one reading and a look-up.
 """
 
+import asyncio
 import ctypes
 import errno
 import hashlib
@@ -24,6 +25,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any, Final, Self
 
+from warren.shielding import run_shielded
 from warren.worker.host.system_calls import numbers
 
 MARKS: Final = Path("/run/warren/filters")
@@ -33,6 +35,7 @@ _WALL: Final = 0x40000000
 _MOST_INSTRUCTIONS: Final = 4096  # the kernel's own limit
 _MOST_FILTERS: Final = 16
 _STOP_S: Final = 2.0
+_BURY_LOOKS: Final = 400
 _KEPT: Final = 64
 _MOST_VALUES: Final = 64
 _MOST_COMBINATIONS: Final = 4096
@@ -69,7 +72,8 @@ class Unreadable(Exception):
 class ProgramReader:
     """A context in which a process is stopped and its filters can be read. Raises Unreadable, ProcessLookupError.
 
-    A process needs a moment to stop: what is done before `read` costs no time. All of it has to be done in one thread.
+    A process needs a moment to stop: what is done before `read` costs no time, and mostly nothing has to be awaited.
+    All of it has to be done in one thread. A cancellation waits until the process runs again.
     """
 
     def __init__(self, pid: int) -> None:
@@ -77,28 +81,33 @@ class ProgramReader:
         self._stopped = False
         _ptrace(_SEIZE, pid)
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         _ptrace(_INTERRUPT, self._pid)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
-            self._wait()
+            await self._wait()
             _ptrace(_DETACH, self._pid)
         except ProcessLookupError:
-            _bury(self._pid)
+            await run_shielded(_bury(self._pid))
         except Unreadable:
             pass  # it does not stop; the kernel lets it go when this thread ends
 
-    def read(self) -> tuple[bytes, ...]:
+    async def read(self) -> tuple[bytes, ...]:
         """Raises Unreadable, ProcessLookupError."""
-        self._wait()
+        await self._wait()
         return tuple(_filters(self._pid))
 
-    def _wait(self) -> None:
+    async def _wait(self) -> None:
         if not self._stopped:
-            _wait_for_stop(self._pid)
-            self._stopped = True
+            self._stopped = _has_stopped(self._pid) or await run_shielded(_wait_for_stop(self._pid))
+
+
+async def read_programs(pid: int) -> tuple[bytes, ...]:
+    """Raises Unreadable, ProcessLookupError. The process is stopped for a moment."""
+    async with ProgramReader(pid) as reader:
+        return await reader.read()
 
 
 def _filters(pid: int) -> Iterator[bytes]:
@@ -108,38 +117,37 @@ def _filters(pid: int) -> Iterator[bytes]:
             count = _ptrace(_GET_FILTER, pid, index, ctypes.addressof(room))
         except FileNotFoundError:
             return
-        yield room.raw[: count * 8]
+        yield ctypes.string_at(room, count * 8)
     raise Unreadable(f"there are more than {_MOST_FILTERS} filters")
 
 
-def _wait_for_stop(pid: int) -> None:
-    for status in _changes(pid):
-        if os.WIFSTOPPED(status):
-            return
-        raise ProcessLookupError(errno.ESRCH, "the process has ended")
+async def _wait_for_stop(pid: int) -> bool:
+    pause, end = 0.0002, time.monotonic() + _STOP_S
+    while time.monotonic() < end:
+        await asyncio.sleep(pause)
+        if _has_stopped(pid):
+            return True
+        pause = min(pause * 2, 0.005)
     raise Unreadable("the process does not stop to be looked at")
 
 
-def _bury(pid: int) -> None:
+def _has_stopped(pid: int) -> bool:
+    """Raises ProcessLookupError if it has ended instead."""
+    try:
+        found, status = os.waitpid(pid, os.WNOHANG | _WALL)
+    except ChildProcessError:
+        raise ProcessLookupError(errno.ESRCH, "the process has ended") from None
+    if found and not os.WIFSTOPPED(status):
+        raise ProcessLookupError(errno.ESRCH, "the process has ended")
+    return bool(found)
+
+
+async def _bury(pid: int) -> None:
     """A process that dies while it is looked at stays a zombie until whoever looks has seen its end."""
-    for status in _changes(pid):
-        if not os.WIFSTOPPED(status):
-            return
-
-
-def _changes(pid: int) -> Iterator[int]:
-    """Waits for what the kernel reports of a process; ends when that takes too long, or when there is no more."""
-    pause, end = 0.00002, time.monotonic() + _STOP_S
-    while time.monotonic() < end:
-        try:
-            found, status = os.waitpid(pid, os.WNOHANG | _WALL)
-        except ChildProcessError:
-            return
-        if found:
-            yield status
-            continue
-        time.sleep(pause)
-        pause = min(pause * 2, 0.005)
+    with suppress(ProcessLookupError):
+        for _ in range(_BURY_LOOKS):
+            _has_stopped(pid)
+            await asyncio.sleep(0.005)
 
 
 def _ptrace(request: int, pid: int, address: int = 0, data: int = 0) -> int:
@@ -183,9 +191,13 @@ class SystemCallFilter:
                     self._rules.setdefault(name, []).append(rule.get("args") or ())
         self._known: dict[str, str] = {}
 
+    def knows(self, programs: Sequence[bytes]) -> bool:
+        """Whether `excess` has the answer at once."""
+        return not programs or _digest(programs) in self._known
+
     def excess(self, programs: Sequence[bytes]) -> tuple[str, str]:
         """The hash of the programs, and what they allow beyond the rules: empty if nothing."""
-        digest = hashlib.sha256(b"|".join(programs)).hexdigest()[:16]
+        digest = _digest(programs)
         found = self._known.get(digest)
         if found is None:
             found = "" if self._is_marked(digest) else self._find_excess([_parse(program) for program in programs])
@@ -244,6 +256,10 @@ class SystemCallFilter:
             if not wanted and _may_allow(programs, _data(number, self._arch, arguments), starts):
                 yield f"{name}({', '.join(f'{value:#x}' for value in arguments[: _most(conditions) + 1])})"
                 return
+
+
+def _digest(programs: Sequence[bytes]) -> str:
+    return hashlib.sha256(b"|".join(programs)).hexdigest()[:16]
 
 
 def _turning_numbers(programs: Sequence[Program]) -> list[int]:

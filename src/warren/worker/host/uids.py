@@ -8,12 +8,11 @@ file lock. Nobody waits for the lock, because its holder may be suspended: there
 a boot, and neither do sandboxes.
 """
 
-import contextlib
 import fcntl
 import os
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
@@ -39,7 +38,6 @@ class UidRanges:
     def claim(self, owner: Path) -> int:
         """Claims a range for `owner`, an existing directory, and returns its index."""
         start = random.randrange(self._count)  # at random, so that a range rests before it is used again
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for step in range(self._count):
             index = (start + step) % self._count
             if self._take_free(index, owner) or self._take_over(index, owner):
@@ -48,9 +46,10 @@ class UidRanges:
 
     def release(self, index: int, owner: Path) -> None:
         """Idempotent; leaves a claim that another owner has taken over. Nobody takes it over while the owner exists."""
-        with contextlib.nullcontext() if owner.is_dir() else self._locked(fcntl.LOCK_EX):
+        with nullcontext() if owner.is_dir() else self._locked(fcntl.LOCK_EX):
             if self.owner(index) == owner:
-                self._link(index).unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    os.unlink(self._link(index))
 
     def release_all(self, owner: Path) -> None:
         """Releases the claims of an owner that died before it recorded them."""
@@ -69,6 +68,9 @@ class UidRanges:
             os.symlink(owner, self._link(index))
         except FileExistsError:
             return False
+        except FileNotFoundError:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return self._take_free(index, owner)
         return True
 
     def _take_over(self, index: int, owner: Path) -> bool:
@@ -77,7 +79,8 @@ class UidRanges:
         with self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB) as locked:
             if not locked or not self._is_stale(index):
                 return False
-            self._link(index).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(self._link(index))
             return self._take_free(index, owner)
 
     def _is_stale(self, index: int) -> bool:
@@ -86,8 +89,8 @@ class UidRanges:
             return False
         return not _is_used(range(uid_base(index), uid_base(index) + RANGE))
 
-    def _link(self, index: int) -> Path:
-        return self._directory / str(index)
+    def _link(self, index: int) -> str:
+        return f"{self._directory}/{index}"
 
     @contextmanager
     def _locked(self, operation: int) -> Iterator[bool]:

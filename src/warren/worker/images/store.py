@@ -1,49 +1,30 @@
 """The images of this machine: root filesystems by name, under STATE_DIR/images.
 
-An image is a directory with `rootfs/` and `image.json`. It is made in a temporary directory and renamed, so an image
-is either complete or absent. The maker holds a lock on the temporary directory; one whose lock is free belongs to a
-maker that died, and the next process that makes or removes an image deletes it. Names may be those of Docker images
-(`ubuntu:22.04`); the directory has the quoted name.
+Building and importing make a new version of an image (versions.py) in a temporary directory, so a version is either
+complete or absent. The maker holds a lock on the temporary directory; one whose lock is free belongs to a maker that
+died, and the next process that makes or removes an image deletes it. Names may be those of Docker images
+(`ubuntu:22.04`); in the folder they are quoted.
 """
 
 import asyncio
 import contextlib
-import errno
-import fcntl
-import json
-import os
-import secrets
-import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
-from urllib.parse import quote, unquote
+from typing import IO, NoReturn
 
-from warren.interfaces.images import RootFs
-from warren.model.errors import ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
+from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
+from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.spec import check_image_name
 from warren.worker.images.build import Progress, build_base, build_host
 from warren.worker.images.import_tree import copy_directory, unpack_tar
 from warren.worker.images.prepare import check_is_root_filesystem, prepare
 from warren.worker.images.tree import Tree
+from warren.worker.images.versions import Versions, explain_errors, write_info
 
 BUILDABLE = ("base", "host")
-_FORMAT = 1
-_TEMPORARY = ".making-"
-
-
-@dataclass(frozen=True, slots=True)
-class ImageInfo:
-    name: str
-    source: str
-    created: float
-    files: int
-    size_bytes: int
-    host_usr: bool = False
-    format: int = _FORMAT
 
 
 def silent(step: str, fraction: float | None) -> None:
@@ -51,27 +32,36 @@ def silent(step: str, fraction: float | None) -> None:
 
 
 class ImageStore:
+    """Keeps the contract of interfaces/images.py."""
+
     def __init__(self, state_dir: Path) -> None:
         self._images = state_dir / "images"
+        self._versions = Versions(self._images, state_dir / "sandboxes")
 
     def __repr__(self) -> str:
         return f"<ImageStore {self._images}>"
 
+    def version(self, name: str) -> str:
+        return self._versions.current(name) or _missing(name)
+
     def rootfs(self, name: str) -> RootFs:
-        info = self._info(self._place(name))
-        if info is None:
-            remedy = f"warren image build {name}" if name in BUILDABLE else "warren image import; warren image list"
-            raise ImageNotFound(f"there is no image {name!r} on this machine", remedy=remedy)
-        return RootFs(self._place(name) / "rootfs", info.host_usr)
+        return self._versions.rootfs(self.version(name)) or _missing(name)
 
-    def list(self) -> "list[ImageInfo]":
-        if not self._images.is_dir():
-            return []
-        found = (self._info(path) for path in sorted(self._images.iterdir()) if not path.name.startswith("."))
-        return [info for info in found if info is not None]
+    def hold(self, name: str, user: Path) -> RootFs:
+        return self._versions.hold(name, user) or _missing(name)
 
-    def build(self, name: str, progress: Progress = silent) -> ImageInfo:
-        """Makes `base` or `host` anew; an image of that name is replaced once the new one is ready."""
+    def keep(self, name: str, user: Path) -> None:
+        self._versions.keep(name, user)
+
+    def release(self, user: Path) -> None:
+        self._versions.release(user)
+
+    def list(self) -> "list[ImageVersion]":
+        """All versions of all images, by name and the newest first."""
+        return self._versions.show_all()
+
+    def build(self, name: str, progress: Progress = silent) -> ImageVersion:
+        """Makes a new version of `base` or `host`, to which the name points once it is ready."""
         if name not in BUILDABLE:
             raise InvalidRequest(f"Warren cannot build {name!r}", remedy=f"it builds {' and '.join(BUILDABLE)}")
         build = build_base if name == "base" else build_host
@@ -85,7 +75,7 @@ class ImageStore:
 
     def import_directory(
         self, name: str, source: Path, progress: Progress = silent, *, shell_needed: bool = True
-    ) -> ImageInfo:
+    ) -> ImageVersion:
         if not source.is_dir():
             raise InvalidRequest(f"{source} is not a directory")
         if self._images.resolve().is_relative_to(source.resolve()):
@@ -108,7 +98,7 @@ class ImageStore:
         progress: Progress = silent,
         *,
         shell_needed: bool = True,
-    ) -> ImageInfo:
+    ) -> ImageVersion:
         def fill(path: Path) -> None:
             progress(f"unpacking {source}", None)
             with _new_tree(path) as tree:
@@ -118,7 +108,7 @@ class ImageStore:
 
     def import_docker(
         self, name: str, reference: str, docker_url: str, progress: Progress = silent, *, shell_needed: bool = True
-    ) -> ImageInfo:
+    ) -> ImageVersion:
         """Takes an image of the Docker engine at `docker_url` and leaves nothing in the engine."""
 
         def fill(path: Path) -> None:
@@ -131,11 +121,16 @@ class ImageStore:
 
         return self._make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
 
-    def remove(self, name: str) -> None:
-        """Removes an image; sandboxes that use it lose the files that they have not opened yet."""
-        self.rootfs(name)
-        with self._temporary() as temporary, _explain_errors("removing the image", temporary):
-            os.rename(self._place(name), temporary / "removed")
+    def remove(self, which: str, *, when_unused: bool = False) -> ImageVersion:
+        """Removes the current version of the image of that name, or the version of that id. Raises Conflict if
+        sandboxes use it; with `when_unused` it goes when the last of them ends, and its name at once."""
+        with explain_errors("removing the image", self._images):
+            return self._versions.remove(which, when_unused=when_unused)
+
+    def prune(self) -> Sequence[ImageVersion]:
+        """Removes the versions that no name points to and nobody uses; returns them."""
+        with explain_errors("removing versions of images", self._images):
+            return self._versions.prune()
 
     def _make(
         self,
@@ -146,9 +141,9 @@ class ImageStore:
         *,
         host_usr: bool = False,
         shell_needed: bool = True,
-    ) -> ImageInfo:
-        place = self._place(name)
-        with self._temporary() as temporary, _explain_errors(f"making the image {name}", temporary):
+    ) -> ImageVersion:
+        check_image_name(name)
+        with self._versions.temporary() as temporary, explain_errors(f"making the image {name}", temporary):
             new = temporary / "new"
             new.mkdir()
             fill(new / "rootfs")
@@ -158,63 +153,15 @@ class ImageStore:
                     check_is_root_filesystem(tree, source, shell_needed=shell_needed)
                 size = prepare(tree, shell="/bin/bash" if host_usr and Path("/bin/bash").exists() else "")
             info = ImageInfo(name, source, time.time(), size.files, size.bytes, host_usr)
-            _write_info(new, info)
-            if place.exists():
-                os.rename(place, temporary / "old")
-            os.rename(new, place)
+            write_info(new, info)
+            version = self._versions.add(name, new)
         progress("done", 1.0)
-        return info
-
-    def _place(self, name: str) -> Path:
-        check_image_name(name)
-        return self._images / quote(name, safe="")
-
-    def _info(self, place: Path) -> ImageInfo | None:
-        try:
-            values: dict[str, Any] = json.loads((place / "image.json").read_text())
-            return ImageInfo(**values)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as exc:
-            if exc.errno == errno.ENAMETOOLONG:
-                return None
-            raise PermissionDenied(f"the image {unquote(place.name)} cannot be read: {exc.strerror}") from exc
-        except (ValueError, TypeError) as exc:
-            raise WarrenError(
-                f"the image {unquote(place.name)} is damaged: its image.json cannot be read",
-                remedy=f"remove {place} and make the image again",
-            ) from exc
-
-    @contextlib.contextmanager
-    def _temporary(self) -> Iterator[Path]:
-        """A directory beside the images, removed afterwards; deletes those that dead makers have left."""
-        with contextlib.ExitStack() as held:
-            with _explain_errors("making the directory of the images", self._images):
-                self._images.mkdir(parents=True, exist_ok=True)
-                with _locked(self._images, fcntl.LOCK_EX):
-                    self._sweep()
-                    path = self._images / f"{_TEMPORARY}{secrets.token_hex(8)}"
-                    path.mkdir(mode=0o700)
-                    held.enter_context(_locked(path, fcntl.LOCK_EX))
-            try:
-                yield path
-            finally:
-                shutil.rmtree(path, ignore_errors=True)
-
-    def _sweep(self) -> None:
-        for left in self._images.glob(f"{_TEMPORARY}*"):
-            with contextlib.suppress(BlockingIOError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                shutil.rmtree(left, ignore_errors=True)
+        return ImageVersion(**asdict(info), version=version)
 
 
-@contextlib.contextmanager
-def _locked(directory: Path, operation: int) -> Iterator[None]:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, operation)
-        yield
-    finally:
-        os.close(fd)
+def _missing(name: str) -> NoReturn:
+    remedy = f"warren image build {name}" if name in BUILDABLE else "warren image import; warren image list"
+    raise ImageNotFound(f"there is no image {name!r} on this machine", remedy=remedy)
 
 
 @contextlib.contextmanager
@@ -222,25 +169,3 @@ def _new_tree(path: Path) -> Iterator[Tree]:
     path.mkdir(mode=0o755)
     with Tree(path) as tree:
         yield tree
-
-
-@contextlib.contextmanager
-def _explain_errors(doing: str, where: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(f"{doing}: the disk of {where.parent} is full", remedy="free some space first") from exc
-        if exc.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise PermissionDenied(
-                f"{doing}: no permission to write {exc.filename or where}",
-                remedy="run it as root, or set WARREN_STATE_DIR to a directory of yours",
-            ) from exc
-        raise InvalidRequest(f"{doing}: {exc.strerror or exc} ({exc.filename or where})") from exc
-
-
-def _write_info(place: Path, info: ImageInfo) -> None:
-    with open(place / "image.json", "w") as file:
-        json.dump(asdict(info), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())

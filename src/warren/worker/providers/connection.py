@@ -9,10 +9,11 @@ import platform
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from warren.model.errors import SandboxLost
 from warren.model.spec import MIB, Isolation
+from warren.shielding import run_shielded
 from warren.worker.agent.link import AgentLink
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies
@@ -29,6 +30,8 @@ from warren.worker.providers.hardening import (
 from warren.worker.providers.oci_bundle import AGENT, PIDS_RESERVE
 from warren.worker.providers.record import Record, wait_for_first_process
 
+_ANSWER_S: Final = 0.02  # most agents answer within that time
+
 
 class AgentDialer(Protocol):
     async def dial(self, record: Record, directory: Path, timeout_s: float) -> AgentLink:
@@ -36,7 +39,7 @@ class AgentDialer(Protocol):
 
 
 class IsolationReader(Protocol):
-    def read(self, provider: str, record: Record, limits: CgroupLimits) -> Isolation:
+    async def read(self, provider: str, record: Record, limits: CgroupLimits) -> Isolation:
         """Which layers hold for a running sandbox, each with its evidence. Raises SandboxLost."""
 
 
@@ -45,9 +48,10 @@ class SocketDialer:
 
     async def dial(self, record: Record, directory: Path, timeout_s: float) -> AgentLink:
         dialling = asyncio.ensure_future(AgentLink.dial(directory, timeout_s=timeout_s))
-        ending = asyncio.ensure_future(wait_for_first_process(record))
         try:
-            await asyncio.wait({dialling, ending}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({dialling}, timeout=_ANSWER_S)
+            if not dialling.done():
+                await _wait_while_alive(dialling, record)
             if dialling.done():
                 return dialling.result()
             raise SandboxLost("the sandbox's agent ended before it answered")
@@ -56,8 +60,15 @@ class SocketDialer:
                 dialling.result().abort()
             raise
         finally:
-            ending.cancel()
             dialling.cancel()
+
+
+async def _wait_while_alive(dialling: asyncio.Task[AgentLink], record: Record) -> None:
+    ending: asyncio.Task[None] = asyncio.ensure_future(wait_for_first_process(record))
+    try:
+        await asyncio.wait([dialling, ending], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ending.cancel()
 
 
 class ProcIsolationReader:
@@ -69,9 +80,12 @@ class ProcIsolationReader:
     def __init__(self, closed: Iterable[str] = ()) -> None:
         self._closed = frozenset(closed)
 
-    def read(self, provider: str, record: Record, limits: CgroupLimits) -> Isolation:
-        facts = isolation.gather(record.pid, limits)
-        evidence = isolation.judge(facts, self._wanted(record))
+    async def read(self, provider: str, record: Record, limits: CgroupLimits) -> Isolation:
+        facts, wanted = await isolation.gather(record.pid, limits), self._wanted(record)
+        if wanted.system_calls.knows(facts.programs):
+            evidence = isolation.judge(facts, wanted)
+        else:  # a new filter takes some time to be followed
+            evidence = await run_shielded(asyncio.to_thread(isolation.judge, facts, wanted))
         return Isolation(provider, record.runtime, evidence.layers, evidence.missing)
 
     def _wanted(self, record: Record) -> isolation.Wanted:

@@ -33,7 +33,9 @@ from warren.model.spec import USER_UID, Layer, SandboxSpec
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
+from warren.worker.host.disk_room import HELD
 from warren.worker.host.disks import STOCK, tmpfs_options, unmount
+from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import docker_spec
@@ -101,6 +103,9 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
     def __repr__(self) -> str:
         return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
+
+    async def image_version(self, image: str) -> str:
+        return await self._images.version(image)
 
     async def _list_all(self) -> Sequence[str]:
         found = set(await super()._list_all())
@@ -199,13 +204,13 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         argv += ["--pts", str(directory / "pts"), "--terminals", str(TERMINALS)]
         outcome = await run([*argv, *(word for place in places for word in place)])
         if outcome.code != 0:
-            raise ProviderUnavailable(f"docker, mounting a sandbox's disk: {outcome.last_line}")
+            raise ProviderUnavailable(f"docker, mounting a sandbox's disk: {self._without_paths(outcome.last_line)}")
 
     async def _seal_mounts(self, record: DockerRecord) -> None:
         """Makes the container's mounts nosuid and nodev, which the engine's API cannot."""
         outcome = await run([str(self._launcher), "seal", "--pid", str(record.pid)])
         if outcome.code != 0:
-            raise ProviderUnavailable(f"docker, sealing a sandbox's mounts: {outcome.last_line}")
+            raise ProviderUnavailable(f"docker, sealing a sandbox's mounts: {self._without_paths(outcome.last_line)}")
 
     def _write_files(self, record: DockerRecord) -> None:
         """Writes to a disk that no sandbox has seen yet, so no name on it can be a link."""
@@ -220,7 +225,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
 
     def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:
         directory = self.directory(record.sandbox_id)
-        return docker_spec.container(
+        config = docker_spec.container(
             record.spec,
             image,
             docker_spec.SandboxPaths(directory / "disk", self._socket_directory(record.sandbox_id), directory / "pts"),
@@ -230,6 +235,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             hard_limits=_hard_limits(),
             cgroup_parent=self._cgroup_parent,
         )
+        config["HostConfig"]["Sysctls"].update(network_sysctls())
+        return config
 
     def _socket_directory(self, sandbox_id: str) -> Path:
         return _RUN / sandbox_id
@@ -254,9 +261,10 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         unmount(directory / "pts")
         unmount(directory / "disk")
         self._release_uids(record, directory)
-        shutil.rmtree(directory, ignore_errors=True)
+        with self._freed_images.keeping(directory / HELD):
+            shutil.rmtree(directory, ignore_errors=True)
         if directory.exists():
-            raise ProviderUnavailable(f"the directory {directory} cannot be removed")
+            raise ProviderUnavailable(f"the directory of sandbox {sandbox_id} cannot be removed")
 
     # -- names and cgroups
 

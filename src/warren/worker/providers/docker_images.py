@@ -1,8 +1,8 @@
 """Warren's images in the engine.
 
-A root filesystem of Warren's is loaded into the engine once, as `warren/<name>:<version>`. The version identifies the
-tree, so an image that was rebuilt is loaded again, and the older one is removed as soon as no container uses it. Every
-other name is that of an image the engine already has.
+A version of an image of Warren's is loaded into the engine once, as `warren/<name>:<version>`. The engine then has a
+copy of its own, so sandboxes do not hold the version; when the next one is loaded, the older copies that no container
+uses are removed. Every other name is that of an image the engine already has, and its version is the engine's id of it.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from warren.interfaces.images import Images
 from warren.model.errors import ImageNotFound, InvalidRequest
@@ -31,6 +32,12 @@ class EngineImages:
         self._engine = engine
         self._loading = asyncio.Lock()
 
+    async def version(self, name: str) -> str:
+        try:
+            return self._images.version(name)
+        except ImageNotFound:
+            return (await self._find_in_engine(name)).id
+
     async def find(self, name: str) -> EngineImage:
         """Finds the image of that name, and loads it if necessary. Callers use its id from then on: tags can move."""
         try:
@@ -42,11 +49,12 @@ class EngineImages:
                 f"the image {name!r} stands on the /usr of this machine, which the docker provider cannot give",
                 remedy="use the image base, or the provider oci",
             )
-        repository, tag = f"warren/{slug(name)}", version(rootfs.path)
+        repository, tag = f"warren/{slug(name)}", rootfs.version
         async with self._loading:
             if found := await self._engine.image(f"{repository}:{tag}"):
                 return _image(found)
-            label = f"{_LABEL}={_digest(str(rootfs.path))}"
+            # Named after the path that images had before there were versions, so that older copies are found.
+            label = f"{_LABEL}={_digest(str(rootfs.path.parents[2] / quote(name, safe='') / 'rootfs'))}"
             await self._engine.load(repository, tag, label, _tar(rootfs.path))
             found = await self._engine.image(f"{repository}:{tag}")
             assert found is not None
@@ -71,12 +79,6 @@ class EngineImages:
 def slug(name: str) -> str:
     """A repository's name in Docker's alphabet."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "image"
-
-
-def version(rootfs: Path) -> str:
-    """Identifies the tree: a rebuilt image is another directory, because it is made elsewhere and renamed."""
-    found = rootfs.stat()
-    return _digest(f"{rootfs} {found.st_dev} {found.st_ino} {found.st_mtime_ns}")
 
 
 def _digest(text: str) -> str:

@@ -14,7 +14,6 @@ native one. Four rules shape the conditions on arguments:
 """
 
 import errno
-import json
 import platform
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
@@ -94,6 +93,13 @@ _F_OFD_SETLK, _F_OFD_SETLKW, _F_LINUX = 37, 38, 1024  # the commands that only L
 _SOL_SOCKET: Final = 1
 _SO_ATTACH_FILTER, _SO_LOCK_FILTER = 26, 44
 _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF = 50, 51, 52
+_SO_TIMESTAMPING, _SO_TIMESTAMPING_NEW = 37, 65
+_SOL_IP, _SOL_TCP, _SOL_IPV6 = 0, 6, 41
+_IP_RECVERR, _IPV6_RECVERR = 11, 25
+_MCAST_JOIN_GROUP, _MCAST_JOIN_SOURCE_GROUP = 42, 46
+_IP_ADD_MEMBERSHIP, _IP_ADD_SOURCE_MEMBERSHIP = 35, 39
+_IPV6_ADD_MEMBERSHIP, _IPV6_JOIN_ANYCAST, _IPV6_FLOWLABEL_MGR = 20, 27, 32
+_TCP_MD5SIG, _TCP_MD5SIG_EXT, _TCP_AO_ADD_KEY = 14, 32, 38
 _PR_SET_SECCOMP: Final = 22
 _PR_NAMES: Final = (0x41555856, 0x53564D41, 0x59616D61)  # GET_AUXV, SET_VMA, SET_PTRACER: all others are small numbers
 _NO_RANDOMIZE: Final = 0x0040000
@@ -138,17 +144,6 @@ def seccomp_oci(*, ptrace: bool = False, machine: str = "") -> Mapping[str, Any]
     }
 
 
-@cache
-def _seccomp_oci_json(ptrace: bool) -> str:
-    return json.dumps(seccomp_oci(ptrace=ptrace))
-
-
-def seccomp_json(rules: Mapping[str, Any]) -> str:
-    """As JSON. For the shared ones it was made before: it is most of a config.json."""
-    shared = next((ptrace for ptrace in (False, True) if rules is seccomp_oci(ptrace=ptrace)), None)
-    return json.dumps(rules) if shared is None else _seccomp_oci_json(shared)
-
-
 def seccomp_docker(*, ptrace: bool = False, machine: str = "") -> dict[str, Any]:
     """The profile for Docker's `SecurityOpt: seccomp=…`, whose default error is EPERM."""
     return {
@@ -187,6 +182,7 @@ def _rules(ptrace: bool) -> list[Rule]:
         *_cache_rules(),
         *_lock_rules(),
         *_program_rules(),
+        *_socket_option_rules(),
     ]
 
 
@@ -244,17 +240,48 @@ def _lock_rules() -> Iterable[Rule]:
 
 def _program_rules() -> Iterable[Rule]:
     """Programs for the kernel, which it compiles: the room for them is the whole machine's, and no limit counts it."""
-    programs = {
-        *(_SO_ATTACH_FILTER, _SO_LOCK_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF),
-    }
-    for level in _other_than(1, {_SOL_SOCKET}, bits=9):
-        yield _allow(["setsockopt"], level)
-    for option in _other_than(2, programs, bits=7):
-        yield _allow(["setsockopt"], _masked(1, _INT, _SOL_SOCKET), option)
     for option in (*_other_than(0, {_PR_SET_SECCOMP}, bits=8), *(_masked(0, _INT, name) for name in _PR_NAMES)):
         yield _allow(["prctl"], option)
     yield _answer(["prctl"], errno.EINVAL, _masked(0, _INT, _PR_SET_SECCOMP))
     yield _answer(["seccomp"], errno.EINVAL)
+
+
+def _socket_option_rules() -> Iterable[Rule]:
+    """Without programs for sockets (see above), and without what the kernel keeps for a socket and charges to nobody.
+
+    Joining groups takes the lock of all the machine's networks, and leaving them holds it: with many memberships, long
+    enough for nobody to get a sandbox. Flow labels are 4,096 for the whole machine. Keys for TCP and the queues of
+    errors and timestamps count for no limit. Programs that ask for errors, as every look-up of a name does, go on
+    without.
+    """
+    joins = dict.fromkeys((_MCAST_JOIN_GROUP, _MCAST_JOIN_SOURCE_GROUP), errno.ENODEV)
+    programs = (
+        *(_SO_ATTACH_FILTER, _SO_LOCK_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF),
+    )
+    timestamps = dict.fromkeys((_SO_TIMESTAMPING, _SO_TIMESTAMPING_NEW), errno.ENOPROTOOPT)
+    answers: dict[int, dict[int, int]] = {
+        _SOL_SOCKET: {**dict.fromkeys(programs, errno.EPERM), **timestamps},
+        _SOL_IP: {
+            **joins,
+            **dict.fromkeys((_IP_ADD_MEMBERSHIP, _IP_ADD_SOURCE_MEMBERSHIP), errno.ENODEV),
+            _IP_RECVERR: 0,
+        },
+        _SOL_IPV6: {
+            **joins,
+            **dict.fromkeys((_IPV6_ADD_MEMBERSHIP, _IPV6_JOIN_ANYCAST, _IPV6_FLOWLABEL_MGR), errno.ENODEV),
+            _IPV6_RECVERR: 0,
+        },
+        _SOL_TCP: dict.fromkeys((_TCP_MD5SIG, _TCP_MD5SIG_EXT, _TCP_AO_ADD_KEY), errno.ENOPROTOOPT),
+    }
+    for level in _other_than(1, answers, bits=9):
+        yield _allow(["setsockopt"], level)
+    for number, options in answers.items():
+        level = _masked(1, _INT, number)
+        for other in _other_than(2, options, bits=7):
+            yield _allow(["setsockopt"], level, other)
+        for option, answer in options.items():
+            if answer != errno.EPERM:
+                yield _answer(["setsockopt"], answer, level, _masked(2, _INT, option))
 
 
 def _socket_rules() -> Iterable[Rule]:

@@ -8,6 +8,7 @@ isolation is read are parts that the provider is given (connection.py).
 
 import asyncio
 import errno
+import math
 import os
 import re
 import secrets
@@ -30,9 +31,9 @@ from warren.worker.guard import default_reserve_of, memory_total_mb, most_proces
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
-from warren.worker.host.disks import Disks
+from warren.worker.host.disks import Disks, FreedImages
 from warren.worker.host.file_locks import FileLockWatch
-from warren.worker.host.netlink_queues import NetlinkWatch, WatchedSandbox
+from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
 from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
@@ -120,6 +121,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._dialer = dialer or SocketDialer()
         self._isolation_reader = isolation_reader or ProcIsolationReader()
         self._state = state_dir.absolute()
+        self._home = self._state / self.folder
         self._launcher = bin_dir.absolute() / "warren-launch"
         self._agent = bin_dir.absolute() / "warren-agent"
         self._start_timeout_s = start_timeout_s
@@ -127,8 +129,12 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._hierarchies = Hierarchies.here()
         self._uids = UidRanges()
         self.disks = Disks(self._state / "disks", self._launcher, stock=disk_stock)
-        self._file_locks = FileLockWatch()
-        self._netlink = NetlinkWatch(self._live_sandboxes)
+        self._freed_images = FreedImages()
+        self._kernel_watches = (
+            FileLockWatch(),
+            NetlinkWatch(self._live_sandboxes),
+            TcpWatch(self._live_sandboxes),
+        )
         self._promises = Promises(self._room.disk_overcommit)
         self._watched: dict[str, WatchedDisk | None] = {}  # None: no disk to watch
         self._disk_watch = DiskWatch(
@@ -209,13 +215,14 @@ class HostProvider(ABC, Generic[R, Plan]):
         return len(left)
 
     async def close(self) -> None:
-        await self._file_locks.close()
-        await self._netlink.close()
+        for watch in self._kernel_watches:
+            await watch.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
             self._watching = None
         await self.disks.close()
+        await self._freed_images.close()
         for sandbox in list(self._open):
             await sandbox.close()
 
@@ -233,7 +240,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         """Raises SandboxNotFound for what cannot be an id."""
         if not _ID.fullmatch(sandbox_id):
             raise SandboxNotFound(f"there is no sandbox {sandbox_id!r}")
-        return self._state / self.folder / sandbox_id
+        return self._home / sandbox_id
 
     # -- what a subclass says
 
@@ -284,14 +291,20 @@ class HostProvider(ABC, Generic[R, Plan]):
             raise
         sandbox = AgentSandbox(
             *(record.sandbox_id, link, in_force),
-            env=record.spec.env,
+            env={"OMP_NUM_THREADS": str(math.ceil(record.spec.limits.cpus)), **record.spec.env},
             oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._loss_reason(record),
         )
         self._open.add(sandbox)
-        self._file_locks.start()
-        self._netlink.start()
+        for watch in self._kernel_watches:
+            watch.start()
         return sandbox
+
+    def _without_paths(self, text: str) -> str:
+        """What a program of this host wrote, for callers of the server."""
+        for path, name in ((self._state, "the state directory"), (self._launcher.parent, "Warren's programs")):
+            text = text.replace(str(path), f"({name})")
+        return text
 
     # -- the cgroup of a sandbox, and the one above all of them
 
@@ -337,9 +350,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             _log.warning("total_limits_not_set", error=exc)
 
     async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
-        return await run_shielded(
-            asyncio.to_thread(lambda: self._isolation_reader.read(self.name, record, cgroup.limits()))
-        )
+        return await self._isolation_reader.read(self.name, record, cgroup.limits())
 
     def _live_sandboxes(self) -> Iterator[WatchedSandbox]:
         """Those of this state directory, also of other processes. Called in a thread."""
@@ -440,6 +451,8 @@ class HostProvider(ABC, Generic[R, Plan]):
 
 
 def translate_os_error(doing: str, exc: OSError) -> ProviderUnavailable | NoSpace:
+    """Callers of the server see it: it names no path of this host, the log does."""
+    _log.warning("host_error", doing=doing, path=exc.filename, error=exc.strerror)
     if exc.errno in _NO_SPACE:
-        return NoSpace(f"{doing}: {exc.strerror} ({exc.filename})", remedy="free some space in the state directory")
-    return ProviderUnavailable(f"{doing}: {exc.strerror} ({exc.filename})")
+        return NoSpace(f"{doing}: {exc.strerror}", remedy="free some space in the state directory")
+    return ProviderUnavailable(f"{doing}: {exc.strerror}")

@@ -4,23 +4,23 @@ A sandbox is a directory `<state>/sandboxes/<id>`, made first and removed last:
 
     record.json   what it is to be; later the pid of its first process
     agent.sock    where its agent listens: made here, handed down as a descriptor
-    bundle/       what the runtime reads; the launcher mounts into it, in a namespace of its own
     disk.img      for a moment, until the launcher has attached and unlinked it
 
-The launcher and then the runtime run for some milliseconds; after that the sandbox consists of its own processes
+What the runtime reads and writes is in memory, in a mount namespace that the launcher makes for the sandbox. The
+launcher and then the runtime run for some milliseconds; after that the sandbox consists of its own processes
 alone. Destroying it means killing the first process (the kernel kills the rest) and removing the cgroups and the
 directories. The runtime's own `delete` is not needed, so a sandbox can be destroyed even when its runtime is no longer
 installed.
 """
 
 import asyncio
+import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from warren.interfaces.images import Images, RootFs
 from warren.model.capability import Capability
@@ -30,8 +30,11 @@ from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
+from warren.worker.host.disk_room import HELD
 from warren.worker.host.disks import STOCK
+from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
+from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import oci_bundle, oci_launch
 from warren.worker.providers.connection import AgentDialer, IsolationReader
@@ -40,14 +43,14 @@ from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
 
 STEPS: Final = (
-    *("directory", "uids", "record", "bundle", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
+    *("directory", "uids", "record", "disk", "socket", "launch", "launched", "started", "dialled", "checked"),
 )
 _AT_ONCE: Final = 16
 _STRAY_ROUNDS: Final = 5000
 _QUIET_LOOKS: Final = 4
 
 
-class OciProvider(HostProvider[Record, "Plan"]):
+class OciProvider(HostProvider[Record, Runtime]):
     name = "oci"
     folder = "sandboxes"
     record_class = Record
@@ -82,10 +85,25 @@ class OciProvider(HostProvider[Record, "Plan"]):
         self._agent_layer = Path()
         self._runtimes = Runtimes(self._state, self._probe, runtime)
         self._runtime: Runtime | None = None
+        self._programs: dict[bool, bytes] = {}  # by whether tracing is allowed
 
     def __repr__(self) -> str:
         runtime = self._runtime.name if self._runtime else "not tried yet"
         return f"<OciProvider {self._state}, runtime {runtime}, {self.disks!r}>"
+
+    async def image_version(self, image: str) -> str:
+        return self._images.version(image)
+
+    async def adopt(self, sandbox_id: str) -> AgentSandbox:
+        sandbox = await super().adopt(sandbox_id)
+        if (record := self.load_record(sandbox_id)) is not None:
+            await asyncio.to_thread(self._images.keep, record.spec.image, self.directory(sandbox_id))
+        return sandbox
+
+    async def sweep(self) -> int:
+        left = await super().sweep()
+        await asyncio.to_thread(self._images.prune)
+        return left
 
     async def close(self) -> None:
         await super().close()
@@ -121,7 +139,7 @@ class OciProvider(HostProvider[Record, "Plan"]):
         for path in (Path(oci_bundle.BUNDLE).parent, Path(oci_bundle.BUNDLE)):
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o711)
-        for name in ("", "sandboxes", "runtime", "agent"):
+        for name in ("", "sandboxes", "agent"):
             (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._agent_layer = oci_launch.agent_layer(self._agent, self._state / "agent")
 
@@ -133,64 +151,79 @@ class OciProvider(HostProvider[Record, "Plan"]):
             directory.mkdir(mode=0o700)
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
-            config = self._config(record)
+            config = json.loads(self._config(record))
             config["process"]["args"] = [oci_bundle.AGENT, "--version"]
-            oci_launch.write_bundle(directory / "bundle", config)
             oci_launch.make_mount_points(directory / "image")
             await self._take_disk(record.spec, directory)
             argv = self._launch_argv(record, RootFs(directory / "image", host_usr=False), detached=False)
-            with parent_in_use():
+            with oci_launch.in_memory(json.dumps(config)) as stdin, parent_in_use():
                 self._limit_all()
-                return await run(argv, timeout_s=self._start_timeout_s)
+                return await run(argv, stdin=stdin, timeout_s=self._start_timeout_s)
         finally:
             await run_shielded(self._unmake(sandbox_id))
 
     # -- making
 
-    async def _plan(self, spec: SandboxSpec) -> "Plan":
-        return Plan(await self._ready(), self._images.rootfs(spec.image))
+    async def _plan(self, spec: SandboxSpec) -> Runtime:
+        runtime = await self._ready()
+        self._images.version(spec.image)
+        return runtime
 
-    async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: "Plan") -> AgentSandbox:
-        runtime, rootfs = plan.runtime, plan.rootfs
-        directory = self.directory(sandbox_id)
+    async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
+        runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
+        rootfs = self._images.hold(spec.image, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
         record = Record(sandbox_id, boot_id(), runtime.name, index, spec)
         record.save(directory)
-        self._fault("bundle")
-        oci_launch.write_bundle(directory / "bundle", self._config(record))
         self._fault("disk")
         await self._take_disk(spec, directory)
         self._fault("socket")
-        with oci_launch.listening(directory) as listener, parent_in_use():
+        config = oci_launch.in_memory(self._config(record))
+        with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
-            argv = self._launch_argv(record, rootfs)
             outcome = await run(
-                argv, pass_fd=(listener.fileno(), oci_bundle.LISTEN_FD), timeout_s=self._start_timeout_s
+                self._launch_argv(record, rootfs),
+                stdin=stdin,
+                pass_fd=(listener.fileno(), oci_bundle.LISTEN_FD),
+                timeout_s=self._start_timeout_s,
             )
         self._fault("launched")
         if outcome.code != 0:
-            raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {outcome.last_line}")
-        pid = int((directory / oci_launch.PID).read_text())
+            raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {self._without_paths(outcome.last_line)}")
+        pid = oci_launch.read_pid(directory)
         oci_launch.raise_priority(pid)
         record = record.started(pid)
         self._fault("started")
         record.save(directory)
-        return await self._connect(record, creating=True)
+        sandbox = await self._connect(record, creating=True)
+        await self._keep_program(record)
+        return sandbox
+
+    async def _keep_program(self, record: Record) -> None:
+        """Keeps what the runtime has compiled the rules for system calls to, from a sandbox that was found good:
+        compiling them is a good part of its work. What the next sandboxes load is read back and judged all the same."""
+        if record.runtime == "crun" and record.spec.ptrace not in self._programs:
+            self._programs[record.spec.ptrace] = b""
+            with suppress(Unreadable, ProcessLookupError):
+                programs = await read_programs(record.pid)
+                self._programs[record.spec.ptrace] = programs[0] if len(programs) == 1 else b""
 
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self.directory(sandbox_id)
 
-    def _config(self, record: Record) -> dict[str, Any]:
-        return oci_bundle.config(
+    def _config(self, record: Record) -> str:
+        return oci_bundle.config_json(
             record.spec,
             sandbox_id=record.sandbox_id,
             uid_base=uid_base(record.uid_index),
             swap_limit=self._hierarchies.limits_swap,
+            program=self._programs.get(record.spec.ptrace, b""),
+            network_sysctls=network_sysctls(),
         )
 
     async def _take_disk(self, spec: SandboxSpec, directory: Path) -> None:
@@ -200,12 +233,12 @@ class OciProvider(HostProvider[Record, "Plan"]):
     def _launch_argv(self, record: Record, rootfs: RootFs, *, detached: bool = True) -> list[str]:
         return oci_launch.argv(
             record,
-            oci_launch.Programs(self._launcher, self._agent_layer, self._runtimes.path(record.runtime)),
+            oci_launch.Programs(self._launcher, self._agent_layer, self._runtimes.program(record.runtime)),
             rootfs=rootfs,
             directory=self.directory(record.sandbox_id),
-            runtime_state=self._state / "runtime" / record.runtime,
             loop_disk=not self.disks.why_not_loop,
             hide=self._hierarchies.hybrid,
+            move=self._hierarchies.processes_file(oci_bundle.PARENT),
             detached=detached,
         )
 
@@ -222,9 +255,21 @@ class OciProvider(HostProvider[Record, "Plan"]):
             await kill_first_process(record)
         else:
             await _stop_launch(sandbox_id, cgroup)
-        await cgroup.clear()
+        with self._freed_images.keeping(directory / HELD):
+            if not await asyncio.to_thread(self._clear_away, record, cgroup, directory):
+                await cgroup.clear()
+                await asyncio.to_thread(self._clear_away, record, cgroup, directory)
+
+    def _clear_away(self, record: Record | None, cgroup: SandboxCgroup, directory: Path) -> bool:
+        """Removes what a dead sandbox has left. Returns False if something still runs in its cgroup."""
+        if cgroup.remove_once():
+            return False
         self._release_uids(record, directory)
-        await asyncio.to_thread(_remove, [*(self._state / "runtime").glob(f"*/{sandbox_id}"), directory])
+        self._images.release(directory)
+        for state in (self._state / "runtime").glob(f"*/{directory.name}"):  # of an older version
+            _remove(state)
+        _remove(directory)
+        return True
 
     # -- cgroups
 
@@ -239,12 +284,6 @@ class OciProvider(HostProvider[Record, "Plan"]):
         if record is not None and reason == "its first process has ended" and self._cgroup(record).oom_kills():
             return f"{reason}, after it ran out of memory"
         return reason
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    runtime: Runtime
-    rootfs: RootFs
 
 
 async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
@@ -262,8 +301,7 @@ async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
     raise ProviderUnavailable(f"the runtime that was making sandbox {sandbox_id} does not die")
 
 
-def _remove(directories: Sequence[Path]) -> None:
-    for directory in directories:
-        shutil.rmtree(directory, ignore_errors=True)
-        if directory.exists():
-            raise ProviderUnavailable(f"the directory {directory} cannot be removed")
+def _remove(directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists():
+        raise ProviderUnavailable(f"the directory of sandbox {directory.name} cannot be removed")

@@ -5,6 +5,10 @@ filesystem, the disk, the agent and the user namespace are in place when the run
 read-only; every writable path is a directory of the one disk, or a small tmpfs.
 """
 
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
@@ -23,19 +27,35 @@ AGENT: Final = "/.warren/agent"
 LISTEN_FD: Final = 3
 UIDS: Final = 65536
 CPU_PERIOD_US: Final = 100_000
+VIEW: Final = ("cpuinfo", "loadavg", "meminfo", "stat")
+"""Files of /proc that show the sandbox's limits instead of the machine."""
 
 # User code reaches its own limit (RLIMIT_NPROC) before the cgroup's: the agent can always fork.
 PIDS_RESERVE: Final = 64
 
+_CRUN_PROGRAM: Final = "run.oci.seccomp_bpf_data"
+_ANY_ID: Final = "@sandbox@"
+_ANY_BASE: Final = 98765432109876543210
 _DEVICES: Final = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0))
 _NAMESPACES: Final = ("pid", "ipc", "uts", "mount", "cgroup", "network")
 
 Json = dict[str, Any]
 
 
-def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: bool, machine: str = "") -> Json:
-    """`swap_limit`: this kernel can limit memory and swap together."""
+def config(
+    spec: SandboxSpec,
+    *,
+    sandbox_id: str,
+    uid_base: int,
+    swap_limit: bool,
+    machine: str = "",
+    program: bytes = b"",
+    network_sysctls: Mapping[str, str] | None = None,
+) -> Json:
+    """`swap_limit`: this kernel can limit memory and swap together. `program`: what the rules for system calls were
+    compiled to before; only crun can use it, others compile the rules."""
     return {
+        **({"annotations": {_CRUN_PROGRAM: b64encode(program).decode()}} if program else {}),
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
         "process": _process(agent_argv(spec)),
@@ -48,12 +68,48 @@ def config(spec: SandboxSpec, *, sandbox_id: str, uid_base: int, swap_limit: boo
             "cgroupsPath": cgroup_path(sandbox_id),
             "resources": _resources(spec.limits, swap_limit),
             "rootfsPropagation": "private",
-            "sysctl": ipc_sysctls(shm_bytes(spec.limits)),
+            "sysctl": {**ipc_sysctls(shm_bytes(spec.limits)), **(network_sysctls or {})},
             "maskedPaths": [path for path in MASKED_PATHS if path != "/sys"],  # it is not mounted
             "readonlyPaths": list(READONLY_PATHS),
             "seccomp": seccomp_oci(ptrace=spec.ptrace, machine=machine) if machine else seccomp_oci(ptrace=spec.ptrace),
         },
     }
+
+
+def config_json(
+    spec: SandboxSpec,
+    *,
+    sandbox_id: str,
+    uid_base: int,
+    swap_limit: bool,
+    program: bytes = b"",
+    network_sysctls: Mapping[str, str] | None = None,
+) -> str:
+    """The same as JSON. Sandboxes of one kind differ in two places only, so the rest is made once."""
+    settings = tuple((network_sysctls or {}).items())
+    text = _config_template(spec.limits, spec.ptrace, spec.ephemeral, swap_limit, program, settings)
+    return text.replace(_ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
+
+
+@lru_cache(maxsize=8)
+def _config_template(
+    limits: Limits,
+    ptrace: bool,
+    ephemeral: bool,
+    swap_limit: bool,
+    program: bytes,
+    network_sysctls: tuple[tuple[str, str], ...],
+) -> str:
+    spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral)
+    made = config(
+        spec,
+        sandbox_id=_ANY_ID,
+        uid_base=_ANY_BASE,
+        swap_limit=swap_limit,
+        program=program,
+        network_sysctls=dict(network_sysctls),
+    )
+    return json.dumps(made)
 
 
 def agent_argv(spec: SandboxSpec) -> list[str]:
@@ -109,6 +165,10 @@ def _mounts(limits: Limits) -> list[Json]:
         _mount(
             *("/dev/shm", "tmpfs", "shm", "nosuid", "noexec", "nodev", "mode=1777"),
             *(f"size={shm_bytes(limits)}", "nr_inodes=4096"),
+        ),
+        *(
+            _mount(f"/proc/{name}", "bind", f"{BUNDLE}/view/{name}", "bind", "ro", "nosuid", "nodev", "noexec")
+            for name in VIEW
         ),
         *(
             _mount(path, "bind", f"{BUNDLE}/disk/{directory}", "bind", "rw", "nosuid", "nodev")

@@ -2,21 +2,21 @@
 
 import contextlib
 import hashlib
-import json
+import math
 import os
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from warren.interfaces.images import RootFs
 from warren.model.spec import MIB, USER_UID
 from warren.worker.host.disks import tmpfs_options
 from warren.worker.host.processes import kill_if
 from warren.worker.host.uids import uid_base
-from warren.worker.providers.hardening import seccomp_json
 from warren.worker.providers.oci_bundle import AGENT, BUNDLE, disk_directories
 from warren.worker.providers.record import Record
 
@@ -25,6 +25,7 @@ PID: Final = "pid"
 SOCKET: Final = "agent.sock"
 
 _AGENT_NICE: Final = -10
+_DIRECTORIES: Final = [word for name, mode in disk_directories().values() for word in ("--dir", f"{name}:{mode:o}")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +41,26 @@ def argv(
     *,
     rootfs: RootFs,
     directory: Path,
-    runtime_state: Path,
     loop_disk: bool,
     hide: Path | None,
+    move: Path,
     detached: bool,
 ) -> list[str]:
-    """`hide`: a mount that the runtime must not see. Not `detached`: runs to the end of the sandbox."""
+    """`hide`: a mount that the runtime must not see. `move`: where a process can try to move to another cgroup.
+    Not `detached`: runs to the end of the sandbox."""
     base, limits = uid_base(record.uid_index), record.spec.limits
     disk = ("--disk", str(directory / DISK)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
-    places = [("--dir", f"{name}:{mode:o}") for name, mode in disk_directories().values()]
     return [
-        *(str(programs.launcher), "sandbox", "--bundle", str(directory / "bundle"), "--at", BUNDLE),
+        *(str(programs.launcher), "sandbox", "--at", BUNDLE, "--move", str(move)),
         *("--base", str(base), "--owner", str(base + USER_UID)),
         *("--agent", str(programs.agent_layer), "--root", str(rootfs.path)),
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
         *disk,
-        *(word for place in places for word in place),
+        *_DIRECTORIES,
         *(("--hide", str(hide)) if hide else ()),
+        *("--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))),
         *("--nofile", str(limits.open_files), "--fsize", str(limits.disk_mb * MIB)),
-        *("--", programs.runtime, "--root", str(runtime_state), "run"),
+        *("--", programs.runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
         *("--bundle", BUNDLE, record.sandbox_id),
     ]
@@ -87,22 +89,16 @@ def _arguments(pid: str) -> set[bytes]:
         return set()
 
 
-def write_bundle(bundle: Path, config: dict[str, Any]) -> None:
-    bundle.mkdir()
-    for name in ("rootfs", "disk", "dev", "image", "agent", "tree0", "empty"):
-        (bundle / name).mkdir()
-    (bundle / "userns").touch()
-    (bundle / "config.json").write_text(_config_json(config))
-    bundle.chmod(0o711)  # the sandbox's root user enters it while the runtime sets the sandbox up
-
-
-def _config_json(config: dict[str, Any]) -> str:
-    linux = dict(config["linux"])
-    rules = linux.pop("seccomp", None)
-    if rules is None:
-        return json.dumps(config)
-    text = json.dumps({**config, "linux": {**linux, "seccomp": None}})
-    return text.replace('"seccomp": null', f'"seccomp": {seccomp_json(rules)}')
+@contextlib.contextmanager
+def in_memory(config: str) -> Iterator[int]:
+    """A descriptor from which config.json can be read once."""
+    fd = os.memfd_create("config.json")
+    try:
+        os.write(fd, config.encode())
+        os.lseek(fd, 0, os.SEEK_SET)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def agent_layer(agent: Path, folder: Path) -> Path:
@@ -142,6 +138,11 @@ def listening(directory: Path) -> socket.socket:
     finally:
         os.close(folder)
     return listener
+
+
+def read_pid(directory: Path) -> int:
+    with open(f"{directory}/{PID}", "rb", buffering=0) as file:
+        return int(file.read())
 
 
 def raise_priority(pid: int) -> None:

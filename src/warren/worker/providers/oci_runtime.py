@@ -3,13 +3,20 @@
 An installed runtime need not work: it may refuse the cgroups, lack user namespaces or be built without seccomp. So
 each is tried with a throw-away sandbox that has everything a real one has, and the result is kept until the machine is
 restarted or the program changes.
+
+A runtime protects its program file from the sandboxes it makes: each time it starts, it makes a copy that cannot be
+written, and starts that one. `SealedProgram` is such a copy, made once and used by all.
 """
 
+import fcntl
 import json
 import os
 import shutil
+import weakref
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +26,10 @@ from warren.worker.host.processes import ENVIRONMENT, Finished, boot_id, run
 # Best first: crun starts a sandbox in half of runc's time, and needs no daemon or Go runtime to do it.
 PREFERRED: Final = ("crun", "runc")
 KNOWN: Final = (*PREFERRED, "runsc")
+
+# Exactly what runtimes look for.
+_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_MFD_EXEC: Final = 0x10
 
 Probe = Callable[[str], Awaitable[Finished]]
 
@@ -39,6 +50,41 @@ class RuntimeReport:
     why: str
 
 
+class SealedProgram:
+    """A copy of a program in memory that nobody can change. Raises OSError where the machine runs no such program."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = _new_program(os.path.basename(path))
+        weakref.finalize(self, os.close, self._fd)
+        with open(path, "rb") as source:
+            while os.sendfile(self._fd, source.fileno(), None, 1 << 30):
+                pass
+        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, _SEALS)
+        if not os.access(self.path, os.X_OK):
+            raise PermissionError(f"{self.path} cannot be executed")
+
+    @property
+    def path(self) -> str:
+        """For every process that may look at this one, also in other mount namespaces."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+
+def _new_program(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _MFD_EXEC)
+    except OSError:  # a kernel before 6.3, which has no other memory
+        return os.memfd_create(name, flags)
+
+
+@lru_cache(maxsize=4)
+def _sealed(path: str, fingerprint: str) -> SealedProgram | None:
+    try:
+        return SealedProgram(path)
+    except OSError:
+        return None
+
+
 class Runtimes:
     """`probe(name)` starts and ends a throw-away sandbox. With `wanted` no other runtime is chosen."""
 
@@ -49,6 +95,7 @@ class Runtimes:
         self._probe = probe
         self._wanted = wanted
         self._tried: dict[str, Runtime] = {}
+        self._sealable: dict[str, str] = {}  # their paths
 
     async def choose(self) -> Runtime:
         tried = []
@@ -70,7 +117,12 @@ class Runtimes:
         why = "it was asked for" if self._wanted else f"the first of {', '.join(PREFERRED)} that works here"
         return RuntimeReport(runtimes, usable[0], why)
 
-    def path(self, name: str) -> str:
+    def program(self, name: str) -> str:
+        """What to start: a sealed copy of the runtime as it is installed now, if possible."""
+        with suppress(OSError):  # it is not there any more, or somewhere else
+            path = self._sealable.get(name)
+            if path and (sealed := _sealed(path, _fingerprint(path))) is not None:
+                return sealed.path
         return shutil.which(name, path=ENVIRONMENT["PATH"]) or name
 
     async def examine(self, name: str) -> Runtime:
@@ -79,7 +131,14 @@ class Runtimes:
             runtime = await self._examine(name)
             if runtime.works:
                 self._tried[name] = runtime
+                await self._try_sealed(runtime)
         return runtime
+
+    async def _try_sealed(self, runtime: Runtime) -> None:
+        with suppress(OSError, ProviderUnavailable):
+            sealed = _sealed(runtime.path, _fingerprint(runtime.path))
+            if sealed is not None and (await run([sealed.path, "--version"], timeout_s=10)).code == 0:
+                self._sealable[runtime.name] = runtime.path
 
     async def _examine(self, name: str) -> Runtime:
         path = shutil.which(name, path=ENVIRONMENT["PATH"])

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -23,6 +24,11 @@ _UNRECORDED_S: Final = 60.0
 _DEATH_S: Final = 20.0
 
 
+@cache
+def _own_start_time(pid: int) -> int:
+    return start_time(pid) or 0
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     sandbox_id: str
@@ -33,7 +39,7 @@ class Record:
     pid: int = 0
     start_time: int = 0
     maker: int = field(default_factory=os.getpid)
-    maker_start_time: int = field(default_factory=lambda: start_time(os.getpid()) or 0)
+    maker_start_time: int = field(default_factory=lambda: _own_start_time(os.getpid()))
 
     def started(self, pid: int) -> Self:
         return replace(self, pid=pid, start_time=start_time(pid) or 0)
@@ -48,33 +54,37 @@ class Record:
         return self.pid > 0 and self.boot_id == boot_id() and start_time(self.pid) == self.start_time
 
     def save(self, directory: Path) -> None:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        text = json.dumps({**values, "spec": _spec_values(self.spec)})
-        temporary = directory / f".{NAME}"
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "spec"}
+        text = f'{json.dumps(values)[:-1]}, "spec": {_spec_json(self.spec)}}}'.encode()
+        temporary = f"{directory}/.{NAME}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(text)
-        temporary.rename(directory / NAME)
+        try:
+            while text:
+                text = text[os.write(fd, text) :]
+        finally:
+            os.close(fd)
+        os.rename(temporary, f"{directory}/{NAME}")
 
     @classmethod
     def load(cls, directory: Path) -> Self | None:
         """None if there is no record, or none that can be read."""
         try:
-            values: dict[str, Any] = json.loads((directory / NAME).read_text())
+            with open(f"{directory}/{NAME}", "rb") as file:
+                values: dict[str, Any] = json.loads(file.read())
             return cls(**{**values, "spec": _spec(values["spec"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
 
-_last_spec: tuple[SandboxSpec, dict[str, Any]] | None = None
+_last_spec: tuple[SandboxSpec, str] | None = None
 
 
-def _spec_values(spec: SandboxSpec) -> dict[str, Any]:
-    """Most sandboxes are made with the same spec as the one before, and each saves it twice."""
+def _spec_json(spec: SandboxSpec) -> str:
+    """Most sandboxes are made like the one before, and each saves its spec twice."""
     global _last_spec
     known = _last_spec
-    if known is None or known[0] is not spec:
-        known = _last_spec = spec, asdict(spec) | {"require": sorted(spec.require)}
+    if known is None or known[0] != spec:
+        known = _last_spec = spec, json.dumps(asdict(spec) | {"require": sorted(spec.require)})
     return known[1]
 
 

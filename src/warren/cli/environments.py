@@ -1,0 +1,105 @@
+"""`warren environments`: what the sessions of a server can be made of, and checks of the files on this machine."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from warren.cli.options import json_option, server_options
+from warren.cli.output import print_json, print_table
+from warren.cli.remote import Server
+from warren.config.settings import read_settings
+from warren.model.errors import InvalidRequest, UnknownEnvironment
+
+_TITLES = ("NAME", "IMAGE", "MEMORY", "CPUS", "DISK", "DESCRIPTION")
+
+
+@click.group()
+def environments() -> None:
+    """List, show and check environments.
+
+    An environment is a YAML file with an image, limits and variables; a server reads a changed file within seconds.
+
+    Example: warren environments list
+    """
+
+
+@environments.command("list")
+@server_options
+def list_environments(url: str, as_json: bool) -> None:
+    """List the environments of a server that you may use; a star marks the one that sessions get by default."""
+    found = _ask(url)
+    if as_json:
+        print_json({"environments": found})
+        return
+    print_table(_TITLES, [_row(one) for one in found])
+
+
+@environments.command()
+@click.argument("name")
+@server_options
+def show(name: str, url: str, as_json: bool) -> None:
+    """Show the environment NAME of a server."""
+    found = _ask(url)
+    one = next((one for one in found if one["name"] == name), None)
+    if one is None:
+        known = ", ".join(each["name"] for each in found) or "none"
+        raise UnknownEnvironment(f"there is no environment {name!r}", remedy=f"there are: {known}")
+    if as_json:
+        print_json(one)
+        return
+    for key, value in one.items():
+        click.echo(f"{key + ':':<16} {_text(value)}")
+
+
+@environments.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@json_option
+def validate(files: tuple[Path, ...], as_json: bool) -> int:
+    """Check FILES, or all environments of this machine, as a server would; exit with 1 if one has a mistake."""
+    from warren.app.wiring import build_registry
+
+    problems = {str(file): _problem_of(file) for file in files} if files else build_registry(read_settings()).problems()
+    if as_json:
+        print_json({"environments": [{"name": name, "problem": problem or None} for name, problem in problems.items()]})
+    else:
+        for name, problem in problems.items():
+            click.echo(f"{'FAIL' if problem else 'ok':<5} {name:<24} {problem}".rstrip())
+    return 1 if any(problems.values()) else 0
+
+
+def _problem_of(file: Path) -> str:
+    from warren.config.registry import read_environment
+
+    try:
+        read_environment(file)
+    except InvalidRequest as exc:
+        return str(exc)
+    return ""
+
+
+def _ask(url: str) -> list[dict[str, Any]]:
+    with Server(url) as server:
+        found: list[dict[str, Any]] = server.backend.call("list_environments")["environments"]
+        return found
+
+
+def _row(one: dict[str, Any]) -> tuple[object, ...]:
+    limits = one["limits"]
+    name = f"{one['name']} *" if one["default"] else one["name"]
+    return (
+        name,
+        one["image"],
+        f"{limits['memory_mb']} MiB",
+        limits["cpus"],
+        f"{limits['disk_mb']} MiB",
+        one["description"],
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)

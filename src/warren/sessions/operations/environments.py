@@ -1,0 +1,63 @@
+"""Lists what sessions can be made of: environments and images."""
+
+import asyncio
+from dataclasses import asdict
+from typing import Final
+
+from warren.model.environment import Environment
+from warren.sessions.operations.call import Call, Handler, Values
+from warren.sessions.request_context import current_caller
+from warren.sessions.schemas import EnvironmentList, ImageList, timestamp
+
+_SHOWN_OF_IMAGE: Final = ("name", "version", "size_bytes", "files")
+
+
+async def list_environments(call: Call) -> Values:
+    """As they are now, with the limits a session gets if it asks for no others. Values of variables are not shown."""
+    default = call.context.default_environment
+    return {"environments": [_show(one, is_default=one.name == default) for one in await _usable(call)]}
+
+
+async def list_images(call: Call) -> Values:
+    """The version that new sandboxes get. A key that is bound to environments sees the images of these. With docker,
+    images of the engine can be used too; they are not listed."""
+    images = await asyncio.to_thread(call.context.images.list)
+    if any(quota.environments for _, quota in current_caller().quota_levels):
+        named = {one.image for one in await _usable(call)}
+        images = [one for one in images if one.name in named]
+    return {
+        "images": [
+            {**{name: getattr(one, name) for name in _SHOWN_OF_IMAGE}, "created_at": timestamp(one.created)}
+            for one in images
+            if one.current
+        ]
+    }
+
+
+async def _usable(call: Call) -> list[Environment]:
+    """The environments that the caller may use."""
+    levels = [quota.environments for _, quota in current_caller().quota_levels if quota.environments]
+    found = await asyncio.to_thread(call.context.environments.list)
+    return [one for one in found if all(one.name in names for names in levels)]
+
+
+def _show(environment: Environment, *, is_default: bool) -> Values:
+    return {
+        "name": environment.name,
+        "description": environment.description,
+        "image": environment.image,
+        "provider": environment.provider or None,
+        "limits": asdict(environment.limits),
+        "io": asdict(environment.io),
+        "env_names": sorted(environment.env),
+        "idle_timeout_s": environment.idle_timeout_s,
+        "max_lifetime_s": environment.max_lifetime_s,
+        "needs": sorted(environment.needs),
+        "default": is_default,
+    }
+
+
+HANDLERS = (
+    Handler("list_environments", list_environments, result=EnvironmentList),
+    Handler("list_images", list_images, result=ImageList),
+)
