@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from warren.model.errors import WarrenError
+    from warren.model.version import __version__ as __version__
     from warren.sdk.aio.batch import AsyncBatchSandboxClient
     from warren.sdk.aio.client import AsyncSandboxClient
     from warren.sdk.aio.process import AsyncProcess, AsyncTerminal
@@ -28,10 +29,9 @@ if TYPE_CHECKING:
         SessionInfo,
     )
 
-__version__ = "0.1.0"
-
 _MODULES = {
     "warren.model.errors": ("WarrenError",),
+    "warren.model.version": ("__version__",),
     "warren.sdk.aio.batch": ("AsyncBatchSandboxClient",),
     "warren.sdk.aio.client": ("AsyncSandboxClient",),
     "warren.sdk.aio.process": ("AsyncProcess", "AsyncTerminal"),

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
+from busiest_turn import MOST_S, busiest_turn
 from integration.webhook_receiver import PRIVATE, PUBLIC, Names, Receiver, receiving, result, saying, two_receivers
 
 from warren.model.errors import InvalidRequest, Unavailable
@@ -73,6 +74,16 @@ async def test_a_name_is_looked_up_for_every_post_and_is_in_the_request() -> Non
 async def test_a_refusal_is_an_answer(status: str) -> None:
     async with receiving(saying(b"no", status)) as receiver, posting() as sender:
         assert await sender.send(receiver.url(), b"{}", {}) == ReceiverResponse(int(status[:3]), "no")
+
+
+async def test_countless_interim_responses_hold_up_nobody() -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000 + b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+
+    async with receiving(talk) as receiver, posting() as sender, busiest_turn() as busiest:
+        assert await sender.send(receiver.url(), b"{}", {}) == ReceiverResponse(200, "ok")
+    assert busiest.seconds < MOST_S
 
 
 async def test_of_an_answer_without_end_the_beginning_is_kept() -> None:

@@ -10,7 +10,7 @@ from unit.session_world import TENANT, world
 
 from warren.interfaces.records import Record
 from warren.interfaces.store import NO_CAPS, Added, Caps, Key
-from warren.model.errors import Misdirected, Unavailable
+from warren.model.errors import Misdirected, SessionEnded, Unavailable
 from warren.model.session import EndReason, Session
 from warren.sessions.new_session import NewSession
 from warren.stores.memory import MemoryRecords
@@ -170,6 +170,19 @@ async def test_a_session_that_is_running_in_the_store_alone_is_waited_for(shared
             with pytest.raises(Unavailable):
                 await one
         assert (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).created
+
+
+async def test_a_session_that_ended_while_it_was_waited_for_is_given_to_nobody(shared: Shared) -> None:
+    async with world(store=MirroredStore(shared, MemoryRecords(), "local")) as w:
+        running = (await w.sessions.create(TENANT, NewSession(thread_id="conv"))).session
+
+        async def ended_meanwhile() -> Session:
+            assert (await w.sessions.delete(TENANT, running.id)).state is S.ENDED
+            raise SessionEnded("it was deleted while it was being made")
+
+        w.lifecycle._starting[running.id] = w.lifecycle._run_task(ended_meanwhile(), "starting")
+        assert (await w.lifecycle.wait_until_settled(running)).state is S.ENDED
+        del w.lifecycle._starting[running.id]
 
 
 async def test_a_start_that_succeeds_while_it_is_to_be_undone_is_left_alone(shared: Shared) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from warren import __version__
 from warren.clock import Clock, SystemClock
 from warren.config.environments import RegistryEnvironments
 from warren.config.registry import Registry, packaged_registry
@@ -18,6 +17,7 @@ from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import ProviderUnavailable
 from warren.model.spec import IoLimits
+from warren.model.version import __version__
 from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:

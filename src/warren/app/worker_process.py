@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Final
 
 from starlette.types import ASGIApp
 
-from warren import __version__
 from warren.app import cluster_wiring as wiring
 from warren.app.service import Service
 from warren.app.wiring import build_context, build_guard, build_labels
@@ -27,6 +26,7 @@ from warren.config.settings import Settings
 from warren.http.app import create_app
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
+from warren.model.version import __version__
 from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore

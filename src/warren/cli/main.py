@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import click
 
-from warren import __version__
 from warren.model.errors import WarrenError
+from warren.model.version import __version__
 
 EXIT_WARREN_FAILED = 125
 _PERMISSION_HINT = (

@@ -112,9 +112,9 @@ async def _serve_stdio(server: "ToolServer") -> int:
 
 @contextlib.asynccontextmanager
 async def _open_server(url: str, local: bool, thread: str, environment: str) -> "AsyncIterator[ToolServer]":
-    from warren import __version__
     from warren.integrations.mcp.sandboxes import Sandboxes
     from warren.integrations.mcp.server import ToolServer
+    from warren.model.version import __version__
     from warren.sdk.aio.platform import open_backend
 
     backend = open_backend("local" if local else "remote", url, "")

@@ -414,6 +414,7 @@ class Lifecycle:
             if not task.cancelled():
                 with contextlib.suppress(SessionEnded):
                     return await self._confirm(task.result())
+            session = await self.get(session.tenant, session.id)
         if (unsaved := self._unsaved_ends.get(session.id)) is not None:
             return await self._confirm(unsaved)
         pause, deadline = _POLL_S[0], self.clock.now() + self._claim_timeout_s

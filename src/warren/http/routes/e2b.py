@@ -13,9 +13,10 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
+from warren.http.problems import read_json_body
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import ANSWER_GONE, Key
-from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, LimitReached, WarrenError
+from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, LimitReached, TooLarge, WarrenError
 from warren.model.operations import Command, ExecResult, FileInfo, FileKind
 from warren.model.session import Session, check_key
 from warren.model.spec import WORKSPACE
@@ -181,8 +182,8 @@ async def _results(sandbox: Sandbox, result_path: str) -> list[dict[str, Any]]:
     try:
         text = b"".join([part async for part in sandbox.read(result_path, length=_LONGEST_RESULT)])
         await sandbox.remove(result_path)
-        found = json.loads(text)
-    except (FileNotFound, FileProblem, ValueError, RecursionError):
+        found = await read_json_body(text)
+    except (FileNotFound, FileProblem, InvalidRequest, TooLarge):
         return []
     return found if isinstance(found, list) and all(isinstance(item, dict) for item in found) else []
 

@@ -29,6 +29,9 @@ from warren.tenancy.webhooks.destinations import REMEDY, Network, check_address,
 
 _HEADERS: Final = {"Accept-Encoding": "identity", "Content-Type": "application/json", "User-Agent": "warren-webhooks"}
 _LOOKUPS: Final = 16
+# What a receiver sends comes in small pieces, in turns with other work: a large one could hold thousands of interim
+# responses (1xx), which aiohttp reads all at once. An answer that is of use has some hundred bytes.
+_RECEIVED_BYTES: Final = 4096
 _REFUSED_AFTER_S: Final = 0.5  # longer than looking up most names takes, whether they exist or not
 
 _log = get_log("warren.webhooks")
@@ -128,7 +131,9 @@ def new_socket(info: _AddrInfo, allowed: Sequence[Network]) -> socket.socket:
         check_address(_numeric(address), allowed, "this address")
     except InvalidRequest as exc:
         raise PermissionError(EACCES, str(exc)) from exc  # aiohttp expects an OSError
-    return socket.socket(family, kind, protocol)
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVED_BYTES)
+    return made
 
 
 class CheckedResolver(AbstractResolver):

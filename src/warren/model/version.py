@@ -1,0 +1,3 @@
+"""The version of Warren: of the package, the server and the clients."""
+
+__version__ = "0.1.0"
