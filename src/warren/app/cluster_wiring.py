@@ -23,8 +23,7 @@ from warren.clock import Clock, ClusterClock, boot_time
 from warren.cluster.auth import sealing_key
 from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.problem_log import ProblemLog
-from warren.config.options import WORKER_PORT
-from warren.config.settings import Settings
+from warren.config.settings import WORKER_PORT, Settings
 from warren.interfaces.environments import Environments
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log

@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from warren.config.settings import Settings, read_settings
+from warren.config.settings import Settings, given_variables, read_settings
 from warren.model.errors import Unavailable
 
 NAME: Final = "warren"
@@ -97,11 +97,8 @@ def unit_text(settings: Settings) -> str:
 
 
 def environment_lines(settings: Settings) -> list[str]:
-    """The variables of this shell that say something else than the defaults, as systemd reads them from a file."""
-    names = {source.removeprefix("environment ") for source in settings.sources.values() if "environment " in source}
-    if "WARREN_CONFIG" in os.environ:
-        names.add("WARREN_CONFIG")
-    return [f"{name}={_quoted(os.environ[name])}" for name in sorted(names)]
+    """The variables of this shell that are settings of the server, as systemd reads them from a file."""
+    return [f"{name}={_quoted(value)}" for name, value in given_variables(settings).items()]
 
 
 def _quoted(value: str) -> str:
