@@ -400,6 +400,9 @@ class AsyncCommandContract:
             assert (await process.wait(30)).exit_code == 143
             process = await client.spawn("sleep 60 & sleep 60")
             assert not (await process.kill(0)).ok
+            process = await client.spawn("exec sleep 60")
+            assert await client.kill_all() >= 1
+            assert (await process.wait(30)).reason == "cancelled"
 
     async def test_a_process_id_that_has_odd_characters_is_refused_not_misread(self, new: New) -> None:
         async with new() as client:

@@ -392,6 +392,9 @@ class CommandContract:
             assert (process.wait(30)).exit_code == 143
             process = client.spawn("sleep 60 & sleep 60")
             assert not (process.kill(0)).ok
+            process = client.spawn("exec sleep 60")
+            assert client.kill_all() >= 1
+            assert (process.wait(30)).reason == "cancelled"
 
     def test_a_process_id_that_has_odd_characters_is_refused_not_misread(self, new: New) -> None:
         with new() as client, pytest.raises(WarrenError):

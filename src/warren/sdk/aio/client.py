@@ -349,6 +349,13 @@ class AsyncSandboxClient(AsyncFiles):
 
         return await self._call(find)
 
+    async def kill_all(self) -> int:
+        """Ends everything that runs in the sandbox, also when it has no process left, as after a fork bomb.
+
+        Returns the number of processes. Files, and the output of background commands, stay.
+        """
+        return int((await self._perform("kill_all"))["killed"])
+
     @contextlib.asynccontextmanager
     async def terminal(
         self,

@@ -348,6 +348,13 @@ class SandboxClient(Files):
 
         return self._call(find)
 
+    def kill_all(self) -> int:
+        """Ends everything that runs in the sandbox, also when it has no process left, as after a fork bomb.
+
+        Returns the number of processes. Files, and the output of background commands, stay.
+        """
+        return int((self._perform("kill_all"))["killed"])
+
     @contextlib.contextmanager
     def terminal(
         self,
