@@ -64,12 +64,38 @@ say "agent and launcher"
 make --no-print-directory --silent -C agent || stop "the agent could not be built, see above."
 make --no-print-directory --silent -C launcher || stop "the launcher could not be built, see above."
 
-# sudo drops the environment: the settings that say where things are, are handed on.
-as_root_env() {
-    $as_root env ${WARREN_STATE_DIR:+"WARREN_STATE_DIR=$WARREN_STATE_DIR"} ${WARREN_CONFIG:+"WARREN_CONFIG=$WARREN_CONFIG"} \
-        ${WARREN_HOST:+"WARREN_HOST=$WARREN_HOST"} ${WARREN_PORT:+"WARREN_PORT=$WARREN_PORT"} "$@"
-}
+# sudo drops the environment: the settings in force are handed on, and shown in the lines at the end. Not those that are
+# secret, since everybody can see the arguments of a process, nor those that are for clients.
+settings=$(.venv/bin/python -c 'import os, re, shlex
+other = re.compile("KEY|SECRET|PASSWORD|REDIS_URL|WARREN_URL|WARREN_CREDENTIALS|WARREN_MCP")
+names = [name for name in sorted(os.environ) if re.fullmatch("WARREN_[A-Z0-9_]+", name) and not other.search(name)]
+print(" ".join(name + "=" + shlex.quote(os.environ[name]) for name in names))')
+as_root_env() { eval "$as_root env $settings \"\$@\""; }
 warren() { as_root_env .venv/bin/warren "$@"; }
+shown="${as_root:+$as_root }${settings:+env $settings }.venv/bin/warren"
+
+config=$(warren config --json) || stop "the configuration has a mistake, see above."
+option() {
+    printf '%s' "$config" | .venv/bin/python -c \
+        'import json, sys; value = json.load(sys.stdin)["options"][sys.argv[1]]["value"]; print("" if value is None else value)' "$1"
+}
+state=$(option state_dir)
+# The server holds a lock on its state directory for as long as it runs.
+is_running() { $as_root [ -e "$state/server.lock" ] && ! $as_root flock --nonblock "$state/server.lock" true; }
+check_port() {
+    .venv/bin/python -c 'import socket, sys
+try:
+    address = socket.getaddrinfo(sys.argv[1], int(sys.argv[2]), type=socket.SOCK_STREAM)[0]
+    with socket.socket(address[0]) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address[4])
+except PermissionError:
+    pass
+except OSError:
+    sys.exit(1)' "$(option host)" "$(option port)" || stop "port $(option port) is taken, by another program than a server of $state.
+Choose another: WARREN_PORT=8080 ./quickstart.sh"
+}
+is_running || check_port
 
 say "root filesystem of the sandboxes (image \`base\`, once, about a minute)"
 warren image build base --if-missing || exit 1
@@ -78,19 +104,15 @@ say "a first sandbox"
 warren run -- bash -c 'echo "Hello from $(hostname): $(whoami) in $PWD, $(python --version), node $(node --version)."' || exit 1
 
 say "the server"
-config=$(warren config --json) || stop "the configuration has a mistake, see above."
-option() {
-    printf '%s' "$config" | .venv/bin/python -c \
-        'import json, sys; value = json.load(sys.stdin)["options"][sys.argv[1]]["value"]; print("" if value is None else value)' "$1"
-}
-state=$(option state_dir)
 host=$(option host)
 case $host in
     0.0.0.0 | ::) host=127.0.0.1 ;;
     *:*) host="[$host]" ;;
 esac
 url="http://$host:$(option port)"
-log=$state/server.log
+log=$(option log_file)
+log=${log:-$state/server.log}
+out=$state/server.out   # what the server says when it starts, or fails to; all else is in the log
 [ -z "$(option tls_cert)" ] || url="https${url#http}"
 
 # Where a server leaves its first key, and where this user's own clients look for it.
@@ -108,22 +130,36 @@ if key:
     print(path)' "$url"; }
 
 answers() { curl -fsS --max-time 10 "$url/version" 2>/dev/null | grep -q '"name": *"warren"'; }
-new_log() { $as_root tail -c "+$((${seen:-0} + 1))" "$log" 2>/dev/null; }
+version_of_server() { curl -fsS --max-time 10 "$url/version" | .venv/bin/python -c 'import json, sys; print(json.load(sys.stdin)["version"])'; }
+confirm() {
+    [ -t 0 ] || return 1
+    printf '%s [y/N] ' "$1"
+    read -r reply
+    [ "$reply" = y ] || [ "$reply" = Y ]
+}
 
-# The server holds a lock on its state directory for as long as it runs.
-if $as_root [ -e "$state/server.lock" ] && ! $as_root flock --nonblock "$state/server.lock" true; then
+if is_running; then
     pid=$($as_root cat "$state/server.lock")
     answers || stop "a server (process $pid) has the state directory $state, but it does not answer at $url.
 Was it started with another port? Then set WARREN_PORT to it. Is it stuck? Then end it: ${as_root:+$as_root }kill $pid"
-    echo "It is already running (process $pid), and is left as it is."
-else
-    seen=$($as_root sh -c '[ ! -e "$1" ] || wc -c <"$1"' sh "$log")
-    $as_root sh -c 'umask 077; : >>"$1"; chmod 600 "$1"' sh "$log"
-    pid=$(as_root_env sh -c 'trap "" HUP; setsid .venv/bin/warren serve >>"$1" 2>&1 </dev/null & echo "$!" | tee "$2"' sh "$log" "$state/server.pid")
+    theirs=$(version_of_server) ours=$(.venv/bin/warren --version | cut -d" " -f2)
+    if [ "$theirs" = "$ours" ]; then
+        echo "It is already running (process $pid), and is left as it is."
+    elif confirm "A server of version $theirs is running (process $pid). Restart it with $ours? Its sessions go on."; then
+        $as_root kill "$pid"
+        while is_running; do sleep 0.2; done
+    else
+        echo "A server of version $theirs is running (process $pid), and is left as it is. For version $ours stop it, and run this again: ${as_root:+$as_root }kill $pid"
+    fi
+fi
+if ! is_running; then
+    check_port
+    $as_root sh -c 'umask 077; : >"$1"; chmod 600 "$1"' sh "$out"
+    pid=$(as_root_env sh -c 'trap "" HUP; setsid .venv/bin/warren serve --log-file "$3" >>"$1" 2>&1 </dev/null & echo "$!" | tee "$2"' sh "$out" "$state/server.pid" "$log")
     # It is up when it has said so: somebody else may be answering on its port.
-    until new_log | grep -q '^Warren serves'; do
+    until $as_root grep -q '^Warren serves' "$out"; do
         if ! $as_root kill -0 "$pid" 2>/dev/null; then
-            new_log | tail -n 5 >&2
+            $as_root tail -n 5 "$out" >&2
             stop "the server did not start, see above. If its port is taken, choose another: WARREN_PORT=8080 ./quickstart.sh"
         fi
         sleep 0.1
@@ -147,7 +183,7 @@ fi
 try="$curl $url/execute -d '{\"thread_id\": \"hello\", \"command\": \"uname -a\"}'"
 echo "    $try"
 if [ -z "$has_key" ]; then
-    echo "It wants an API key, and this user has none: make one with \`${as_root:+$as_root }.venv/bin/warren keys create NAME --state-dir $state\`."
+    echo "It wants an API key, and this user has none: make one with \`$shown keys create NAME --state-dir $state\`."
 else
     answer=$(sh -c "$try") || stop "that request should have been answered, see above; the log is $log."
     printf '%s' "$answer" | grep -Eq '"exit_code": ?0\b' || stop "that request should have worked. The answer was: $answer
@@ -161,9 +197,10 @@ Warren works. From any terminal, and as often as you like:
     $try
     $url/docs in a browser shows every request there is.
 Without the server:
-    ${as_root:+$as_root }.venv/bin/warren run -- python3 -c 'print(6 * 7)'
-    ${as_root:+$as_root }.venv/bin/warren shell
+    $shown run -- python3 -c 'print(6 * 7)'
+    $shown shell
 Its log is $log.
 To stop it:  ${as_root:+$as_root }kill $pid
-To start it: ${as_root:+$as_root }.venv/bin/warren serve
+To start it: $shown serve
+To start it with the machine (systemd), after stopping this one: $shown service install
 END

@@ -96,6 +96,8 @@ void command_start(uint32_t channel, struct fields f);
 void command_attach(uint32_t channel, struct fields f);
 void command_control(uint32_t channel, struct fields f);
 void command_list(uint32_t channel);
+bool command_ending_all(void); /* everything in the sandbox is being ended: nothing new may be started */
+void command_check_ended_all(void);
 void command_stdin(struct command *c, struct channel *ch, const uint8_t *p, size_t n);
 void command_stdin_eof(struct command *c);
 void command_resume(struct command *c); /* continues reading if no reader lags behind any more */
@@ -157,6 +159,7 @@ struct channel {
     uint64_t credit;
     uint32_t stdin_used; /* bytes received and not yet granted back */
     bool mute; /* only writes to the command, does not read from it */
+    bool kill_all; /* waits until everything but the agent has ended */
 };
 extern struct buf outbox;
 struct channel *channel_open(uint32_t id); /* NULL, after sending an error, if the id is in use */

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "command.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,6 +17,8 @@
 #define MAX_KEPT (64u * 1024 * 1024)
 #define LIVE_KEEP (1024u * 1024)
 #define RETRY_US (200 * 1000)
+#define GIVE_UP_US (10 * 1000 * 1000)
+#define LOOK_US (5 * 1000)
 
 struct command *commands;
 
@@ -108,6 +111,10 @@ static size_t commands_count(void) {
 static void start_checked(uint32_t channel, struct request *r) {
     struct user u;
     const char *name = r->user && *r->user ? r->user : settings.user, *why = "";
+    if (command_ending_all()) {
+        send_error(channel, CODE_CONFLICT, "everything in the sandbox is being ended; try again");
+        return;
+    }
     if (r->bad || !*r->id || (r->argc > 0) == (r->shell != NULL)) {
         send_error(channel, CODE_INVALID, "that is no command");
         return;
@@ -343,10 +350,83 @@ static void control(uint32_t channel, struct command *c, const struct request *r
     send_done(channel);
 }
 
+/* ---- everything at once ---- */
+
+static uint64_t all_deadline_us; /* while everything is being ended: when to give up */
+static uint32_t all_killed;
+
+bool command_ending_all(void) { return all_deadline_us != 0; }
+
+/* Without reading anything about them: there may be as many as the limit allows. */
+static uint32_t count_other_processes(void) {
+    uint32_t n = 0;
+    DIR *proc = opendir("/proc");
+    for (struct dirent *d; proc && (d = readdir(proc));) n += d->d_name[0] >= '1' && d->d_name[0] <= '9';
+    if (proc) closedir(proc);
+    return n ? n - 1 : 0;
+}
+
+/* Processes of the agent's own: supervisors and file jobs. */
+static uint32_t count_helpers(void) {
+    uint32_t n = 0;
+    for (struct command *c = commands; c; c = c->next) n += c->control.fd >= 0;
+    for (struct channel *ch = channel_first(); ch; ch = ch->next) n += ch->job != NULL;
+    return n;
+}
+
+/* Ends everything in the sandbox but the agent. kill(-1) of the first process of a pid namespace reaches every other
+ * process in it at once, and a process with a pending KILL cannot fork: a fork bomb cannot outrun it, and no process is
+ * needed to do it. All processes are below the agent, so they are gone when waitpid knows of no child. */
+static void kill_all(uint32_t channel) {
+    if (getpid() != 1) { /* outside of a pid namespace this would reach the whole machine */
+        send_error(channel, CODE_INVALID, "the agent is not the first process");
+        return;
+    }
+    struct channel *ch = channel_open(channel);
+    if (!ch) return;
+    ch->kill_all = true;
+    if (command_ending_all()) return;
+    uint32_t found = count_other_processes(), helpers = count_helpers();
+    for (struct command *c = commands; c; c = c->next) {
+        if (c->life != LIFE_ENDED && c->ending == REASON_EXITED) c->ending = REASON_CANCELLED;
+        c->deadline_us = 0;
+    }
+    all_killed = found > helpers ? found - helpers : 0;
+    all_deadline_us = now_us() + GIVE_UP_US;
+    kill(-1, SIGKILL);
+}
+
+static bool all_have_ended(void) {
+    while (waitpid(-1, NULL, WNOHANG) > 0) {}
+    if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD) return false;
+    for (struct command *c = commands; c; c = c->next)
+        if (c->control.fd >= 0) return false;
+    return true;
+}
+
+void command_check_ended_all(void) {
+    if (!command_ending_all()) return;
+    bool ended = all_have_ended();
+    if (!ended && now_us() < all_deadline_us) return;
+    uint32_t left = ended ? 0 : count_other_processes();
+    all_deadline_us = 0;
+    for (struct channel *ch = channel_first(), *next; ch; ch = next) {
+        next = ch->next;
+        if (!ch->kill_all) continue;
+        size_t mark = frame_open(&outbox, RESPONSE_DONE, ch->id);
+        add_number(&outbox, TAG_KILLED, all_killed);
+        add_number(&outbox, TAG_SURVIVORS, left);
+        frame_close(&outbox, mark);
+        channel_close(ch);
+    }
+    connection_wake();
+}
+
 void command_control(uint32_t channel, struct fields f) {
     struct request r = request_parse(f);
     struct command *c = r.bad ? NULL : find(r.id);
     if (r.bad) send_error(channel, CODE_INVALID, "that is no control request");
+    else if (r.op == CONTROL_KILL_ALL) kill_all(channel);
     else if (!c) send_error(channel, CODE_NO_PROCESS, "there is no process %s", r.id);
     else control(channel, c, &r);
     request_free(&r);
@@ -385,7 +465,7 @@ void command_list(uint32_t channel) {
 /* ---- time ---- */
 
 uint64_t command_next_deadline(void) {
-    uint64_t next = UINT64_MAX;
+    uint64_t next = command_ending_all() ? now_us() + LOOK_US : UINT64_MAX;
     for (struct command *c = commands; c; c = c->next)
         if (c->deadline_us && c->deadline_us < next) next = c->deadline_us;
     return next;

@@ -257,6 +257,8 @@ void job_start(uint32_t channel, struct fields f) {
     const char *name = user && *user ? user : settings.user;
     if (!good) {
         send_error(channel, CODE_INVALID, "that is no file operation");
+    } else if (command_ending_all()) {
+        send_error(channel, CODE_CONFLICT, "everything in the sandbox is being ended; try again");
     } else if (!find_user(name, &u)) {
         send_error(channel, CODE_UNKNOWN_USER, "there is no user %s in this sandbox", name);
     } else {

@@ -238,6 +238,7 @@ int main(int argc, char **argv) {
         output_after_signals();
         if (children_ended) reap_all();
         command_deadlines();
+        command_check_ended_all();
         connection_flush();
         command_tidy();
     }

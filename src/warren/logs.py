@@ -8,14 +8,17 @@ JSON the same fields in one object. Values with spaces or control characters are
 Lines of libraries have the event `log` and a `message`. The server's command sets the format up once.
 """
 
+import contextlib
 import json
 import logging
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Final, TextIO
 
 _ROOT: Final = "warren"
@@ -67,9 +70,13 @@ def get_log(name: str) -> EventLog:
     return EventLog(name)
 
 
-def set_up_logs(level: str, form: str, request_id: Callable[[], str] = lambda: "") -> None:
-    """Writes the log to stderr. `request_id` tells which request a line belongs to."""
-    handler = _Handler(JsonLines(request_id) if form == "json" else TextLines(request_id))
+def set_up_logs(level: str, form: str, request_id: Callable[[], str] = lambda: "", file: Path | None = None) -> None:
+    """Writes the log to stderr, or to a file, whose older parts are then in FILE.1 to FILE.4.
+
+    `request_id` tells which request a line belongs to. Raises OSError if the file cannot be written.
+    """
+    lines = JsonLines(request_id) if form == "json" else TextLines(request_id)
+    handler = _Handler(lines, sys.stderr if file is None else RotatingFile(file))
     _handlers[:] = [handler]
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     root = logging.getLogger()
@@ -122,8 +129,8 @@ class JsonLines(logging.Formatter):
 class _Handler(logging.StreamHandler[TextIO]):
     """Writes the events of EventLog without the steps that `logging` takes for the records of libraries."""
 
-    def __init__(self, lines: TextLines | JsonLines) -> None:
-        super().__init__(sys.stderr)
+    def __init__(self, lines: TextLines | JsonLines, stream: "TextIO | RotatingFile") -> None:
+        super().__init__(stream)  # type: ignore[arg-type]  # it writes and flushes, no more
         self.setFormatter(lines)
         self._lines = lines
 
@@ -133,6 +140,45 @@ class _Handler(logging.StreamHandler[TextIO]):
             self.stream.flush()
         except Exception:
             self.handleError(logging.LogRecord(logger, level, "", 0, event, (), None))
+
+
+class RotatingFile:
+    """A file for the log that is renamed when it is full; only its owner can read it."""
+
+    def __init__(self, path: Path, most_bytes: int = 10 * 1024 * 1024, kept: int = 5) -> None:
+        self._path, self._most_bytes, self._kept = path, most_bytes, kept
+        self._file = self._open()
+
+    def write(self, text: str) -> int:
+        if self._file.tell() + len(text) > self._most_bytes:
+            self._rotate()
+        return self._file.write(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _open(self) -> TextIO:
+        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        file = os.fdopen(fd, "a")
+        file.seek(0, os.SEEK_END)
+        return file
+
+    def _rotate(self) -> None:
+        """A file that cannot be renamed grows on: the log is more than its size."""
+        with contextlib.suppress(OSError):
+            for number in range(self._kept - 1, 0, -1):
+                older = self._part(number - 1)
+                if older.exists():
+                    older.replace(self._part(number))
+            fresh = self._open()
+            self._file.close()
+            self._file = fresh
+
+    def _part(self, number: int) -> Path:
+        return self._path.with_name(f"{self._path.name}.{number}") if number else self._path
 
 
 _handlers: list[_Handler] = []

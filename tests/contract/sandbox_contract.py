@@ -408,6 +408,25 @@ class SandboxContract(ProviderHooks):
         assert (result.reason, result.survivors, result.stdout) == (Reason.CANCELLED, 0, "up\n")
         assert result.killed >= 3
 
+    async def test_kill_all_ends_every_command_and_keeps_files_and_output(self, sandbox: Sandbox) -> None:
+        await sandbox.write("kept", b"1")
+        first = await sandbox.start(Command(shell="sleep 60 & sleep 60 & echo up; sleep 60"))
+        second = await sandbox.start(Command(argv=("cat",)))
+        left = await sh(sandbox, "sleep 60 & echo left")
+        assert left.background == 1
+        await until_written(first, b"up\n")
+        with anyio.fail_after(10):
+            killed, again = await asyncio.gather(sandbox.kill_all(), sandbox.kill_all())
+        assert max(killed, again) >= 5
+        for process in (first, second):
+            with anyio.fail_after(5):
+                result = await process.wait()
+            assert (result.reason, result.exit_code > 128) == (Reason.CANCELLED, True)
+        assert (await first.wait()).stdout == "up\n"
+        assert not any(info.running or info.background for info in await sandbox.processes())
+        assert await sandbox.kill_all() == 0
+        assert (await sh(sandbox, "cat kept; echo works")).stdout == "1works\n"
+
     async def test_killing_what_has_ended_is_harmless(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(Command(shell="exit 3"))
         await process.wait()

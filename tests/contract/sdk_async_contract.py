@@ -121,6 +121,15 @@ class AsyncSessionContract:
             assert await AsyncSandboxClient.delete_thread("to be deleted", backend=client._backend) is True
             assert await AsyncSandboxClient.delete_thread("to be deleted", backend=client._backend) is False
 
+    async def test_what_a_session_can_be_made_of_is_listed_and_its_limits_are_shown(self, new: New) -> None:
+        async with new() as client:
+            environments = await AsyncSandboxClient.list_environments(backend=client._backend)
+            (base,) = [one for one in environments if one.name == "base"]
+            assert {"memory_mb", "cpus", "pids", "disk_mb", "open_files"} == set(base.limits)
+            assert (await client.info()).limits == base.limits
+            images = await AsyncSandboxClient.list_images(backend=client._backend)
+            assert all(one.version and one.size_bytes for one in images)
+
     async def test_sessions_are_listed_by_state_thread_environment_and_metadata(self, new: New) -> None:
         async with new(metadata={"kind": "a", "odd": "x=y&z"}) as one, new(thread_id="listed") as two:
             there = partial(AsyncSandboxClient.list_sessions, backend=one._backend)
@@ -391,6 +400,9 @@ class AsyncCommandContract:
             assert (await process.wait(30)).exit_code == 143
             process = await client.spawn("sleep 60 & sleep 60")
             assert not (await process.kill(0)).ok
+            process = await client.spawn("exec sleep 60")
+            assert await client.kill_all() >= 1
+            assert (await process.wait(30)).reason == "cancelled"
 
     async def test_a_process_id_that_has_odd_characters_is_refused_not_misread(self, new: New) -> None:
         async with new() as client:

@@ -118,6 +118,15 @@ class SessionContract:
             assert SandboxClient.delete_thread("to be deleted", backend=client._backend) is True
             assert SandboxClient.delete_thread("to be deleted", backend=client._backend) is False
 
+    def test_what_a_session_can_be_made_of_is_listed_and_its_limits_are_shown(self, new: New) -> None:
+        with new() as client:
+            environments = SandboxClient.list_environments(backend=client._backend)
+            (base,) = [one for one in environments if one.name == "base"]
+            assert {"memory_mb", "cpus", "pids", "disk_mb", "open_files"} == set(base.limits)
+            assert (client.info()).limits == base.limits
+            images = SandboxClient.list_images(backend=client._backend)
+            assert all(one.version and one.size_bytes for one in images)
+
     def test_sessions_are_listed_by_state_thread_environment_and_metadata(self, new: New) -> None:
         with new(metadata={"kind": "a", "odd": "x=y&z"}) as one, new(thread_id="listed") as two:
             there = partial(SandboxClient.list_sessions, backend=one._backend)
@@ -383,6 +392,9 @@ class CommandContract:
             assert (process.wait(30)).exit_code == 143
             process = client.spawn("sleep 60 & sleep 60")
             assert not (process.kill(0)).ok
+            process = client.spawn("exec sleep 60")
+            assert client.kill_all() >= 1
+            assert (process.wait(30)).reason == "cancelled"
 
     def test_a_process_id_that_has_odd_characters_is_refused_not_misread(self, new: New) -> None:
         with new() as client, pytest.raises(WarrenError):

@@ -91,6 +91,8 @@ GOOD = [
     Request("GET", "/list_files", query=_ID),
     Request("POST", "/cleanup", json=_ID),
     Request("GET", "/sessions"),
+    Request("GET", "/api/environments"),
+    Request("GET", "/api/images"),
     Request("GET", "/health"),
     Request("POST", "/api/e2b/execute", json={**_ID, "code": "echo hello", "language": "bash"}),
     Request("GET", "/api/e2b/files/{session_id}"),

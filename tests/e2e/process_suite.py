@@ -157,6 +157,12 @@ class ProcessSuite:
         again = await session.post(f"/processes/{process}/kill")
         assert again["reason"] == "cancelled"
 
+    async def test_everything_in_a_sandbox_can_be_ended_at_once(self, session: SessionApi) -> None:
+        process = await session.start("sleep 100 & sleep 100")
+        assert (await session.post("/kill-all"))["killed"] >= 1
+        assert (await finished(session, process))["reason"] == "cancelled"
+        assert (await session.post("/kill-all"))["killed"] == 0
+
     async def test_a_time_out_of_a_process_ends_it(self, session: SessionApi) -> None:
         process = await session.start("sleep 100", timeout_s=0.5)
         assert (await finished(session, process))["reason"] == "timeout"

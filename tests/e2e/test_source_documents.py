@@ -314,7 +314,7 @@ def test_the_variables_of_the_documents_take_effect(fresh_state: Path) -> None:
         assert ask(server, "/health")["worker_id"] == "worker1"
         session_id = ask(server, "/create_session", {})["session_id"]
         shown = ask(server, f"/api/sessions/{session_id}")
-        assert shown["max_lifetime_s"] == 7200
+        assert (shown["max_lifetime_s"], shown["idle_timeout_s"]) == (7200, 7200)
         assert "128 MiB" in shown["isolation"]["in_force"]["memory_limit"]
         record = Record.load(fresh_state / "sandboxes" / shown["sandbox_id"])
         assert record is not None

@@ -29,8 +29,8 @@ class Nodes:
     def worker(self, name: str, *flags: str, state: Path | None = None, **environ: Any) -> ServerProcess:
         return self._node("worker", state or self._make_state(), "--worker-id", name, *flags, **environ)
 
-    def coordinator(self, *flags: str, **environ: Any) -> ServerProcess:
-        return self._node("coordinator", self._make_state(), *flags, **{"WARREN_API_KEY": ADMIN, **environ})
+    def coordinator(self, *flags: str, state: Path | None = None, **environ: Any) -> ServerProcess:
+        return self._node("coordinator", state or self._make_state(), *flags, **{"WARREN_API_KEY": ADMIN, **environ})
 
     def _node(self, kind: str, state: Path, *flags: str, **environ: Any) -> ServerProcess:
         environ = {"WARREN_REDIS_URL": self.redis.url, "WARREN_CLUSTER_SECRET": SECRET, "POOL_SIZE": "1", **environ}

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from e2e.hosts import Hosts
 from integration.remote_cli import RemoteCli
-from server_process import free_port, running_server
+from server_process import ServerProcess, free_port, running_server
 
 _PATIENCE_S = 20.0
 
@@ -45,6 +46,33 @@ def test_a_thread_has_one_session(cli: RemoteCli) -> None:
     cli.say("kill", "--thread", "conv-1")
 
 
+def test_a_variable_for_env_is_told_from_an_environment(cli: RemoteCli) -> None:
+    done = cli.run("create", "--env", "A=b")
+    assert (done.returncode, b"-e A=b" in done.stderr) == (2, True)
+    for flag in ("--env", "--environment", "-E"):
+        assert b"there is no environment" in cli.run("create", flag, "nope").stderr
+
+
+def test_a_lost_thread_is_shown_as_such_and_goes_on_where_the_user_wants_it(
+    cli: RemoteCli, server: ServerProcess
+) -> None:
+    lost = cli.document("create", "--thread", "conv-2")
+    Hosts(server.state_dir).lose(lost["sandbox_id"])
+    deadline = time.monotonic() + _PATIENCE_S
+    while cli.document("ps")["sessions"][0]["state"] != "lost":
+        assert time.monotonic() < deadline
+    row = next(line for line in cli.say("ps").splitlines() if line.startswith(lost["session_id"][:16]))
+    assert "lost" in row.split()
+    assert "(lost)" not in row
+    refused = cli.run("exec", "--thread", "conv-2", "--", "true")
+    assert (refused.returncode, b"--replace-lost" in refused.stderr) == (125, True)
+    done = cli.run("exec", "--thread", "conv-2", "--replace-lost", "--", "echo", "again")
+    assert (done.returncode, done.stdout, b"fresh sandbox" in done.stderr) == (0, b"again\n", True)
+    assert cli.run("exec", lost["session_id"], "--replace-lost", "--", "true").returncode == 2
+    assert cli.document("create", "--thread", "conv-2", "--replace-lost")["created"] is False
+    cli.say("kill", "--thread", "conv-2")
+
+
 def test_the_beginning_of_an_id_is_enough_as_long_as_it_means_one(cli: RemoteCli, session: str) -> None:
     other = cli.say("create").strip()
     assert cli.say("exec", session[:12], "--", "echo", "a") == "a\n"
@@ -52,6 +80,28 @@ def test_the_beginning_of_an_id_is_enough_as_long_as_it_means_one(cli: RemoteCli
     done = cli.run("exec", "ses_", "--", "true")
     assert (done.returncode, b"sessions begin with" in done.stderr) == (125, True)
     cli.say("kill", other)
+
+
+def test_several_sessions_at_once_and_one_that_is_not_there_stops_nothing(cli: RemoteCli) -> None:
+    ids = [cli.say("create", "--memory", "256m", "-e", "A=b").strip() for _ in range(3)]
+    assert [each["session_id"] for each in cli.document("inspect", *ids)] == ids
+    assert cli.document("inspect", ids[0])[0]["limits"]["memory_mb"] == 256
+    assert cli.say("exec", ids[0], "--", "sh", "-c", "echo $A") == "b\n"
+    cli.say("exec", "-d", "--name", "web", ids[0], "--", "sleep", "60")
+    assert cli.document("kill-all", ids[0])["killed"] >= 1
+    done = cli.run("rm", "-f", ids[0], "ses_" + "0" * 32, *ids[1:])
+    assert (done.returncode, done.stdout.decode().split()[1::2]) == (125, ids)
+    assert b"there is no session" in done.stderr
+    assert not set(ids) & set(cli.say("ls", "-q").split())
+
+
+def test_ps_shows_what_a_session_is_made_of_and_how_long_it_may_idle(cli: RemoteCli) -> None:
+    session = cli.say("create", "-m", "0.25g", "--cpus", "1", "--disk", "200", "--idle-timeout", "10m").strip()
+    head, *rows = cli.say("ps").splitlines()
+    assert all(name in head for name in ("IMAGE", "PROVIDER", "WORKER", "LIMITS", "IDLE LEFT"))
+    (row,) = [row for row in rows if row.startswith(session[:16])]
+    assert all(f" {part} " in row for part in ("base", "oci", "256/1/200", "10 min"))
+    cli.say("kill", session)
 
 
 # -- exec
@@ -138,6 +188,9 @@ def test_a_background_command_is_started_followed_and_killed(cli: RemoteCli, ses
     while cli.say("logs", session, "web") != "1\n2\n3\n" and time.monotonic() < deadline:
         time.sleep(0.1)
     assert cli.say("logs", "--offset", "2", session, "web") == "2\n3\n"
+    assert cli.say("logs", "--tail", "1", session, "web") == "3\n"
+    assert cli.say("logs", "-n", "9", session, "web") == "1\n2\n3\n"
+    assert cli.say("logs", "--tail", "0", session, "web") == ""
     assert cli.document("logs", session, "web")["running"] is True
     assert "running" in cli.say("logs", session)
     assert cli.document("kill", session, "web")["killed"] == 3
@@ -161,7 +214,7 @@ def test_files_are_searched(cli: RemoteCli, session: str) -> None:
 def test_logs_follow_to_the_end_with_the_streams_apart(cli: RemoteCli, session: str) -> None:
     line = "for i in 1 2 3; do echo $i; echo $i >&2; sleep 0.3; done"
     process_id = cli.say("exec", "-d", session, "--", "sh", "-c", line).strip()
-    done = cli.run("logs", "-f", session, process_id)
+    done = cli.run("logs", "-f", "--tail", "100", session, process_id)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"1\n2\n3\n", b"1\n2\n3\n")
 
 

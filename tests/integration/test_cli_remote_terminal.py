@@ -100,7 +100,7 @@ def test_a_signal_ends_the_shell_and_puts_the_terminal_back(
 
 def test_a_session_that_is_killed_ends_the_shell_with_a_sentence(cli: RemoteCli, opened: Open) -> None:
     session_id = cli.say("create").strip()
-    terminal = opened("shell", "--session", session_id)
+    terminal = opened("shell", session_id)
     terminal.expect("$ ")
     cli.say("kill", session_id)
     terminal.expect("warren: ")
@@ -142,8 +142,9 @@ def test_ctrl_c_in_a_terminal_ends_a_plain_exec(cli: RemoteCli, session: str) ->
     [
         (["--session", "ses_1", "--thread", "t"], "not both"),
         (["--session", "ses_1", "--memory", "512"], "--memory is for a fresh sandbox"),
-        (["--session", "ses_1", "--env", "base"], "--env is for a fresh sandbox"),
-        (["--url", "http://localhost:1"], "needs --session or --thread"),
+        (["ses_1", "--env", "base"], "--environment is for a fresh sandbox"),
+        (["ses_1", "--session", "ses_1"], "not both"),
+        (["--url", "http://localhost:1"], "needs SESSION or --thread"),
     ],
 )
 def test_mistakes(opened: Open, arguments: list[str], message: str) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 from integration.cluster_world import ADMIN, Nodes, new_nodes, wait_until
 from integration.remote_cli import RemoteCli
-from server_process import clean_environ, free_port, running_server
+from server_process import ServerProcess, clean_environ, free_port, running_server
 from this_run import new_state_dir
 
 _UP_S = 120.0
@@ -116,6 +115,25 @@ def test_a_server_that_runs_by_itself_says_that_it_does() -> None:
         done = RemoteCli(server.url).run("cluster", "status")
     assert done.returncode == FAILED
     assert b"this server runs by itself" in done.stderr
+
+
+def test_a_cluster_on_one_machine_makes_its_secret_and_names_the_worker_of_a_session() -> None:
+    with new_nodes() as nodes:
+        worker = nodes.worker("only", WARREN_CLUSTER_SECRET="")
+        coordinator = nodes.coordinator(state=worker.state_dir, WARREN_CLUSTER_SECRET="")
+        for process in nodes.all:
+            process.start(wait=False)
+        for process in nodes.all:
+            process.wait_until_ready()
+        secret = worker.state_dir / "cluster-secret"
+        assert secret.stat().st_mode & 0o777 == 0o600
+        assert f"The secret of this cluster is in {secret}." in coordinator.log
+        assert secret.read_text() not in nodes.logs()
+        asked = urllib.request.Request(f"{coordinator.url}/create_session", b"{}", {"X-API-Key": ADMIN})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            body = answer.read()
+        assert json.loads(body)["worker"] == worker.url
+        assert body.endswith(b"\n")
 
 
 # up.
@@ -258,16 +276,36 @@ def test_without_redis_on_the_machine_it_says_so(directory: Path) -> None:
     assert up.processes() == set()
 
 
-def test_a_port_that_is_taken_is_named(directory: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        up = Up(directory, port=taken.getsockname()[1])
+def test_beside_a_running_server_nothing_is_started_and_its_key_stays(directory: Path) -> None:
+    alone = directory / "alone"
+    alone.mkdir()
+    with running_server(alone, provider="fake", WARREN_AUTH="true") as server:
+        key = json.loads(server.credentials.read_text())
+        cli = RemoteCli(server.url, WARREN_CREDENTIALS=str(server.credentials))
+        up = Up(directory, port=server.port, WARREN_AUTH="true", WARREN_CREDENTIALS=str(server.credentials))
         code, said = up.end()
-    assert code == FAILED
-    assert "coordinator-1 did not start" in said
-    assert f"port {up.port} is taken" in said
-    assert up.processes() == set()
+        assert (code, f"port {up.port} is taken" in said) == (FAILED, True), said
+        assert json.loads(server.credentials.read_text()) == key
+        assert cli.say("whoami")
+    assert not (directory / "redis").exists()
+    assert not list(directory.glob("*.log"))
+
+
+def test_a_cluster_on_the_port_of_a_stopped_server_takes_the_key_that_clients_have(directory: Path) -> None:
+    server = ServerProcess(directory / "alone", provider="fake", WARREN_AUTH="true")
+    server.state_dir.mkdir()
+    server.start()
+    cli = RemoteCli(server.url, WARREN_CREDENTIALS=str(server.credentials))
+    cli.say("whoami")
+    server.stop()
+    up = Up(directory, port=server.port, WARREN_AUTH="true", WARREN_CREDENTIALS=str(server.credentials))
+    up.wait_until_up()
+    cli.say("whoami")
+    up.send(signal.SIGINT)
+    assert up.end()[0] == 0
+    server.start()
+    cli.say("whoami")
+    server.stop()
 
 
 def test_settings_that_cannot_be_are_told_before_anything_is_started(directory: Path) -> None:

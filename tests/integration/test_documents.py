@@ -36,8 +36,11 @@ ROOT = Path(__file__).parents[2]
 # These show files of other programs, and policies; tests/integrations and tests/unit/test_policy.py try them.
 _ELSEWHERE = {ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md")}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - _ELSEWHERE)]
-# The server of this page wants keys, as every server does that is not told otherwise.
-_GUARDED = {ROOT / "README.md", ROOT / "docs" / "tenants.md", ROOT / "docs" / "tutorial.md"}
+# The servers of these pages want keys, as every server does that is not told otherwise.
+_GUARDED = {
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("api.md", "operations.md", "tenants.md", "tutorial.md", "webhooks.md")),
+}
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
 GOALS = ("make test", "make check", "make docs", "make dist", "make setup")
 SHOWN_SERVER = "http://127.0.0.1:8000"

@@ -65,6 +65,19 @@ async def test_the_agent_answers_while_a_fork_bomb_rages_and_can_end_it(box: San
     assert await works(box)
 
 
+async def test_kill_all_ends_a_fork_bomb_that_has_left_no_process_for_others(box: Sandbox) -> None:
+    """The bomb's processes leave their session, ignore every signal they can, and start others as long as they live."""
+    bomb = "trap '' HUP TERM INT; while :; do setsid bash -c \"$BOMB\" & done"
+    start = Command(shell='bash -c "$BOMB" > /dev/null 2>&1 & sleep 1', env={"BOMB": bomb}, timeout_s=30)
+    assert (await box.exec(start)).background > 0
+    with anyio.fail_after(15):
+        assert await box.kill_all() > 30
+    assert await box.kill_all() == 0
+    assert await works(box)
+    count = await box.exec(Command(argv=("sh", "-c", "ls -d /proc/[0-9]* | wc -l")))
+    assert int(count.stdout) <= 5
+
+
 async def test_at_the_limit_of_processes_a_command_still_starts_and_may_not_fork(box: Sandbox) -> None:
     fill = """
 import subprocess, time

@@ -18,7 +18,8 @@ from warren.worker.images.store import ImageStore
 from warren.worker.images.versions import VERSIONS
 
 POOL = ("--pool-size", "2", "--pool-min", "2", "--pool-max", "2")
-PYTHON = "python3 -c 'import shlex; print(6 * 7)'"  # a program and a module that were not read before
+READ = "ls /etc | grep pip.conf; cat /etc/pip.conf"  # a directory and a file that nobody has read before
+CONTENT = "pip.conf\n[global]\nbreak-system-packages = true\n"
 
 
 @pytest.fixture
@@ -66,18 +67,18 @@ def test_a_rebuilt_image_is_for_new_sandboxes_and_the_old_one_goes_with_its_last
         (old,) = versions(state)
         assert warren(state, "build", "host").returncode == 0
         (new,) = set(versions(state)) - {old}
-        assert session.execute(PYTHON).stdout == "42\n"
+        assert session.execute(READ).stdout == CONTENT
         wait_until(lambda: versions(state) == {old: (False, 1), new: (True, 2)})  # the pool has been replaced
-        assert session.execute(PYTHON).stdout == "42\n"
+        assert session.execute(READ).stdout == CONTENT
         with SandboxClient(server.url) as other:
-            assert other.execute(PYTHON).stdout == "42\n"
+            assert other.execute(READ).stdout == CONTENT
         server.kill()
         assert warren(state, "prune").returncode == 0
         assert set(versions(state)) == {old, new}
         listed = warren(state, "list").stdout.splitlines()
         assert [line.split()[:4] for line in listed[1:]] == [["host", new, "current", "2"], ["host", old, "old", "1"]]
         server.start()
-        assert session.execute(PYTHON).stdout == "42\n"  # adopted, with its version
+        assert session.execute(READ).stdout == CONTENT  # adopted, with its version
     wait_until(lambda: set(versions(state)) == {new})
 
 
@@ -90,7 +91,7 @@ def test_an_image_in_use_is_not_removed_and_goes_later_if_that_is_wanted(server:
         assert "--when-unused" in refused.stderr
         assert warren(state, "remove", "host", "--when-unused").returncode == 0
         wait_until(lambda: list(versions(state).values()) == [(False, 1)])  # the pool has given its sandboxes up
-        assert session.execute(PYTHON).stdout == "42\n"
+        assert session.execute(READ).stdout == CONTENT
         with pytest.raises(WarrenError, match="there is no image 'host'"), SandboxClient(server.url):
             pass
     wait_until(lambda: versions(state) == {})
@@ -113,5 +114,5 @@ def test_an_image_of_an_older_warren_is_taken_over_with_the_sandboxes_that_use_i
         wait_until(lambda: place.is_symlink())
         assert warren(state, "build", "host").returncode == 0
         wait_until(lambda: sorted(versions(state).values()) == [(False, 1), (True, 2)])
-        assert session.execute(PYTHON).stdout == "42\n"
+        assert session.execute(READ).stdout == CONTENT
     wait_until(lambda: len(os.listdir(state / "images" / VERSIONS)) == 1)

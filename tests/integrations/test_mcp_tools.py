@@ -74,7 +74,7 @@ class TestEveryTransport:
     async def test_the_tools_say_what_they_do_and_what_they_take(self, client: Client) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == {
-            "bash", "bash_background", "background_output", "background_stop", "read_file", "write_file",
+            "bash", "bash_background", "background_output", "background_stop", "stop_all", "read_file", "write_file",
             "edit_file", "list_files", "search_files", "sandbox_info", "reset_sandbox",
         }  # fmt: skip
         for tool in tools.values():
@@ -159,6 +159,7 @@ class TestEveryTransport:
         assert "job-1: for i in" in await tools.said("sandbox_info")
         assert "was stopped" in await tools.said("background_stop", process_id="job-1")
         assert "had ended before" in await tools.said("background_stop", process_id="job-1")
+        assert "0 processes were ended" in await tools.said("stop_all")
         assert "[ended" in await tools.said("background_output", process_id="job-1")
         assert "background commands: none" in await tools.said("sandbox_info")
 

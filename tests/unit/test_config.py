@@ -368,9 +368,16 @@ def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
         read_settings({}, uid=0, config_file=tmp_path)
 
 
+def test_a_session_timeout_is_for_both_limits_of_a_session_unless_one_has_a_value_of_its_own() -> None:
+    both = read_settings({"SESSION_TIMEOUT": "2h"}, uid=0)
+    assert (both.idle_timeout_s, both.max_lifetime_s) == (7200, 7200)
+    one = read_settings({"SESSION_TIMEOUT": "2h", "IDLE_TIMEOUT": "10m"}, uid=0)
+    assert (one.idle_timeout_s, one.max_lifetime_s) == (600, 7200)
+
+
 def test_names_are_unique() -> None:
     for names in (
-        [name for option in OPTIONS.values() for name in option.variables],
+        [name for option in OPTIONS.values() for name in option.variables if name != "SESSION_TIMEOUT"],
         [option.flag for option in OPTIONS.values() if option.flag],
         [option.attribute for option in OPTIONS.values()],
     ):

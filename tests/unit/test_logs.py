@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from warren.logs import JsonLines, TextLines, get_log
+from warren.logs import JsonLines, RotatingFile, TextLines, get_log
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 
@@ -75,3 +75,19 @@ def test_the_lines_that_operations_shows_are_written_like_that() -> None:
         record.created, record.fields = datetime.fromisoformat(time).timestamp(), fields
         assert TextLines().format(record) == text
         assert JsonLines().format(record) == shown
+
+
+def test_a_log_file_is_renamed_when_it_is_full_and_the_oldest_part_goes(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    file = RotatingFile(path, most_bytes=100, kept=3)
+    for number in range(40):
+        file.write(f"line {number:04}\n")
+    file.close()
+    parts = [tmp_path / name for name in ("server.log.2", "server.log.1", "server.log")]
+    assert sorted(tmp_path.iterdir()) == sorted(parts)
+    assert "".join(part.read_text() for part in parts) == "".join(f"line {number:04}\n" for number in range(10, 40))
+    assert all(part.stat().st_mode & 0o777 == 0o600 for part in parts)
+    again = RotatingFile(path, most_bytes=100, kept=3)
+    again.write("more\n")
+    again.close()
+    assert path.read_text() == "more\n"

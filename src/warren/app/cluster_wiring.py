@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import platform
 import secrets
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +23,11 @@ from warren.clock import Clock, ClusterClock, boot_time
 from warren.cluster.auth import sealing_key
 from warren.cluster.http_client.client import WorkerClient
 from warren.cluster.problem_log import ProblemLog
-from warren.config.settings import Settings
+from warren.config.settings import WORKER_PORT, Settings
 from warren.interfaces.environments import Environments
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
+from warren.model.addresses import is_loopback
 from warren.model.audit import CommandText
 from warren.model.errors import InvalidRequest, Unavailable, WarrenError
 from warren.stores.encryption import Encryption, read_key
@@ -39,7 +42,7 @@ from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.sender import WebhookSender
 
-WORKER_PORT: Final = 5000
+_SECRET_FILE: Final = "cluster-secret"
 _CLOCK_FILE: Final = "clock.json"
 _STATE_DIR_ID_FILE: Final = "home"
 _RETRY_S: Final = 1.0
@@ -57,10 +60,12 @@ def worker_settings(settings: Settings) -> Settings:
 def coordinator_settings(settings: Settings) -> Settings:
     """The settings with the defaults of a coordinator. Raises InvalidRequest."""
     if not settings.cluster_secret:
-        raise InvalidRequest(
-            "coordinators and workers need a secret to know each other by",
-            remedy="give all of them the same WARREN_CLUSTER_SECRET, such as `openssl rand -hex 32` prints",
-        )
+        if not _is_on_one_machine(settings):
+            raise InvalidRequest(
+                "coordinators and workers need a secret to know each other by",
+                remedy="give all of them the same WARREN_CLUSTER_SECRET, such as `openssl rand -hex 32` prints",
+            )
+        settings = replace(settings, cluster_secret=read_or_make_secret(secret_path(settings)))
     read_address(redis_url(settings))
     tls_options = [settings.cluster_ca, settings.cluster_cert, settings.cluster_key]
     if any(tls_options) and not all(tls_options):
@@ -68,6 +73,38 @@ def coordinator_settings(settings: Settings) -> Settings:
     if settings.sources["worker_id"] != "default":
         return settings
     return replace(settings, worker_id=platform.node()[:64] or "worker")
+
+
+def secret_path(settings: Settings) -> Path:
+    """The cluster's secret on a machine that has the whole cluster, and was given none."""
+    return settings.state_dir / _SECRET_FILE
+
+
+def _is_on_one_machine(settings: Settings) -> bool:
+    """Whether Redis, by which all processes of a cluster meet, and the workers that were named are on loopback."""
+    workers = [worker.rpartition(":")[0].strip("[]") for worker in (*settings.workers, settings.advertise) if worker]
+    redis = [host for host, _ in read_address(redis_url(settings)).hosts]
+    return all(map(is_loopback, (*redis, *workers)))
+
+
+def read_or_make_secret(path: Path) -> str:
+    """Of several processes that make it at once, all get the same."""
+    try:
+        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mkstemp uses mode 0600
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(secrets.token_hex(32))
+            with contextlib.suppress(FileExistsError):
+                os.link(name, path)
+        finally:
+            os.unlink(name)
+        return path.read_text().strip()
+    except OSError as exc:
+        raise Unavailable(
+            f"the cluster's secret cannot be kept in {path}: {exc.strerror or exc}",
+            remedy="give all processes the same WARREN_CLUSTER_SECRET, or WARREN_STATE_DIR, a directory of this user",
+        ) from exc
 
 
 def redis_url(settings: Settings) -> str:

@@ -76,7 +76,7 @@ class Service:
 
     async def _start(self) -> None:
         settings = self._settings
-        with _state_dir_errors(settings.state_dir):
+        with state_dir_errors(settings.state_dir):
             settings.state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
             self._lock = lock_state(settings.state_dir)
         await asyncio.to_thread(self.environments.look)
@@ -167,7 +167,8 @@ class Service:
 
 
 @contextlib.contextmanager
-def _state_dir_errors(state_dir: Path) -> Iterator[None]:
+def state_dir_errors(state_dir: Path) -> Iterator[None]:
+    """Turns an OSError into one sentence about the state directory."""
     try:
         yield
     except OSError as exc:

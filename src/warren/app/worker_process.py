@@ -8,7 +8,7 @@ it looks at its sessions, and which serves coordinators only. Beside the tasks o
 import contextlib
 import signal
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, ClassVar, Final
 
 from starlette.types import ASGIApp
@@ -132,6 +132,8 @@ class WorkerService(Service):
         context = build_context(
             self._settings, self.environments, self.sessions, self.tenancy, CoordinatorIdentity(self._auth)
         )
+        scheme = "http" if self._settings.cluster_ca is None else "https"
+        context = replace(context, worker_url=f"{scheme}://{self._address}")
         app = WorkerMiddleware(create_app(context, counts=False), self._auth, self.lease, self.describe)
         return build_guard(self._settings, app, any_host=True)
 

@@ -1,8 +1,8 @@
 """`warren cluster up`: a whole cluster on one machine, with real processes and a real Redis."""
 
 import contextlib
+import errno
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,15 +25,20 @@ _REDIS_TIMEOUT_S: Final = 30.0
 
 
 def run_cluster(workers: int, coordinators: int, port: int, directory: Path | None) -> int:
-    from warren.app.service import lock_state
+    from warren.app.service import lock_state, state_dir_errors
+    from warren.cli.serve import check_user
 
     settings = read_settings()
+    check_user(settings)
+    redis = _find_redis()
     root = (directory or settings.state_dir / "cluster").absolute()
-    root.mkdir(mode=0o711, parents=True, exist_ok=True)
-    lock = lock_state(root)
-    cluster = _Cluster(settings, root)
+    with state_dir_errors(root):
+        root.mkdir(mode=0o711, parents=True, exist_ok=True)
+        lock = lock_state(root)
+    cluster = _Cluster(settings, root, redis)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        _check_ports(settings.host, range(port, port + coordinators))
         cluster.start(workers, coordinators, port)
         click.echo(f"The cluster is up: http://127.0.0.1:{port}  (log files in {root}; stop it with Ctrl-C)")
         return cluster.wait()
@@ -46,21 +51,44 @@ def run_cluster(workers: int, coordinators: int, port: int, directory: Path | No
         os.close(lock)
 
 
+def _find_redis() -> str:
+    program = shutil.which("redis-server")
+    if program is None:
+        raise Unavailable("there is no redis-server on this machine", remedy="apt-get install redis-server")
+    return program
+
+
+def _check_ports(host: str, ports: Iterable[int]) -> None:
+    """Before anything is started or written, also the key that clients of the server on such a port use."""
+    for port in ports:
+        try:
+            address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(address[0]) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address[4])
+        except OSError as exc:
+            taken = f"port {port} is taken" if exc.errno == errno.EADDRINUSE else f"port {port} cannot be used: {exc}"
+            raise Unavailable(taken, remedy="stop what uses it, or choose another with --port") from exc
+
+
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
 class _Cluster:
-    def __init__(self, settings: Settings, root: Path) -> None:
+    def __init__(self, settings: Settings, root: Path, redis: str) -> None:
         self._settings = settings
+        self._redis = redis
         self._root = root
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, workers: int, coordinators: int, port: int) -> None:
+        from warren.app.cluster_wiring import read_or_make_secret
+
         url = self._start_redis()
         environ = {
             "WARREN_REDIS_URL": url,
-            "WARREN_CLUSTER_SECRET": self._settings.cluster_secret or self._read_or_make_secret(),
+            "WARREN_CLUSTER_SECRET": self._settings.cluster_secret or read_or_make_secret(self._root / "secret"),
         }
         urls = [f"http://127.0.0.1:{port + number}" for number in range(coordinators)]
         self._prepare_redis(url, urls)
@@ -109,16 +137,13 @@ class _Cluster:
                     process.wait()
 
     def _start_redis(self) -> str:
-        program = shutil.which("redis-server")
-        if program is None:
-            raise Unavailable("there is no redis-server on this machine", remedy="apt-get install redis-server")
         data = self._root / "redis"
         data.mkdir(mode=0o700, exist_ok=True)
         path = data / "redis.sock"
         options = {"port": "0", "unixsocket": str(path), "unixsocketperm": "600", "dir": str(data)}
         options |= {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "save": ""}
         flags = [word for name, value in options.items() for word in (f"--{name}", value)]
-        self._running["redis"] = self._popen("redis", [program, *flags], environment_with({}))
+        self._running["redis"] = self._popen("redis", [self._redis, *flags], environment_with({}))
         deadline = time.monotonic() + _START_S
         while not _is_redis_up(path):
             self._check_starting("redis", deadline)
@@ -144,13 +169,6 @@ class _Cluster:
                 await store.close()
 
         asyncio.run(prepare())
-
-    def _read_or_make_secret(self) -> str:
-        path = self._root / "secret"
-        if not path.exists():
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(secrets.token_hex(32))
-        return path.read_text()
 
     def _share_images(self, state: Path) -> None:
         """Images are only read: all workers of the machine share them."""

@@ -44,11 +44,15 @@ def _print_table(settings: Settings) -> None:
 
 
 def _print_json(settings: Settings) -> None:
-    values = {
+    print_json({"options": option_values(settings), "warnings": settings.warnings})
+
+
+def option_values(settings: Settings) -> dict[str, dict[str, Any]]:
+    """Every option with its value and the source of it; secrets only as set or not."""
+    return {
         name: {"value": _json_value(option, getattr(settings, option.attribute)), "source": settings.sources[name]}
         for name, option in OPTIONS.items()
     }
-    print_json({"options": values, "warnings": settings.warnings})
 
 
 def _json_value(option: Option, value: Any) -> Any:

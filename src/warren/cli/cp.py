@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import click
 
 from warren import FileEntry, SandboxClient
-from warren.cli.options import server_options, thread_option
+from warren.cli.options import replace_lost_option, server_options, thread_option
 from warren.cli.output import ProgressLine, format_mib, print_json, write_bytes
 from warren.cli.remote import Server
 from warren.model.errors import FileNotFound, IsDirectory
@@ -36,9 +36,10 @@ class _Side(NamedTuple):
 @click.argument("source")
 @click.argument("target")
 @thread_option
+@replace_lost_option
 @click.option("-r", "--recursive", is_flag=True, help="Copy directories, with their contents.")
 @server_options
-def cp(source: str, target: str, thread: str, recursive: bool, url: str, as_json: bool) -> None:
+def cp(source: str, target: str, thread: str, replace_lost: bool, recursive: bool, url: str, as_json: bool) -> None:
     """Copy files to or from a session.
 
     One of SOURCE and TARGET is SESSION:PATH (with --thread just :PATH), the other a path of this machine. Relative
@@ -50,8 +51,9 @@ def cp(source: str, target: str, thread: str, recursive: bool, url: str, as_json
     local, remote, is_upload = _sides(_parse_side(source), _parse_side(target))
     _check_session(remote, thread)
     with Server(url) as server:
-        find = server.find_or_create if is_upload else server.find
-        copy = _Copy(server, find(remote.session or "", thread), recursive)
+        name = remote.session or ""
+        session_id = server.find_or_create(name, thread, replace_lost) if is_upload else server.find(name, thread)
+        copy = _Copy(server, session_id, recursive)
         with _progress(local if is_upload else remote.path) as copy.progress:
             copied_to = copy.upload(local, remote.path) if is_upload else copy.download(remote.path, local)
     if as_json:

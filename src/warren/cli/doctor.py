@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from warren.cli.console import until_signal
-from warren.cli.options import json_option
+from warren.cli.options import environment_option, json_option
 from warren.cli.output import print_json
 from warren.cli.run import SandboxOptions, build_spec
 from warren.config.settings import Settings, read_settings
@@ -31,7 +31,7 @@ _COLOURS = {
 
 @click.command()
 @click.option("--attack", is_flag=True, help="Start a sandbox and attack it from inside.")
-@click.option("--env", "environment", default="base", metavar="E", help="Environment to attack.  [base]")
+@environment_option("Environment to attack.  [base]", "base")
 @click.option("--image", default="", metavar="I", help="Image to attack instead of the environment's.")
 @click.option("--provider", default="", metavar="P", help="oci or docker.  [oci]")
 @click.option("--url", default="", metavar="URL", help="With --attack: attack this server by its API instead.")

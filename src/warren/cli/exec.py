@@ -22,7 +22,7 @@ from warren.cli.console import (
     show_command,
     until_signal,
 )
-from warren.cli.options import parse_pairs, server_options, thread_option
+from warren.cli.options import command_options, parse_pairs, replace_lost_option, server_options, thread_option
 from warren.cli.output import print_json
 from warren.cli.remote import Server, complete_session, split_session
 from warren.config.settings import read_settings
@@ -52,12 +52,12 @@ class _ExecCommand(click.Command):
 @click.command("exec", cls=_ExecCommand)
 @click.argument("words", nargs=-1, metavar="SESSION -- COMMAND…", shell_complete=complete_session)
 @thread_option
+@replace_lost_option
 @click.option("--timeout", "timeout_s", type=float, metavar="S", help="End it, and all it started, after S seconds.")
-@click.option("--user", default="", metavar="U", help="User inside the sandbox.  [sandboxuser]")
-@click.option("--cwd", default="", metavar="D", help="Directory.  [where the last command ended, at first /workspace]")
-@click.option("-e", "variables", multiple=True, metavar="K=V", help="Environment variable for the command.")
-@click.option("-i", "interactive", is_flag=True, help="Pass stdin on.")
-@click.option("-t", "terminal", is_flag=True, help="Give it a terminal (and stdin).")
+@command_options("where the last command ended, at first /workspace")
+@click.option("-e", "--env", "variables", multiple=True, metavar="K=V", help="Environment variable for the command.")
+@click.option("-i", "--interactive", is_flag=True, help="Pass stdin on.")
+@click.option("-t", "--tty", "terminal", is_flag=True, help="Give it a terminal (and stdin).")
 @click.option("-d", "--detach", is_flag=True, help="Start it in the background and print its process id.")
 @click.option("--name", default="", metavar="N", help="With -d: a process id of your own.")
 @server_options
@@ -82,7 +82,7 @@ def execute(ctx: click.Context, /, words: tuple[str, ...], thread: str, url: str
         command["timeout_s"] = timeout_s
     _check_options(as_json=as_json, **options)
     with Server(url) as server:
-        session_id = server.find_or_create(name, thread)
+        session_id = server.find_or_create(name, thread, options["replace_lost"])
         if options["detach"]:
             return _start(server, session_id, {**command, "process_id": options["name"]}, as_json)
         if options["terminal"]:

@@ -1,6 +1,6 @@
 """Entry point of `warren`: finds the command, and turns every error into one sentence and an exit code.
 
-Exit codes: those of the command that ran in the sandbox; 2 for wrong usage; 124 when its time ran out;
+Exit codes: those of the command that ran in the sandbox; 2 for wrong usage; 124 when its time ran out, everywhere;
 125 when Warren itself failed; 128 + N when a signal N ended `warren`.
 """
 
@@ -18,17 +18,22 @@ from warren.model.errors import WarrenError
 from warren.model.version import __version__
 
 EXIT_WARREN_FAILED = 125
+_PERMISSION_HINT = (
+    'run it with sudo: sudo "$(command -v warren)" …; or set WARREN_STATE_DIR to a directory of this user'
+)
 
 # The commands under each title of `warren --help`, as module:object. A module is imported when its command is used.
 _GROUPS = {
     "Sessions of a server (--url or WARREN_URL says which)": {
         "create": "warren.cli.sessions:create",
         "ps": "warren.cli.sessions:ps",
+        "inspect": "warren.cli.sessions:inspect",
         "exec": "warren.cli.exec:execute",
         "cp": "warren.cli.cp:cp",
         "search": "warren.cli.search:search",
         "logs": "warren.cli.sessions:logs",
         "kill": "warren.cli.sessions:kill",
+        "kill-all": "warren.cli.sessions:kill_all",
         "stats": "warren.cli.sessions:stats",
         "self-test": "warren.cli.self_test:self_test",
     },
@@ -56,10 +61,19 @@ _GROUPS = {
         "mcp": "warren.cli.mcp:mcp",
         "doctor": "warren.cli.doctor:doctor",
         "config": "warren.cli.config:config",
+        "service": "warren.cli.service:service",
+        "support-bundle": "warren.cli.support:support_bundle",
+        "uninstall": "warren.cli.uninstall:uninstall",
         "completion": "warren.cli.main:completion",
     },
 }
 _COMMANDS = {name: target for group in _GROUPS.values() for name, target in group.items()}
+# Names that users of Docker type.
+_ALIASES = {
+    "ls": _COMMANDS["ps"],
+    "rm": _COMMANDS["kill"],
+    "images": "warren.cli.image:list_images",
+}
 _COMPLETION_HINTS = {
     "bash": 'eval "$(warren completion bash)"   # in ~/.bashrc',
     "zsh": 'eval "$(warren completion zsh)"    # in ~/.zshrc',
@@ -72,9 +86,10 @@ class LazyGroup(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        target = _COMMANDS.get(cmd_name) or _ALIASES.get(cmd_name)
+        if target is None:
             return None
-        module, _, attribute = _COMMANDS[cmd_name].partition(":")
+        module, _, attribute = target.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
 
@@ -141,12 +156,16 @@ def _run(arguments: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return 128 + signal.SIGINT
     except WarrenError as exc:
-        report(exc.message, exc.remedy)
+        report(exc.message, exc.remedy.replace("replace_lost", "--replace-lost"))
         return EXIT_WARREN_FAILED
     except ModuleNotFoundError as exc:
         report(
             f"this command needs the package {exc.name}, which is not installed", "pip install 'warren-sandbox[server]'"
         )
+        return EXIT_WARREN_FAILED
+    except PermissionError as exc:
+        report(f"this user (uid {os.geteuid()}) has no permission for {exc.filename or exc}", _PERMISSION_HINT)
+        _print_trace_for_debugging()
         return EXIT_WARREN_FAILED
     except Exception as exc:
         return _report_internal_error(exc)
@@ -160,9 +179,13 @@ def report(message: str, remedy: str = "") -> None:
 
 def _report_internal_error(exc: Exception) -> int:
     report(f"internal error: {type(exc).__name__}: {exc}", "WARREN_DEBUG=1 shows where; please report it")
+    _print_trace_for_debugging()
+    return EXIT_WARREN_FAILED
+
+
+def _print_trace_for_debugging() -> None:
     if _is_debugging():
         traceback.print_exc()
-    return EXIT_WARREN_FAILED
 
 
 def _is_debugging() -> bool:

@@ -8,11 +8,19 @@ import click
 
 from warren.sdk.discovery import DEFAULT_URL
 
+_UNITS_MB: Final = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 _UNITS_S: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 url_option = click.option("--url", default="", metavar="URL", help=f"The server.  [WARREN_URL, else {DEFAULT_URL}]")
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs: print one JSON document.")
 thread_option = click.option("--thread", default="", metavar="T", help="The thread's session, instead of SESSION.")
+
+variables_option = click.option(
+    "-e", "variables", multiple=True, metavar="K=V", help="Environment variable for the command."
+)
+replace_lost_option = click.option(
+    "--replace-lost", is_flag=True, help="If the thread's sandbox was lost: go on in a fresh one."
+)
 
 
 def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,6 +37,49 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # gene
         if match is None:
             self.fail(f"{value!r} is not a duration, such as 90s, 10m or 1h", param, ctx)
         return float(match[1]) * _UNITS_S[match[2]]
+
+
+class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """MiB, or a number with a unit: 512m, 1g, 1.5GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([kmgt]?)(?:i?b)?", str(value).lower())
+        if match is None:
+            self.fail(f"{value!r} is not a size, such as 512 (MiB), 512m or 1g", param, ctx)
+        return round(float(match[1]) * _UNITS_MB[match[2]])
+
+
+def _check_environment(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if "=" in value:
+        raise click.UsageError(
+            f"--env names an environment of the registry, and is now --environment; the variable is -e {value}"
+        )
+    return value
+
+
+def environment_option(help_text: str, default: str = "") -> Callable[..., Any]:
+    """`--env` is its earlier name."""
+    return click.option(
+        "-E", "--environment", "--env", "environment", default=default, metavar="E", help=help_text,
+        callback=_check_environment,
+    )  # fmt: skip
+
+
+def command_options(where: str) -> Callable[..., Any]:
+    """Who runs a command in the sandbox, where, and with which variables."""
+    options = (
+        click.option("-u", "--user", default="", metavar="U", help="User inside the sandbox.  [sandboxuser]"),
+        click.option("-w", "--workdir", "--cwd", "cwd", default="", metavar="D", help=f"Directory.  [{where}]"),
+    )
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 def parse_pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:

@@ -81,11 +81,14 @@ class Server:
             raise InvalidRequest(f"{len(matches)} sessions begin with {name!r}", remedy="give more of its id")
         raise SessionNotFound(f"there is no session {name!r}", remedy="`warren ps` shows those there are")
 
-    def find_or_create(self, name: str, thread: str) -> str:
+    def find_or_create(self, name: str, thread: str, replace_lost: bool = False) -> str:
         """As `find`; but a thread without a session gets one, as with its first command over the API."""
         if not thread:
+            if replace_lost:
+                raise click.UsageError("--replace-lost needs --thread; without one, `warren create` makes a session")
             return self.find(name, "")
-        session = self.backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, thread_id=thread)
+        options: dict[str, Any] = {"thread_id": thread, "replace_lost": replace_lost}
+        session = self.backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, **options)
         report_fresh_sandbox(session)
         return str(session["session_id"])
 

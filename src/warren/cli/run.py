@@ -1,6 +1,6 @@
 """`warren run` and `warren shell`: a command or a terminal in a sandbox that is gone afterwards in every case.
 
-Without a server, in this process. With --session or --thread, `warren shell` opens its terminal in a session of a
+Without a server, in this process. With SESSION or --thread, `warren shell` opens its terminal in a session of a
 server instead.
 """
 
@@ -25,7 +25,16 @@ from warren.cli.console import (
     terminal_size,
     until_signal,
 )
-from warren.cli.options import drop_empty, json_option, parse_pairs
+from warren.cli.options import (
+    Size,
+    command_options,
+    drop_empty,
+    environment_option,
+    json_option,
+    parse_pairs,
+    replace_lost_option,
+    variables_option,
+)
 from warren.config.settings import Settings, read_settings
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest
@@ -50,14 +59,20 @@ class SandboxOptions:
 
 
 _OPTIONS = (
-    click.option("--env", "environment", default="base", metavar="E", help="Environment of the registry.  [base]"),
+    environment_option("Environment of the registry.  [base]", "base"),
     click.option("--image", default="", metavar="I", help="Image to use instead of the environment's."),
     click.option("--provider", default="", metavar="P", help="oci or docker.  [oci]"),
-    click.option("--memory", type=int, metavar="MB", help="Memory limit."),
+    click.option("-m", "--memory", type=Size(), metavar="MB", help="Memory limit, in MiB or as 512m or 1g."),
     click.option("--cpus", type=float, metavar="N", help="CPU limit."),
-    click.option("--disk", type=int, metavar="MB", help="Disk limit."),
+    click.option("--disk", type=Size(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g."),
     click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation."),
 )
+
+
+def _complete_session(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    from warren.cli.remote import complete_session  # `warren run` does without
+
+    return complete_session(ctx, parameter, incomplete)
 
 
 def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,9 +84,11 @@ def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
 @_sandbox_options
 @click.option("--timeout", type=float, metavar="S", help="End the command, with all its processes, after S seconds.")
-@click.option("--user", default="", metavar="U", help="User inside the sandbox.  [sandboxuser]")
-@click.option("--cwd", default="", metavar="D", help="Directory to start in.  [/workspace]")
-@click.option("-e", "variables", multiple=True, metavar="K=V", help="Environment variable for the command.")
+@command_options("/workspace")
+@variables_option
+@click.option("-i", "--interactive", is_flag=True, help="Pass stdin on, also if it is a terminal.")
+@click.option("-t", "--tty", "terminal", is_flag=True, help="Give it a terminal.")
+@click.option("--rm", is_flag=True, hidden=True, expose_value=False)
 @json_option
 @click.argument("command", nargs=-1, required=True)
 def run(
@@ -80,6 +97,8 @@ def run(
     user: str,
     cwd: str,
     variables: tuple[str, ...],
+    interactive: bool,
+    terminal: bool,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -89,17 +108,31 @@ def run(
 
     Example: warren run -- python3 -c 'print(6 * 7)'
     """
-    order = Command(argv=command, env=parse_pairs("-e", variables), user=user, cwd=cwd, timeout_s=timeout)
+    settings, env = read_settings(), parse_pairs("-e", variables)
+    order = Command(argv=command, env=env, user=user, cwd=cwd, timeout_s=timeout)
+    if terminal:
+        if as_json:
+            raise click.UsageError("-t and --json do not go together")
+        check_terminal("warren run -t", "warren run")
+        order = replace(order, env={"TERM": settings.terminal, **env}, terminal=terminal_size())
 
     async def work(sandbox: Sandbox) -> int:
-        return await show_command(partial(_run_to_end, sandbox, order), timeout, as_json, _MEMORY_HINT)
+        if terminal:
+            return await _run_in_terminal(sandbox, order, timeout)
+        run_to_end = partial(_run_to_end, sandbox, order, interactive)
+        return await show_command(run_to_end, timeout, as_json, _MEMORY_HINT)
 
-    return _run_in_fresh_sandbox(read_settings(), SandboxOptions(**options), work)
+    return _run_in_fresh_sandbox(settings, SandboxOptions(**options), work)
 
 
-async def _run_to_end(sandbox: Sandbox, command: Command, sink: Sink) -> dict[str, Any]:
+async def _run_in_terminal(sandbox: Sandbox, command: Command, timeout_s: float | None) -> int:
     process = await sandbox.start(command, follow=True)
-    sending = asyncio.create_task(_send_input(process))
+    return exit_code_of(await attach_terminal(process), timeout_s, _MEMORY_HINT)
+
+
+async def _run_to_end(sandbox: Sandbox, command: Command, interactive: bool, sink: Sink) -> dict[str, Any]:
+    process = await sandbox.start(command, follow=True)
+    sending = asyncio.create_task(_send_input(process, interactive))
     try:
         async for chunk in process.output():
             await sink(chunk.stream, chunk.data)
@@ -113,45 +146,60 @@ async def _run_to_end(sandbox: Sandbox, command: Command, sink: Sink) -> dict[st
             await sending
 
 
-async def _send_input(process: Process) -> None:
-    """Passes stdin on, unless it is a terminal: `warren shell` is for those."""
-    if sys.stdin is not None and not os.isatty(0):
+async def _send_input(process: Process, interactive: bool) -> None:
+    """Passes stdin on; a terminal's only if asked to: `warren shell` and -t are for those."""
+    if sys.stdin is not None and (interactive or not os.isatty(0)):
         async for data in read_stream(0):
             await process.write(data)
     await process.close_stdin()
 
 
 @click.command()
+@click.argument("session", default="", shell_complete=_complete_session)
 @_sandbox_options
-@click.option("--user", default="", metavar="U", help="User inside the sandbox.  [sandboxuser]")
-@click.option("--cwd", default="", metavar="D", help="Directory to start in.  [/workspace]")
-@click.option("--session", default="", metavar="S", help="Open it in this session of a server.")
+@command_options("/workspace")
+@variables_option
+@click.option("--session", "session_option", default="", metavar="S", help="The same as SESSION.")
 @click.option("--thread", default="", metavar="T", help="Open it in this thread's session of a server.")
-@click.option("--url", default="", metavar="URL", help="With --session or --thread: the server.  [WARREN_URL]")
+@replace_lost_option
+@click.option("--url", default="", metavar="URL", help="With SESSION or --thread: the server.  [WARREN_URL]")
 @click.option("--json", "as_json", is_flag=True, hidden=True)
-def shell(user: str, cwd: str, session: str, thread: str, url: str, as_json: bool, **options: Any) -> int:
+def shell(
+    user: str,
+    cwd: str,
+    variables: tuple[str, ...],
+    session: str,
+    session_option: str,
+    thread: str,
+    replace_lost: bool,
+    url: str,
+    as_json: bool,
+    **options: Any,
+) -> int:
     """Open an interactive terminal in a sandbox.
 
-    In a fresh one of this machine; with --session or --thread, in a session of a server.
+    In a fresh one of this machine; with SESSION or --thread, in a session of a server.
 
     Example: warren shell --thread conv-42
     """
+    if session and session_option:
+        raise click.UsageError("give SESSION or --session, not both")
+    session = session or session_option
     instead = "warren exec" if session or thread else "warren run"
     if as_json:
         raise click.UsageError(f"a terminal is for a person, not for a program: use `{instead} --json`")
     check_terminal("warren shell", instead)
     settings = read_settings()
-    env = {"TERM": settings.terminal}
+    env = {"TERM": settings.terminal, **parse_pairs("-e", variables)}
     if session or thread:
         _check_session_options(session, thread, options)
-        return _open_on_server(url, session, thread, {"env": env, "user": user, "cwd": cwd})
-    if url:
-        raise click.UsageError("--url needs --session or --thread")
+        return _open_on_server(url, session, thread, replace_lost, {"env": env, "user": user, "cwd": cwd})
+    if url or replace_lost:
+        raise click.UsageError(f"{'--url' if url else '--replace-lost'} needs SESSION or --thread")
     command = Command(argv=("/bin/sh", "-c", _SHELL), env=env, user=user, cwd=cwd, terminal=terminal_size())
 
     async def work(sandbox: Sandbox) -> int:
-        process = await sandbox.start(command, follow=True)
-        return exit_code_of(await attach_terminal(process), None, _MEMORY_HINT)
+        return await _run_in_terminal(sandbox, command, None)
 
     return _run_in_fresh_sandbox(settings, SandboxOptions(**options), work)
 
@@ -159,20 +207,19 @@ def shell(user: str, cwd: str, session: str, thread: str, url: str, as_json: boo
 def _check_session_options(session: str, thread: str, options: dict[str, object]) -> None:
     """Refuses options that describe a sandbox: that of a session exists already."""
     if session and thread:
-        raise click.UsageError("give --session or --thread, not both")
+        raise click.UsageError("give SESSION or --thread, not both")
     context = click.get_current_context()
     for name in options:
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            flag = "--env" if name == "environment" else f"--{name}"
-            raise click.UsageError(f"{flag} is for a fresh sandbox; `warren create` makes a session with it")
+            raise click.UsageError(f"--{name} is for a fresh sandbox; `warren create` makes a session with it")
 
 
-def _open_on_server(url: str, session: str, thread: str, options: dict[str, object]) -> int:
+def _open_on_server(url: str, session: str, thread: str, replace_lost: bool, options: dict[str, object]) -> int:
     from warren.cli.exec import run_in_terminal
     from warren.cli.remote import Server
 
     with Server(url) as server:
-        session_id = server.find_or_create(session, thread)
+        session_id = server.find_or_create(session, thread, replace_lost)
         command = {"command": ["/bin/sh", "-c", _SHELL], **options}
         return asyncio.run(until_signal(run_in_terminal(server, session_id, command, None)))
 

@@ -5,13 +5,13 @@ import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from warren.config.options import serve_options
+from warren.config.options import serve_options, worker_options
 from warren.config.settings import Settings, read_settings
 from warren.logs import get_log
 from warren.model.addresses import is_loopback
@@ -46,26 +46,28 @@ def coordinator(flags: dict[str, Any]) -> int:
 
     The sandboxes are on the cluster's workers: a request about a session is passed on to the worker that has it. Any
     number of coordinators may run, on any machines: each answers every request. They and the workers meet in Redis
-    (WARREN_REDIS_URL, or REDIS_HOST and REDIS_PORT) and know each other by WARREN_CLUSTER_SECRET.
+    (WARREN_REDIS_URL, or REDIS_HOST and REDIS_PORT) and know each other by WARREN_CLUSTER_SECRET. If Redis is on
+    loopback, the cluster is on this machine, and a secret is made in the state directory when none is given.
 
     Example: REDIS_HOST=10.0.0.2 WARREN_CLUSTER_SECRET=... warren coordinator --host 0.0.0.0
     """
     from warren.app.cluster_wiring import coordinator_settings
     from warren.app.wiring import build_tls
 
-    settings = coordinator_settings(read_settings(flags=flags))
+    settings = coordinator_settings(given := read_settings(flags=flags))
+    _tell_secret(given)
     check_exposure(settings)
     tls = build_tls(settings)
-    why_not = _confine_coordinator()
+    why_not = _confine_coordinator(settings.log_file)
     return _run_process(settings, tls, lambda tls: _run_coordinator(settings, tls, why_not))
 
 
 @click.command()
-@serve_options
+@worker_options
 def worker(flags: dict[str, Any]) -> int:
     """Make the sandboxes of this machine for a cluster until you stop it.
 
-    It listens on port 5000 and serves coordinators only. Its sandboxes go on when it is stopped, and the next start
+    It serves coordinators only. Its sandboxes go on when it is stopped, and the next start
     takes them over; without one within a minute its sessions are reported lost. Before you remove a worker for good,
     drain it: `warren cluster drain`.
 
@@ -73,8 +75,21 @@ def worker(flags: dict[str, Any]) -> int:
     """
     from warren.app.cluster_wiring import build_worker_tls, worker_settings
 
-    settings = worker_settings(read_settings(flags=flags))
+    settings = worker_settings(given := read_settings(flags=flags))
+    _tell_secret(given)
+    check_user(settings)
     return _run_process(settings, build_worker_tls(settings), lambda tls: _run_worker(settings, tls))
+
+
+def _tell_secret(given: Settings) -> None:
+    """Where the secret is that coordinator_settings found or made."""
+    from warren.app.cluster_wiring import secret_path
+
+    if not given.cluster_secret:
+        click.echo(
+            f"The secret of this cluster is in {secret_path(given)}. Its processes find it there if they have the same "
+            "state directory; others need it as WARREN_CLUSTER_SECRET."
+        )
 
 
 def run_server(settings: Settings, make_service: "Callable[[Settings], Service] | None" = None) -> int:
@@ -83,8 +98,18 @@ def run_server(settings: Settings, make_service: "Callable[[Settings], Service] 
     from warren.app.wiring import build_tls
 
     check_exposure(settings)
+    check_user(settings)
     service = make_service or Service
     return _run_process(settings, build_tls(settings), lambda tls: _run_service(settings, service(settings), tls))
+
+
+def check_user(settings: Settings) -> None:
+    """Without root a server would start, and then fail to make every sandbox."""
+    from warren.worker.providers.host_provider import require_root
+
+    for provider in settings.providers:
+        if provider != "fake":
+            require_root(provider)
 
 
 def check_exposure(settings: Settings) -> None:
@@ -113,7 +138,10 @@ def _run_process(
     from warren.http.server.serving import new_event_loop
     from warren.logs import set_up_logs
 
-    set_up_logs(settings.log_level, settings.log_format, request_id.get)
+    try:
+        set_up_logs(settings.log_level, settings.log_format, request_id.get, settings.log_file)
+    except OSError as exc:
+        raise InvalidRequest(f"the log file {settings.log_file} cannot be written: {exc.strerror}") from exc
     for warning in settings.warnings:
         _log.warning("setting_ignored", reason=warning)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
@@ -142,7 +170,7 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
     return await _serve_until_stopped(settings, service, tls, app, announce)
 
 
-def _confine_coordinator() -> str:
+def _confine_coordinator(log_file: Path | None) -> str:
     """Gives up what a coordinator does not need: it keeps temporary files and the first key, and all else in Redis.
 
     Returns why that was not possible; it then runs all the same.
@@ -153,6 +181,8 @@ def _confine_coordinator() -> str:
     from warren.sdk.discovery import credentials_path
 
     places = [Path(tempfile.gettempdir()), Path("/dev/null")]
+    if log_file is not None:
+        places.append(log_file.absolute().parent)
     if credentials := credentials_path():
         with contextlib.suppress(OSError):
             credentials.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -287,23 +317,24 @@ async def _wait_for_either(work: Any, event: asyncio.Event) -> "asyncio.Future[A
 async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]) -> str:
     """Makes a key if the server has none, and leaves it where clients of the same user find it.
 
-    Returns the key if it was printed and may be shown again, else an empty text.
+    If these have the first key of another server for the same address already, this server takes that one too, so that
+    both can be used. Any other key of theirs stays where it is. Returns the key if it was printed and may be shown
+    again, else an empty text.
     """
     from warren.model.access import ALL_SCOPES
     from warren.model.session import DEFAULT_TENANT
-    from warren.sdk.discovery import credentials_path, write_key
+    from warren.sdk.discovery import credentials_path, read_key
 
     if not settings.auth or settings.api_key or settings.jwt_jwks:
         return ""
-    created = await keys.create_first("first", DEFAULT_TENANT, ALL_SCOPES)
+    path = credentials_path()
+    known = {url: read_key(path, url) if path else "" for url in urls}
+    created = await keys.create_first("first", DEFAULT_TENANT, ALL_SCOPES, next(filter(None, known.values()), ""))
     if created is None:
         return ""
-    text, path = created[1], credentials_path()
+    text = created[1]
     try:
-        if path is None:
-            raise OSError("this user has no home directory")
-        for url in urls:
-            await asyncio.to_thread(write_key, path, url, text)
+        await asyncio.to_thread(_leave_key, path, known, text)
     except OSError as exc:
         click.echo(f"Made a key, which is shown this once: {text}\n  It could not be left for your clients: {exc}")
         return text
@@ -311,6 +342,19 @@ async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]
     shown = f", which is shown this once: {text}" if sys.stdout.isatty() else "."
     click.echo(f"Made a key{shown}\n  Your own clients find it in {path}.")
     return text if sys.stdout.isatty() else ""
+
+
+def _leave_key(path: Path | None, known: Mapping[str, str], text: str) -> None:
+    from warren.sdk.discovery import write_key
+
+    if path is None:
+        raise OSError("this user has no home directory")
+    others = [url for url, key in known.items() if key not in ("", text)]
+    for url in known:
+        if url not in others:
+            write_key(path, url, text)
+    if others:
+        raise OSError(f"{path} has another key for {', '.join(others)}")
 
 
 def _server_url(settings: Settings, port: int) -> str:

@@ -1,14 +1,28 @@
-"""`warren create`, `ps`, `logs`, `kill` and `stats`: the sessions of a server."""
+"""`warren create`, `ps`, `inspect`, `logs`, `kill`, `kill-all` and `stats`: the sessions of a server."""
 
 import base64
+import re
 import secrets
-from collections.abc import Iterator
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import click
 
-from warren.cli.main import report
-from warren.cli.options import Duration, drop_empty, parse_pairs, server_options, thread_option
+from warren.cli.main import EXIT_WARREN_FAILED, report
+from warren.cli.options import (
+    Duration,
+    Size,
+    drop_empty,
+    environment_option,
+    parse_pairs,
+    replace_lost_option,
+    server_options,
+    thread_option,
+)
 from warren.cli.output import (
     STREAM_FDS,
     format_age,
@@ -19,38 +33,47 @@ from warren.cli.output import (
     write_bytes,
 )
 from warren.cli.remote import Server, complete_session, report_fresh_sandbox, short_id, split_session
+from warren.model.errors import Conflict, InvalidRequest, NotFound, SandboxLost, SessionEnded
 from warren.sdk.protocol import CREATE_S
 
 Values = dict[str, Any]
 
-_SESSION_TITLES: Final = ("SESSION", "THREAD", "ENVIRONMENT", "STATE", "AGE", "EXPIRES IN", "POOL")
+_SESSION_TITLES: Final = (
+    "SESSION", "THREAD", "ENVIRONMENT", "IMAGE", "PROVIDER", "WORKER", "LIMITS", "STATE", "AGE", "IDLE LEFT",
+    "EXPIRES IN", "POOL",
+)  # fmt: skip
 _PROCESS_TITLES: Final = ("PROCESS", "STATE", "AGE", "BYTES", "COMMAND")
 _POOL_TITLES: Final = (
     "POOL", "READY", "CREATING", "TARGET", "WAITING", "HIT RATE", "P50", "P95", "MADE", "FAILED",
 )  # fmt: skip
 _OUTPUT_BYTES: Final = 1024 * 1024
 _FOLLOW_S: Final = 30.0
+_WATCH_S: Final = 2.0
+_CLEAR_SCREEN: Final = "\033[H\033[2J"
 
 
 @click.command()
 @click.option("--thread", default="", metavar="T", help="Its thread. If the thread has a session, that one is used.")
-@click.option("--env", "environment", default="", metavar="E", help="Environment of the server's registry.")
+@environment_option("Environment of the server's registry.")
 @click.option("--image", default="", metavar="I", help="Image to use instead of the environment's.")
-@click.option("--memory", "memory_mb", type=int, metavar="MB", help="Memory limit.")
+@click.option("-m", "--memory", "memory_mb", type=Size(), metavar="MB", help="Memory limit, in MiB or as 512m or 1g.")
 @click.option("--cpus", type=float, metavar="N", help="CPU limit.")
-@click.option("--disk", "disk_mb", type=int, metavar="MB", help="Disk limit.")
+@click.option("--disk", "disk_mb", type=Size(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g.")
+@click.option("-e", "variables", multiple=True, metavar="K=V", help="Environment variable for every command in it.")
 @click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation.")
 @click.option("--provider", default="", metavar="P", help="What makes the sandbox, one of the server's providers.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="What its worker must have: gpu=1.")
 @click.option("--metadata", multiple=True, metavar="K=V", help="A note of your own, to find it by.")
 @click.option("--idle-timeout", "idle_timeout_s", type=Duration(), metavar="D", help="End it when unused so long: 10m.")
 @click.option("--max-lifetime", "max_lifetime_s", type=Duration(), metavar="D", help="End it after so long: 1h.")
+@replace_lost_option
 @server_options
 def create(
     thread: str,
     memory_mb: int | None,
     cpus: float | None,
     disk_mb: int | None,
+    variables: tuple[str, ...],
     metadata: tuple[str, ...],
     require: tuple[str, ...],
     labels: tuple[str, ...],
@@ -60,12 +83,13 @@ def create(
 ) -> None:
     """Create a session and print its id.
 
-    Example: warren create --memory 1024 --idle-timeout 10m --metadata user=u-7
+    Example: warren create --memory 1g --idle-timeout 10m --metadata user=u-7
     """
     values = {
         **options,
         "thread_id": thread,
         "limits": drop_empty({"memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb}),
+        "env": parse_pairs("-e", variables),
         "require": list(require),
         "labels": parse_pairs("--label", labels),
         "metadata": parse_pairs("--metadata", metadata),
@@ -85,7 +109,8 @@ def create(
 def ps(with_ended: bool, quiet: bool, url: str, as_json: bool) -> None:
     """List sessions, the newest first.
 
-    POOL says whether the session's sandbox came from the pool.
+    LIMITS are MiB of memory, cores and MiB of disk. IDLE LEFT is how long it may still go unused, EXPIRES IN when it
+    ends if it does. POOL says whether the session's sandbox came from the pool.
 
     Example: warren ps -a
     """
@@ -103,17 +128,90 @@ def ps(with_ended: bool, quiet: bool, url: str, as_json: bool) -> None:
 
 
 def _session_row(session: Values) -> tuple[object, ...]:
-    state = f"{session['state']} ({session['reason']})" if session["reason"] else session["state"]
-    expires_at = session["expires_at"]
+    state, reason = session["state"], session["reason"]
     return (
         short_id(session["session_id"]),
         session["thread_id"],
         session["environment"],
-        state,
+        session.get("image"),
+        session["provider"],
+        session["worker"],
+        _format_limits(session.get("limits")),
+        f"{state} ({reason})" if reason and reason != state else state,
         format_age(session["created_at"]),
-        format_seconds(-seconds_since(expires_at)) if expires_at else None,
+        _time_left(session.get("idle_expires_at")),  # a server of an earlier version does not say
+        _time_left(session["expires_at"]),
         "yes" if session["pooled"] else "no",
     )
+
+
+def _format_limits(limits: Values | None) -> str | None:
+    return f"{limits['memory_mb']}/{limits['cpus']:g}/{limits['disk_mb']}" if limits else None
+
+
+def _time_left(timestamp: str | None) -> str | None:
+    return format_seconds(-seconds_since(timestamp)) if timestamp else None
+
+
+@click.command()
+@click.argument("sessions", nargs=-1, metavar="SESSION…", shell_complete=complete_session)
+@thread_option
+@server_options
+def inspect(sessions: tuple[str, ...], thread: str, url: str, as_json: bool) -> int:
+    """Print everything about sessions, as a JSON array.
+
+    Their limits, time-outs, metadata, and the layers of isolation in force.
+
+    Example: warren inspect ses_0123
+    """
+    with Server(url) as server:
+
+        def get(name: str) -> Values:
+            found: Values = server.backend.call("get_session", server.find(name, thread))
+            return found
+
+        shown, code = _for_each(_given_sessions(sessions, thread), get)
+    print_json(shown)
+    return code
+
+
+def _given_sessions(words: tuple[str, ...], thread: str) -> tuple[str, ...]:
+    """The SESSION arguments; one empty name stands for the session of --thread."""
+    name, rest = split_session(words, thread)
+    if thread and rest:
+        raise click.UsageError("give SESSION or --thread, not both")
+    return (name, *rest)
+
+
+def _for_each(names: tuple[str, ...], do: Callable[[str], Values]) -> tuple[list[Values], int]:
+    """Does it for each of them, also if it fails for some; returns the results and the exit code."""
+    results, code = [], 0
+    for name in names:
+        try:
+            results.append(do(name))
+        except (NotFound, SessionEnded, SandboxLost, Conflict, InvalidRequest) as exc:
+            if len(names) == 1:
+                raise
+            report(exc.message, exc.remedy)
+            code = EXIT_WARREN_FAILED
+    return results, code
+
+
+def _print_each(
+    names: tuple[str, ...], do: Callable[[str], Values], line: Callable[[Values], str], as_json: bool
+) -> int:
+    """Prints a line for each of them, or one document: for one name its result, for several a list."""
+
+    def do_and_print(name: str) -> Values:
+        result = do(name)
+        if not as_json:
+            click.echo(line(result))
+        return result
+
+    results, code = _for_each(names, do_and_print)
+    if as_json:
+        print_json(results[0] if len(names) == 1 else results)
+    return code
 
 
 @click.command()
@@ -121,8 +219,11 @@ def _session_row(session: Values) -> tuple[object, ...]:
 @thread_option
 @click.option("-f", "--follow", is_flag=True, help="Go on until the command ends.")
 @click.option("--offset", type=click.IntRange(min=0), default=0, metavar="N", help="Begin at this byte of the output.")
+@click.option("-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines there are.")
 @server_options
-def logs(words: tuple[str, ...], thread: str, follow: bool, offset: int, url: str, as_json: bool) -> None:
+def logs(
+    words: tuple[str, ...], thread: str, follow: bool, offset: int, tail: int | None, url: str, as_json: bool
+) -> None:
     """Print the output of a background command, byte by byte as it was.
 
     PROCESS is what `warren exec -d` has printed; without it the commands and terminals of SESSION are listed.
@@ -135,6 +236,8 @@ def logs(words: tuple[str, ...], thread: str, follow: bool, offset: int, url: st
         if not process_id:
             _print_processes(server.backend.call("list_processes", session_id)["processes"], as_json)
             return
+        if tail is not None:
+            offset = _find_tail(_read_output(server, session_id, process_id, offset, follow=False), tail)
         pages = _read_output(server, session_id, process_id, offset, follow)
         if as_json:
             print_json(_output_document(pages, offset))
@@ -187,6 +290,27 @@ def _read_output(server: Server, session_id: str, process_id: str, offset: int, 
         offset = page["next_offset"]
 
 
+def _find_tail(pages: Iterator[Values], lines: int) -> int:
+    """Returns the offset at which the last `lines` lines of the output begin.
+
+    Keeps the offsets of so many line ends, not the output.
+    """
+    begins: deque[int] = deque(maxlen=lines + 1)  # of lines
+    end = 0
+    for page in pages:
+        for chunk in page["chunks"]:
+            data = base64.b64decode(chunk["data"])
+            if not begins:
+                begins.append(chunk["offset"])
+            begins.extend(chunk["offset"] + found.end() for found in re.finditer(b"\n", data))
+            end = chunk["next_offset"]
+    if not begins or not lines:
+        return end
+    if begins[-1] == end:  # the last line is complete
+        return begins[0]
+    return begins[max(0, len(begins) - lines)]
+
+
 def _print_chunk(chunk: Values, offset: int) -> int:
     """Returns the offset after the chunk. Reports bytes that the sandbox did not keep."""
     if chunk["offset"] > offset:
@@ -207,52 +331,106 @@ def _output_document(pages: Iterator[Values], offset: int) -> Values:
 
 
 @click.command()
-@click.argument("words", nargs=-1, metavar="SESSION [PROCESS]", shell_complete=complete_session)
+@click.argument("words", nargs=-1, metavar="SESSION… | SESSION PROCESS…", shell_complete=complete_session)
 @thread_option
 @click.option("--grace", "grace_s", type=float, default=2.0, metavar="S", help="Time between TERM and KILL.  [2]")
+@click.option("-f", "--force", is_flag=True, hidden=True, expose_value=False)
 @server_options
-def kill(words: tuple[str, ...], thread: str, grace_s: float, url: str, as_json: bool) -> None:
-    """End a session, or a process of it.
+def kill(words: tuple[str, ...], thread: str, grace_s: float, url: str, as_json: bool) -> int:
+    """End sessions, or processes of a session.
 
     When this returns, the session's sandbox, processes and files are gone. With PROCESS only that process is ended,
-    with everything it started; the number of killed processes is printed.
+    with everything it started; the number of killed processes is printed. The second word is a PROCESS unless it
+    begins with ses_, as every session id does.
 
-    Example: warren kill ses_0123 web
+    Example: warren kill $(warren ps -q)
     """
-    name, process_id = _split_process(words, thread)
+    sessions, processes = _split_sessions(words, thread)
     with Server(url) as server:
-        session_id = server.find(name, thread)
-        if process_id:
-            _kill_process(server, session_id, process_id, grace_s, as_json)
-            return
-        session = server.backend.call("delete_session", session_id)
-    print_json(session) if as_json else click.echo(f"ended {session_id}")
+        if processes:
+            kill_one = partial(_kill_process, server, server.find(sessions[0], thread), grace_s)
+            return _print_each(processes, kill_one, _describe_kill, as_json)
+
+        def end(name: str) -> Values:
+            ended: Values = server.backend.call("delete_session", server.find(name, thread))
+            return ended
+
+        return _print_each(sessions, end, lambda session: f"ended {session['session_id']}", as_json)
 
 
-def _kill_process(server: Server, session_id: str, process_id: str, grace_s: float, as_json: bool) -> None:
-    result = server.backend.call("kill_process", session_id, process_id=process_id, work_s=grace_s, grace_s=grace_s)
-    if as_json:
-        print_json(result)
-        return
+def _split_sessions(words: tuple[str, ...], thread: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Splits arguments into sessions and processes of the one session."""
+    name, rest = split_session(words, thread)
+    if not any(word.startswith("ses_") for word in rest):
+        return (name,), rest
+    if thread or not all(word.startswith("ses_") for word in rest):
+        raise click.UsageError("give sessions, or one session and its processes, not both")
+    return (name, *rest), ()
+
+
+def _kill_process(server: Server, session_id: str, grace_s: float, process_id: str) -> Values:
+    options: Values = {"work_s": grace_s, "grace_s": grace_s}
+    result: Values = server.backend.call("kill_process", session_id, process_id=process_id, **options)
+    return result
+
+
+def _describe_kill(result: Values) -> str:
     survivors = f", {result['survivors']} could not be" if result["survivors"] else ""
     ending = f"it ended with {result['exit_code']} ({result['reason']})"
-    click.echo(f"{process_id}: {result['killed']} killed{survivors}; {ending}")
+    return f"{result['process_id']}: {result['killed']} killed{survivors}; {ending}"
+
+
+@click.command("kill-all")
+@click.argument("sessions", nargs=-1, metavar="SESSION…", shell_complete=complete_session)
+@thread_option
+@server_options
+def kill_all(sessions: tuple[str, ...], thread: str, url: str, as_json: bool) -> int:
+    """End everything that runs in sessions.
+
+    At once, also when a fork bomb has used up all processes. The session, its files and the output of background
+    commands stay.
+
+    Example: warren kill-all ses_0123
+    """
+    with Server(url) as server:
+
+        def end(name: str) -> Values:
+            session_id = server.find(name, thread)
+            return {"session_id": session_id, **server.backend.call("kill_all", session_id)}
+
+        names = _given_sessions(sessions, thread)
+        return _print_each(
+            names, end, lambda result: f"{result['session_id']}: {result['killed']} processes ended", as_json
+        )
 
 
 @click.command()
+@click.option("--watch", is_flag=True, help=f"Show them again every {_WATCH_S:g} seconds, until Ctrl-C.")
 @server_options
-def stats(url: str, as_json: bool) -> None:
+def stats(watch: bool, url: str, as_json: bool) -> None:
     """Show the figures of a server.
 
     Its sessions, its pools, its machine. docs/operations.md says what to do about each figure.
 
     Example: warren stats --json
     """
+    if watch and as_json:
+        raise click.UsageError("--watch is for a person; a program asks again when it wants to")
     with Server(url) as server:
-        figures = server.backend.stats()
-    if as_json:
-        print_json(figures)
-        return
+        while True:
+            figures = server.backend.stats()
+            if as_json:
+                print_json(figures)
+                return
+            if watch:
+                click.echo(_CLEAR_SCREEN if sys.stdout.isatty() else "", nl=False)
+            _print_figures(figures)
+            if not watch:
+                return
+            time.sleep(_WATCH_S)
+
+
+def _print_figures(figures: Values) -> None:
     counts = ", ".join(f"{count} {state}" for state, count in figures["sessions"].items() if count)
     click.echo(f"sessions: {counts or 'none'}")
     for name, worker in figures["workers"].items():

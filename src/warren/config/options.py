@@ -11,7 +11,7 @@ import functools
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,6 +24,7 @@ from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S
 from warren.model.spec import MIB, check_image_name
 
 CONFIG_VARIABLE = "WARREN_CONFIG"
+WORKER_PORT = 5000  # a worker's default; all others have the one of the table
 PROVIDERS = ("oci", "docker", "fake")
 _MEMORY_UNITS = {"": 1, "k": 1024, "m": MIB, "g": 1024 * MIB, "t": MIB * MIB}
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -317,7 +318,7 @@ _ROWS = (
     Option("pool_max", POOL, _POOL_DEFAULTS.max, "How many are made ahead at most, under load.",
            {"MAX_POOL_SIZE": None}, "--pool-max"),
     Option("idle_timeout_s", SESSION_TIME, IDLE_TIMEOUT_S, "A session ends when it is not used for this long.",
-           {"IDLE_TIMEOUT": None}, "--idle-timeout"),
+           {"IDLE_TIMEOUT": None, "SESSION_TIMEOUT": None}, "--idle-timeout"),
     Option("max_lifetime_s", SESSION_TIME, MAX_LIFETIME_S, "A session ends after this time in any case.",
            {"SESSION_TIMEOUT": None}, "--max-lifetime"),
     Option("memory_limit", MEMORY, None, "The memory of a sandbox.", {"MEMORY_LIMIT": None}, "--memory-limit",
@@ -416,13 +417,20 @@ _ROWS = (
     Option("log_level", one_of("debug", "info", "warning", "error"), "info", "How much is logged.",
            flag="--log-level"),
     Option("log_format", one_of("text", "json"), "text", "How log lines look.", flag="--log-format"),
+    Option("log_file", PATH, None, "The file of the log, in at most 5 parts of 10 MiB.", flag="--log-file",
+           default_text="stderr"),
 )  # fmt: skip
 
 OPTIONS: Mapping[str, Option] = MappingProxyType({option.name: option for option in _ROWS})
 
 
-def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives `command` the flags of the table, and --config.
+def worker_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a worker, which has another port."""
+    return serve_options(command, WORKER_PORT)
+
+
+def serve_options(command: Callable[..., Any], port: int | None = None) -> Callable[..., Any]:
+    """Gives `command` the flags of the table, and --config. `port` is its default port, if it has another.
 
     The command is called with its other arguments and `flags`: a dict of the flags that were given, by the option's
     name, as text (--config as "config"), for `read_settings(flags=flags)`.
@@ -437,6 +445,8 @@ def serve_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     decorated: Callable[..., Any] = call
     for option in reversed(flagged):
+        if port is not None and option.name == "port":
+            option = replace(option, default=port)
         decorated = _click_option(option)(decorated)
     return click.option("--config", metavar="FILE", help="A TOML file with options.")(decorated)
 

@@ -16,10 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from warren.config.options import CONFIG_VARIABLE, OPTIONS, PROVIDERS, Kind, Option, check_provider
+from warren.config.options import CONFIG_VARIABLE, OPTIONS, PROVIDERS, WORKER_PORT, Kind, Option, check_provider
 from warren.model.errors import InvalidRequest
 
-__all__ = ["PROVIDERS", "Settings", "check_provider", "environment_with", "read_settings"]
+__all__ = [
+    "PROVIDERS",
+    "WORKER_PORT",
+    "Settings",
+    "check_provider",
+    "environment_with",
+    "given_variables",
+    "read_settings",
+]
 
 _SYSTEM_FILE = Path("/etc/warren/warren.toml")
 _SYSTEM_STATE = Path("/var/lib/warren")
@@ -114,6 +122,7 @@ class Settings:
     labels: tuple[str, ...]
     log_level: str
     log_format: str
+    log_file: Path | None
     sources: Mapping[str, str] = field(repr=False)
     warnings: tuple[str, ...] = ()
 
@@ -150,6 +159,12 @@ def read_settings(
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
     """The environment of this process with additions, for a child process."""
     return {**os.environ, **more}
+
+
+def given_variables(settings: Settings) -> dict[str, str]:
+    """The variables of this process that the settings were read from, for a process that starts elsewhere."""
+    names = {source.removeprefix("environment ") for source in settings.sources.values()} | {CONFIG_VARIABLE}
+    return {name: os.environ[name] for name in sorted(names) if name in os.environ}
 
 
 def _build_settings(given: Mapping[str, _Given], values: Mapping[str, str], uid: int) -> Settings:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
-from warren.doctor.check import Check, Level
+from warren.doctor.check import Check, Level, warn
 from warren.doctor.machine import check_machine
 from warren.doctor.parts import (
     check_docker,
@@ -44,14 +44,18 @@ async def checkup(
     async for check in check_docker(docker_url, needed=provider.name == "docker"):
         failed |= check.level is Level.FAIL
         yield check
-    versions = images.list()
-    found = [one for one in versions if one.current]
-    yield check_images(versions)
-    for check in check_environments(environments):
-        yield check
-    if isinstance(provider, HostProvider):
-        async for check in check_leftovers(provider, state_dir):
+    try:
+        versions = images.list()
+        found = [one for one in versions if one.current]
+        yield check_images(versions)
+        for check in check_environments(environments):
             yield check
+        if isinstance(provider, HostProvider):
+            async for check in check_leftovers(provider, state_dir):
+                yield check
+    except PermissionError as exc:
+        yield warn("images, leftovers", f"no permission for {exc.filename}", "run `sudo warren doctor`")
+        return
     if found and not failed:
         async for check in check_layers(provider, found[0].name):
             yield check

@@ -1,8 +1,10 @@
 """Builds the ASGI app: routes, operations, error answers and admission."""
 
 from collections.abc import Callable
+from typing import Any
 
 from fastapi import FastAPI
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from warren.http.admission import Admission
@@ -14,6 +16,13 @@ from warren.http.problems import register
 from warren.http.routes import admin, cluster, health, operations, records, sockets, webhooks
 
 ROUTERS = (operations, sockets, webhooks, records, admin, cluster, health)
+
+
+class _JsonLine(JSONResponse):
+    """JSON and a newline, for those who read it at a terminal."""
+
+    def render(self, content: Any) -> bytes:
+        return super().render(content) + b"\n"
 
 
 def create_app(
@@ -38,6 +47,7 @@ def create_app(
 
 def new_fastapi_app(version: str) -> FastAPI:
     app = FastAPI(
+        default_response_class=_JsonLine,
         title="Warren",
         version=version,
         description=DESCRIPTION,

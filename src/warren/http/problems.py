@@ -125,7 +125,7 @@ def _title(status: int) -> str:
 
 
 def _encode(body: Mapping[str, object]) -> bytes:
-    return json.dumps({key: _escape_surrogates(value) for key, value in body.items()}).encode("ascii")
+    return json.dumps({key: _escape_surrogates(value) for key, value in body.items()}).encode("ascii") + b"\n"
 
 
 def _escape_surrogates(value: object) -> object:

@@ -54,6 +54,11 @@ class Sandbox(Protocol):
     With `follow` the command waits for its first reader, so that no output is lost. Commands do not wait for each
     other.
 
+    `kill_all` ends everything that runs in the sandbox at once, without grace, also when the sandbox is at its limit of
+    processes; file operations under way fail. It returns when all of it is gone, with the number of processes, and
+    raises Unavailable if some cannot be ended. Commands so ended have the reason `cancelled` and keep their output.
+    Until it returns, what is to be started raises Conflict. A sandbox that an older release made raises Conflict.
+
     Files: operations run inside the sandbox with the rights of `user` (by default the sandbox user) and stream files
     of any size. Relative paths start in the workspace. Writing is atomic: a reader sees the old file or the new one,
     and a write that fails or is cancelled leaves the old one. Errors: FileNotFound, PermissionDenied, IsDirectory,
@@ -83,6 +88,7 @@ class Sandbox(Protocol):
     async def process(self, process_id: str) -> Process: ...
     async def processes(self) -> Sequence[ProcessInfo]: ...
     async def forget(self, process_id: str) -> None: ...
+    async def kill_all(self) -> int: ...
 
     def read(
         self, path: str, *, offset: int = 0, length: int | None = None, user: str = ""

@@ -107,7 +107,8 @@ class Operation:
         if not self.path.startswith("/api/sessions"):
             return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
-        return {"processes": "processes", "files": "files", "exec": "commands"}.get(part, "sessions")
+        tags = {"processes": "processes", "kill-all": "processes", "files": "files", "exec": "commands"}
+        return tags.get(part, "sessions")
 
 
 SESSION: Final = "/api/sessions/{session_id}"
@@ -184,6 +185,10 @@ _ROWS: Final = (
     Operation(
         "kill_process", "POST", f"{_PROCESS}/kill", Scope.EXEC, "End it and everything it started",
         reads=Reads.OPTIONAL_JSON, repeatable=True,
+    ),
+    Operation(
+        "kill_all", "POST", f"{SESSION}/kill-all", Scope.EXEC, "End everything that runs in the sandbox",
+        repeatable=True,
     ),
     Operation(
         "forget_process", "DELETE", _PROCESS, Scope.EXEC, "End it and forget its output", Answers.NOTHING, status=204

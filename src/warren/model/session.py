@@ -190,7 +190,11 @@ class Session:
         """When the session expires, unless it is used, prolonged or ended before."""
         if self.state is SessionState.CREATING:
             return self.started + CREATING_S
-        return min(self.used + self.idle_timeout_s + self.slack_s, self.started + self.max_lifetime_s)
+        return min(self.idle_deadline, self.started + self.max_lifetime_s)
+
+    @property
+    def idle_deadline(self) -> float:
+        return self.used + self.idle_timeout_s + self.slack_s
 
     def expiry(self, now: float) -> EndReason | None:
         """Gives why the session has expired, if it has."""

@@ -139,10 +139,12 @@ class SessionInfo(Result):
     workspace: str = ""
     created_at: str = ""
     expires_at: str | None = None
+    idle_expires_at: str | None = None
     idle_timeout_s: float = 0.0
     max_lifetime_s: float = 0.0
     limits: dict[str, float] | None = None
     pooled: bool = False
+    image: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     env_names: list[str] = field(default_factory=list)
     previous: dict[str, str] | None = None

@@ -52,11 +52,11 @@ _ENCODER: Final = json.JSONEncoder(default=_refuse_long)
 
 
 def encode(values: Any) -> bytes:
-    """The values as JSON. Raises HasLongValues.
+    """The values as JSON and a newline, for those who read it at a terminal. Raises HasLongValues.
 
     It is ASCII with escapes, because bytes that are not text are lone surrogates in it.
     """
-    return _ENCODER.encode(values).encode()
+    return f"{_ENCODER.encode(values)}\n".encode()
 
 
 async def json_pieces(values: Any) -> AsyncGenerator[bytes, None]:
@@ -70,7 +70,7 @@ async def json_pieces(values: Any) -> AsyncGenerator[bytes, None]:
                 yield "".join(parts).encode()
                 parts, size = [], 0
             await pace.give_way()
-    yield "".join(parts).encode()
+    yield "".join([*parts, "\n"]).encode()
 
 
 async def _parts(value: Any) -> AsyncGenerator[str, None]:

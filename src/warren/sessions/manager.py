@@ -145,6 +145,13 @@ class Sessions:
             await self.lifecycle.wait_until_settled(session)
         return None
 
+    def image_of(self, session: Session) -> str:
+        """The image of the session's sandbox: its own, or that of its environment as it is now."""
+        if not session.image:
+            with contextlib.suppress(WarrenError):
+                return self._environments(session.environment).image
+        return session.image
+
     def _new_row(self, tenant: str, request: NewSession, caller: Caller) -> Session:
         environment = self._environments(request.environment or self._defaults.environment)
         if request.thread_id:

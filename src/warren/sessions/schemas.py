@@ -269,11 +269,13 @@ class SessionView(BaseModel):
     user: str
     workspace: str
     created_at: str
-    expires_at: str | None
+    expires_at: str | None = Field(description="When it ends if it is not used any more")
+    idle_expires_at: str | None = Field(description="The same, without regard to its longest life")
     idle_timeout_s: float
     max_lifetime_s: float
     limits: LimitsView | None
     pooled: bool
+    image: str | None = Field(description="Its own, or that of its environment")
     metadata: dict[str, str]
     env_names: list[str]
     previous: PreviousView | None
@@ -324,6 +326,10 @@ class ProcessView(BaseModel):
     background: int
 
 
+class KilledView(BaseModel):
+    killed: int = Field(description="Processes that were ended")
+
+
 class ProcessList(BaseModel):
     processes: list[ProcessView]
 
@@ -364,8 +370,9 @@ class ArchiveView(BaseModel):
     members: int = Field(description="Files, directories and links that were written")
 
 
-def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any]:
+def session_view(session: Session, clock: Clock, base_url: str, image: str) -> dict[str, Any]:
     previous = session.previous
+    expires = session.state.expires and not session.state.is_in_transition
     return {
         "session_id": session.id,
         "state": session.state,
@@ -377,11 +384,13 @@ def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any
         "user": USER,
         "workspace": WORKSPACE,
         "created_at": timestamp(session.created_at),
-        "expires_at": _expiry(session, clock),
+        "expires_at": timestamp(clock.wall_at(session.deadline)) if expires else None,
+        "idle_expires_at": timestamp(clock.wall_at(session.idle_deadline)) if expires else None,
         "idle_timeout_s": session.idle_timeout_s,
         "max_lifetime_s": session.max_lifetime_s,
         "limits": asdict(session.limits) if session.limits else None,
         "pooled": session.pooled,
+        "image": image or None,
         "metadata": dict(session.metadata),
         "env_names": sorted(session.env),
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
@@ -389,12 +398,6 @@ def session_view(session: Session, clock: Clock, base_url: str) -> dict[str, Any
         "detail": session.detail or None,
         "url": f"{base_url}api/sessions/{session.id}",
     }
-
-
-def _expiry(session: Session, clock: Clock) -> str | None:
-    if session.state.is_in_transition or not session.state.expires:
-        return None
-    return timestamp(clock.wall_at(session.deadline))
 
 
 def isolation_view(isolation: Isolation) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ FIRST_ID: Final = "key_first"
 MAX_KEYS: Final = 10_000
 _USED_AT_S: Final = 60.0  # the precision of `used_at`
 _MAX_CACHED: Final = 4096
+_SECRET: Final = re.compile("[0-9a-f]{64}")
 _NO_SALT: Final = "00" * 16
 _WRONG: Final = "this API key is not known here"
 _REMEDY: Final = "send a valid one as `Authorization: Bearer KEY` or `X-API-Key: KEY`; `warren keys create` makes one"
@@ -84,15 +86,21 @@ class Keys:
         await self._records.put(_record(key, 1))
         return key, text
 
-    async def create_first(self, name: str, tenant: str, scopes: frozenset[Scope]) -> tuple[ApiKey, str] | None:
+    async def create_first(
+        self, name: str, tenant: str, scopes: frozenset[Scope], known: str = ""
+    ) -> tuple[ApiKey, str] | None:
         """Creates the key of an installation that has none. Gives None if there is a key; of several processes that ask
         at once, one gets it.
 
-        Its id is fixed, so the record is its own lock, and a process that dies leaves nothing behind.
+        `known` is the first key of another installation that the same clients use: if it is one, it becomes the first
+        key of this installation too. The id is fixed, so the record is its own lock, and a process that dies leaves
+        nothing behind.
         """
         if await self.any():
             return None
-        key, text = _new(name, tenant, scopes, self._clock.wall(), None, NO_QUOTA, FIRST_ID)
+        key_id, secret = _split(known)
+        secret = secret if key_id == FIRST_ID and _SECRET.fullmatch(secret) else ""
+        key, text = _new(name, tenant, scopes, self._clock.wall(), None, NO_QUOTA, FIRST_ID, secret)
         return (key, text) if await self._records.put(_record(key, 1)) else None
 
     async def list(self, tenant: str = "") -> Sequence[ApiKey]:
@@ -224,9 +232,10 @@ def _new(
     expires_at: float | None,
     quota: Quota,
     key_id: str = "",
+    secret: str = "",
 ) -> tuple[ApiKey, str]:
     key_id = key_id or f"key_{secrets.token_hex(8)}"
-    secret, salt = secrets.token_hex(32), secrets.token_hex(16)
+    secret, salt = secret or secrets.token_hex(32), secrets.token_hex(16)
     key = ApiKey(key_id, name, tenant, scopes, salt, _hash(salt, secret), now, expires_at, quota=quota)
     return key, f"{PREFIX}{key_id.removeprefix('key_')}_{secret}"
 

@@ -123,8 +123,17 @@ class FakeSandbox:
         finally:
             feeder.cancel()
             waiting.cancel()
-            if not process_id:
+            if not process_id and not process.children:
                 self._machine.processes.pop(process.id, None)
+
+    async def kill_all(self) -> int:
+        processes = self._check_alive().processes.values()
+        killed = sum(len(process.children) + process.running for process in processes)
+        for process in processes:
+            process.end(Reason.CANCELLED)
+        while any(process.running or process.children for process in processes):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return killed
 
     async def start(self, command: Command, *, process_id: str = "", follow: bool = False) -> Process:
         self._check_alive()

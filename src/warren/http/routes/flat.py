@@ -110,7 +110,7 @@ async def create_session(call: Call, body: SessionBody | None) -> Values:
         "status": "created" if result.created or result.replayed else "existing",
         "user": USER,
         "workspace": WORKSPACE,
-        "worker": call.base_url().rstrip("/"),
+        "worker": call.context.worker_url or call.base_url().rstrip("/"),
         "thread_id": session.thread_id or None,
         "notice": _notice(session) if result.created else None,
     }

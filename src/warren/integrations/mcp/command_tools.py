@@ -45,6 +45,10 @@ class Stopped(TypedDict):
     was_running: bool
 
 
+class StoppedAll(TypedDict):
+    killed: Annotated[int, about("How many processes were ended.")]
+
+
 class CommandTools:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
@@ -155,6 +159,19 @@ class CommandTools:
             code = (await process.kill()).exit_code
             text = f"{process_id} was stopped; its exit code is {code}."
             return text_result(text, data=Stopped(process_id=process_id, exit_code=code, was_running=True))
+
+        return await run_tool(self._sandboxes, call, sandbox, work)
+
+    async def stop_all(self, call: Call, sandbox: SandboxName = "") -> Answer[StoppedAll]:
+        """End everything that runs in the sandbox at once; files stay.
+
+        The way out when no command can be started any more because too many processes run.
+        """
+
+        async def work(box: Sandbox) -> Answer[StoppedAll]:
+            killed = await box.client.kill_all()
+            text = f"{killed} processes were ended; the files are still there."
+            return text_result(text, data=StoppedAll(killed=killed))
 
         return await run_tool(self._sandboxes, call, sandbox, work)
 

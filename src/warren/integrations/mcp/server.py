@@ -38,6 +38,7 @@ class ToolServer:
             (commands.bash_background, "Start a background command", _CHANGES),
             (commands.background_output, "Read background output", _READS),
             (commands.background_stop, "Stop a background command", _REPEATABLE),
+            (commands.stop_all, "Stop everything that runs", _REPEATABLE),
             (files.read_file, "Read a file", _READS),
             (files.write_file, "Write a file", _REPEATABLE),
             (files.edit_file, "Edit a file", _CHANGES),

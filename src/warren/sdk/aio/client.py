@@ -169,7 +169,7 @@ class AsyncSandboxClient(AsyncFiles):
         return [ImageInfo.of(each) for each in (await cls._ask(server_url, "list_images", options))]
 
     @classmethod
-    async def _ask(cls, server_url: str, operation: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
         client = cls(server_url, **options)
         try:
             found: list[dict[str, Any]] = (await client._backend.call(operation))[operation.removeprefix("list_")]
@@ -348,6 +348,13 @@ class AsyncSandboxClient(AsyncFiles):
             return AsyncProcess(self._backend, session_id, process_id)
 
         return await self._call(find)
+
+    async def kill_all(self) -> int:
+        """Ends everything that runs in the sandbox, also when it has no process left, as after a fork bomb.
+
+        Returns the number of processes. Files, and the output of background commands, stay.
+        """
+        return int((await self._perform("kill_all"))["killed"])
 
     @contextlib.asynccontextmanager
     async def terminal(

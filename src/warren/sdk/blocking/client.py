@@ -171,7 +171,7 @@ class SandboxClient(Files):
         return [ImageInfo.of(each) for each in (cls._ask(server_url, "list_images", options))]
 
     @classmethod
-    def _ask(cls, server_url: str, operation: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
         client = cls(server_url, **options)
         try:
             found: list[dict[str, Any]] = (client._backend.call(operation))[operation.removeprefix("list_")]
@@ -347,6 +347,13 @@ class SandboxClient(Files):
             return Process(self._backend, session_id, process_id)
 
         return self._call(find)
+
+    def kill_all(self) -> int:
+        """Ends everything that runs in the sandbox, also when it has no process left, as after a fork bomb.
+
+        Returns the number of processes. Files, and the output of background commands, stay.
+        """
+        return int((self._perform("kill_all"))["killed"])
 
     @contextlib.contextmanager
     def terminal(

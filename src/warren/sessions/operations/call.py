@@ -28,7 +28,8 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationContext:
-    """What every operation works with. `labels` are the labels of this worker, which a new session may require."""
+    """What every operation works with. `labels` are the labels of this worker, which a new session may require;
+    `worker_url` is its address in a cluster."""
 
     sessions: Sessions
     provider: str
@@ -36,6 +37,7 @@ class OperationContext:
     default_environment: str
     images: ImageList
     labels: Mapping[str, str] = field(default_factory=dict)
+    worker_url: str = ""
     command_timeout_s: float = 120.0
     max_command_timeout_s: float = 86400.0
     keepalive_s: float = 15.0

@@ -19,6 +19,7 @@ from warren.sessions.output_events import Encoder, Events, close_source, process
 from warren.sessions.schemas import (
     ExecView,
     KillBody,
+    KilledView,
     OutputView,
     ProcessBody,
     ProcessList,
@@ -172,6 +173,14 @@ async def kill_process(call: Call, body: KillBody | None) -> Values:
     return exec_view(await process.wait())
 
 
+async def kill_all(call: Call) -> Values:
+    """Ends everything but the sandbox itself, at once and without grace: what a fork bomb leaves, too.
+
+    Files, session and the output of commands stay; file operations under way fail.
+    """
+    return {"killed": await call.sandbox.kill_all()}
+
+
 async def forget_process(call: Call) -> None:
     info = await _find(call.sandbox, call.process_id)
     if info.running or info.background:
@@ -225,5 +234,6 @@ HANDLERS = (
     Handler("send_signal", send_signal, body=SignalBody),
     Handler("resize_terminal", resize_terminal, body=TerminalBody),
     Handler("kill_process", kill_process, body=KillBody, result=ExecView),
+    Handler("kill_all", kill_all, result=KilledView),
     Handler("forget_process", forget_process),
 )

@@ -143,7 +143,7 @@ async def change_session(call: Call, body: PatchBody) -> Values:
 
 
 def show(call: Call, session: Session) -> Values:
-    return session_view(session, call.sessions.clock, call.base_url())
+    return session_view(session, call.sessions.clock, call.base_url(), call.sessions.image_of(session))
 
 
 def check_labels(context: OperationContext, labels: Mapping[str, str]) -> None:

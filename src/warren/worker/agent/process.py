@@ -14,7 +14,7 @@ from dataclasses import replace
 import anyio
 
 from warren.model.command_output import CommandOutput
-from warren.model.errors import InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost
+from warren.model.errors import Conflict, InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost, Unavailable
 from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
 from warren.pacing import Pace
 from warren.worker.agent.command_result import (
@@ -201,6 +201,21 @@ class Commands:
             await channel.last()
         finally:
             channel.close()
+
+    async def kill_all(self) -> int:
+        channel = await self._link.open(Request.CONTROL, fields([(Tag.OP, int(ControlOp.KILL_ALL))]))
+        try:
+            end = (await channel.last()).fields
+        except ProcessNotFound:  # it looked for a process without a name
+            raise Conflict(
+                "the agent of this sandbox is older than this server and cannot end everything at once",
+                remedy="end its processes one by one, or create a new session",
+            ) from None
+        finally:
+            channel.close()
+        if survivors := end.number(Tag.SURVIVORS):
+            raise Unavailable(f"{survivors} processes could not be ended", remedy="try again, or delete the session")
+        return end.number(Tag.KILLED)
 
     async def forget(self, process_id: str) -> None:
         await self.control(check_id(process_id), ControlOp.FORGET)

@@ -59,6 +59,9 @@ class AgentSandbox(AgentFiles):
     async def forget(self, process_id: str) -> None:
         await self._commands.forget(process_id)
 
+    async def kill_all(self) -> int:
+        return await self._commands.kill_all()
+
     async def ping(self) -> None:
         channel = await self._link.open(Request.PING)
         try:

@@ -15,6 +15,7 @@ it exports anything. The agent answers START without DEFER with STARTED as soon 
            -> OUTPUT…, EXIT (if the command has ended, at once)
   FILE     OP, PATH, … -> DATA…, DONE(…)            (see FileOp)
   CONTROL  ID, OP, SIGNAL | GRACE_MS | ROWS, COLS -> DONE
+           KILL_ALL has no ID; it ends everything but the agent -> DONE(KILLED, SURVIVORS)
   LIST     -> DATA (records), DONE
   PING     -> DONE
 
@@ -190,6 +191,7 @@ class ControlOp(IntEnum):
     KILL = 2
     RESIZE = 3
     FORGET = 4
+    KILL_ALL = 5
 
 
 class Code(IntEnum):

@@ -44,7 +44,7 @@ from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_spec import EngineImage, container_name
 from warren.worker.providers.hardening import TERMINALS
-from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, translate_os_error
+from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, require_root, translate_os_error
 from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, kill_first_process
 
@@ -126,7 +126,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     async def _ready(self) -> None:
         async with self._ready_lock:
             if not self._runtime:
-                self._check_host()
+                require_root(self.name)
+                self._check_programs()
                 runtime = await self._check_engine()
                 try:
                     for path in (self._state / "docker", _RUN):
@@ -136,15 +137,6 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 except OSError as exc:
                     raise translate_os_error("preparing the state directory", exc) from exc
                 self._runtime = runtime
-
-    def _check_host(self) -> None:
-        if os.geteuid() != 0:
-            raise ProviderUnavailable(
-                "the docker provider needs root: it gives every sandbox uids and a disk of its own, "
-                "and reads its isolation back from the kernel",
-                remedy="run it with sudo",
-            )
-        self._check_programs()
 
     async def _check_engine(self) -> str:
         info = await self.engine.info()

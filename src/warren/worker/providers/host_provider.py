@@ -50,6 +50,15 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 Fault = Callable[[str], None]
 
 
+def require_root(provider: str) -> None:
+    if os.geteuid() != 0:
+        raise ProviderUnavailable(
+            f"the {provider} provider needs root: it makes namespaces, mounts and cgroups, and gives every sandbox "
+            f"uids and a disk of its own; this is uid {os.geteuid()}",
+            remedy='run it with sudo: sudo "$(command -v warren)" …',
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class HostRoom:
     """What sandboxes may take of this machine in all. None: what suits the machine."""

@@ -38,7 +38,7 @@ from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import oci_bundle, oci_launch
 from warren.worker.providers.connection import AgentDialer, IsolationReader
-from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, translate_os_error
+from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
 
@@ -107,7 +107,7 @@ class OciProvider(HostProvider[Record, Runtime]):
 
     async def close(self) -> None:
         await super().close()
-        if not await self.list_ids():
+        if os.geteuid() == 0 and not await self.list_ids():  # others have made none
             self._hierarchies.remove_parent(oci_bundle.cgroup_path(""))
 
     async def runtime_report(self) -> RuntimeReport:
@@ -124,11 +124,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             return self._runtime
 
     async def _prepare_host(self) -> None:
-        if os.geteuid() != 0:
-            raise ProviderUnavailable(
-                "the oci provider needs root: it makes namespaces, mounts and cgroups",
-                remedy="run it with sudo, or use the docker provider",
-            )
+        require_root(self.name)
         self._check_programs()
         if self._hierarchies.version == "none":
             raise ProviderUnavailable("no cgroups are mounted here", remedy="mount cgroup2 at /sys/fs/cgroup")
