@@ -163,6 +163,7 @@ def long_answers() -> Iterator[Case]:
     yield asked("GET", f"{_S}/files/search", "nested braces", glob="{a,b}" * 700)
     yield Case("GET", f"{_S}/files/watch", "many changes", _watch())
     yield asked("GET", f"{_S}/files/stat", "a long path", path=b"\xff" * 4090)
+    yield asked("GET", f"{_S}/files/realpath", "a long way", path="many/../" * 500)
     yield asked("DELETE", f"{_S}/files", "many files", path="removed", recursive="true")
     yield asked("GET", "/api/sessions", "long sessions", state="ended", limit="1000")
 
@@ -388,7 +389,12 @@ async def _deep_links() -> AsyncIterator[bytes]:
     yield bytes(1024)
 
 
-CASES: Final = [*long_answers(), *long_requests(), *small_answers()]
+CASES: Final = [
+    *long_answers(),
+    *long_requests(),
+    *small_answers(),
+    asked("POST", f"{_S}/kill-all", "everything that is left"),
+]
 
 
 def test_every_route_has_a_case() -> None:

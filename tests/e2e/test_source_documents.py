@@ -224,8 +224,9 @@ def test_the_rest_api_works_as_written(run: Run) -> None:
 
 
 def test_a_destroyed_session_can_be_destroyed_again_as_written(run: Run, session_id: str) -> None:
-    first = run(_API_DESTROY, abc_123=session_id)
-    assert run(_API_DESTROY, abc_123=session_id) == first
+    sandbox_id = run(f"curl http://localhost:8000/api/sessions/{session_id}")["sandbox_id"]
+    first = run(_API_DESTROY, abc_123=session_id, xyz=sandbox_id)
+    assert run(_API_DESTROY, abc_123=session_id, xyz=sandbox_id) == first
 
 
 def test_the_state_of_a_session_can_be_read(run: Run, session_id: str) -> None:

@@ -25,6 +25,7 @@ from warren.model.spec import Layer, SandboxSpec
 from warren.testing.fake_provider import FakeProvider
 from warren.worker.images.store import ImageStore
 from warren.worker.providers.oci import OciProvider
+from warren.worker.providers.record import Record
 
 BIN = Path(warren.__file__).parent / "bin"
 SPEC = SandboxSpec(image="base")
@@ -82,10 +83,10 @@ class WeakProvider(OciProvider):
     promised = frozenset[Layer]()
     weaken: Weaken
 
-    def _config(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        config = super()._config(*args, **kwargs)
+    def _config(self, record: Record) -> str:
+        config = json.loads(super()._config(record))
         self.weaken(config)
-        return config
+        return json.dumps(config)
 
 
 def without_seccomp(config: dict[str, Any]) -> None:

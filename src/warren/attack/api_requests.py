@@ -26,6 +26,7 @@ _QUERIES: Final[Mapping[str, dict[str, str]]] = {
     "wait_for_process": {"timeout_s": "0.1"},
     "list_files": {"path": "/workspace"},
     "stat_file": {"path": "secret"},
+    "resolve_path": {"path": "secret"},
     "read_file": {"path": "secret"},
     "write_file": {"path": "attack-file"},
     "remove_file": {"path": "attack-file-2", "recursive": "true"},
