@@ -192,7 +192,7 @@ def test_a_shell_knows_its_terminal_and_hands_its_exit_code_on(terminal: Termina
 
 def test_run_with_a_terminal_takes_the_flags_that_users_of_docker_type(environment: dict[str, str]) -> None:
     line = "tty; stty size; read a; echo $NAME-$a; pwd"
-    flags = ("--rm", "-it", "-m", "256m", "-e", "NAME=x", "-w", "/tmp", "-u", "root", "-E", "host", "--timeout", "60")
+    flags = ("--rm", "-it", "-m", "256m", "-e", "NAME=x", "-w", "/tmp", "-u", "nobody", "-E", "host", "--timeout", "60")
     terminal = Terminal(command("run", *flags, "sh", "-c", line), environment, rows=30, columns=100)
     try:
         terminal.expect("/dev/pts/")

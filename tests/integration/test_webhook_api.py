@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,6 +13,8 @@ from integration.webhook_world import FAILS, TAKES, an_event, ids, until_states,
 from starlette.types import ASGIApp, Receive, Scope, Send
 from unit.session_world import World, environment, world
 
+from warren.config.environments import RegistryEnvironments
+from warren.config.registry import Registry
 from warren.http.context import Context
 from warren.http.problems import register
 from warren.http.routes import webhooks as routes
@@ -22,6 +25,7 @@ from warren.tenancy.tenancy import Tenancy
 from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.sender import WebhookSender
+from warren.worker.images.store import ImageStore
 
 pytestmark = pytest.mark.anyio
 PLACE = "/api/webhooks"
@@ -48,6 +52,9 @@ def client(served: World, tenancy: Tenancy, tenant: str, scope: str = "sessions"
         tenancy=tenancy,
         identity=AnonymousIdentity(tenancy.tenants),
         provider="fake",
+        environments=RegistryEnvironments(Registry(), lambda found: found),
+        default_environment="base",
+        images=ImageStore(Path("/nonexistent")),
         worker_id="local",
         version="1",
     )
