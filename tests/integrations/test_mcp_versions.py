@@ -81,7 +81,7 @@ def test_it_works_beside_packages_that_need_version_1(version_1: Path) -> None:
         "sse": "by-header",
     }
     for each in found.values():
-        assert each["with_schema"] == 10
+        assert each["with_schema"] == 11
         assert each["wrong"] == [
             True,
             "The tool write_file has no argument 'mode'. Its arguments are path, content, sandbox.",
