@@ -88,6 +88,7 @@ class SqliteFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._name = str(path)
         with self._our_errors(), contextlib.ExitStack() as undo:
             _make_new(path)
             self._loop = undo.enter_context(contextlib.closing(_connected(path)))
@@ -96,6 +97,7 @@ class SqliteFile:
             _wait_for_others(self._loop, _BUSY_ON_LOOP_S)
             _wait_for_others(self._side, _BUSY_IN_THREAD_S)
             undo.pop_all()
+        self._name = path.name  # errors from now on reach callers, which must not see paths of this machine
 
     def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
         try:
@@ -192,12 +194,10 @@ class SqliteFile:
     def _ours(self, exc: Exception) -> WarrenError:
         code = getattr(exc, "sqlite_errorcode", sqlite3.SQLITE_CANTOPEN if isinstance(exc, OSError) else 0)
         if code in _NO_SPACE:
-            return NoSpace(
-                f"no space left for the session store {self.path.name}", remedy="free space on its file system"
-            )
+            return NoSpace(f"no space left for the session store {self._name}", remedy="free space on its file system")
         if isinstance(exc, sqlite3.IntegrityError):
             return Conflict(f"the session store has it already: {exc}")
-        return Unavailable(f"the session store {self.path.name}: {exc}", remedy=_REMEDIES.get(code & 0xFF, ""))
+        return Unavailable(f"the session store {self._name}: {exc}", remedy=_REMEDIES.get(code & 0xFF, ""))
 
 
 def _make_new(path: Path) -> None:
