@@ -123,6 +123,8 @@ class Things:
         for place, key in ((case.query, "path"), (case.body, "source")):
             if name in _OF_A_FILE and isinstance(place, dict) and isinstance(place.get(key), str):
                 place[key] = self.new_file(session_id)
+        if name == "write_file" and isinstance(case.query, dict) and isinstance(case.query.get("path"), str):
+            case.query["path"] = "written"  # other operations may have made a directory of the example's name
 
     def _aim_at_worker(self, case: Any) -> None:
         """Never at the one that the sessions are on: the generator learns its name, and would drain it."""

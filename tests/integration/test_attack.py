@@ -96,6 +96,8 @@ def without_seccomp(config: dict[str, Any]) -> None:
 def without_network_namespace(config: dict[str, Any]) -> None:
     kinds = config["linux"]["namespaces"]
     config["linux"]["namespaces"] = [kind for kind in kinds if kind["type"] != "network"]
+    sysctls = config["linux"]["sysctl"]
+    config["linux"]["sysctl"] = {name: value for name, value in sysctls.items() if not name.startswith("net.")}
 
 
 def without_limits(config: dict[str, Any]) -> None:

@@ -164,7 +164,7 @@ async def stat_file(call: Call, query: PathQuery) -> Values:
 
 async def resolve_path(call: Call, query: PathQuery) -> Values:
     """Follows every link, as `realpath` does. The file must exist."""
-    left, found, links = posixpath.join(WORKSPACE, query.path).split("/")[::-1], "/", 0
+    left, found, links = posixpath.join(WORKSPACE, check_path(query.path)).split("/")[::-1], "/", 0
     while left:
         name = left.pop()
         if name in ("", "."):
