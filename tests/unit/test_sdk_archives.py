@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from warren.model.errors import InvalidRequest
-from warren.sdk.aio.files import _unpack
+from warren.sdk.local_files import unpack
 
 
 def archive(*members: tuple[str, str]) -> io.BytesIO:
@@ -46,11 +46,11 @@ def test_an_archive_that_might_lead_out_is_refused(tmp_path: Path, members: list
     outside, target = tmp_path / "outside", tmp_path / "target"
     outside.mkdir()
     with pytest.raises(InvalidRequest, match="cannot be unpacked"):
-        _unpack(archive(*members), target)
+        unpack(archive(*members), target)
     assert list(outside.iterdir()) == []
 
 
 def test_links_that_stay_inside_are_kept(tmp_path: Path) -> None:
-    _unpack(archive(("d", "/"), ("d/file", ""), ("d/up", "../d/file"), ("root", "d")), tmp_path / "target")
+    unpack(archive(("d", "/"), ("d/file", ""), ("d/up", "../d/file"), ("root", "d")), tmp_path / "target")
     assert (tmp_path / "target/d/up").resolve() == (tmp_path / "target/d/file").resolve()
     assert (tmp_path / "target/root/file").exists()

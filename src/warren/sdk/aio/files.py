@@ -7,23 +7,19 @@ import contextlib
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from warren.model.errors import (
     FileNotFound,
-    FileProblem,
     InvalidRequest,
-    IsDirectory,
     NotADirectory,
     RangeNotSatisfiable,
 )
 from warren.sdk.aio.platform import AsyncByteSource, in_thread, iterate_source
 from warren.sdk.aio.session_holder import AsyncSessionHolder
+from warren.sdk.local_files import create_local, open_local, pack, temporary_file, unpack
 from warren.sdk.protocol import CHUNK_BYTES, new_key
 from warren.sdk.results import FileChange, FileEntry, FileMatch, SearchSummary
-
-if TYPE_CHECKING:
-    import tarfile
 
 Progress = Callable[[int, int | None], None]
 _WORKSPACE = "/workspace"
@@ -42,7 +38,7 @@ class AsyncFiles(AsyncSessionHolder):
     ) -> FileEntry:
         """Copies a local file into the sandbox; by default under its own name in the workspace."""
         path = Path(local_path).expanduser()
-        file = await in_thread(_open_local, path)
+        file = await in_thread(open_local, path)
         target, octal = remote_path or path.name, _octal(mode)
         try:
             if not file.seekable():  # a pipe: its length is not known, and it can be read once only
@@ -68,7 +64,7 @@ class AsyncFiles(AsyncSessionHolder):
         async with content as (size, parts), contextlib.aclosing(parts):
             temporary = target.with_name(f".{new_key()}.part")
             try:
-                with await in_thread(_create_local, temporary) as file:
+                with await in_thread(create_local, temporary) as file:
                     done = 0
                     async for part in parts:
                         await in_thread(file.write, part)
@@ -89,8 +85,8 @@ class AsyncFiles(AsyncSessionHolder):
             raise FileNotFound(f"there is no directory {path} on this machine")
         if not path.is_dir():
             raise NotADirectory(f"{path} is not a directory of this machine", remedy="use upload_file")
-        with _temporary_file() as file:
-            size = await in_thread(_pack, path, file)
+        with temporary_file() as file:
+            size = await in_thread(pack, path, file)
             written = await self._call(
                 lambda session_id: self._backend.upload(
                     "write_archive", session_id, _read_file(file, size, progress), path=remote_path
@@ -103,7 +99,7 @@ class AsyncFiles(AsyncSessionHolder):
     ) -> Path:
         """Copies a directory of the sandbox to this machine. Links and paths that lead out of it are refused."""
         target = Path(local_path).expanduser()
-        with _temporary_file() as file:
+        with temporary_file() as file:
             archive = self._open(
                 lambda session_id: self._backend.download("read_archive", session_id, path=remote_path)
             )
@@ -114,7 +110,7 @@ class AsyncFiles(AsyncSessionHolder):
                     done += len(part)
                     if progress is not None:
                         progress(done, None)
-            await in_thread(_unpack, file, target)
+            await in_thread(unpack, file, target)
         return target
 
     async def read_file(self, path: str, *, offset: int = 0, length: int | None = None) -> bytes:
@@ -266,91 +262,3 @@ async def _read_file(file: IO[bytes], size: int, progress: Progress | None) -> A
         done += len(part)
         if progress is not None:
             progress(done, size)
-
-
-def _open_local(path: Path) -> IO[bytes]:
-    try:
-        return path.open("rb")
-    except FileNotFoundError:
-        raise FileNotFound(f"there is no file {path} on this machine") from None
-    except IsADirectoryError:
-        raise IsDirectory(f"{path} is a directory", remedy="use upload_dir") from None
-    except OSError as exc:
-        raise FileProblem(f"{path} cannot be read: {exc.strerror}") from exc
-
-
-def _create_local(path: Path) -> IO[bytes]:
-    try:
-        return path.open("wb")
-    except OSError as exc:
-        raise FileProblem(f"{path.parent} cannot be written to: {exc.strerror}") from exc
-
-
-# Few programs need these modules, so they are imported when they are used: the client loads quickly.
-
-
-def _temporary_file() -> IO[bytes]:
-    import tempfile
-
-    return tempfile.TemporaryFile()
-
-
-def _pack(path: Path, file: IO[bytes]) -> int:
-    import tarfile
-
-    def clean(member: "tarfile.TarInfo") -> "tarfile.TarInfo | None":
-        if not (member.isfile() or member.isdir() or member.issym()):
-            return None
-        member.uid = member.gid = 0
-        member.uname = member.gname = ""
-        return member
-
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        # A file with two names is sent twice: sandboxes accept no hard links from outside.
-        tar.inodes = _NoLinks()  # type: ignore[attr-defined]
-        for entry in sorted(path.iterdir()):
-            tar.add(entry, entry.name, filter=clean)
-    return file.tell()
-
-
-class _NoLinks(dict[tuple[int, int], str]):
-    def __contains__(self, _: object) -> bool:
-        return False
-
-
-def _unpack(file: IO[bytes], target: Path) -> None:
-    import tarfile
-
-    file.seek(0)
-    target.mkdir(parents=True, exist_ok=True)
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as tar:
-            tar.extractall(target, filter=_LinkCheck())
-    except (tarfile.TarError, OSError) as exc:
-        raise InvalidRequest(f"the archive of the sandbox cannot be unpacked into {target}: {exc}") from exc
-
-
-class _LinkCheck:
-    """tarfile's own filter, after a look at the names alone.
-
-    That filter asks the file system where a name leads, and up to Python 3.11.12, 3.12.10 and 3.13.3 believes it for
-    paths too long to follow, so that an archive could write anywhere. With `..` only at the beginning of a link, and
-    nothing beneath one, a name leads where it says.
-    """
-
-    def __init__(self) -> None:
-        self._links: set[str] = set()
-
-    def __call__(self, member: "tarfile.TarInfo", path: str) -> "tarfile.TarInfo | None":
-        import tarfile
-
-        parts = [part for part in member.name.split("/") if part not in ("", ".")]
-        if any("/".join(parts[:depth]) in self._links for depth in range(1, len(parts))):
-            raise tarfile.FilterError(f"{member.name!r} lies beneath a link of the same archive")
-        if member.issym():
-            names = [part for part in member.linkname.split("/") if part not in ("", ".")]
-            ups = next((at for at, part in enumerate(names) if part != ".."), len(names))
-            if member.linkname.startswith("/") or ups >= max(1, len(parts)) or ".." in names[ups:]:
-                raise tarfile.FilterError(f"{member.name!r} is a link that may lead out of it, to {member.linkname!r}")
-            self._links.add("/".join(parts))
-        return tarfile.data_filter(member, path)
