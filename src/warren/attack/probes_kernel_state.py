@@ -6,11 +6,12 @@ import math
 import os
 import pty
 import time
+from collections.abc import Callable
 
 from warren.attack.arena import Arena, attack_command, read_outcome
 from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, judged, not_applicable, within
 from warren.interfaces.sandbox import Process
-from warren.model.operations import Command
+from warren.model.operations import Command, ExecResult
 from warren.worker.host import file_locks, kernel_queues
 
 _HELD_S = 15.0
@@ -40,16 +41,23 @@ async def _terminals(arena: Arena) -> ProbeResult:
 
 async def _locks(arena: Arena) -> ProbeResult:
     """The kernel's memory for locks is looked at from outside, while a process takes them."""
-    before, most = _allocated_locks(), 0
-    command = attack_command("kernel_state:take_locks", {"count": 1_000_000, "seconds": 12}, 30)
-    taking = asyncio.ensure_future(arena.sandbox.exec(command))
-    while not taking.done():
-        most = max(most, _allocated_locks() - before)
-        await asyncio.sleep(0.02)
-    result = taking.result()
+    result, most = await _run_and_measure(arena, "take_locks", _allocated_locks, count=1_000_000, seconds=12)
     mib = most * _LOCK_BYTES >> 20
     ended = result.exit_code == 137
     return judged(ended and mib < _MOST_LOCK_MIB, f"ended by {result.reason}, after some {most} locks ({mib} MiB)")
+
+
+async def _run_and_measure(
+    arena: Arena, attack: str, measure: Callable[[], int], **arguments: int
+) -> tuple[ExecResult, int]:
+    """Runs an attack on the kernel's memory. Returns its result, and by how much at most the measure rose meanwhile."""
+    before, most = measure(), 0
+    command = attack_command(f"kernel_state:{attack}", arguments, 30)
+    running = asyncio.ensure_future(arena.sandbox.exec(command))
+    while not running.done():
+        most = max(most, measure() - before)
+        await asyncio.sleep(0.02)
+    return running.result(), most
 
 
 def _allocated_locks() -> int:
@@ -59,28 +67,22 @@ def _allocated_locks() -> int:
 
 async def _netlink(arena: Arena) -> ProbeResult:
     """The kernel's memory that cannot be reclaimed is looked at from outside, while the queues are filled."""
-    before, most = kernel_queues.unreclaimable(), 0
-    arguments = {"sockets": 900, "processes": 4, "seconds": 3}
-    filling = asyncio.ensure_future(arena.sandbox.exec(attack_command("kernel_state:fill_netlink", arguments, 30)))
-    while not filling.done():
-        most = max(most, kernel_queues.unreclaimable() - before)
-        await asyncio.sleep(0.02)
-    result = filling.result()
-    mib = most >> 20
-    return judged(result.exit_code == 137 and mib < _MOST_NETLINK_MIB, f"ended by {result.reason}, after {mib} MiB")
+    result, most = await _run_and_measure(
+        *(arena, "fill_netlink", kernel_queues.unreclaimable), sockets=900, processes=4, seconds=3
+    )
+    return _ended_within(result, most >> 20, _MOST_NETLINK_MIB)
 
 
 async def _tcp(arena: Arena) -> ProbeResult:
     """What TCP has for the whole machine is looked at from outside, while connections pile up that nobody accepts."""
-    before, most = kernel_queues.tcp_memory(), 0
-    arguments = {"connections": 3000, "processes": 4, "seconds": 3}
-    filling = asyncio.ensure_future(arena.sandbox.exec(attack_command("kernel_state:fill_backlog", arguments, 30)))
-    while not filling.done():
-        most = max(most, kernel_queues.tcp_memory() - before)
-        await asyncio.sleep(0.02)
-    result = filling.result()
-    mib = most >> 20
-    return judged(result.exit_code == 137 and mib < _MOST_TCP_MIB, f"ended by {result.reason}, after {mib} MiB")
+    result, most = await _run_and_measure(
+        *(arena, "fill_backlog", kernel_queues.tcp_memory), connections=3000, processes=4, seconds=3
+    )
+    return _ended_within(result, most >> 20, _MOST_TCP_MIB)
+
+
+def _ended_within(result: ExecResult, mib: int, bound: int) -> ProbeResult:
+    return judged(result.exit_code == 137 and mib < bound, f"ended by {result.reason}, after {mib} MiB")
 
 
 async def _mask_locks(arena: Arena) -> ProbeResult:
