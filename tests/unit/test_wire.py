@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 
 import anyio
 import pytest
@@ -31,6 +32,12 @@ TAGS = st.sampled_from(list(Tag))
 # A busy machine is no failure; the first text drawn loads the tables of Unicode, which takes seconds.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 VALUES = st.one_of(st.integers(0, 2**64 - 1), st.text(), st.binary(max_size=300))
+
+
+def records_of(records: Records, data: bytes) -> Iterator[Fields]:
+    records.add(data)
+    while (found := records.next()) is not None:
+        yield found
 
 
 def test_a_frame_is_twelve_bytes_and_its_payload() -> None:
@@ -92,7 +99,7 @@ def test_records_survive_any_cut(items: list[dict[Tag, int | str | bytes]], cuts
     records, found, at, turn = Records(), list[Fields](), 0, 0
     while at < len(stream):
         size = cuts[turn % len(cuts)]
-        found += records.feed(stream[at : at + size])
+        found += records_of(records, stream[at : at + size])
         at, turn = at + size, turn + 1
     assert [set(item) for item in items] == [{tag for tag in Tag if tag in entry} for entry in found]
     assert len(records) == 0
@@ -104,7 +111,7 @@ def test_any_bytes_are_records_or_a_protocol_error(parts: list[bytes]) -> None:
     records = Records()
     try:
         for part in parts:
-            list(records.feed(part))
+            list(records_of(records, part))
             assert len(records) <= MAX_RECORD + 4 + len(part)
     except ProtocolError:
         pass
@@ -113,7 +120,7 @@ def test_any_bytes_are_records_or_a_protocol_error(parts: list[bytes]) -> None:
 def test_a_record_that_is_too_long_is_refused_by_its_length_alone() -> None:
     records = Records()
     with pytest.raises(ProtocolError, match="too long"):
-        list(records.feed((MAX_RECORD + 1).to_bytes(4, "little")))
+        list(records_of(records, (MAX_RECORD + 1).to_bytes(4, "little")))
 
 
 FRAMES = st.one_of(

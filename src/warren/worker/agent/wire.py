@@ -36,7 +36,7 @@ Nothing that the agent sends is trusted: every function here either decodes it o
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import IntEnum, IntFlag
 
 from warren.model.errors import ProtocolError
@@ -346,11 +346,6 @@ class Records:
         payload = bytes(self._buffer[_U32.size : end])
         del self._buffer[:end]
         return Fields(payload)
-
-    def feed(self, data: bytes) -> Iterator[Fields]:
-        self.add(data)
-        while (found := self.next()) is not None:
-            yield found
 
     def take_raw(self, limit: int) -> bytes:
         """Up to `limit` bytes that follow the last record, as file contents do in PACK."""
