@@ -1,7 +1,7 @@
 """An Internet of the test's own: Warren's server in one network namespace, servers with public addresses in another.
 
-Names are answered by a name server of the test, which the server's resolver asks; the test may change the answers at any
-time. Sockets made by `listen` belong to the namespace outside, so whatever the test serves on them is out there.
+Names are answered by a name server of the test, which the server's resolver asks; the test may change its answers at
+any time. Sockets made by `listen` belong to the namespace outside, so whatever the test serves on them is out there.
 
     with NetworkWorld(folder) as world:
         world.names["api.example"] = ["93.184.216.34"]
