@@ -163,3 +163,11 @@ NO_NETWORK: Final = NetworkRules()
 
 def _any_covers(rules: Iterable[Rule], name: str, address: Address | None, port: int) -> bool:
     return any(rule.covers(name, address, port) for rule in rules)
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningPort:
+    """A TCP port on which a server inside a sandbox listens. `address` is what it is bound to; 0.0.0.0 or :: is all."""
+
+    port: int
+    address: str
