@@ -16,6 +16,7 @@ from warren.cluster.http_client.headers import request_target
 from warren.cluster.proxy.http_requests import RequestBody, send_pieces
 from warren.cluster.proxy.websockets import MAX_PREVIEW_MESSAGE, Dialled, forward_websocket
 from warren.http.context import check_scope
+from warren.http.server.connections import MAX_MESSAGE
 from warren.http.server.http_guard import BARE
 from warren.interfaces.sandbox import Sandbox
 from warren.model.access import Caller
@@ -108,8 +109,7 @@ class PreviewProxy:
     async def _forward_socket(
         self, scope: Scope, receive: Receive, send: Send, preview: Preview, sandbox: Sandbox
     ) -> None:
-        if grow := scope.get("extensions", {}).get("warren.max_message"):
-            grow["set"](MAX_PREVIEW_MESSAGE)
+        scope["extensions"][MAX_MESSAGE]["set"](MAX_PREVIEW_MESSAGE)
         headers = [header for header in for_sandbox(scope, preview, _host(scope)) if header[0] != b"connection"]
         connected = await sandbox.dial(preview.port)
         dialled = Dialled(connected, _target(scope, preview), headers, MAX_PREVIEW_MESSAGE)

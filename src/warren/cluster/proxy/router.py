@@ -39,9 +39,10 @@ from warren.cluster.placement import Requirements
 from warren.cluster.proxy.http_requests import RequestBody, forward_request, forward_response, send_response
 from warren.cluster.proxy.liveness import Liveness
 from warren.cluster.proxy.target import Target, find_operation, read_target
-from warren.cluster.proxy.websockets import WORKER_LOST, forward_websocket
+from warren.cluster.proxy.websockets import MAX_PREVIEW_MESSAGE, WORKER_LOST, forward_websocket
 from warren.cluster.roster import Member
 from warren.http.context import check_scope
+from warren.http.server.connections import MAX_MESSAGE
 from warren.http.server.http_guard import request_id
 from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
@@ -121,6 +122,8 @@ class Router:
             await self._app(scope, body.replay(), send)
 
     async def _forward_preview(self, preview: Preview, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            scope["extensions"][MAX_MESSAGE]["set"](MAX_PREVIEW_MESSAGE)
         if preview.way is Way.KEY:
             check_scope(scope["caller"], KeyScope.EXEC)
         session, worker_id = await self._find_worker(scope["caller"], Target(preview.session_id))
