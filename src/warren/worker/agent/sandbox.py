@@ -1,19 +1,23 @@
 """The sandbox of interfaces/sandbox.py, over the link to its agent."""
 
+import socket
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 
 from warren.interfaces.sandbox import Process
+from warren.model.capability import Capability, lacks
+from warren.model.network import ListeningPort
 from warren.model.operations import Command, ExecResult, ProcessInfo
 from warren.model.spec import Isolation
 from warren.worker.agent.files import AgentFiles
 from warren.worker.agent.link import AgentLink
 from warren.worker.agent.process import Commands
 from warren.worker.agent.wire import Request
+from warren.worker.network.ports import SandboxPorts
 
 
 class AgentSandbox(AgentFiles):
     """`oom_kills` counts the processes of the sandbox that the kernel killed for want of memory; `why_lost` explains
-    what became of a sandbox whose agent is gone."""
+    what became of a sandbox whose agent is gone; without `ports` the provider cannot reach servers inside."""
 
     def __init__(
         self,
@@ -24,11 +28,13 @@ class AgentSandbox(AgentFiles):
         env: Mapping[str, str],
         oom_kills: Callable[[], int],
         why_lost: Callable[[], str],
+        ports: SandboxPorts | None = None,
     ) -> None:
         super().__init__(link)
         self._id = sandbox_id
         self._isolation = isolation
         self._commands = Commands(link, env, oom_kills)
+        self._ports = ports
         link.why_lost = why_lost
 
     def __repr__(self) -> str:
@@ -61,6 +67,17 @@ class AgentSandbox(AgentFiles):
 
     async def kill_all(self) -> int:
         return await self._commands.kill_all()
+
+    async def ports(self) -> Sequence[ListeningPort]:
+        return await self._check_ports().ports()
+
+    async def dial(self, port: int) -> socket.socket:
+        return await self._check_ports().dial(port)
+
+    def _check_ports(self) -> SandboxPorts:
+        if self._ports is None:
+            raise lacks(self._isolation.provider, Capability.PORTS)
+        return self._ports
 
     async def ping(self) -> None:
         channel = await self._link.open(Request.PING)

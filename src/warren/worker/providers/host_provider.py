@@ -36,6 +36,7 @@ from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
+from warren.worker.network.ports import SandboxPorts
 from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
 from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, is_abandoned
@@ -294,6 +295,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             env={"OMP_NUM_THREADS": str(math.ceil(record.spec.limits.cpus)), **record.spec.env},
             oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._loss_reason(record),
+            ports=SandboxPorts(record),
         )
         self._open.add(sandbox)
         for watch in self._kernel_watches:
