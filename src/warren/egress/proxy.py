@@ -353,13 +353,18 @@ async def _connected(sock: socket.socket, address: tuple[str, int]) -> None:
         pass
     loop, number = asyncio.get_running_loop(), sock.fileno()
     done = loop.create_future()
-    loop.add_writer(number, lambda: done.done() or done.set_result(None))
+    loop.add_writer(number, _set, done)
     try:
         await done
     finally:
         loop.remove_writer(number)
     if code := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
         raise OSError(code, os.strerror(code))
+
+
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _prepare(sock: socket.socket, buffer: int) -> None:

@@ -14,8 +14,8 @@ _ALLOWED: Final = """
     rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack restart_syscall
     poll ppoll select pselect6 epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
     timerfd_create timerfd_settime timerfd_gettime
-    socketpair connect accept accept4 bind sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown getsockname getpeername
-    setsockopt getsockopt
+    socketpair connect accept accept4 bind sendto recvfrom sendmsg recvmsg sendmmsg recvmmsg shutdown getsockname
+    getpeername setsockopt getsockopt
     futex set_robust_list get_robust_list rseq sched_yield sched_getaffinity set_tid_address
     getrandom clock_gettime clock_getres clock_nanosleep nanosleep gettimeofday time
     getpid gettid getppid getuid geteuid getgid getegid getresuid getresgid uname sysinfo getrusage getcpu

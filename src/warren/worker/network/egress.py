@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import socket
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -22,7 +23,7 @@ from warren.model.network import NO_NETWORK, BoundSecret, EgressPolicy, NetworkR
 from warren.model.spec import Isolation, Layer
 from warren.shielding import run_shielded
 from warren.worker.network import sk_lookup
-from warren.worker.network.namespaces import inside, open_namespace
+from warren.worker.network.namespaces import namespace_thread, open_namespace
 from warren.worker.network.proxy_process import ProxyGone, ProxyProcess
 from warren.worker.providers.record import Record
 
@@ -36,7 +37,8 @@ _log = get_log(__name__)
 class Egress:
     def __init__(self, policy: EgressPolicy | None = None, *, within: Sequence[str] = ()) -> None:
         self._policy, self._within = policy or EgressPolicy(), tuple(within)
-        self._networks: dict[str, OpenableNetwork] = {}
+        self._networks: weakref.WeakValueDictionary[str, OpenableNetwork] = weakref.WeakValueDictionary()
+        self._open: dict[str, OpenableNetwork] = {}
         self._proxy: ProxyProcess | None = None
         self._starting = asyncio.Lock()
         self._restarting: asyncio.Task[None] | None = None
@@ -57,10 +59,15 @@ class Egress:
             network = self._networks[record.sandbox_id] = OpenableNetwork(self, record)
         return network
 
+    def keep(self, network: "OpenableNetwork") -> None:
+        """It is open: it has to be closed even if nobody knows its sandbox any more."""
+        self._open[network.sandbox_id] = network
+
     async def forget(self, sandbox_id: str) -> None:
         network = self._networks.pop(sandbox_id, None)
         if network is not None:
             await run_shielded(network.forget())
+        self._open.pop(sandbox_id, None)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -69,9 +76,9 @@ class Egress:
             await asyncio.wait([self._restarting])
         if self._proxy is not None:
             await self._proxy.close()
-        for network in self._networks.values():
+        for network in self._open.values():
             network.drop()
-        self._networks.clear()
+        self._open.clear()
 
     async def running(self) -> ProxyProcess:
         """The process, which is started if there is none. Raises ProviderUnavailable."""
@@ -92,7 +99,7 @@ class Egress:
     async def _restart(self) -> None:
         """Until the process runs for a while and has the sockets of all sandboxes whose network is open."""
         attempt = 0
-        while any(network.is_open for network in self._networks.values()):
+        while any(network.is_open for network in self._open.values()):
             await asyncio.sleep(_RESTARTS_S[min(attempt, len(_RESTARTS_S) - 1)])
             attempt += 1
             try:
@@ -100,7 +107,7 @@ class Egress:
             except ProviderUnavailable as exc:
                 _log.error("egress_not_started", action="retry", error=exc)
                 continue
-            for network in list(self._networks.values()):
+            for network in list(self._open.values()):
                 await network.reopen()
             if await _stays(proxy):
                 return
@@ -157,6 +164,10 @@ class OpenableNetwork:
         self.rules = NO_NETWORK
 
     @property
+    def sandbox_id(self) -> str:
+        return self._record.sandbox_id
+
+    @property
     def is_open(self) -> bool:
         return self._way is not None
 
@@ -192,7 +203,7 @@ class OpenableNetwork:
         async with self._lock:
             if self._on is not None and not self._on.is_gone:
                 with contextlib.suppress(ProxyGone, ProviderUnavailable):
-                    self._note(await self._on.ask("use", sandbox=self._record.sandbox_id))
+                    self._note(await self._on.ask("use", sandbox=self.sandbox_id))
             is_counting = self._on is not None and not self._on.is_gone
             open_now = self._last.open_connections if is_counting else 0
             return replace(_added(self._before, self._last), open_connections=open_now)
@@ -205,7 +216,7 @@ class OpenableNetwork:
             try:
                 await self._apply()
             except (OSError, ProviderUnavailable) as exc:
-                _log.error("network_not_reopened", sandbox=self._record.sandbox_id, error=exc)
+                _log.error("network_not_reopened", sandbox=self.sandbox_id, error=exc)
 
     async def forget(self) -> None:
         async with self._lock:
@@ -223,7 +234,7 @@ class OpenableNetwork:
 
     def _check_alive(self) -> None:
         if self._is_forgotten or not self._record.alive():
-            raise SandboxLost(f"sandbox {self._record.sandbox_id} is lost: its network cannot be set")
+            raise SandboxLost(f"sandbox {self.sandbox_id} is lost: its network cannot be set")
 
     async def _apply(self) -> None:
         """A process that dies meanwhile is started again, once."""
@@ -238,7 +249,7 @@ class OpenableNetwork:
 
     def _say(self) -> dict[str, Any]:
         rules, secrets = pack_rules(self.rules), [pack_secret(secret) for secret in self._secrets]
-        return {"sandbox": self._record.sandbox_id, "rules": rules, "secrets": secrets}
+        return {"sandbox": self.sandbox_id, "rules": rules, "secrets": secrets}
 
     async def _replace(self, proxy: ProxyProcess) -> None:
         await proxy.ask("set", **self._say())
@@ -246,17 +257,13 @@ class OpenableNetwork:
     async def _hand_over(self, proxy: ProxyProcess) -> None:
         self._before, self._last = _added(self._before, self._last), NetworkUse()
         self._on = None
-        way = self._way
-        if way is None:
-            namespace = open_namespace(self._record.pid)
-            try:
-                self._check_alive()  # the number may have become another process's
-                way = self._way = await inside(namespace, lambda: _WayOut.make(namespace))
-            finally:
-                if way is None:
-                    os.close(namespace)
-        tcp, udp = await inside(way.namespace, _new_sockets)
-        with tcp, udp:
+        way = self._way = self._way or await _make_way(self._record)
+        self._egress.keep(self)
+        with contextlib.ExitStack() as ours:
+            sockets: list[socket.socket] = []
+            ours.callback(_close_all, sockets)
+            await namespace_thread().run(way.namespace, lambda: _make_sockets(sockets))
+            tcp, udp = sockets
             await proxy.ask("open", descriptors=(tcp.fileno(), udp.fileno()), **self._say())
             self._on = proxy
             sk_lookup.put_socket(way.sockets, sk_lookup.SLOT_TCP, tcp)
@@ -269,11 +276,11 @@ class OpenableNetwork:
         try:
             if proxy is not None and not proxy.is_gone:
                 with contextlib.suppress(ProxyGone, ProviderUnavailable):
-                    self._note(await proxy.ask("close", sandbox=self._record.sandbox_id))
+                    self._note(await proxy.ask("close", sandbox=self.sandbox_id))
             self._before, self._last = _added(self._before, self._last), NetworkUse()
             if way is not None and not is_dying:
                 with contextlib.suppress(OSError):
-                    await inside(way.namespace, lambda: sk_lookup.set_route(is_there=False))
+                    await namespace_thread().run(way.namespace, lambda: sk_lookup.set_route(is_there=False))
         finally:
             if way is not None:
                 way.close()
@@ -296,21 +303,34 @@ def _added(before: NetworkUse, use: NetworkUse) -> NetworkUse:
     )
 
 
-def _new_sockets() -> tuple[socket.socket, socket.socket]:
+async def _make_way(record: Record) -> _WayOut:
+    made: list[_WayOut] = []
+    namespace = open_namespace(record)
+    try:
+        await namespace_thread().run(namespace, lambda: made.append(_WayOut.make(namespace)))
+        return made[0]
+    except BaseException:
+        for way in made:
+            way.close()
+        if not made:
+            os.close(namespace)
+        raise
+
+
+def _make_sockets(made: list[socket.socket]) -> None:
     """Inside of the namespace. Port 53, so that they answer on 127.0.0.1 too, where programs without a resolv.conf ask;
     where something else has it already, the program finds them all the same."""
-    tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    try:
-        for sock in (tcp, udp):
-            _bind(sock)
-        tcp.listen(_BACKLOG)
-        udp.setsockopt(socket.IPPROTO_IP, _PKTINFO, 1)
-        return tcp, udp
-    except BaseException:
-        tcp.close()
-        udp.close()
-        raise
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        made.append(socket.socket(socket.AF_INET, kind))
+        _bind(made[-1])
+    tcp, udp = made
+    tcp.listen(_BACKLOG)
+    udp.setsockopt(socket.IPPROTO_IP, _PKTINFO, 1)
+
+
+def _close_all(sockets: Sequence[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
 
 
 def _bind(sock: socket.socket) -> None:
