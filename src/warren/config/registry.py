@@ -182,9 +182,7 @@ def read_environment(path: Path) -> Environment:
     try:
         rules = Policy() if policy is None else Policy.from_mapping(policy)
         reach = NO_NETWORK if network is None else NetworkRules.from_mapping(network)
-        return Environment(
-            limits=limits, io=io, env=env, pool=pool, policy=rules, needs=needs, network=reach, **values
-        )
+        return Environment(limits=limits, io=io, env=env, pool=pool, policy=rules, needs=needs, network=reach, **values)
     except InvalidRequest as exc:
         raise InvalidRequest(f"{path}: {exc.message}", remedy=exc.remedy) from exc
 

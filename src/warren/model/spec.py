@@ -33,8 +33,8 @@ WRITABLE: dict[str, int] = {
 
 
 class Layer(StrEnum):
-    """A layer of isolation, as read back from the kernel once the sandbox runs. NO_NETWORK holds until a session's rules
-    open the network."""
+    """A layer of isolation, as read back from the kernel once the sandbox runs. NO_NETWORK holds until the session's
+    rules open the network."""
 
     USER_NAMESPACE = "user_namespace"
     PID_NAMESPACE = "pid_namespace"
