@@ -205,6 +205,7 @@ def build_lifecycle(
     in_cluster: bool = False,
 ) -> "Lifecycle":
     from warren.sessions.lifecycle import Lifecycle
+    from warren.sessions.network_meter import NetworkMeter
 
     return Lifecycle(
         store,
@@ -214,6 +215,7 @@ def build_lifecycle(
         in_cluster=in_cluster,
         events=tenancy.events,
         egress=build_egress(settings),
+        network_meter=NetworkMeter(clock, tenancy.networks.report),
         fault=fault,
     )
 

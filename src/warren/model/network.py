@@ -225,8 +225,22 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection of a sandbox that was allowed and has ended, at the time `at`. `name` is empty for a destination
+    that was given as an address."""
+
+    at: float
+    name: str
+    address: str
+    port: int
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkUse:
-    """What a sandbox did with its network since it was given one; `refusals` are the last ones, oldest first."""
+    """What a sandbox did with its network since it was given one. `refusals` are the last ones, oldest first, and
+    `ended` the last connections that have ended."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -234,6 +248,7 @@ class NetworkUse:
     open_connections: int = 0
     refused: int = 0
     refusals: tuple[Refusal, ...] = ()
+    ended: tuple[Connection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from warren.model.events import Event, EventData, EventKind, SessionCreatedData,
 from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionState
 from warren.sessions.egress import Egress
 from warren.sessions.event_hub import EventHub
+from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.request_context import shorter_claim_timeout
 from warren.shielding import run_shielded
 
@@ -75,10 +76,13 @@ class Lifecycle:
         in_cluster: bool = False,
         events: EventHub | None = None,
         egress: Egress | None = None,
+        network_meter: NetworkMeter | None = None,
         fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.store = store
         self.egress = egress or Egress()
+        self.network_meter = network_meter or NetworkMeter(clock)
+        self.network_meter.reopen = self.keep_network
         self.workers = workers
         self.clock = clock
         self._claim_timeout_s = claim_timeout_s
@@ -214,7 +218,12 @@ class Lifecycle:
 
     async def _apply_network(self, session: Session, sandbox: Sandbox) -> None:
         """Gives the sandbox the rules of its session's row. If this fails, the sandbox reaches nothing."""
-        await sandbox.set_network(await self.egress.in_force(session.network))
+        rules = await self.egress.in_force(session.network)
+        if not rules.is_open:
+            await self.network_meter.finish(sandbox.id)
+        await sandbox.set_network(rules)
+        if rules.is_open:
+            self.network_meter.follow(session, sandbox)
 
     async def apply_network(self, session: Session) -> None:
         """After a change of the row. If it fails it is tried again until it succeeds, the row has changed, or the
@@ -302,6 +311,7 @@ class Lifecycle:
         """Does nothing for a sandbox of another worker: that worker destroys it when it comes back."""
         self._owners.pop(session.sandbox_id, None)
         if not self._is_elsewhere(session):
+            await self.network_meter.finish(session.sandbox_id)
             await self.worker_of(session).destroy(session.sandbox_id)
 
     def _is_elsewhere(self, session: Session) -> bool:

@@ -19,6 +19,7 @@ from warren.interfaces.store import Added, Key, Page
 from warren.interfaces.worker import WorkerStats
 from warren.model.access import Caller
 from warren.model.capability import network_needs
+from warren.model.egress import Presets
 from warren.model.environment import Environment
 from warren.model.errors import (
     Conflict,
@@ -33,7 +34,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.network import NetworkRules
+from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.session import (
     FAILED_CREATIONS,
     EndReason,
@@ -95,7 +96,7 @@ class Sessions:
         caller = current_caller()
         environment = self._environments(request.environment or self._defaults.environment)
         rules = environment.network if request.network is None else request.network
-        presets = await self.lifecycle.egress.check(rules, caller, environment.network)
+        presets = await self._check_network(rules, caller, environment.network)
         row = self._new_row(tenant, request, caller, environment, rules, presets.env(rules.allow))
         idempotency = Key(tenant, "create", check_key(key), fingerprint(request)) if key else None
         counted = False
@@ -151,6 +152,13 @@ class Sessions:
         else:
             await self.lifecycle.wait_until_settled(session)
         return None
+
+    async def _check_network(
+        self, rules: NetworkRules, caller: Caller, environment: NetworkRules = NO_NETWORK
+    ) -> Presets:
+        if rules.is_open:
+            await self.metering.check_network(caller)
+        return await self.lifecycle.egress.check(rules, caller, environment)
 
     def image_of(self, session: Session) -> str:
         """The image of the session's sandbox: its own, or that of its environment as it is now."""
@@ -377,7 +385,7 @@ class Sessions:
                         remedy="create a session without it",
                     )
                 self.lifecycle.check_provider(session.provider, network_needs(rules))
-                presets = await self.lifecycle.egress.check(rules, current_caller())
+                presets = await self._check_network(rules, current_caller())
                 env = {**presets.env(rules.allow), **session.env}
                 changed = session.changed(network=rules, env=env, used=max(session.used, self.clock.now()))
                 if await self.store.swap(changed):
