@@ -1,6 +1,6 @@
 """`warren network`: what a session's sandbox may reach, what it reached, and what it was refused."""
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -9,6 +9,7 @@ from warren.cli.output import format_age, format_mib, print_json, print_table, p
 from warren.cli.remote import Server, complete_session
 
 Values = dict[str, Any]
+_NOTHING: Final[Values] = {"internet": False, "allow": [], "deny": []}
 
 
 @click.command()
@@ -40,9 +41,7 @@ def network(
     with Server(url) as server:
         session_id = server.find(session, thread)
         if allow or deny or internet or no_network:
-            old = (
-                server.backend.call("get_network", session_id) if add else {"allow": [], "deny": [], "internet": False}
-            )
+            old: Values = server.backend.call("get_network", session_id) if add else _NOTHING
             found = server.backend.call(
                 "set_network",
                 session_id,

@@ -29,7 +29,7 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 _NETWORK_OPTIONS: Final = (
     click.option("--allow", multiple=True, metavar="RULE",
-                 help="Let it reach this: a name, *.name or network, with :PORT if only that; or a preset. Repeatable."),
+                 help="Let it reach this: NAME, *.NAME or a network, with :PORT or without; or a preset. Repeatable."),
     click.option("--deny", multiple=True, metavar="RULE", help="With --internet: not this. Repeatable."),
     click.option("--internet", is_flag=True, help="Let it reach every public address."),
     click.option("--none", "--no-network", "no_network", is_flag=True, help="Let it reach nothing."),

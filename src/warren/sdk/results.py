@@ -159,7 +159,7 @@ class SessionInfo(Result):
 class NetworkInfo(Result):
     """What a sandbox may reach, and what it did since it was made or its machine's worker restarted.
 
-    Each of `refusals` has `at`, `name`, `address`, `port`, `reason` and `rule`, which would allow it if it is not empty.
+    Each of `refusals` has `at`, `name`, `address`, `port`, `reason` and `rule`: what would allow it, if anything would.
     """
 
     internet: bool = False

@@ -51,8 +51,7 @@ class Networks:
         amount = new.bytes_sent + new.bytes_received
         used = Usage(egress_bytes=amount, egress_connections=new.connections, egress_refused=new.refused)
         self._usage.add(session.tenant, used)
-        if self._audit is not None:
-            self._record(session, new)
+        self._record(session, new)
         if new.refusals:
             self._tell(session, new.refusals[-1], new.refused)
         return await self._spend(session, amount)
@@ -74,23 +73,19 @@ class Networks:
     def _record(self, session: Session, new: NetworkUse) -> None:
         for each in new.ended:
             sizes = {"bytes_sent": each.bytes_sent, "bytes_received": each.bytes_received}
-            self._entry(session, CONNECTION, each.at, "allowed", _destination(each), **sizes)
+            self._write(session, each.at, CONNECTION, "allowed", {**_destination(each), **sizes})
         for refusal in new.refusals:
-            self._entry(session, EventKind.NETWORK_REFUSED, refusal.at, "refused", _destination(refusal),
-                        reason=refusal.reason)  # fmt: skip
+            detail = {**_destination(refusal), "reason": refusal.reason}
+            self._write(session, refusal.at, EventKind.NETWORK_REFUSED, "refused", detail)
         if (more := new.refused - len(new.refusals)) > 0:
-            self._entry(session, EventKind.NETWORK_REFUSED, self._clock.wall(), "refused", {}, more=more)
+            self._write(session, self._clock.wall(), EventKind.NETWORK_REFUSED, "refused", {"more": more})
 
-    def _entry(
-        self, session: Session, action: str, at: float, result: str, detail: Mapping[str, Any], **more: Any
-    ) -> None:
-        assert self._audit is not None
-        detail = {**detail, **more}
-        self._audit.record(
-            AuditEntry(
-                at, str(action), session.tenant, session.key_id, session_id=session.id, result=result, detail=detail
-            )
+    def _write(self, session: Session, at: float, action: str, result: str, detail: Mapping[str, Any]) -> None:
+        entry = AuditEntry(
+            at, str(action), session.tenant, session.key_id, session_id=session.id, result=result, detail=detail
         )
+        if self._audit is not None:
+            self._audit.record(entry)
 
     def _tell(self, session: Session, last: Refusal, count: int) -> None:
         """Publishes an event, unless the last one of this session was a moment ago."""
