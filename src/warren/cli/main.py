@@ -31,6 +31,7 @@ _GROUPS = {
         "exec": "warren.cli.exec:execute",
         "cp": "warren.cli.cp:cp",
         "search": "warren.cli.search:search",
+        "network": "warren.cli.network:network",
         "logs": "warren.cli.sessions:logs",
         "kill": "warren.cli.sessions:kill",
         "kill-all": "warren.cli.sessions:kill_all",
