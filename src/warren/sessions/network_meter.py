@@ -91,7 +91,6 @@ class NetworkMeter:
         if closed_s:
             followed.opens_at = now + closed_s
             await followed.sandbox.set_network(NO_NETWORK)
-            followed.last = NetworkUse()
 
     async def _read(self, followed: _Followed) -> float:
         async with followed.reading:
