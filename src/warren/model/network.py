@@ -280,3 +280,11 @@ class EgressPolicy:
     allowed: tuple[str, ...] = ()
     connections: int = 1000
     mbps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningPort:
+    """A TCP port on which a server inside a sandbox listens. `address` is what it is bound to; 0.0.0.0 or :: is all."""
+
+    port: int
+    address: str

@@ -1,17 +1,19 @@
 """The sandbox of interfaces/sandbox.py, over the link to its agent."""
 
+import socket
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from warren.interfaces.sandbox import Process
 from warren.model.capability import Capability, lacks
-from warren.model.network import BoundSecret, NetworkRules, NetworkUse
+from warren.model.network import BoundSecret, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import Command, ExecResult, ProcessInfo
 from warren.model.spec import Isolation
 from warren.worker.agent.files import AgentFiles
 from warren.worker.agent.link import AgentLink
 from warren.worker.agent.process import Commands
 from warren.worker.agent.wire import Request
+from warren.worker.network.ports import SandboxPorts
 
 
 class SandboxNetwork(Protocol):
@@ -24,7 +26,8 @@ class SandboxNetwork(Protocol):
 
 class AgentSandbox(AgentFiles):
     """`oom_kills` counts the processes of the sandbox that the kernel killed for want of memory; `why_lost` explains
-    what became of a sandbox whose agent is gone. Without a `network` it never reaches anything."""
+    what became of a sandbox whose agent is gone. Without a `network` it reaches nothing outside; without `ports` the
+    provider cannot reach servers inside."""
 
     def __init__(
         self,
@@ -36,12 +39,14 @@ class AgentSandbox(AgentFiles):
         oom_kills: Callable[[], int],
         why_lost: Callable[[], str],
         network: SandboxNetwork | None = None,
+        ports: SandboxPorts | None = None,
     ) -> None:
         super().__init__(link)
         self._id = sandbox_id
         self._isolation = isolation
         self._network = network
         self._commands = Commands(link, env, oom_kills)
+        self._ports = ports
         link.why_lost = why_lost
 
     def __repr__(self) -> str:
@@ -85,6 +90,17 @@ class AgentSandbox(AgentFiles):
         if self._network is None:
             raise lacks(self._isolation.provider, Capability.EGRESS)
         return self._network
+
+    async def ports(self) -> Sequence[ListeningPort]:
+        return await self._check_ports().ports()
+
+    async def dial(self, port: int) -> socket.socket:
+        return await self._check_ports().dial(port)
+
+    def _check_ports(self) -> SandboxPorts:
+        if self._ports is None:
+            raise lacks(self._isolation.provider, Capability.PORTS)
+        return self._ports
 
     async def ping(self) -> None:
         channel = await self._link.open(Request.PING)
