@@ -225,9 +225,9 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class EndedConnection:
     """A connection of a sandbox that was allowed and has ended, at the time `at`. `name` is empty for a destination
-    that was given as an address."""
+    that was given as an address, and `address` otherwise."""
 
     at: float
     name: str
@@ -240,15 +240,16 @@ class Connection:
 @dataclass(frozen=True, slots=True)
 class NetworkUse:
     """What a sandbox did with its network since it was given one. `refusals` are the last ones, oldest first, and
-    `ended` the last connections that have ended."""
+    `ends` the last of the `ended_connections`."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
     connections: int = 0
     open_connections: int = 0
     refused: int = 0
+    ended_connections: int = 0
     refusals: tuple[Refusal, ...] = ()
-    ended: tuple[Connection, ...] = ()
+    ends: tuple[EndedConnection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from warren.egress.messages import BrokenMessage, pack_rules, pack_secret, unpack_use
+from warren.egress.messages import KEPT_ENDS, KEPT_REFUSALS, BrokenMessage, pack_rules, pack_secret, unpack_use
 from warren.logs import get_log
 from warren.model.errors import IsolationUnavailable, ProviderUnavailable, SandboxLost
 from warren.model.network import NO_NETWORK, BoundSecret, EgressPolicy, NetworkRules, NetworkUse
@@ -299,7 +299,9 @@ def _added(before: NetworkUse, use: NetworkUse) -> NetworkUse:
         before.connections + use.connections,
         0,
         before.refused + use.refused,
-        (*before.refusals, *use.refusals)[-50:],
+        before.ended_connections + use.ended_connections,
+        (*before.refusals, *use.refusals)[-KEPT_REFUSALS:],
+        (*before.ends, *use.ends)[-KEPT_ENDS:],
     )
 
 
