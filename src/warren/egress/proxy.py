@@ -136,7 +136,9 @@ class SandboxEgress:
     def _look_up(self, name: str) -> IPv4Address | None:
         if self._shared.judge.knows_name(self.rules, name):
             return self._names.address_of(name)
-        self._note(Destination(name, None, 0), "no rule allows its name", name)
+        is_denied = self.rules.knows_name(name)
+        reason = "the operator does not allow its name" if is_denied else "no rule allows its name"
+        self._note(Destination(name, None, 0), reason, "" if is_denied else name)
         return None
 
     async def _answer_stream(self, client: socket.socket) -> None:

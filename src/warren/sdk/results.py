@@ -220,6 +220,15 @@ class ProcessInfo(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class PortInfo(Result):
+    """A TCP port on which a server inside the sandbox listens. `address` 0.0.0.0 or :: is all addresses."""
+
+    port: int
+    address: str
+    public: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class FileEntry(Result):
     """`kind`: file, directory, symlink or other. `mode` is octal text such as 0644."""
 

@@ -35,6 +35,7 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.network import NO_NETWORK, NetworkRules
+from warren.model.preview import PreviewRules
 from warren.model.session import (
     FAILED_CREATIONS,
     EndReason,
@@ -307,6 +308,10 @@ class Sessions:
         """For a use within a stream that does not count by being open."""
         await self._record_use(await self.get(tenant, session_id))
 
+    async def record_use_of(self, session: Session) -> None:
+        """The same for a session that was just read."""
+        await self._record_use(session)
+
     async def _record_use(self, session: Session) -> Session:
         """Saves the use, later if the store cannot write now: that must not stop anybody's work."""
         try:
@@ -393,6 +398,15 @@ class Sessions:
             if rules.is_open or session.network.is_open:
                 await self.lifecycle.apply_network(changed)
             return changed
+
+    async def change_previews(
+        self, tenant: str, session_id: str, change: Callable[[PreviewRules], PreviewRules]
+    ) -> Session:
+        while True:
+            session = await self._wait_until_usable(await self.get(tenant, session_id))
+            changed = session.changed(previews=change(session.previews))
+            if await self.store.swap(changed):
+                return changed
 
     # -- ending
 

@@ -28,6 +28,7 @@ from warren.sdk.results import (
     NetworkInfo,
     OutputChunk,
     OutputDecoder,
+    PortInfo,
     ProcessInfo,
     SessionInfo,
 )
@@ -381,6 +382,32 @@ class SandboxClient(Files):
         Returns the number of processes. Files, and the output of background commands, stay.
         """
         return int((self._perform("kill_all"))["killed"])
+
+    # -- servers inside
+
+    def ports(self) -> list[PortInfo]:
+        """The TCP ports on which servers inside the sandbox listen."""
+        return [PortInfo.of(each) for each in (self._perform("list_ports"))["ports"]]
+
+    def wait_for_port(self, port: int, timeout: float = 30.0) -> None:
+        """Returns when a server inside listens on the port; raises PortClosed if none does in time."""
+        self._perform("list_ports", work_s=timeout, wait_for=port, timeout_s=timeout)
+
+    def url(self, port: int, *, expires_s: float = 3600.0, host_header: str = "") -> str:
+        """A link that opens the server on this port in a browser, without a key, until it expires.
+
+        `host_header="localhost"`: the server sees that as its host, for those that refuse names they do not know.
+        """
+        made = self._perform("create_link", port=port, expires_s=expires_s, host_header=host_header)
+        return str(made["url"])
+
+    def revoke_links(self) -> None:
+        """Closes every link that `url` has made for this session."""
+        self._perform("revoke_links")
+
+    def set_port(self, port: int, *, public: bool | None = None, host_header: str | None = None) -> None:
+        """Makes the preview of a port public or private, and says which host its server sees."""
+        self._perform("change_port", port=str(port), public=public, host_header=host_header)
 
     @contextlib.contextmanager
     def terminal(
