@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
@@ -27,13 +26,14 @@ from warren.egress import dns
 from warren.egress.hello import Malformed
 from warren.egress.inspector import Inspector
 from warren.egress.judge import Destination, Judge, Refused
-from warren.egress.messages import KEPT_ENDS, KEPT_REFUSALS
+from warren.egress.messages import KEPT
 from warren.egress.names import NETWORK, NameTable
 from warren.egress.rate import Bucket
 from warren.egress.relay import Relay, reset
 from warren.egress.resolver import NotResolved, Resolver
 from warren.model.addresses import Address
-from warren.model.network import BoundSecret, EgressPolicy, EndedConnection, NetworkRules, NetworkUse, Refusal
+from warren.model.network import BoundSecret, EgressPolicy, NetworkRules, NetworkUse, Refusal
+from warren.model.network import Connection as Ended
 
 HELLO_S: Final = 15.0
 CONNECT_S: Final = 10.0
@@ -78,9 +78,9 @@ class SandboxEgress:
         self.rules, self.secrets = rules, tuple(secrets)
         self._names = NameTable()
         self._connections: set[Connection] = set()
-        self._refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
-        self._ends: deque[EndedConnection] = deque(maxlen=KEPT_ENDS)
-        self._sent = self._received = self._opened = self._refused = self._ended_count = 0
+        self._refusals: deque[Refusal] = deque(maxlen=KEPT)
+        self._lately: deque[Ended] = deque(maxlen=KEPT)
+        self._sent = self._received = self._opened = self._closed = self._refused = 0
         self._connects = Bucket(*_CONNECTS, self._loop.time)
         self._queries = Bucket(*_QUERIES, self._loop.time)
         bytes_s = shared.policy.mbps * 125_000
@@ -92,9 +92,8 @@ class SandboxEgress:
 
     def use(self) -> NetworkUse:
         return NetworkUse(
-            *(self._sent, self._received, self._opened, len(self._connections), self._refused, self._ended_count),
-            tuple(self._refusals),
-            tuple(self._ends),
+            *(self._sent, self._received, self._opened, self._opened - self._closed, self._refused),
+            *(tuple(self._refusals), tuple(self._lately)),
         )
 
     def set_rules(self, rules: NetworkRules, secrets: Sequence[BoundSecret]) -> None:
@@ -224,7 +223,6 @@ class SandboxEgress:
                 if not data:
                     raise Malformed("it ended before it said which host it is for")
                 first = inspector.feed(data)
-        self._count(connection, len(first), 0)
         server, connection.to = await self._connect(to)
         try:
             judge.check(self.rules, connection.to)  # they may have been replaced
@@ -236,9 +234,10 @@ class SandboxEgress:
             _prepare(sock, _BUFFER if len(self._connections) < _FEW else _SMALL_BUFFER)
         connection.relay = Relay(
             *(connection.client, server, None if inspector.is_over else inspector),
-            count=partial(self._count, connection),
+            count=lambda sent, received: self._count(connection, sent, received),
             end=lambda why: self._ended(connection, why),
         )
+        self._count(connection, len(first), 0)
         connection.relay.start(first)
 
     def _inspect(self, connection: Connection) -> Inspector:
@@ -278,10 +277,10 @@ class SandboxEgress:
         raise failure
 
     def _count(self, connection: Connection, sent: int, received: int) -> float:
-        self._sent += sent
-        self._received += received
         connection.sent += sent
         connection.received += received
+        self._sent += sent
+        self._received += received
         return self._rate.take(sent + received) if self._rate is not None else 0.0
 
     # -- how connections end
@@ -300,23 +299,19 @@ class SandboxEgress:
     def _ended(self, connection: Connection, why: Exception | None) -> None:
         if why is not None:
             self._note(connection.to, str(why), why.rule if isinstance(why, Refused) else "")
+        self._closed += 1
+        to, counts = connection.to, (connection.sent, connection.received)
+        self._lately.append(Ended(time.time(), to.name, _shown(to), to.port, *counts))
         self._end(connection)
 
     def _end(self, connection: Connection) -> None:
         if connection in self._connections:
             self._connections.discard(connection)
             self._shared.connections -= 1
-            if connection.relay is not None:
-                self._ended_count += 1
-                to = connection.to
-                where = to.name, "" if to.name else str(to.address or ""), to.port
-                self._ends.append(EndedConnection(time.time(), *where, connection.sent, connection.received))
 
     def _note(self, to: Destination, reason: str, rule: str) -> None:
         self._refused += 1
-        # A name's own address is not told: one could look up names of the operator's network.
-        address = "" if to.name else str(to.address or "")
-        refusal = Refusal(time.time(), to.name, address, to.port, reason[:400], rule)
+        refusal = Refusal(time.time(), to.name, _shown(to), to.port, reason[:400], rule)
         if self._refusals and replace(self._refusals[-1], at=refusal.at) == refusal:
             self._refusals.pop()
         self._refusals.append(refusal)
@@ -344,6 +339,11 @@ class Shared:
 
     def has_room(self) -> bool:
         return self.connections < self._most
+
+
+def _shown(to: Destination) -> str:
+    """A name's own address is not told: one could look up names of the operator's network."""
+    return "" if to.name else str(to.address or "")
 
 
 async def _dial(address: Address, port: int) -> socket.socket:
