@@ -1,4 +1,4 @@
-"""Measures the network of sandboxes: switching it on, connecting, carrying bytes, memory, and what creates cost with it.
+"""Measures the network of sandboxes: switching it on, connecting, carrying bytes, memory, and what creates cost then.
 
     sudo .venv/bin/python bench/network.py                everything, some minutes
     sudo .venv/bin/python bench/network.py --count 1000   with so many open sandboxes for the memory
