@@ -166,14 +166,17 @@ class NetworkRules:
         return shown or "nothing"
 
     def as_mapping(self) -> dict[str, Any]:
+        """The rules as JSON has them."""
         return {"internet": self.internet, "allow": list(self.allow), "deny": list(self.deny)}
 
     @property
     def is_open(self) -> bool:
+        """Whether anything outside may be reached."""
         return self.internet or bool(self.allow)
 
     @property
     def presets(self) -> tuple[str, ...]:
+        """The presets that `allow` names."""
         return tuple(text for text in self.allow if text in PRESETS)
 
     @cached_property
@@ -227,7 +230,7 @@ class Refusal:
 @dataclass(frozen=True, slots=True)
 class Connection:
     """A connection of a sandbox that was allowed and has ended, at the time `at`. `name` is empty for a destination
-    that was given as an address."""
+    that was given as an address, and `address` otherwise."""
 
     at: float
     name: str

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Final, TypeVar
+from typing import Final
 
 from warren.clock import Clock
 from warren.interfaces.sandbox import Sandbox
@@ -20,7 +20,6 @@ from warren.model.session import Session
 
 READ_S: Final = 3.0
 _LAST_READING_S: Final = 1.0
-T = TypeVar("T")
 _log = get_log(__name__)
 
 Report = Callable[[Session, NetworkUse], Awaitable[float]]
@@ -100,24 +99,24 @@ class NetworkMeter:
 
 
 def _difference(use: NetworkUse, before: NetworkUse) -> NetworkUse | None:
-    """What has happened in between, with the connections and refusals of that time as far as they are kept; None if
-    nothing has. Counts that have become smaller began anew."""
+    """What has happened in between, with the refusals and ended connections of that time as far as they are kept; None
+    if nothing has. Counts that have become smaller began anew."""
     if use.connections < before.connections or use.refused < before.refused or use.bytes_sent < before.bytes_sent:
         before = NetworkUse()
-    ended = use.connections - use.open_connections - (before.connections - before.open_connections)
-    refused = use.refused - before.refused
+    ended = _ended(use) - _ended(before)
+    seen_until = before.refusals[-1].at if before.refusals else 0.0
     new = replace(
         use,
         bytes_sent=use.bytes_sent - before.bytes_sent,
         bytes_received=use.bytes_received - before.bytes_received,
         connections=use.connections - before.connections,
-        refused=refused,
-        refusals=_last(use.refusals, refused),
-        ended=_last(use.ended, ended),
+        refused=use.refused - before.refused,
+        refusals=tuple(refusal for refusal in use.refusals if refusal.at > seen_until),
+        ended=use.ended[-ended:] if ended > 0 else (),
     )
-    is_new = new.bytes_sent or new.bytes_received or new.connections or refused or ended > 0
+    is_new = new.bytes_sent or new.bytes_received or new.connections or new.refused or ended
     return new if is_new else None
 
 
-def _last(items: tuple[T, ...], count: int) -> tuple[T, ...]:
-    return items[-count:] if count > 0 else ()
+def _ended(use: NetworkUse) -> int:
+    return use.connections - use.open_connections

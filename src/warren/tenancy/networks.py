@@ -78,7 +78,7 @@ class Networks:
             detail = {**_destination(refusal), "reason": refusal.reason}
             self._write(session, refusal.at, EventKind.NETWORK_REFUSED, "refused", detail)
         if (more := new.refused - len(new.refusals)) > 0:
-            self._write(session, self._clock.wall(), EventKind.NETWORK_REFUSED, "refused", {"more": more})
+            self._write(session, self._clock.wall(), EventKind.NETWORK_REFUSED, "more", {"count": more})
 
     def _write(self, session: Session, at: float, action: str, result: str, detail: Mapping[str, Any]) -> None:
         entry = AuditEntry(
