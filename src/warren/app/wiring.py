@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from warren.clock import Clock, SystemClock
 from warren.config.environments import RegistryEnvironments
 from warren.config.registry import Registry, packaged_registry
-from warren.config.settings import Settings, check_provider
+from warren.config.settings import Settings, check_provider, environment_with
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from warren.interfaces.audit import AuditLog
     from warren.interfaces.cluster import ClusterControl
     from warren.interfaces.store import SessionStore
+    from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
+    from warren.sessions.egress import Egress
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
     from warren.sessions.preview_links import PreviewLinks
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from warren.tenancy.identity import Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
+    from warren.worker.providers.connection import EgressService
     from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
 
@@ -72,6 +75,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             runtime=settings.runtime or None,
             fault=fault,
             room=_host_room(settings),
+            egress=_build_network(settings),
         )
     if name == "docker":
         from warren.worker.providers.docker import DockerProvider
@@ -83,12 +87,19 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             docker_url=settings.docker_url or None,
             fault=fault,
             room=_host_room(settings),
+            egress=_build_network(settings),
         )
     if name == "fake":
         from warren.testing.fake_provider import FakeProvider
 
         return FakeProvider()
     raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
+
+
+def _build_network(settings: Settings) -> "EgressService | None":
+    from warren.worker.network.egress import Egress
+
+    return Egress(build_egress_policy(settings)) if settings.egress else None
 
 
 def _host_room(settings: Settings) -> "HostRoom":
@@ -174,8 +185,8 @@ def build_clock() -> Clock:
 async def build_tenancy(
     settings: Settings, store: "SessionStore", clock: Clock, environments: Environments
 ) -> "Tenancy":
+    from warren.model.addresses import read_networks
     from warren.tenancy.tenancy import Tenancy
-    from warren.tenancy.webhooks.destinations import read_networks
     from warren.tenancy.webhooks.outbox import Webhooks
     from warren.tenancy.webhooks.sender import WebhookSender
 
@@ -212,6 +223,7 @@ def build_lifecycle(
     in_cluster: bool = False,
 ) -> "Lifecycle":
     from warren.sessions.lifecycle import Lifecycle
+    from warren.sessions.network_meter import NetworkMeter
 
     return Lifecycle(
         store,
@@ -220,7 +232,32 @@ def build_lifecycle(
         claim_timeout_s=settings.claim_timeout_s,
         in_cluster=in_cluster,
         events=tenancy.events,
+        egress=build_egress(settings),
+        network_meter=NetworkMeter(clock, tenancy.networks.report),
         fault=fault,
+    )
+
+
+def build_egress(settings: Settings) -> "Egress":
+    """What sessions may ask for of the network."""
+    from warren.config.presets import PresetReader
+    from warren.model.egress import Ceiling
+    from warren.sessions.egress import Egress
+
+    reader = PresetReader(settings.egress_presets, environment_with({}))
+    return Egress(Ceiling(settings.egress_allowed), reader, enabled=settings.egress)
+
+
+def build_egress_policy(settings: Settings) -> "EgressPolicy":
+    """What holds for every connection of every sandbox. What sessions may ask for is checked before: what is written in
+    an environment may go beyond `egress_allowed`."""
+    from warren.model.network import EgressPolicy
+
+    return EgressPolicy(
+        networks=settings.egress_networks,
+        denied=settings.egress_denied,
+        connections=settings.egress_connections,
+        mbps=settings.egress_mbps,
     )
 
 
