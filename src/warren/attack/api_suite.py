@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from warren.attack import probes_api_input, probes_api_keys, probes_api_load, probes_api_tenants
+from warren.attack import probes_api_input, probes_api_keys, probes_api_load, probes_api_previews, probes_api_tenants
 from warren.attack.api_arena import ApiArena
 from warren.attack.probe import ApiProbe, Finding, ProbeResult, undecided
 from warren.attack.suite import Progress, with_loss
@@ -20,6 +20,7 @@ PROBES: tuple[ApiProbe, ...] = (
     *probes_api_keys.PROBES,
     *probes_api_input.PROBES,
     *probes_api_tenants.PROBES,
+    *probes_api_previews.PROBES,
     *probes_api_load.PROBES,
 )
 _PROBE_S = 120.0
