@@ -15,6 +15,7 @@ import anyio
 
 from warren.attack import (
     probes_agent,
+    probes_egress,
     probes_escape,
     probes_fair_share,
     probes_kernel_state,
@@ -36,6 +37,7 @@ PROBES: tuple[Probe, ...] = (
     *probes_agent.PROBES,
     *probes_leaks.PROBES,
     *probes_network.PROBES,
+    *probes_egress.PROBES,
     *probes_limits.PROBES,
     *probes_kernel_state.PROBES,
     *probes_resources.PROBES,
