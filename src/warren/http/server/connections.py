@@ -54,6 +54,8 @@ _MAX_REFUSED = 256  # connections over the limit that get an answer; the others 
 _EVICTED_PART = 100  # one connection in so many is closed at once: looking for them takes a while
 BODY_IS_NEXT = "warren.body_is_next"
 """In the start of a response: the next message is the whole body, so both are written at once."""
+MAX_MESSAGE = "warren.max_message"
+"""An extension of a WebSocket's scope: its `set` changes how long a message of the client may be."""
 _log = get_log(__name__)
 
 
@@ -488,6 +490,15 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     @property
     def unused_since(self) -> tuple[bool, float] | None:
         return None
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if self.handshake_initiated and not self.close_sent:
+            extensions = cast(dict[str, Any], self.scope.setdefault("extensions", {}))
+            extensions[MAX_MESSAGE] = {"set": self._set_max_message}
+
+    def _set_max_message(self, size: int) -> None:
+        self.conn.max_message_size = size
 
     def check_timeouts(self, now: float) -> None:
         if self._sending.stalled_s(self.transport.get_write_buffer_size() or None, now) > self._limits.send_timeout_s:
