@@ -16,6 +16,7 @@ import pytest
 from contract.files_contract import FilesContract
 from contract.provider_contract import ProviderContract, ProviderHooks
 from contract.sandbox_contract import SandboxContract
+from contract.view_contract import ViewContract
 from docker_engine import DockerEngine
 
 import warren
@@ -71,6 +72,10 @@ class DockerHooks(ProviderHooks):
 
 class TestDockerProvider(DockerHooks, ProviderContract):
     pass
+
+
+class TestDockerView(DockerHooks, ViewContract):
+    own_uptime = False
 
 
 class TestDockerSandbox(DockerHooks, SandboxContract):
