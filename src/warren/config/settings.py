@@ -104,7 +104,16 @@ class Settings:
     audit: bool
     audit_commands: str
     audit_mb: int
+    preview_domain: str
+    preview_public: bool
     webhook_networks: tuple[str, ...]
+    egress: bool
+    egress_allowed: tuple[str, ...]
+    egress_denied: tuple[str, ...]
+    egress_networks: tuple[str, ...]
+    egress_presets: Path | None
+    egress_connections: int
+    egress_mbps: int
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: tuple[str, ...]

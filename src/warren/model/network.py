@@ -6,16 +6,17 @@ empty list allows nothing.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
-from typing import Final
+from typing import Any, Final
 
 from warren.model.errors import InvalidRequest
 
 MAX_RULES: Final = 1000
 MAX_RULE: Final = 300
+_SHOWN: Final = 20
 PRESETS: Final = ("python-packages", "node-packages", "debian-packages", "git-hosts")
 
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -42,6 +43,19 @@ class Rule:
         if not self.name:
             return False
         return name.endswith(f".{self.name}") if self.is_wildcard else name == self.name
+
+    def contains(self, other: "Rule") -> bool:
+        """Whether everything that the other rule covers is covered by this one too."""
+        if self.port not in (0, other.port):
+            return False
+        if self.network is not None and other.network is not None:
+            wide, narrow = self.network, other.network
+            return narrow.network_address in wide and narrow.prefixlen >= wide.prefixlen
+        if not self.name or not other.name:
+            return False
+        if self.is_wildcard:
+            return self.covers_name(other.name) or (other.is_wildcard and other.name == self.name)
+        return not other.is_wildcard and self.name == other.name
 
     def covers(self, name: str, address: Address | None, port: int) -> bool:
         if self.port not in (0, port):
@@ -129,9 +143,41 @@ class NetworkRules:
             if text not in PRESETS:
                 parse_rule(text)
 
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "NetworkRules":
+        """Reads rules from JSON or YAML."""
+        unknown = set(values) - {"internet", "allow", "deny"}
+        if unknown:
+            raise InvalidRequest(
+                f"network has no key {str(min(unknown, key=str))[:80]!r}", remedy="there are: internet, allow, deny"
+            )
+        internet = values.get("internet", False)
+        if not isinstance(internet, bool):
+            raise InvalidRequest("network.internet must be true or false")
+        lists = {name: values.get(name) or () for name in ("allow", "deny")}
+        for name, texts in lists.items():
+            if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+                raise InvalidRequest(f"network.{name} must be a list of texts", remedy=_REMEDY)
+        return cls(internet, tuple(dict.fromkeys(lists["allow"])), tuple(dict.fromkeys(lists["deny"])))
+
+    def __str__(self) -> str:
+        opened = [*(["internet"] if self.internet else []), *self.allow[:_SHOWN]]
+        shown = ", ".join(opened) + (f" and {len(self.allow) - _SHOWN} more" if len(self.allow) > _SHOWN else "")
+        return shown or "nothing"
+
+    def as_mapping(self) -> dict[str, Any]:
+        """The rules as JSON has them."""
+        return {"internet": self.internet, "allow": list(self.allow), "deny": list(self.deny)}
+
     @property
     def is_open(self) -> bool:
+        """Whether anything outside may be reached."""
         return self.internet or bool(self.allow)
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        """The presets that `allow` names."""
+        return tuple(text for text in self.allow if text in PRESETS)
 
     @cached_property
     def _allow(self) -> tuple[Rule, ...]:
@@ -163,6 +209,80 @@ NO_NETWORK: Final = NetworkRules()
 
 def _any_covers(rules: Iterable[Rule], name: str, address: Address | None, port: int) -> bool:
     return any(rule.covers(name, address, port) for rule in rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something that a sandbox wanted to reach and could not.
+
+    `at` is a time of the clock in seconds. `name` is empty for a destination that was given as an address, `address`
+    for a name that was only looked up, whose `port` is 0. `rule` would allow it; empty if none of a session can.
+    """
+
+    at: float
+    name: str
+    address: str
+    port: int
+    reason: str
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A connection of a sandbox that was allowed and has ended, at the time `at`. `name` is empty for a destination
+    that was given as an address, and `address` otherwise."""
+
+    at: float
+    name: str
+    address: str
+    port: int
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkUse:
+    """What a sandbox did with its network since it was given one. `refusals` are the last ones, oldest first, and
+    `ended` the last connections that have ended."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    connections: int = 0
+    open_connections: int = 0
+    refused: int = 0
+    refusals: tuple[Refusal, ...] = ()
+    ended: tuple[Connection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSecret:
+    """A credential that requests to `hosts` get on their way out, in a `header` or a parameter of the `query`.
+
+    `format` holds `{value}` and may say more, as in `Bearer {value}`.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    header: str = ""
+    query: str = ""
+    format: str = "{value}"
+    value: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EgressPolicy:
+    """What the operator says about all sandboxes; no rules of a session can change it.
+
+    `networks` may be reached although they are not public. `denied` may be reached by nobody. If there are `allowed`,
+    nothing else may be reached. `connections` are open at the same time for one sandbox at most, and `mbps` is how
+    many megabits a second one sandbox may send and receive; 0 is no limit.
+    """
+
+    networks: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
+    connections: int = 1000
+    mbps: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from warren.model.errors import (
     ProcessNotFound,
     SandboxLost,
 )
-from warren.model.network import ListeningPort
+from warren.model.network import BoundSecret, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Change,
     Command,
@@ -335,6 +335,12 @@ class FakeSandbox:
         finally:
             event.cancel()
             loss.cancel()
+
+    async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None:
+        raise lacks(self._check_alive().isolation.provider, Capability.EGRESS)
+
+    async def network_use(self) -> NetworkUse:
+        raise lacks(self._check_alive().isolation.provider, Capability.EGRESS)
 
     async def ports(self) -> Sequence[ListeningPort]:
         raise lacks(self._check_alive().isolation.provider, Capability.PORTS)

@@ -71,7 +71,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     folder = "docker"
     record_class = DockerRecord
     promised = PROMISED
-    capabilities = frozenset({Capability.TERMINALS, Capability.PORTS})
+    can = frozenset({Capability.TERMINALS, Capability.PORTS})
 
     def __init__(
         self,

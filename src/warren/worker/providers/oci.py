@@ -53,7 +53,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     folder = "sandboxes"
     record_class = Record
     promised = isolation.PROMISED
-    capabilities = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
+    can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
 
     def __init__(
         self,
