@@ -115,7 +115,7 @@ class HostOptions(TypedDict, total=False):
 
 
 class HostProvider(ABC, Generic[R, Plan]):
-    """`can` is what its sandboxes can do on every machine; `promised` are the layers without which none is handed out."""
+    """`can`: what its sandboxes can do on every machine; `promised`: the layers without which none is handed out."""
 
     name: ClassVar[str]
     folder: ClassVar[str]
