@@ -401,6 +401,7 @@ class NetworkContract:
         await sandbox.set_network(NetworkRules(allow=("web.example",)))
         assert await tried(sandbox, do("talk", "web.example", 7000, b"x")) == ["x"]
         first = egress.pid
+        assert first > 1
         os.kill(first, signal.SIGKILL)
         async with asyncio.timeout(20):
             while await tried(sandbox, do("talk", "web.example", 7000, b"x")) != ["x"]:
