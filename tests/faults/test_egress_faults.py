@@ -147,7 +147,7 @@ async def test_a_process_that_hangs_is_killed_and_the_newest_rules_hold(
     assert await reached(sandbox)
     kill(egress, signal.SIGSTOP)
     await sandbox.set_network(NO_NETWORK)
-    assert Layer.LOOPBACK_ONLY in sandbox.isolation
+    assert Layer.NO_NETWORK in sandbox.isolation
     assert await tried(sandbox, do("talk", WEB, 7000, b"x")) == ["OSError"]
     assert other.calls == 0
 
@@ -168,7 +168,7 @@ async def test_killing_the_worker_ends_the_process_and_closes_the_network(
         await asyncio.sleep(0.05)
     assert not Path(f"/proc/{pid}/exe").exists()
     sandbox = await provider.adopt(sandbox_id)
-    assert Layer.LOOPBACK_ONLY in sandbox.isolation
+    assert Layer.NO_NETWORK in sandbox.isolation
     steps = do("talk", "web.example", 7000, b"x"), do("talk", WEB, 7000, b"x")
     assert await tried(sandbox, *steps) == ["gaierror", "ConnectionRefusedError"]
     assert web.calls == 0
