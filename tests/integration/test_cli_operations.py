@@ -106,5 +106,6 @@ def test_the_service_takes_the_settings_of_the_shell_and_is_gone_again(tmp_path:
     assert done.returncode == 0, done
     assert 'WARREN_PORT="8123"\n600\n' in done.stdout
     assert done.stderr.count("No such file or directory") == 2
-    enable, disable = "enable --now warren", "disable --now warren"
-    assert notes.read_text().splitlines() == ["daemon-reload", enable, disable, "daemon-reload"]
+    # `restart`, not `start`: a service that runs already takes the new settings too
+    enable, disable = ["enable warren", "restart warren"], "disable --now warren"
+    assert notes.read_text().splitlines() == ["daemon-reload", *enable, disable, "daemon-reload"]
