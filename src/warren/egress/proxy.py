@@ -44,7 +44,7 @@ _MOST_ADDRESSES: Final = 4
 # Of each sandbox, a second and at once: so that none takes all of this process's time from the others.
 _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
-# What a sandbox's connections hold in the kernel is charged to this process: the more there are, the less each may have.
+# What connections hold in the kernel is charged to this process: the more a sandbox has, the less each may hold.
 _FEW, _SEVERAL = 16, 64
 _BUFFER: Final = 256 << 10
 _SMALL_BUFFER: Final = 32 << 10
