@@ -178,6 +178,7 @@ async def build_tenancy(
         environments,
         audit=await build_audit(settings),
         webhooks=Webhooks(store.records, clock, sender, encryption),
+        encryption=encryption,
     )
 
 
