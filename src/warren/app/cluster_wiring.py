@@ -27,7 +27,7 @@ from warren.config.settings import WORKER_PORT, Settings
 from warren.interfaces.environments import Environments
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
-from warren.model.addresses import is_loopback
+from warren.model.addresses import is_loopback, read_networks
 from warren.model.audit import CommandText
 from warren.model.errors import InvalidRequest, Unavailable, WarrenError
 from warren.stores.encryption import Encryption, read_key
@@ -38,7 +38,6 @@ from warren.stores.redis_store import check_it_is_ours
 from warren.tenancy.audit.redis import RedisAudit
 from warren.tenancy.redis_counters import RedisCounters
 from warren.tenancy.tenancy import Tenancy
-from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.sender import WebhookSender
 

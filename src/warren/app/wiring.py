@@ -165,8 +165,8 @@ def build_clock() -> Clock:
 async def build_tenancy(
     settings: Settings, store: "SessionStore", clock: Clock, environments: Environments
 ) -> "Tenancy":
+    from warren.model.addresses import read_networks
     from warren.tenancy.tenancy import Tenancy
-    from warren.tenancy.webhooks.destinations import read_networks
     from warren.tenancy.webhooks.outbox import Webhooks
     from warren.tenancy.webhooks.sender import WebhookSender
 

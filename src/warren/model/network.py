@@ -163,3 +163,62 @@ NO_NETWORK: Final = NetworkRules()
 
 def _any_covers(rules: Iterable[Rule], name: str, address: Address | None, port: int) -> bool:
     return any(rule.covers(name, address, port) for rule in rules)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Something that a sandbox wanted to reach and could not.
+
+    `at` is a time of the clock in seconds. `name` is empty for a destination that was given as an address, `address`
+    for a name that was only looked up, whose `port` is 0. `rule` would allow it; empty if none of a session can.
+    """
+
+    at: float
+    name: str
+    address: str
+    port: int
+    reason: str
+    rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkUse:
+    """What a sandbox did with its network since it was given one; `refusals` are the last ones, oldest first."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    connections: int = 0
+    open_connections: int = 0
+    refused: int = 0
+    refusals: tuple[Refusal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BoundSecret:
+    """A credential that requests to `hosts` get on their way out, in a `header` or a parameter of the `query`.
+
+    `format` holds `{value}` and may say more, as in `Bearer {value}`.
+    """
+
+    name: str
+    hosts: tuple[str, ...]
+    header: str = ""
+    query: str = ""
+    format: str = "{value}"
+    value: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class EgressPolicy:
+    """What the operator says about all sandboxes; no rules of a session can change it.
+
+    `networks` may be reached although they are not public. `denied` may be reached by nobody. If there are `allowed`,
+    nothing else may be reached. `connections` are open at the same time for one sandbox at most, and `mbps` is how
+    many megabits a second one sandbox may send and receive; 0 is no limit.
+    """
+
+    networks: tuple[str, ...] = ()
+    denied: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
+    connections: int = 1000
+    mbps: int = 0

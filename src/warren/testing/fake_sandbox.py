@@ -18,6 +18,7 @@ from warren.model.errors import (
     ProcessNotFound,
     SandboxLost,
 )
+from warren.model.network import BoundSecret, NetworkRules, NetworkUse
 from warren.model.operations import (
     Change,
     Command,
@@ -333,6 +334,12 @@ class FakeSandbox:
         finally:
             event.cancel()
             loss.cancel()
+
+    async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None:
+        raise lacks(self._check_alive().isolation.provider, Capability.EGRESS)
+
+    async def network_use(self) -> NetworkUse:
+        raise lacks(self._check_alive().isolation.provider, Capability.EGRESS)
 
     async def ping(self) -> None:
         self._check_alive()

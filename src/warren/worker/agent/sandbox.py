@@ -1,8 +1,11 @@
 """The sandbox of interfaces/sandbox.py, over the link to its agent."""
 
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from typing import Protocol
 
 from warren.interfaces.sandbox import Process
+from warren.model.capability import Capability, lacks
+from warren.model.network import BoundSecret, NetworkRules, NetworkUse
 from warren.model.operations import Command, ExecResult, ProcessInfo
 from warren.model.spec import Isolation
 from warren.worker.agent.files import AgentFiles
@@ -11,9 +14,17 @@ from warren.worker.agent.process import Commands
 from warren.worker.agent.wire import Request
 
 
+class SandboxNetwork(Protocol):
+    """The way of one sandbox to the outside. `adapt` says in its isolation what is open now."""
+
+    async def set(self, rules: NetworkRules, secrets: Sequence[BoundSecret]) -> None: ...
+    async def use(self) -> NetworkUse: ...
+    def adapt(self, isolation: Isolation) -> Isolation: ...
+
+
 class AgentSandbox(AgentFiles):
     """`oom_kills` counts the processes of the sandbox that the kernel killed for want of memory; `why_lost` explains
-    what became of a sandbox whose agent is gone."""
+    what became of a sandbox whose agent is gone. Without a `network` it never reaches anything."""
 
     def __init__(
         self,
@@ -24,10 +35,12 @@ class AgentSandbox(AgentFiles):
         env: Mapping[str, str],
         oom_kills: Callable[[], int],
         why_lost: Callable[[], str],
+        network: SandboxNetwork | None = None,
     ) -> None:
         super().__init__(link)
         self._id = sandbox_id
         self._isolation = isolation
+        self._network = network
         self._commands = Commands(link, env, oom_kills)
         link.why_lost = why_lost
 
@@ -40,7 +53,7 @@ class AgentSandbox(AgentFiles):
 
     @property
     def isolation(self) -> Isolation:
-        return self._isolation
+        return self._isolation if self._network is None else self._network.adapt(self._isolation)
 
     async def exec(
         self, command: Command, stdin: bytes | AsyncIterable[bytes] = b"", *, process_id: str = ""
@@ -61,6 +74,17 @@ class AgentSandbox(AgentFiles):
 
     async def kill_all(self) -> int:
         return await self._commands.kill_all()
+
+    async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None:
+        await self._open_network().set(rules, secrets)
+
+    async def network_use(self) -> NetworkUse:
+        return await self._open_network().use()
+
+    def _open_network(self) -> SandboxNetwork:
+        if self._network is None:
+            raise lacks(self._isolation.provider, Capability.EGRESS)
+        return self._network
 
     async def ping(self) -> None:
         channel = await self._link.open(Request.PING)

@@ -39,7 +39,7 @@ from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import docker_spec
-from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader
+from warren.worker.providers.connection import AgentDialer, EgressService, IsolationReader, ProcIsolationReader
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_spec import EngineImage, container_name
@@ -70,7 +70,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     folder = "docker"
     record_class = DockerRecord
     promised = PROMISED
-    capabilities = frozenset({Capability.TERMINALS})
+    can = frozenset({Capability.TERMINALS})
 
     def __init__(
         self,
@@ -85,6 +85,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
         room: HostRoom | None = None,
+        egress: EgressService | None = None,
     ) -> None:
         super().__init__(
             *(state_dir, bin_dir),
@@ -95,6 +96,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             dialer=dialer,
             isolation_reader=isolation_reader or ProcIsolationReader(closed={docker_spec.RUN}),
             room=room,
+            egress=egress,
         )
         self.engine = DockerEngine(docker_url or "")
         self._images = EngineImages(images, self.engine)

@@ -37,7 +37,7 @@ from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import oci_bundle, oci_launch
-from warren.worker.providers.connection import AgentDialer, IsolationReader
+from warren.worker.providers.connection import AgentDialer, EgressService, IsolationReader
 from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
@@ -55,7 +55,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     folder = "sandboxes"
     record_class = Record
     promised = isolation.PROMISED
-    capabilities = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS})
+    can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS})
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
         room: HostRoom | None = None,
+        egress: EgressService | None = None,
     ) -> None:
         super().__init__(
             *(state_dir, bin_dir),
@@ -80,6 +81,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             dialer=dialer,
             isolation_reader=isolation_reader,
             room=room,
+            egress=egress,
         )
         self._images = images
         self._agent_layer = Path()
