@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from warren.model.network import BoundSecret, NetworkRules, NetworkUse
+from warren.model.network import NetworkRules, NetworkUse
 from warren.model.operations import (
     Chunk,
     Command,
@@ -16,6 +16,7 @@ from warren.model.operations import (
     SearchSummary,
     TerminalSize,
 )
+from warren.model.secrets import BoundSecret
 from warren.model.spec import Isolation
 
 

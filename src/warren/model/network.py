@@ -194,21 +194,6 @@ class NetworkUse:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundSecret:
-    """A credential that requests to `hosts` get on their way out, in a `header` or a parameter of the `query`.
-
-    `format` holds `{value}` and may say more, as in `Bearer {value}`.
-    """
-
-    name: str
-    hosts: tuple[str, ...]
-    header: str = ""
-    query: str = ""
-    format: str = "{value}"
-    value: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class EgressPolicy:
     """What the operator says about all sandboxes; no rules of a session can change it.
 

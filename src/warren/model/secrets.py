@@ -38,24 +38,8 @@ _PLACEHOLDER: Final = re.compile(r"\{(?:base64)?\}")
 _PRINTABLE: Final = re.compile(r"[\x20-\x7e]*")
 # What frames a request, says where it goes, or belongs to one connection.
 _RESERVED: Final = frozenset(
-    [
-        "accept-encoding",
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "date",
-        "expect",
-        "forwarded",
-        "host",
-        "http2-settings",
-        "keep-alive",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-        "via",
-    ]
+    {"accept-encoding", "connection", "content-encoding", "content-length", "content-type", "date", "expect"}
+    | {"forwarded", "host", "http2-settings", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "via"}
 )
 _RESERVED_PREFIXES: Final = ("proxy-", "sec-")
 

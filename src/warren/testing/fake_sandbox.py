@@ -18,7 +18,7 @@ from warren.model.errors import (
     ProcessNotFound,
     SandboxLost,
 )
-from warren.model.network import BoundSecret, NetworkRules, NetworkUse
+from warren.model.network import NetworkRules, NetworkUse
 from warren.model.operations import (
     Change,
     Command,
@@ -32,6 +32,7 @@ from warren.model.operations import (
     SearchMatch,
     SearchSummary,
 )
+from warren.model.secrets import BoundSecret
 from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
 from warren.testing.fake_files import FakeFiles, normalize_path, uid_of
 from warren.testing.fake_process import FakeProcess

@@ -5,8 +5,9 @@ from typing import Protocol
 
 from warren.interfaces.sandbox import Process
 from warren.model.capability import Capability, lacks
-from warren.model.network import BoundSecret, NetworkRules, NetworkUse
+from warren.model.network import NetworkRules, NetworkUse
 from warren.model.operations import Command, ExecResult, ProcessInfo
+from warren.model.secrets import BoundSecret
 from warren.model.spec import Isolation
 from warren.worker.agent.files import AgentFiles
 from warren.worker.agent.link import AgentLink
