@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from warren.clock import Clock, SystemClock
 from warren.config.environments import RegistryEnvironments
 from warren.config.registry import Registry, packaged_registry
-from warren.config.settings import Settings, check_provider
+from warren.config.settings import Settings, check_provider, environment_with
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from warren.interfaces.audit import AuditLog
     from warren.interfaces.cluster import ClusterControl
     from warren.interfaces.store import SessionStore
+    from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
+    from warren.sessions.egress import Egress
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
     from warren.sessions.reaper import Reaper
@@ -212,7 +214,31 @@ def build_lifecycle(
         claim_timeout_s=settings.claim_timeout_s,
         in_cluster=in_cluster,
         events=tenancy.events,
+        egress=build_egress(settings),
         fault=fault,
+    )
+
+
+def build_egress(settings: Settings) -> "Egress":
+    """What sessions may ask for of the network."""
+    from warren.config.presets import PresetReader
+    from warren.model.egress import Ceiling
+    from warren.sessions.egress import Egress
+
+    reader = PresetReader(settings.egress_presets, environment_with({}))
+    return Egress(Ceiling(settings.egress_allowed), reader, enabled=settings.egress)
+
+
+def build_egress_policy(settings: Settings) -> "EgressPolicy":
+    """What holds for every connection of every sandbox. What sessions may ask for is checked before: what is written in
+    an environment may go beyond `egress_allowed`."""
+    from warren.model.network import EgressPolicy
+
+    return EgressPolicy(
+        networks=settings.egress_networks,
+        denied=settings.egress_denied,
+        connections=settings.egress_connections,
+        mbps=settings.egress_mbps,
     )
 
 

@@ -18,8 +18,10 @@ from typing import Any
 
 import click
 
+from warren.model.egress import Ceiling
 from warren.model.environment import MOST_POOLED, PoolSize
 from warren.model.errors import InvalidRequest
+from warren.model.network import parse_rule
 from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S
 from warren.model.spec import MIB, check_image_name
 
@@ -161,6 +163,14 @@ def _parse_network(text: str) -> str:
     return str(network.network_address if network.num_addresses == 1 else network)
 
 
+def _parse_rules(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(parse_rule(part.strip())) for part in text.split(",")))
+
+
+def _parse_ceiling(text: str) -> tuple[str, ...]:
+    return Ceiling.read(tuple(part.strip() for part in text.split(","))).texts
+
+
 def _parse_address(text: str) -> str:
     """A host and a port; older systems write a URL."""
     host, colon, port = text.removeprefix("http://").removesuffix("/").rpartition(":")
@@ -208,6 +218,8 @@ HOSTS = Kind(
 NETWORKS = Kind(
     "a list of addresses and networks such as 10.0.0.0/8, with commas between them", "LIST", _parse_networks
 )
+RULES = Kind("a list of rules such as *.example.com or 10.0.0.0/8:443, with commas between them", "LIST", _parse_rules)
+CEILING = Kind("a list of rules and presets, with commas between them; or internet, or none", "LIST", _parse_ceiling)
 ADDRESS = Kind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
 ADDRESSES = Kind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
 LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
@@ -390,6 +402,16 @@ _ROWS = (
     Option("audit_mb", whole_number(1, 1_000_000), 256,
            "How much of the record is kept; the oldest entries are removed first."),
     Option("webhook_networks", NETWORKS, (), "Networks that webhooks may call although they are not public."),
+    Option("egress", SWITCH, True, "Whether sessions may ask for a network at all.", flag="--egress/--no-egress"),
+    Option("egress_allowed", CEILING, (), "The most that a session may open; a tenant's own bound is in its quota.",
+           default_text="everything that is public"),
+    Option("egress_denied", RULES, (), "What no sandbox may reach, whatever its session allows."),
+    Option("egress_networks", NETWORKS, (), "Networks that sandboxes may reach although they are not public."),
+    Option("egress_presets", PATH, None, "A YAML file that says what the presets of network rules stand for.",
+           default_text="what pip, npm and apt of this machine use"),
+    Option("egress_connections", whole_number(1, 100_000), 1000, "How many connections a sandbox may have open."),
+    Option("egress_mbps", whole_number(0, MIB), 0,
+           "The megabits a second that a sandbox may send, and receive, over its network; 0 is no limit."),
     Option("tls_cert", PATH, None, "The server's certificate, in PEM; with it and its key the server speaks HTTPS.",
            flag="--tls-cert"),
     Option("tls_key", PATH, None, "The key of the certificate, in PEM and without a password.", flag="--tls-key"),

@@ -104,6 +104,13 @@ class Settings:
     audit_commands: str
     audit_mb: int
     webhook_networks: tuple[str, ...]
+    egress: bool
+    egress_allowed: tuple[str, ...]
+    egress_denied: tuple[str, ...]
+    egress_networks: tuple[str, ...]
+    egress_presets: Path | None
+    egress_connections: int
+    egress_mbps: int
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: tuple[str, ...]

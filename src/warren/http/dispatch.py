@@ -25,7 +25,7 @@ from warren.http.server.http_guard import StreamedAnswer
 from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Reads
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.session import MAX_KEY
-from warren.sessions.operations import commands, environments, files, processes, sessions
+from warren.sessions.operations import commands, environments, files, network, processes, sessions
 from warren.sessions.operations.call import ByteRange, BytesHead, Call, Handler, Reply, perform, perform_stream
 from warren.sessions.validation import many_errors
 
@@ -34,7 +34,7 @@ T = TypeVar("T")
 FINDER: Final = OperationFinder(row for row in OPERATIONS.values() if row.answers is not Answers.SOCKET)
 HANDLERS: Final = {
     handler.name: handler
-    for module in (sessions, environments, commands, processes, files, flat, e2b)
+    for module in (sessions, network, environments, commands, processes, files, flat, e2b)
     for handler in module.HANDLERS
 }
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)

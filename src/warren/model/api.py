@@ -139,6 +139,15 @@ _ROWS: Final = (
         "change_session", "PATCH", SESSION, Scope.SESSIONS, "Change time-outs and metadata", reads=Reads.JSON,
         in_sandbox=False,
     ),
+    Operation(
+        "get_network", "GET", f"{SESSION}/network", Scope.READ, "Show what the sandbox may reach, and what it reached",
+        counts=False,
+    ),
+    Operation(
+        "set_network", "PUT", f"{SESSION}/network", Scope.SESSIONS, "Change what the sandbox may reach",
+        reads=Reads.JSON, in_sandbox=False, repeatable=True,
+        audited=(("internet", "internet"), ("allow", "allow"), ("deny", "deny")),
+    ),
     # -- what sessions can be made of
     Operation(
         "list_environments", "GET", "/api/environments", Scope.READ, "List the environments you may use",

@@ -6,16 +6,17 @@ empty list allows nothing.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
-from typing import Final
+from typing import Any, Final
 
 from warren.model.errors import InvalidRequest
 
 MAX_RULES: Final = 1000
 MAX_RULE: Final = 300
+_SHOWN: Final = 20
 PRESETS: Final = ("python-packages", "node-packages", "debian-packages", "git-hosts")
 
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
@@ -42,6 +43,19 @@ class Rule:
         if not self.name:
             return False
         return name.endswith(f".{self.name}") if self.is_wildcard else name == self.name
+
+    def contains(self, other: "Rule") -> bool:
+        """Whether everything that the other rule covers is covered by this one too."""
+        if self.port not in (0, other.port):
+            return False
+        if self.network is not None and other.network is not None:
+            wide, narrow = self.network, other.network
+            return narrow.network_address in wide and narrow.prefixlen >= wide.prefixlen
+        if not self.name or not other.name:
+            return False
+        if self.is_wildcard:
+            return self.covers_name(other.name) or (other.is_wildcard and other.name == self.name)
+        return not other.is_wildcard and self.name == other.name
 
     def covers(self, name: str, address: Address | None, port: int) -> bool:
         if self.port not in (0, port):
@@ -129,9 +143,38 @@ class NetworkRules:
             if text not in PRESETS:
                 parse_rule(text)
 
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "NetworkRules":
+        """Reads rules from JSON or YAML."""
+        unknown = set(values) - {"internet", "allow", "deny"}
+        if unknown:
+            raise InvalidRequest(
+                f"network has no key {str(min(unknown, key=str))[:80]!r}", remedy="there are: internet, allow, deny"
+            )
+        internet = values.get("internet", False)
+        if not isinstance(internet, bool):
+            raise InvalidRequest("network.internet must be true or false")
+        lists = {name: values.get(name) or () for name in ("allow", "deny")}
+        for name, texts in lists.items():
+            if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+                raise InvalidRequest(f"network.{name} must be a list of texts", remedy=_REMEDY)
+        return cls(internet, tuple(dict.fromkeys(lists["allow"])), tuple(dict.fromkeys(lists["deny"])))
+
+    def __str__(self) -> str:
+        opened = [*(["internet"] if self.internet else []), *self.allow[:_SHOWN]]
+        shown = ", ".join(opened) + (f" and {len(self.allow) - _SHOWN} more" if len(self.allow) > _SHOWN else "")
+        return shown or "nothing"
+
+    def as_mapping(self) -> dict[str, Any]:
+        return {"internet": self.internet, "allow": list(self.allow), "deny": list(self.deny)}
+
     @property
     def is_open(self) -> bool:
         return self.internet or bool(self.allow)
+
+    @property
+    def presets(self) -> tuple[str, ...]:
+        return tuple(text for text in self.allow if text in PRESETS)
 
     @cached_property
     def _allow(self) -> tuple[Rule, ...]:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from warren.model.errors import Conflict, InvalidRequest
+from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.spec import Layer, Limits
 
 DEFAULT_TENANT: Final = "default"
@@ -142,7 +143,7 @@ class Session:
     """`version` counts the changes; a store accepts a change only of the version it was made from.
 
     `image` and `require` are what the caller asked for beyond the environment (empty: nothing). `limits` are those in
-    force; None, in rows of older versions: the environment's.
+    force; None, in rows of older versions: the environment's. `network` is what its sandbox may reach, presets by name.
     `reason` and `detail` say why it was lost or ended. `key_id` names the key that created it; `disk_mb` and
     `memory_mb` are the most that it may use. The values of `env` may be secrets: only the names are ever shown.
     """
@@ -162,6 +163,7 @@ class Session:
     image: str = ""
     limits: Limits | None = None
     require: frozenset[Layer] = frozenset()
+    network: NetworkRules = NO_NETWORK
     env: dict[str, str] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     worker: str = ""

@@ -11,8 +11,10 @@ import contextlib
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from itertools import accumulate
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from warren.clock import Clock
+from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Claim, Worker
 from warren.logs import get_log
@@ -29,6 +31,7 @@ from warren.model.errors import (
 )
 from warren.model.events import Event, EventData, EventKind, SessionCreatedData, SessionEndedData, SessionLostData
 from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionState
+from warren.sessions.egress import Egress
 from warren.sessions.event_hub import EventHub
 from warren.sessions.request_context import shorter_claim_timeout
 from warren.shielding import run_shielded
@@ -42,6 +45,7 @@ MAX_KEPT_BYTES: Final = 4096
 """Of the metadata of a session that has ended, and of the names of its variables."""
 _POLL_S: Final = (0.005, 0.1)
 _CONFIRM_S: Final = 2.0
+_REAPPLY_S: Final = 5.0
 _CALLER_LEFT: Final = "the caller went away"
 _LOST_PREFIX: Final = "the sandbox is lost: "
 _REASON_TEXTS: Final = {
@@ -70,9 +74,11 @@ class Lifecycle:
         claim_timeout_s: float = 30.0,
         in_cluster: bool = False,
         events: EventHub | None = None,
+        egress: Egress | None = None,
         fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.store = store
+        self.egress = egress or Egress()
         self.workers = workers
         self.clock = clock
         self._claim_timeout_s = claim_timeout_s
@@ -82,6 +88,7 @@ class Lifecycle:
         self._starting: dict[str, asyncio.Task[Session]] = {}
         self._ending: dict[str, asyncio.Task[Session]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._network_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._owners: dict[str, tuple[str, str]] = {}  # sandbox id -> tenant and session id
         self._unsaved_ends: dict[str, Session] = {}  # the store could not save them yet
         self._undestroyed: dict[str, Session] = {}  # in STOPPING, and the worker could not destroy the sandbox
@@ -128,6 +135,13 @@ class Lifecycle:
             await run_shielded(self._fail(session, exc))
             raise
         self._fault("claimed")
+        if session.network.is_open:
+            try:
+                await self._apply_network(session, claimed.sandbox)
+            except BaseException as exc:
+                await run_shielded(worker.destroy(claimed.sandbox.id))
+                await run_shielded(self._fail(session, exc))
+                raise
         now = self.clock.now()
         running = session.moved_to(
             SessionState.RUNNING,
@@ -195,6 +209,46 @@ class Lifecycle:
     def track(self, session: Session) -> None:
         """Remembers which session has the sandbox, after a claim or after a restart."""
         self._owners[session.sandbox_id] = (session.tenant, session.id)
+
+    # -- the network
+
+    async def _apply_network(self, session: Session, sandbox: Sandbox) -> None:
+        """Gives the sandbox the rules of its session's row. If this fails, the sandbox reaches nothing."""
+        await sandbox.set_network(await self.egress.in_force(session.network))
+
+    async def apply_network(self, session: Session) -> None:
+        """After a change of the row. If it fails it is tried again until it succeeds, the row has changed, or the
+        sandbox is gone."""
+        try:
+            await self._apply_network(session, await self.worker_of(session).sandbox(session.sandbox_id))
+        except WarrenError:
+            self.keep_network(session, after_s=_REAPPLY_S)
+            raise
+
+    def keep_network(self, session: Session, after_s: float = 0.0) -> None:
+        """Applies the rules in a task of its own, also for a sandbox that was taken over after a restart: it reaches
+        nothing until then."""
+        self._run_task(self._keep_network(session, after_s), f"network of {session.id}")
+
+    async def _keep_network(self, session: Session, pause_s: float) -> None:
+        while True:
+            await self.clock.sleep(pause_s)
+            try:
+                async with self.network_lock(session.id):
+                    current = await self.store.get(session.tenant, session.id)
+                    if current is None or not current.state.can_be_lost or current.network != session.network:
+                        return
+                    sandbox = await self.worker_of(current).sandbox(current.sandbox_id)
+                    return await self._apply_network(current, sandbox)
+            except (SandboxLost, SandboxNotFound):
+                return
+            except WarrenError as exc:
+                _log.warning("network_not_opened", session=session.id, error=exc.message, retry_s=_REAPPLY_S)
+            pause_s = _REAPPLY_S
+
+    def network_lock(self, session_id: str) -> asyncio.Lock:
+        """Held from the reading of a row to the applying of its rules, so that older ones never come last."""
+        return self._network_locks.setdefault(session_id, asyncio.Lock())
 
     # -- ending
 

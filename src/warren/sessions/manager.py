@@ -18,8 +18,11 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
 from warren.interfaces.worker import WorkerStats
 from warren.model.access import Caller
+from warren.model.capability import network_needs
 from warren.model.environment import Environment
 from warren.model.errors import (
+    Conflict,
+    InvalidRequest,
     NoSpace,
     QuotaExceeded,
     SandboxLost,
@@ -30,6 +33,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.model.network import NetworkRules
 from warren.model.session import (
     FAILED_CREATIONS,
     EndReason,
@@ -41,7 +45,7 @@ from warren.model.session import (
     check_thread_id,
     new_session_id,
 )
-from warren.model.spec import NO_CEILINGS, Ceilings, check_env, check_env_size, check_image_name
+from warren.model.spec import NO_CEILINGS, Ceilings, Layer, check_env, check_env_size, check_image_name
 from warren.sessions.allowances import caps_of, check_allowed, check_ceilings, check_lifetime, longest_life
 from warren.sessions.lifecycle import Lifecycle, unusable_error
 from warren.sessions.new_session import CreateResult, Defaults, NewSession, changed_limits, fingerprint, previous_of
@@ -89,7 +93,10 @@ class Sessions:
         """A new session, or the session that the thread or the Idempotency-Key already has."""
         self.check_open()
         caller = current_caller()
-        row = self._new_row(tenant, request, caller)
+        environment = self._environments(request.environment or self._defaults.environment)
+        rules = environment.network if request.network is None else request.network
+        presets = await self.lifecycle.egress.check(rules, caller, environment.network)
+        row = self._new_row(tenant, request, caller, environment, rules, presets.env(rules.allow))
         idempotency = Key(tenant, "create", check_key(key), fingerprint(request)) if key else None
         counted = False
         while True:
@@ -152,8 +159,15 @@ class Sessions:
                 return self._environments(session.environment).image
         return session.image
 
-    def _new_row(self, tenant: str, request: NewSession, caller: Caller) -> Session:
-        environment = self._environments(request.environment or self._defaults.environment)
+    def _new_row(
+        self,
+        tenant: str,
+        request: NewSession,
+        caller: Caller,
+        environment: Environment,
+        network: NetworkRules,
+        network_env: Mapping[str, str],
+    ) -> Session:
         if request.thread_id:
             check_thread_id(request.thread_id)
         if request.image:
@@ -162,7 +176,12 @@ class Sessions:
             check_env(name, value)
         check_env_size(request.env)
         provider = request.provider or environment.provider
-        self.lifecycle.check_provider(provider, environment.needs)
+        self.lifecycle.check_provider(provider, network_needs(network) | environment.needs)
+        if network.is_open and Layer.NO_NETWORK in request.require:
+            raise InvalidRequest(
+                f"the session requires no_network, and its rules open: {network}",
+                remedy="leave no_network out of require, or send an empty network",
+            )
         in_force = changed_limits(environment.limits, request.limits)
         check_ceilings(self._ceilings, in_force, environment.limits)
         lifetime_s = self._choose_seconds("max_lifetime_s", request, environment)
@@ -190,7 +209,8 @@ class Sessions:
             worker=next(iter(self.lifecycle.workers), ""),
             provider=provider,
             require=request.require,
-            env=dict(request.env),
+            network=network,
+            env={**network_env, **request.env},
             metadata=check_metadata(dict(request.metadata)),
         )
 
@@ -343,6 +363,28 @@ class Sessions:
             )
             if await self.store.swap(changed):
                 return changed
+
+    async def set_network(self, tenant: str, session_id: str, rules: NetworkRules) -> Session:
+        """Replaces what the sandbox may reach; when it returns, the new rules hold. If it fails after the rules were
+        saved, the sandbox reaches nothing until they could be applied."""
+        async with self.lifecycle.network_lock(session_id):
+            while True:
+                session = await self._wait_until_usable(await self.get(tenant, session_id))
+                self.lifecycle.worker_of(session)
+                if rules.is_open and Layer.NO_NETWORK in session.require:
+                    raise Conflict(
+                        f"session {session_id} was created with the requirement no_network",
+                        remedy="create a session without it",
+                    )
+                self.lifecycle.check_provider(session.provider, network_needs(rules))
+                presets = await self.lifecycle.egress.check(rules, current_caller())
+                env = {**presets.env(rules.allow), **session.env}
+                changed = session.changed(network=rules, env=env, used=max(session.used, self.clock.now()))
+                if await self.store.swap(changed):
+                    break
+            if rules.is_open or session.network.is_open:
+                await self.lifecycle.apply_network(changed)
+            return changed
 
     # -- ending
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidato
 from warren.clock import Clock
 from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
+from warren.model.network import MAX_RULES, PRESETS, NetworkRules, NetworkUse
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
 from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Isolation, Layer
@@ -56,6 +57,23 @@ class LimitsBody(Body):
 LayerName = Annotated[str, Field(json_schema_extra={"enum": [str(layer) for layer in Layer]})]
 
 
+class NetworkBody(Body):
+    """What the sandbox may reach. Left out, or empty, it reaches nothing but itself."""
+
+    internet: bool = Field(False, description="Every public address, except what `deny` names")
+    allow: list[str] = Field(
+        [],
+        description="Names (`api.example.com`), all names below one (`*.example.com`), networks (`10.1.2.0/24`), each "
+        "with a port if only that is meant (`db.example.com:5432`), or presets: " + ", ".join(PRESETS),
+        examples=[["api.example.com", "*.example.org:443"]],
+        max_length=MAX_RULES,
+    )
+    deny: list[str] = Field([], description="With `internet`: what is refused all the same", max_length=MAX_RULES)
+
+    def to_rules(self) -> NetworkRules:
+        return NetworkRules.from_mapping(self.model_dump())
+
+
 class SessionBody(Body):
     environment: str = Field("", description="Environment of the registry; the server's default if empty")
     thread_id: str = Field(
@@ -76,6 +94,9 @@ class SessionBody(Body):
     require: list[LayerName] = Field(
         [], description="Layers of isolation that must be in force", examples=[["seccomp"]]
     )
+    network: NetworkBody | None = Field(
+        None, description="What the sandbox may reach instead of what its environment says; see docs/network.md"
+    )
     env: dict[str, str] = Field({}, description="Environment variables of every command", max_length=MAX_VARIABLES)
     metadata: dict[str, str] = Field({}, description="Labels of your own", examples=[{"user": "u-7"}])
     idle_timeout_s: Seconds | None = Field(None, description="Ends when it was not used for so long", examples=[1800])
@@ -85,9 +106,11 @@ class SessionBody(Body):
     )
 
     def to_new_session(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "labels"})
+        values = self.model_dump(exclude={"limits", "require", "labels", "network"})
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
-        return NewSession(**values, limits=limits, require=frozenset(_layer(name) for name in self.require))
+        network = self.network.to_rules() if self.network else None
+        require = frozenset(_layer(name) for name in self.require)
+        return NewSession(**values, limits=limits, require=require, network=network)
 
 
 def _layer(name: str) -> Layer:
@@ -225,6 +248,32 @@ class IoView(BaseModel):
     iops: int = Field(description="Operations a second")
 
 
+class NetworkView(BaseModel):
+    internet: bool = Field(description="Every public address, except what `deny` names")
+    allow: list[str]
+    deny: list[str]
+
+
+class RefusalView(BaseModel):
+    at: str
+    name: str = Field(description="Empty if the destination was given as an address")
+    address: str
+    port: int
+    reason: str
+    rule: str = Field(description="The rule that would allow it; empty if no rule of a session can")
+
+
+class NetworkUseView(NetworkView):
+    """The rules, and what they were used for since the sandbox was made or its worker restarted."""
+
+    bytes_sent: int
+    bytes_received: int
+    connections: int
+    open_connections: int
+    refused: int
+    refusals: list[RefusalView] = Field(description="The last ones, newest last")
+
+
 class EnvironmentView(BaseModel):
     name: str
     description: str
@@ -236,6 +285,7 @@ class EnvironmentView(BaseModel):
     idle_timeout_s: float | None = Field(description="null: the server's default")
     max_lifetime_s: float | None = Field(description="null: the server's default")
     needs: list[str] = Field(description="Capabilities that its provider must have")
+    network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
     default: bool = Field(description="A session that names no environment gets this one")
 
 
@@ -278,6 +328,7 @@ class SessionView(BaseModel):
     image: str | None = Field(description="Its own, or that of its environment")
     metadata: dict[str, str]
     env_names: list[str]
+    network: NetworkView
     previous: PreviousView | None
     reason: str | None
     detail: str | None
@@ -393,6 +444,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "image": image or None,
         "metadata": dict(session.metadata),
         "env_names": sorted(session.env),
+        "network": session.network.as_mapping(),
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
         "reason": session.reason or None,
         "detail": session.detail or None,
@@ -400,13 +452,25 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
     }
 
 
-def isolation_view(isolation: Isolation) -> dict[str, Any]:
+def network_view(rules: NetworkRules, use: NetworkUse) -> dict[str, Any]:
     return {
-        "provider": isolation.provider,
-        "runtime": isolation.runtime,
-        "in_force": {str(layer): evidence for layer, evidence in isolation.layers.items()},
-        "missing": {str(layer): why for layer, why in isolation.missing.items()},
+        **rules.as_mapping(),
+        "bytes_sent": use.bytes_sent,
+        "bytes_received": use.bytes_received,
+        "connections": use.connections,
+        "open_connections": use.open_connections,
+        "refused": use.refused,
+        "refusals": [{**asdict(refusal), "at": timestamp(refusal.at)} for refusal in use.refusals],
     }
+
+
+def isolation_view(isolation: Isolation, network: NetworkRules) -> dict[str, Any]:
+    in_force = {str(layer): evidence for layer, evidence in isolation.layers.items()}
+    missing = {str(layer): why for layer, why in isolation.missing.items()}
+    if network.is_open:
+        in_force.pop(Layer.NO_NETWORK, None)
+        missing[Layer.NO_NETWORK] = f"the session's rules open the network: {network}"
+    return {"provider": isolation.provider, "runtime": isolation.runtime, "in_force": in_force, "missing": missing}
 
 
 def exec_view(result: ExecResult) -> dict[str, Any]:

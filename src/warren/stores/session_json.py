@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, fields
 from operator import attrgetter
 from typing import Any, Final
 
+from warren.model.network import NetworkRules
 from warren.model.session import EndReason, Previous, Session, SessionState
 from warren.model.spec import Layer, Limits
 from warren.stores.encryption import Encryption, decrypt
@@ -33,6 +34,8 @@ def encode_session(session: Session, encryption: Encryption | None = None) -> st
         values["limits"] = asdict(session.limits)
     if session.require:
         values["require"] = sorted(session.require)
+    if "network" in values:
+        values["network"] = session.network.as_mapping()
     if session.env and encryption is not None:
         values["env"] = encryption.encrypt(_ENCODER.encode(session.env), session.id)
     if session.previous is not None:
@@ -50,6 +53,8 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
         values["limits"] = Limits(**values["limits"])
     if "require" in values:
         values["require"] = frozenset(map(Layer, values["require"]))
+    if "network" in values:
+        values["network"] = NetworkRules.from_mapping(values["network"])
     if isinstance(values.get("env"), str):
         values["env"] = json.loads(decrypt(encryption, values["env"], values["id"]))
     if "previous" in values:
