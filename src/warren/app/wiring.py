@@ -207,7 +207,7 @@ def build_lifecycle(
 ) -> "Lifecycle":
     from warren.sessions.lifecycle import Lifecycle
 
-    return Lifecycle(
+    lifecycle = Lifecycle(
         store,
         {worker.name: worker},
         clock,
@@ -215,8 +215,11 @@ def build_lifecycle(
         in_cluster=in_cluster,
         events=tenancy.events,
         egress=build_egress(settings),
+        secrets=tenancy.secrets,
         fault=fault,
     )
+    tenancy.secrets.when_changed(lifecycle.secret_changed)
+    return lifecycle
 
 
 def build_egress(settings: Settings) -> "Egress":

@@ -29,6 +29,7 @@ class SandboxOptions(ServerOptions, total=False):
     env: Mapping[str, str] | None
     metadata: Mapping[str, str] | None
     require: Sequence[str]
+    secrets: Sequence[str]
     labels: Mapping[str, str] | None
     provider: str
     idle_timeout_s: float | None

@@ -48,7 +48,7 @@ class SandboxClient(Files):
     repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the thread's
     sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone. `labels`: what
     the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the server's
-    providers.
+    providers. `secrets`: names of secrets that requests of the sandbox carry.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class SandboxClient(Files):
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         require: Sequence[str] = (),
+        secrets: Sequence[str] = (),
         labels: Mapping[str, str] | None = None,
         provider: str = "",
         idle_timeout_s: float | None = None,
@@ -93,6 +94,7 @@ class SandboxClient(Files):
                 "env": dict(env or {}),
                 "metadata": dict(metadata or {}),
                 "require": list(require),
+                "secrets": list(secrets),
                 "labels": dict(labels or {}),
                 "provider": provider,
                 "idle_timeout_s": idle_timeout_s,
