@@ -233,8 +233,7 @@ class Sessions:
         if missing:
             whose = "" if missing[0] in request.secrets else f", which the environment {environment.name!r} needs"
             raise InvalidRequest(
-                f"there is no secret {missing[0]!r} that is valid{whose}",
-                remedy=f"`warren secrets set {missing[0]}` sets it",
+                f"there is no valid secret {missing[0]!r}{whose}", remedy=f"set it: warren secrets set {missing[0]}"
             )
         check_together(found)
         hosts = dict.fromkeys(f"{host}:443" for secret in found for host in secret.hosts)

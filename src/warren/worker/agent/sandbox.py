@@ -1,24 +1,39 @@
 """The sandbox of interfaces/sandbox.py, over the link to its agent."""
 
+import asyncio
+import contextlib
+import posixpath
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
+from warren.egress.certificates import Authority, new_authority
 from warren.interfaces.sandbox import Process
 from warren.model.capability import Capability, lacks
+from warren.model.errors import FileExists, FileNotFound, IsDirectory, NotADirectory, PermissionDenied
 from warren.model.network import NetworkRules, NetworkUse
 from warren.model.operations import Command, ExecResult, ProcessInfo
-from warren.model.secrets import BoundSecret
+from warren.model.secrets import CA_BUNDLE, BoundSecret
 from warren.model.spec import Isolation
 from warren.worker.agent.files import AgentFiles
 from warren.worker.agent.link import AgentLink
 from warren.worker.agent.process import Commands
 from warren.worker.agent.wire import Request
 
+_IMAGE_BUNDLES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+_MAX_BUNDLE: Final = 4 * 1024 * 1024
+
 
 class SandboxNetwork(Protocol):
     """The way of one sandbox to the outside. `adapt` says in its isolation what is open now."""
 
-    async def set(self, rules: NetworkRules, secrets: Sequence[BoundSecret]) -> None: ...
+    async def set(
+        self, rules: NetworkRules, secrets: Sequence[BoundSecret], authority: Authority | None = None
+    ) -> None: ...
     async def use(self) -> NetworkUse: ...
     def adapt(self, isolation: Isolation) -> Isolation: ...
 
@@ -42,6 +57,7 @@ class AgentSandbox(AgentFiles):
         self._id = sandbox_id
         self._isolation = isolation
         self._network = network
+        self._authority: tuple[list[str], Authority] | None = None
         self._commands = Commands(link, env, oom_kills)
         link.why_lost = why_lost
 
@@ -77,7 +93,29 @@ class AgentSandbox(AgentFiles):
         return await self._commands.kill_all()
 
     async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None:
-        await self._open_network().set(rules, secrets)
+        network = self._open_network()
+        hosts = sorted({host for secret in secrets for host in secret.hosts})
+        if not hosts:
+            self._authority = None
+            return await network.set(rules, secrets)
+        if self._authority is None or self._authority[0] != hosts:
+            authority = await asyncio.to_thread(new_authority, hosts)
+            await self._trust(authority)
+            self._authority = hosts, authority
+        await network.set(rules, secrets, self._authority[1])
+
+    async def _trust(self, authority: Authority) -> None:
+        """Writes the bundle that the variables of `broker_variables` name: the image's authorities, and this one. The
+        sandbox user may change it, to nobody's loss but its own."""
+        bundle = b""
+        for path in _IMAGE_BUNDLES:
+            with contextlib.suppress(FileNotFound, IsDirectory, NotADirectory, PermissionDenied):
+                async for data in self.read(path, length=_MAX_BUNDLE):
+                    bundle += data
+                break
+        with contextlib.suppress(FileExists):
+            await self.mkdir(posixpath.dirname(CA_BUNDLE))
+        await self.write(CA_BUNDLE, bundle + b"\n" + authority.certificate.encode(), mode=0o644)
 
     async def network_use(self) -> NetworkUse:
         return await self._open_network().use()
