@@ -43,6 +43,8 @@ HANDSHAKE_S: Final = 15.0
 HEAD_S: Final = 30.0  # for the rest of a head that has begun
 IDLE_S: Final = 300.0  # between two requests of a connection
 SILENCE_S: Final = 900.0  # of a host that is working on an answer
+_LINGER_S: Final = 2.0
+_LINGER_READS: Final = 64
 _REUSED_S: Final = 4.0  # a host may close an idle connection at any time; few do it so early
 
 Dial = Callable[[str, int], Awaitable[socket.socket]]
@@ -95,6 +97,7 @@ class Broker:
         try:
             if not self._closed:
                 await self._serve(name, port, stream)
+                await _linger(stream)
         except (Malformed, EOFError, OSError, TimeoutError) as exc:
             if isinstance(exc, Malformed):
                 self._refused(name, port, str(exc))
@@ -111,12 +114,13 @@ class Broker:
         if port == HTTP_PORT:
             secret = self._by_name[name]
             await self._requests(name, port, secret.hosts[0], [secret], stream)
+            await stream.end()
             return
         tls = TlsStream(stream, self._contexts.of(name))
         async with asyncio.timeout(HANDSHAKE_S):
             await tls.handshake()
         await self._requests(name, port, name, self._by_host[name], tls)
-        await tls.close_notify()
+        await tls.end()
 
     async def _requests(self, name: str, port: int, host: str, secrets: Sequence[BoundSecret], client: Stream) -> None:
         connection = _Connection(host, secrets, client, self._open_upstream)
@@ -382,6 +386,14 @@ def _reason(exc: Exception) -> str:
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
     return task.exception() if task.done() and not task.cancelled() else None
+
+
+async def _linger(stream: Stream) -> None:
+    """Reads what is still on its way: closing before would reset the connection, and the client lose the answer."""
+    async with asyncio.timeout(_LINGER_S):
+        for _ in range(_LINGER_READS):
+            if not await stream.read():
+                return
 
 
 async def _timed(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -11,10 +11,12 @@ CHUNK: Final = 64 * 1024
 
 class Stream(Protocol):
     """`read` gives at most `limit` bytes, and none at the end. Both raise OSError when the connection breaks. One task
-    reads and one writes at the same time. `close` may be called at any time, and again."""
+    reads and one writes at the same time. `end` says that nothing more is written. `close` may be called at any time,
+    and again."""
 
     async def read(self, limit: int = CHUNK) -> bytes: ...
     async def write(self, data: bytes) -> None: ...
+    async def end(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -34,6 +36,9 @@ class SocketStream:
 
     async def write(self, data: bytes) -> None:
         await self._loop.sock_sendall(self._socket, data)
+
+    async def end(self) -> None:
+        self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._socket.close()
@@ -90,15 +95,15 @@ class TlsStream:
             view = view[sent:]
             await self._send()
 
+    async def end(self) -> None:
+        """With a message of TLS, so that the other side can tell an end from a cut."""
+        with contextlib.suppress(ssl.SSLError):
+            self._tls.unwrap()
+        await self._send()
+        await self._inner.end()
+
     def close(self) -> None:
         self._inner.close()
-
-    async def close_notify(self) -> None:
-        """Tells the other side that nothing more comes, so that it can tell an end from a cut."""
-        with contextlib.suppress(OSError, ValueError):
-            self._tls.unwrap()
-        with contextlib.suppress(OSError):
-            await self._send()
 
     async def _receive(self) -> None:
         data = await self._inner.read(CHUNK)

@@ -76,11 +76,11 @@ class LeafContexts:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.set_alpn_protocols(_ALPN)
         context.sni_callback = lambda _, name, __: None if name == host else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
-        _load(context, self._leaf(host))
+        _load(context, *self._leaf(host))
         return context
 
-    def _leaf(self, host: str) -> bytes:
-        """The key and the certificate in PEM."""
+    def _leaf(self, host: str) -> tuple[bytes, bytes]:
+        """The certificate and its key, in PEM."""
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import (
@@ -108,7 +108,17 @@ class LeafContexts:
             authority_key,
         )
         secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        return secret + certificate.public_bytes(Encoding.PEM)
+        return certificate.public_bytes(Encoding.PEM), secret
+
+
+def preload() -> None:
+    """Imports all that certificates need, for a process that cannot read its own files later."""
+    import cryptography.hazmat.primitives.asymmetric.ec
+    import cryptography.hazmat.primitives.hashes
+    import cryptography.hazmat.primitives.serialization
+    import cryptography.x509  # noqa: F401
+
+    LeafContexts(new_authority(["preload.invalid"])).of("preload.invalid")
 
 
 def upstream_context(more_authorities: str = "") -> ssl.SSLContext:
@@ -160,11 +170,21 @@ def _sign(builder: "x509.CertificateBuilder", key: "EllipticCurvePrivateKey") ->
     return builder.sign(key, SHA256())
 
 
-def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """Python reads certificates from files only: from one in memory, which has no name."""
-    fd = os.memfd_create("leaf", os.MFD_CLOEXEC)
+def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Python reads certificates from files only: from pipes, so that the key is in no file."""
+    pipes = [_pipe_with(data) for data in (certificate, key)]
     try:
-        os.write(fd, pem)
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
+        context.load_cert_chain(*(f"/proc/self/fd/{fd}" for fd in pipes))
     finally:
-        os.close(fd)
+        for fd in pipes:
+            os.close(fd)
+
+
+def _pipe_with(data: bytes) -> int:
+    """Gives the end to read from. A pipe holds more than a certificate."""
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, data)
+    finally:
+        os.close(writing)
+    return reading
