@@ -11,6 +11,7 @@ from typing import ClassVar, cast
 
 import pytest
 from contract.files_contract import FilesContract
+from contract.network_contract import NetworkContract
 from contract.provider_contract import ProviderContract, ProviderHooks
 from contract.sandbox_contract import SandboxContract
 
@@ -21,6 +22,7 @@ from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.model.operations import Command, Reason
 from warren.model.spec import Limits, SandboxSpec
 from warren.worker.images.store import ImageStore
+from warren.worker.network.egress import Egress
 from warren.worker.providers import oci_bundle
 from warren.worker.providers.oci import STEPS, OciProvider
 from warren.worker.providers.record import Record
@@ -322,3 +324,12 @@ async def test_a_missing_program_is_named_with_its_remedy(
 ) -> None:
     with pytest.raises(ProviderUnavailable, match="warren-launch is missing"):
         await OciProvider(state_dir, image_store, tmp_path).create(SPEC)
+
+
+class TestOciNetwork(NetworkContract):
+    def spec(self) -> SandboxSpec:
+        return SandboxSpec(image="host")
+
+    @pytest.fixture
+    def new_provider(self, state_dir: Path, image_store: ImageStore) -> Callable[[Egress], Provider]:
+        return lambda egress: OciProvider(state_dir, image_store, BIN, egress=egress)

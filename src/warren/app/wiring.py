@@ -315,6 +315,7 @@ def build_context(
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
 ) -> "Context":
+    from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
 
     return Context(
@@ -331,6 +332,7 @@ def build_context(
         max_command_timeout_s=settings.max_command_timeout_s,
         keepalive_s=settings.stream_keepalive_s,
         with_key=settings.auth,
+        answer_memory=AnswerMemory(settings.answer_memory_mb * MIB),
         labels=build_labels(settings),
         cluster=cluster,
     )

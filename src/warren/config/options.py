@@ -369,6 +369,8 @@ _ROWS = (
     Option("max_sandboxes", whole_number(1, 100_000), 4000, "How many sandboxes may exist at once.",
            flag="--max-sandboxes"),
     Option("max_body_mb", whole_number(1, 1024), 4, "The largest JSON body that is accepted."),
+    Option("answer_memory_mb", whole_number(128, 1_000_000), 512,
+           "The memory for long answers that their callers have not read yet; one tenant may use half of it."),
     Option("header_timeout_s", NETWORK_TIME, 10.0, "The time a client has to send the head of a request."),
     Option("body_timeout_s", NETWORK_TIME, 30.0, "A client that sends no more of a body for this long is cut off."),
     Option("send_timeout_s", NETWORK_TIME, 60.0, "A client that reads nothing for this long is cut off."),

@@ -81,6 +81,7 @@ class Settings:
     total_pids: int
     max_sandboxes: int
     max_body_mb: int
+    answer_memory_mb: int
     header_timeout_s: float
     body_timeout_s: float
     send_timeout_s: float

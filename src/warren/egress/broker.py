@@ -16,7 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from warren.egress.broker_http import (
@@ -34,8 +34,8 @@ from warren.egress.broker_http import (
     write_body,
 )
 from warren.egress.broker_streams import Reader, SocketStream, Stream, TlsStream
-from warren.egress.certificates import Authority, LeafContexts
-from warren.model.secrets import BROKER_DOMAIN, BoundSecret, SecretKind
+from warren.egress.certificates import Certificates, server_context
+from warren.model.secrets import BoundSecret, SecretKind
 
 HTTP_PORT: Final = 80
 TLS_PORT: Final = 443
@@ -52,25 +52,44 @@ Refused = Callable[[str, int, str], None]
 """Gets the name and port that a connection was for, and why it was ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerSetup:
+    """What a worker tells the proxy about the broker of one sandbox, as JSON."""
+
+    secrets: tuple[BoundSecret, ...]
+    certificates: Certificates
+
+    def as_mapping(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "BrokerSetup":
+        secrets = (
+            BoundSecret(**{**each, "hosts": tuple(each["hosts"]), "kind": SecretKind(each["kind"])})
+            for each in values["secrets"]
+        )
+        return cls(tuple(secrets), Certificates(**values["certificates"]))
+
+
 class Broker:
     """The secrets of one sandbox. `close` ends all connections at once: a secret that is deleted works no more."""
 
     def __init__(
         self,
-        secrets: Sequence[BoundSecret],
-        authority: Authority,
+        setup: BrokerSetup,
         upstream: ssl.SSLContext,
         dial: Dial,
         *,
         wall: Callable[[], float] = time.time,
         refused: Refused = lambda name, port, reason: None,
     ) -> None:
-        self._by_name = {secret.broker_host: secret for secret in secrets}
+        self._by_name = {secret.broker_host: secret for secret in setup.secrets}
         self._by_host: dict[str, list[BoundSecret]] = {}
-        for secret in secrets:
+        for secret in setup.secrets:
             for host in secret.hosts:
                 self._by_host.setdefault(host, []).append(secret)
-        self._contexts = LeafContexts(authority, wall)
+        self._certificates = setup.certificates
+        self._contexts: dict[str, ssl.SSLContext] = {}
         self._upstream = upstream
         self._dial = dial
         self._wall = wall
@@ -116,7 +135,9 @@ class Broker:
             await self._requests(name, port, secret.hosts[0], [secret], stream)
             await stream.end()
             return
-        tls = TlsStream(stream, self._contexts.of(name))
+        if name not in self._contexts:
+            self._contexts[name] = server_context(self._certificates, name)
+        tls = TlsStream(stream, self._contexts[name])
         async with asyncio.timeout(HANDSHAKE_S):
             await tls.handshake()
         await self._requests(name, port, name, self._by_host[name], tls)
@@ -409,24 +430,3 @@ async def _end(task: "asyncio.Future[Any]") -> None:
     """Ends a task whose outcome does not matter any more."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-# -- how a broker travels from the worker to the proxy
-
-
-def setup_to_mapping(secrets: Sequence[BoundSecret], authority: Authority) -> dict[str, Any]:
-    """As JSON, for the control socket between the two."""
-    fields = [{**asdict(secret), "hosts": list(secret.hosts)} for secret in secrets]
-    return {"secrets": fields, "authority": asdict(authority)}
-
-
-def setup_from_mapping(values: Mapping[str, Any]) -> tuple[list[BoundSecret], Authority]:
-    secrets = [
-        BoundSecret(**{**each, "hosts": tuple(each["hosts"]), "kind": SecretKind(each["kind"])})
-        for each in values["secrets"]
-    ]
-    return secrets, Authority(**values["authority"])
-
-
-def is_broker_name(name: str) -> bool:
-    return name.endswith(f".{BROKER_DOMAIN}")

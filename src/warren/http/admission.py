@@ -14,6 +14,7 @@ from typing import Any, Final
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from warren.answer_memory import AnswerMemory, AnswerRoom, set_answer_room
 from warren.clock import Clock
 from warren.http.openapi import operation_id
 from warren.http.problems import is_disconnect, problem
@@ -35,7 +36,8 @@ _NONE: Final[Mapping[str, Any]] = {}
 
 
 class Admission:
-    """With `counts` False a request costs the caller nothing: a coordinator has counted it already.
+    """With `counts` False a request costs the caller nothing: a coordinator has counted it already. `memory` is what
+    the answers of all requests may hold.
 
     When a request is over `add_usage` gets its tenant, its bytes in and out, and `audit` everything that is known of
     it; each may be None. `refusals` decides which of the refused requests get an audit entry of their own, and counts
@@ -53,6 +55,7 @@ class Admission:
         refusals: RefusalLimit | None = None,
         add_usage: Callable[[str, int, int], None] | None = None,
         counts: bool = True,
+        memory: AnswerMemory | None = None,
     ) -> None:
         self._app = app
         self._identity = identity
@@ -62,6 +65,7 @@ class Admission:
         self._add_usage = add_usage
         self._counts = counts
         self._refusals = refusals
+        self._memory = memory or AnswerMemory()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -83,6 +87,8 @@ class Admission:
         exchange.check_again = partial(self._identity.check_again, scope["headers"])
         request_context = RequestContext(caller)
         set_request_context(request_context)
+        room = AnswerRoom(self._memory, caller.tenant)
+        set_answer_room(room)
         scope["caller"] = caller
         error: BaseException | None = None
         admitted = False
@@ -96,6 +102,7 @@ class Admission:
             if not await _answer_rate_limited(exc, scope, receive, exchange):
                 raise
         finally:
+            room.release()
             if admitted or self._refusals is None or self._refusals.may_record(caller.tenant):
                 self._record(scope, exchange, request_context, error)
 

@@ -42,6 +42,7 @@ def create_app(
         refusals=tenancy.refusals,
         add_usage=tenancy.usage.add_request if counts else None,
         counts=counts,
+        memory=context.answer_memory,
     )
 
 

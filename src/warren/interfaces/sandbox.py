@@ -1,9 +1,10 @@
 """A running sandbox, as the rest of Warren sees it."""
 
+import socket
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from warren.model.network import NetworkRules, NetworkUse
+from warren.model.network import ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Chunk,
     Command,
@@ -79,6 +80,10 @@ class Sandbox(Protocol):
     has no network until it is set again. `network_use` counts since the network was opened, in this process.
     Both raise InvalidRequest, which names the capability, where a provider has none.
 
+    Ports: `ports` gives the TCP ports on which servers inside listen. `dial` connects to a port of the sandbox's own
+    loopback, 127.0.0.1 and then ::1, and gives a non-blocking socket that the caller closes; it raises PortClosed if
+    nothing listens there. A provider without the capability refuses both.
+
     `when_lost` calls back once, with the reason, when the sandbox has died or cannot be reached any more (at once if
     that has happened already), but not after `close`. `close` disconnects from the sandbox and leaves it running.
     """
@@ -116,6 +121,8 @@ class Sandbox(Protocol):
 
     async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None: ...
     async def network_use(self) -> NetworkUse: ...
+    async def ports(self) -> Sequence[ListeningPort]: ...
+    async def dial(self, port: int) -> socket.socket: ...
 
     async def ping(self) -> None: ...
     def when_lost(self, call: Callable[[str], None]) -> None: ...

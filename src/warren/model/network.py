@@ -242,7 +242,8 @@ class EgressPolicy:
 
     `networks` may be reached although they are not public. `denied` may be reached by nobody. If there are `allowed`,
     nothing else may be reached. `connections` are open at the same time for one sandbox at most, and `mbps` is how
-    many megabits a second one sandbox may send and receive; 0 is no limit.
+    many megabits a second one sandbox may send and receive; 0 is no limit. `authorities`, in PEM, vouch for hosts of
+    secrets beside those of the system.
     """
 
     networks: tuple[str, ...] = ()
@@ -250,3 +251,12 @@ class EgressPolicy:
     allowed: tuple[str, ...] = ()
     connections: int = 1000
     mbps: int = 0
+    authorities: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningPort:
+    """A TCP port on which a server inside a sandbox listens. `address` is what it is bound to; 0.0.0.0 or :: is all."""
+
+    port: int
+    address: str

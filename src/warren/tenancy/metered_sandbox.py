@@ -15,6 +15,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, cast
 
+from warren.answer_memory import waits_for_room
 from warren.clock import Clock
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Caller
@@ -280,7 +281,7 @@ class _Payer:
 
     async def _pay(self) -> None:
         metering = self._metering
-        while await metering.can_go_on(self._caller):  # noqa: ASYNC110
+        while waits_for_room() or await metering.can_go_on(self._caller):  # noqa: ASYNC110
             await asyncio.sleep(metering.slice_s)
         # If this was all there was, the command's own time-out is ending it at this moment.
         await asyncio.sleep(metering.slice_s / 4)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Sequence
 
 import anyio
@@ -18,7 +19,7 @@ from warren.model.errors import (
     ProcessNotFound,
     SandboxLost,
 )
-from warren.model.network import NetworkRules, NetworkUse
+from warren.model.network import ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Change,
     Command,
@@ -341,6 +342,12 @@ class FakeSandbox:
 
     async def network_use(self) -> NetworkUse:
         raise lacks(self._check_alive().isolation.provider, Capability.EGRESS)
+
+    async def ports(self) -> Sequence[ListeningPort]:
+        raise lacks(self._check_alive().isolation.provider, Capability.PORTS)
+
+    async def dial(self, port: int) -> socket.socket:
+        raise lacks(self._check_alive().isolation.provider, Capability.PORTS)
 
     async def ping(self) -> None:
         self._check_alive()

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
+from warren.answer_memory import require_room
 from warren.interfaces.store import Page
 from warren.model.errors import InvalidRequest, SandboxNotFound
 from warren.model.session import MAX_METADATA, Session, SessionState
@@ -23,6 +24,7 @@ _LONG_STEP: Final = 250
 _FEW: Final = 250
 _SHORT_BYTES: Final = 256 * 1024
 _MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
+_VIEW_BYTES: Final = 2048  # in memory, of a session without its texts
 
 
 class DeleteQuery(BaseModel):
@@ -90,6 +92,7 @@ async def show_page(call: Call, page: Page) -> tuple[list[Values] | LongList, st
         page = replace(page, after=some[-1].id)
         step = _LONG_STEP if size < _SHORT_BYTES else _FIRST_STEP
         await pace.give_way()
+    require_room(size + len(found) * _VIEW_BYTES)
     views = (show(call, session) for session in found)
     return (list(views) if size < _SHORT_BYTES and len(found) <= _FEW else LongList(views, len(found))), more
 

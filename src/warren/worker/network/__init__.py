@@ -1,1 +1,1 @@
-"""The worker's side of the network of sandboxes: what is done inside of their network namespaces."""
+"""The network of sandboxes, from the worker's side: sockets made inside their network namespaces."""

@@ -70,7 +70,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     folder = "docker"
     record_class = DockerRecord
     promised = PROMISED
-    can = frozenset({Capability.TERMINALS})
+    can = frozenset({Capability.TERMINALS, Capability.PORTS})
 
     def __init__(
         self,

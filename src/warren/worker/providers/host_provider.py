@@ -36,6 +36,7 @@ from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
+from warren.worker.network.ports import SandboxPorts
 from warren.worker.providers.connection import (
     AgentDialer,
     EgressService,
@@ -308,6 +309,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._loss_reason(record),
             network=self._egress.network_of(record) if self._egress is not None else None,
+            ports=SandboxPorts(record),
         )
         self._open.add(sandbox)
         for watch in self._kernel_watches:

@@ -55,7 +55,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     folder = "sandboxes"
     record_class = Record
     promised = isolation.PROMISED
-    can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS})
+    can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
 
     def __init__(
         self,
