@@ -146,11 +146,15 @@ def build_redis_link(settings: Settings) -> RedisLink:
 
 
 def build_encryption(settings: Settings) -> Encryption:
+    return Encryption(*cluster_keys(settings))
+
+
+def cluster_keys(settings: Settings) -> list[bytes]:
     others = (*settings.other_secrets_keys, *map(sealing_key, settings.other_cluster_secrets))
     if settings.secrets_key:
         others = (*others, sealing_key(settings.cluster_secret))  # for what was sealed before there was a key
     key = settings.secrets_key or sealing_key(settings.cluster_secret)
-    return Encryption(read_key(key), *map(read_key, others))
+    return [read_key(key), *map(read_key, others)]
 
 
 def build_worker_client(settings: Settings) -> WorkerClient:

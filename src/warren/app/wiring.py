@@ -6,6 +6,7 @@ Functions import what only a server needs, so that `warren run` does not wait fo
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from warren.clock import Clock, SystemClock
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from warren.sessions.egress import Egress
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
+    from warren.sessions.preview_links import PreviewLinks
     from warren.sessions.reaper import Reaper
     from warren.stores.encryption import Encryption
     from warren.tenancy.identity import Identity
@@ -131,10 +133,17 @@ async def build_store(settings: Settings) -> "SessionStore":
 
 
 def build_encryption(settings: Settings) -> "Encryption":
-    from warren.stores.encryption import Encryption, key_in, read_key
+    from warren.stores.encryption import Encryption
+
+    return Encryption(*secret_keys(settings))
+
+
+def secret_keys(settings: Settings) -> "list[bytes]":
+    """The key of the installation, and those that are accepted as well while it is changed."""
+    from warren.stores.encryption import key_in, read_key
 
     key = read_key(settings.secrets_key) if settings.secrets_key else key_in(settings.state_dir / SECRETS_KEY)
-    return Encryption(key, *map(read_key, settings.other_secrets_keys))
+    return [key, *map(read_key, settings.other_secrets_keys)]
 
 
 def build_worker(
@@ -206,6 +215,7 @@ def build_lifecycle(
     in_cluster: bool = False,
 ) -> "Lifecycle":
     from warren.sessions.lifecycle import Lifecycle
+    from warren.sessions.network_meter import NetworkMeter
 
     lifecycle = Lifecycle(
         store,
@@ -215,6 +225,7 @@ def build_lifecycle(
         in_cluster=in_cluster,
         events=tenancy.events,
         egress=build_egress(settings),
+        network_meter=NetworkMeter(clock, tenancy.networks.report),
         secrets=tenancy.secrets,
         fault=fault,
     )
@@ -334,6 +345,7 @@ def build_context(
         with_key=settings.auth,
         answer_memory=AnswerMemory(settings.answer_memory_mb * MIB),
         labels=build_labels(settings),
+        links=build_links(settings),
         cluster=cluster,
     )
 
@@ -354,8 +366,37 @@ def build_app(
     settings: Settings, environments: Environments, sessions: "Sessions", tenancy: "Tenancy", identity: "Identity"
 ) -> "ASGIApp":
     from warren.http.app import create_app
+    from warren.previews.proxy import PreviewProxy
 
-    return build_guard(settings, create_app(build_context(settings, environments, sessions, tenancy, identity)))
+    context = build_context(settings, environments, sessions, tenancy, identity)
+    proxied = partial(PreviewProxy, sessions=sessions, connections=context.port_connections)
+    return build_edge(settings, create_app(context, wrapped=proxied), context)
+
+
+def build_links(settings: Settings) -> "PreviewLinks":
+    from warren.app.cluster_wiring import cluster_keys
+    from warren.sessions.preview_links import PreviewLinks
+
+    keys = cluster_keys(settings) if settings.cluster_secret else secret_keys(settings)
+    return PreviewLinks(keys, settings.preview_domain, public_allowed=settings.preview_public)
+
+
+def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
+    """What clients reach: previews by host, and everything else behind the guard."""
+    from warren.http.server.request_origin import TrustedProxies
+    from warren.previews.edge import PreviewEdge
+
+    assert context.links is not None
+    return PreviewEdge(
+        build_guard(settings, app),
+        app,
+        links=context.links,
+        store=context.sessions.store,
+        tenants=context.tenancy.tenants,
+        clock=context.sessions.clock,
+        trusted_proxies=TrustedProxies(settings.trusted_proxies),
+        without_keys=not settings.auth,
+    )
 
 
 def build_guard(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":

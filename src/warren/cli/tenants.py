@@ -60,7 +60,7 @@ def parse_quota(texts: tuple[str, ...]) -> Values:
     for name, text in parse_pairs("--quota", texts).items():
         if name.startswith(_LIMIT_PREFIX):
             quota.setdefault("limits", {})[name.removeprefix(_LIMIT_PREFIX)] = _parse_number(name, text)
-        elif name == "environments":
+        elif name in ("environments", "egress"):
             quota[name] = [each for each in text.split(",") if each] or None
         else:
             quota[name] = _parse_number(name, text)

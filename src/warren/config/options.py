@@ -145,6 +145,12 @@ def _parse_host(text: str) -> str:
     return str(ipaddress.ip_address(text.removeprefix("[").removesuffix("]")))
 
 
+def _parse_domain(text: str) -> str:
+    name = text.lower().removeprefix("*.").removesuffix(".")
+    _require(re.fullmatch(_HOST_NAME, name) and "." in name and not re.fullmatch(r"[0-9.]+", name))
+    return name
+
+
 def _parse_hosts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_parse_host_pattern(part.strip().removesuffix(".")) for part in text.split(",")))
 
@@ -207,6 +213,7 @@ SWITCH = Kind("one of 1, 0, true, false, yes, no, on, off", "BOOL", _parse_switc
 MEMORY = Kind("an amount of memory from 64m to 1t (like 512m, 1g or 536870912)", "SIZE", _parse_memory)
 CORES = number(0.05, 256)
 QUOTA = Kind("a number of microseconds in 100 ms from 5000 to 25600000 (50000 is half a core)", "N", _parse_quota)
+PREVIEW_DOMAIN = Kind("the name of a domain, such as preview.example.com", "NAME", _parse_domain)
 PATH = Kind("a path", "PATH", _parse_path)
 IMAGE = Kind("the name of an image", "IMAGE", _parse_image)
 HOST = Kind("a name or an address, without a port", "HOST", _parse_host)
@@ -403,6 +410,10 @@ _ROWS = (
            "Whether the record has the text of commands, with what looks like a secret removed."),
     Option("audit_mb", whole_number(1, 1_000_000), 256,
            "How much of the record is kept; the oldest entries are removed first."),
+    Option("preview_domain", PREVIEW_DOMAIN, "",
+           "The domain below which every preview of a port has a name of its own: *.preview.example.com leads here.",
+           default_text="previews have names below localhost, and paths"),
+    Option("preview_public", SWITCH, False, "Whether callers may make previews public, for everybody to open."),
     Option("webhook_networks", NETWORKS, (), "Networks that webhooks may call although they are not public."),
     Option("egress", SWITCH, True, "Whether sessions may ask for a network at all.", flag="--egress/--no-egress"),
     Option("egress_allowed", CEILING, (), "The most that a session may open; a tenant's own bound is in its quota.",

@@ -104,6 +104,8 @@ class Settings:
     audit: bool
     audit_commands: str
     audit_mb: int
+    preview_domain: str
+    preview_public: bool
     webhook_networks: tuple[str, ...]
     egress: bool
     egress_allowed: tuple[str, ...]

@@ -9,12 +9,13 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from warren.model.network import NetworkRules, NetworkUse, Refusal
+from warren.model.network import EndedConnection, NetworkRules, NetworkUse, Refusal
 
 MAX_MESSAGE: Final = 8 << 20
 MAX_ANSWER: Final = 1 << 20
 LENGTH: Final = struct.Struct(">I")
 KEPT_REFUSALS: Final = 50
+KEPT_ENDS: Final = 100
 
 Message = Mapping[str, Any]
 
@@ -62,7 +63,8 @@ def unpack_rules(message: Message) -> NetworkRules:
 
 def pack_use(use: NetworkUse) -> Message:
     counts = {name: getattr(use, name) for name in _COUNTS}
-    return {**counts, "refusals": [[getattr(each, name) for name in _REFUSAL] for each in use.refusals]}
+    refusals = [[getattr(each, name) for name in _REFUSAL] for each in use.refusals]
+    return {**counts, "refusals": refusals, "ends": [[getattr(each, name) for name in _END] for each in use.ends]}
 
 
 def unpack_use(message: Message) -> NetworkUse:
@@ -70,13 +72,15 @@ def unpack_use(message: Message) -> NetworkUse:
     try:
         counts = {name: _count(message[name]) for name in _COUNTS}
         refusals = tuple(map(_refusal, message["refusals"][-KEPT_REFUSALS:]))
+        ends = tuple(map(_end, message["ends"][-KEPT_ENDS:]))
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise BrokenMessage(f"counts that cannot be read: {exc!r}") from exc
-    return NetworkUse(**counts, refusals=refusals)
+    return NetworkUse(**counts, refusals=refusals, ends=ends)
 
 
-_COUNTS: Final = ("bytes_sent", "bytes_received", "connections", "open_connections", "refused")
+_COUNTS: Final = ("bytes_sent", "bytes_received", "connections", "open_connections", "refused", "ended_connections")
 _REFUSAL: Final = ("at", "name", "address", "port", "reason", "rule")
+_END: Final = ("at", "name", "address", "port", "bytes_sent", "bytes_received")
 _MAX_TEXT: Final = 400
 
 
@@ -89,6 +93,13 @@ def _count(value: Any) -> int:
 def _refusal(values: Any) -> Refusal:
     at, name, address, port, reason, rule = values
     return Refusal(float(at), _text(name), _text(address), _count(port) & 0xFFFF, _text(reason), _text(rule))
+
+
+def _end(values: Any) -> EndedConnection:
+    at, name, address, port, sent, received = values
+    return EndedConnection(
+        float(at), _text(name), _text(address), _count(port) & 0xFFFF, _count(sent), _count(received)
+    )
 
 
 def _text(value: Any) -> str:

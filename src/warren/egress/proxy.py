@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
@@ -32,13 +32,13 @@ from warren.egress.certificates import upstream_context
 from warren.egress.hello import Malformed
 from warren.egress.inspector import Inspector
 from warren.egress.judge import Destination, Judge, Refused
-from warren.egress.messages import KEPT_REFUSALS
+from warren.egress.messages import KEPT_ENDS, KEPT_REFUSALS
 from warren.egress.names import NETWORK, NameTable
 from warren.egress.rate import Bucket
 from warren.egress.relay import Relay, reset
 from warren.egress.resolver import NotResolved, Resolver
 from warren.model.addresses import Address
-from warren.model.network import EgressPolicy, NetworkRules, NetworkUse, Refusal
+from warren.model.network import EgressPolicy, EndedConnection, NetworkRules, NetworkUse, Refusal
 
 HELLO_S: Final = 15.0
 CONNECT_S: Final = 10.0
@@ -66,6 +66,7 @@ class Connection:
         self.client, self.to = client, to
         self.task: asyncio.Task[None] | None = None
         self.relay: Relay | None = None
+        self.sent = self.received = 0
         self.is_brokered = False
 
 
@@ -106,7 +107,8 @@ class SandboxEgress:
         self._names = NameTable()
         self._connections: set[Connection] = set()
         self._refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
-        self._sent = self._received = self._opened = self._refused = 0
+        self._ends: deque[EndedConnection] = deque(maxlen=KEPT_ENDS)
+        self._sent = self._received = self._opened = self._refused = self._ended_count = 0
         self._connects = Bucket(*_CONNECTS, self._loop.time)
         self._queries = Bucket(*_QUERIES, self._loop.time)
         bytes_s = shared.policy.mbps * 125_000
@@ -118,7 +120,9 @@ class SandboxEgress:
 
     def use(self) -> NetworkUse:
         return NetworkUse(
-            *(self._sent, self._received, self._opened, len(self._connections), self._refused), tuple(self._refusals)
+            *(self._sent, self._received, self._opened, len(self._connections), self._refused, self._ended_count),
+            tuple(self._refusals),
+            tuple(self._ends),
         )
 
     def set_rules(self, rules: NetworkRules, broker: BrokerSetup | None = None) -> None:
@@ -157,7 +161,9 @@ class SandboxEgress:
         connection.is_brokered = True
         self._opened += 1
         _prepare(connection.client, _BUFFER if len(self._connections) < _FEW else _SMALL_BUFFER)
-        await broker.serve(connection.to.name, connection.to.port, _Counted(connection.client, self._count))
+        await broker.serve(
+            connection.to.name, connection.to.port, _Counted(connection.client, partial(self._count, connection))
+        )
 
     async def _dial_bound(self, host: str, port: int) -> socket.socket:
         to = Destination(host, None, port)
@@ -194,7 +200,9 @@ class SandboxEgress:
             return self._names.address_of(name)
         if self._shared.judge.knows_name(self.rules, name):
             return self._names.address_of(name)
-        self._note(Destination(name, None, 0), "no rule allows its name", name)
+        is_denied = self.rules.knows_name(name)
+        reason = "the operator does not allow its name" if is_denied else "no rule allows its name"
+        self._note(Destination(name, None, 0), reason, "" if is_denied else name)
         return None
 
     async def _answer_stream(self, client: socket.socket) -> None:
@@ -282,7 +290,7 @@ class SandboxEgress:
                 if not data:
                     raise Malformed("it ended before it said which host it is for")
                 first = inspector.feed(data)
-        self._count(len(first), 0)
+        self._count(connection, len(first), 0)
         server, connection.to = await self._connect(to, self.rules)
         try:
             judge.check(self.rules, connection.to)  # they may have been replaced
@@ -294,7 +302,7 @@ class SandboxEgress:
             _prepare(sock, _BUFFER if len(self._connections) < _FEW else _SMALL_BUFFER)
         connection.relay = Relay(
             *(connection.client, server, None if inspector.is_over else inspector),
-            count=self._count,
+            count=partial(self._count, connection),
             end=lambda why: self._ended(connection, why),
         )
         connection.relay.start(first)
@@ -335,9 +343,11 @@ class SandboxEgress:
                 failure = exc
         raise failure
 
-    def _count(self, sent: int, received: int) -> float:
+    def _count(self, connection: Connection, sent: int, received: int) -> float:
         self._sent += sent
         self._received += received
+        connection.sent += sent
+        connection.received += received
         return self._rate.take(sent + received) if self._rate is not None else 0.0
 
     # -- how connections end
@@ -362,6 +372,11 @@ class SandboxEgress:
         if connection in self._connections:
             self._connections.discard(connection)
             self._shared.connections -= 1
+            if connection.relay is not None:
+                self._ended_count += 1
+                to = connection.to
+                where = to.name, "" if to.name else str(to.address or ""), to.port
+                self._ends.append(EndedConnection(time.time(), *where, connection.sent, connection.received))
 
     def _note(self, to: Destination, reason: str, rule: str) -> None:
         self._refused += 1

@@ -48,7 +48,7 @@ class RequestGuard:
         self._check = check
         self._state = _State.HEAD
         self._held = bytearray()
-        self._left = 0
+        self._looked = self._left = 0
         self._requests = 0
         self._chunked = False
 
@@ -83,7 +83,9 @@ class RequestGuard:
             return self._pass_body(passed)
         most = MAX_HEAD if self._state is _State.HEAD else _MAX_LINE
         mark = b"\r\n\r\n" if self._state is _State.HEAD else b"\r\n"
-        end = self._held.find(mark, 0, most)
+        self._check_ends_of_lines()
+        end = self._held.find(mark, max(0, self._looked - len(mark)), most)
+        self._looked = len(self._held)
         if end < 0:
             if len(self._held) >= most:
                 raise Malformed("its request has no end")
@@ -102,7 +104,17 @@ class RequestGuard:
     def _pass(self, count: int, passed: bytearray) -> bool:
         passed += self._held[:count]
         del self._held[:count]
+        self._looked = 0
         return True
+
+    def _check_ends_of_lines(self) -> None:
+        """Some servers take a line feed alone for the end of a line."""
+        at = self._held.find(b"\n", self._looked)
+        end = self._held.find(b"\r\n\r\n", max(0, self._looked - 3))
+        while at >= 0 and (end < 0 or at <= end):
+            if self._held[at - 1 : at] != b"\r":
+                raise Malformed("a line of its request ends in a line feed alone")
+            at = self._held.find(b"\n", at + 1)
 
     def _pass_body(self, passed: bytearray) -> bool:
         count = min(self._left, len(self._held))

@@ -17,12 +17,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from warren.answer_memory import AnswerMemory, AnswerRoom, set_answer_room
 from warren.clock import Clock
 from warren.http.openapi import operation_id
+from warren.http.preview_credentials import clean_request
 from warren.http.problems import is_disconnect, problem
 from warren.http.server.http_guard import CALLER_LEFT, SWITCHING_PROTOCOLS, request_id
 from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
 from warren.model.audit import RequestRecord
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
+from warren.model.preview import PREVIEW, PREVIEW_CALLER, PREVIEW_CHECK, PREVIEW_ERROR
 from warren.sessions.request_context import RequestContext, set_request_context
 from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.identity import Identity
@@ -79,12 +81,17 @@ class Admission:
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = _Exchange(send, receive)
         try:
-            caller = await self._identity.caller(scope["headers"])
+            if PREVIEW_ERROR in scope:
+                raise scope[PREVIEW_ERROR]
+            caller = scope.get(PREVIEW_CALLER) or await self._identity.caller(scope["headers"])
         except Unauthorized as exc:
             if self._refusals is None or self._refusals.may_record(""):
                 self._record(scope, exchange, RequestContext(ANONYMOUS), exc)
             raise
-        exchange.check_again = partial(self._identity.check_again, scope["headers"])
+        by_key = partial(self._identity.check_again, scope["headers"])
+        exchange.check_again = scope.get(PREVIEW_CHECK) if PREVIEW_CALLER in scope else by_key
+        if PREVIEW in scope:
+            scope["headers"] = clean_request(scope["headers"], scope[PREVIEW])
         request_context = RequestContext(caller)
         set_request_context(request_context)
         room = AnswerRoom(self._memory, caller.tenant)
@@ -107,7 +114,8 @@ class Admission:
                 self._record(scope, exchange, request_context, error)
 
     async def _count(self, caller: Caller, scope: Scope, exchange: "_Exchange") -> None:
-        exchange.standing = await self._quotas.request(caller)
+        if PREVIEW_CALLER not in scope:  # who looks at a preview does not use up the requests of its owner
+            exchange.standing = await self._quotas.request(caller)
         # A caller that has used up its bytes must still be able to end its sessions.
         if scope.get("method") != "DELETE" and self._quotas.bounds(caller, BYTES_OUT):
             self._quotas.check_left(caller, BYTES_OUT)

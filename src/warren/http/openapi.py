@@ -33,6 +33,10 @@ TAGS: Final = [
     },
     {"name": "processes", "description": "Commands and terminals in the background"},
     {
+        "name": "ports",
+        "description": "Servers inside a sandbox: which ports they listen on, and previews of them",
+    },
+    {
         "name": "files",
         "description": "Files of any size, read and written with the rights of the sandbox's user",
     },

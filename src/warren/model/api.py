@@ -108,6 +108,7 @@ class Operation:
             return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
         tags = {"processes": "processes", "kill-all": "processes", "files": "files", "exec": "commands"}
+        tags |= {"ports": "ports", "links": "ports", "forward": "ports"}
         return tags.get(part, "sessions")
 
 
@@ -209,6 +210,26 @@ _ROWS: Final = (
     Operation(
         "terminal_socket", "WEBSOCKET", f"{SESSION}/terminal", Scope.EXEC, "Open a terminal over a WebSocket",
         Answers.SOCKET, counts=False,
+    ),
+    # -- ports
+    Operation(
+        "list_ports", "GET", f"{SESSION}/ports", Scope.READ, "List what listens, or wait for a port", counts=False,
+        watched=True,
+    ),
+    Operation(
+        "change_port", "PUT", f"{SESSION}/ports/{{port}}", Scope.SESSIONS, "Change how a port's preview is opened",
+        reads=Reads.JSON, in_sandbox=False, repeatable=True, audited=(("public", "public"),),
+    ),
+    Operation(
+        "create_link", "POST", f"{SESSION}/links", Scope.EXEC, "Make a link to the preview of a port",
+        reads=Reads.JSON, session_in=SessionIn.NOWHERE, status=201, in_sandbox=False, audited=(("port", "port"),),
+    ),
+    Operation(
+        "revoke_links", "DELETE", f"{SESSION}/links", Scope.EXEC, "Revoke all links to previews", in_sandbox=False
+    ),
+    Operation(
+        "forward_socket", "WEBSOCKET", f"{SESSION}/forward/{{port}}", Scope.EXEC,
+        "Connect to a port over a WebSocket", Answers.SOCKET, counts=False,
     ),
     # -- files
     Operation("list_files", "GET", _FILES, Scope.FILES, "List a directory", audited=_PATH),

@@ -36,6 +36,7 @@ WarrenError
 ├── SessionEnded                   the session expired or was deleted
 ├── RequestTimedOut                the client sent too slowly
 ├── PortClosed                     nothing listens on that port of the sandbox
+├── PortFailed                     the server on that port did not answer properly, or in time
 ├── ProtocolError                  the agent said something it must not say
 ├── Interrupted                    the worker went away over it: nobody knows whether it was done
 └── Unavailable                    this machine cannot do it now
@@ -215,6 +216,10 @@ class RequestTimedOut(WarrenError):
 
 class PortClosed(WarrenError):
     code, http_status, retryable = "port_closed", 502, True
+
+
+class PortFailed(WarrenError):
+    code, http_status, retryable = "port_failed", 502, True
 
 
 class ProtocolError(WarrenError):

@@ -225,15 +225,31 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class EndedConnection:
+    """A connection of a sandbox that was allowed and has ended, at the time `at`. `name` is empty for a destination
+    that was given as an address, and `address` otherwise."""
+
+    at: float
+    name: str
+    address: str
+    port: int
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkUse:
-    """What a sandbox did with its network since it was given one; `refusals` are the last ones, oldest first."""
+    """What a sandbox did with its network since it was given one. `refusals` are the last ones, oldest first, and
+    `ends` the last of the `ended_connections`."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
     connections: int = 0
     open_connections: int = 0
     refused: int = 0
+    ended_connections: int = 0
     refusals: tuple[Refusal, ...] = ()
+    ends: tuple[EndedConnection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

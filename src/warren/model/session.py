@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from warren.model.errors import Conflict, InvalidRequest
 from warren.model.network import NO_NETWORK, NetworkRules
+from warren.model.preview import NO_PREVIEW_RULES, PreviewRules
 from warren.model.spec import Layer, Limits
 
 DEFAULT_TENANT: Final = "default"
@@ -178,6 +179,7 @@ class Session:
     reason: EndReason = EndReason.NONE
     detail: str = ""
     ended: float | None = None
+    previews: PreviewRules = NO_PREVIEW_RULES
     secrets: tuple[str, ...] = ()
 
     @property

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from warren.model.errors import (
@@ -21,6 +21,9 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+
+if TYPE_CHECKING:
+    from warren.model.network import NetworkRules
 
 IDLE_CONNECTION_S: Final = 60.0  # an idle connection is reused for this long; servers keep it open longer
 CHUNK_BYTES: Final = 256 * 1024
@@ -49,6 +52,12 @@ DEFAULT_OPTIONS: Final = TransportOptions()
 def new_key() -> str:
     """Makes an Idempotency-Key. The same as secrets.token_hex, without the modules that `secrets` loads."""
     return os.urandom(16).hex()
+
+
+def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
+    """Network rules as the server takes them."""
+    values = dict(rules) if isinstance(rules, Mapping) else rules.as_mapping()
+    return {"internet": False, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 
 class Address(NamedTuple):

@@ -35,6 +35,7 @@ from warren.model.events import Event, EventData, EventKind, SessionCreatedData,
 from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionState
 from warren.sessions.egress import Egress
 from warren.sessions.event_hub import EventHub
+from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.request_context import shorter_claim_timeout
 from warren.shielding import run_shielded
 
@@ -79,11 +80,14 @@ class Lifecycle:
         in_cluster: bool = False,
         events: EventHub | None = None,
         egress: Egress | None = None,
+        network_meter: NetworkMeter | None = None,
         secrets: SecretSource | None = None,
         fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.store = store
         self.egress = egress or Egress()
+        self.network_meter = network_meter or NetworkMeter(clock)
+        self.network_meter.reopen = self.keep_network
         self.secrets = secrets or NoSecrets()
         self.workers = workers
         self.clock = clock
@@ -222,11 +226,16 @@ class Lifecycle:
     async def _apply_network(self, session: Session, sandbox: Sandbox) -> None:
         """Gives the sandbox the rules of its session's row. If this fails, the sandbox reaches nothing."""
         rules = await self.egress.in_force(session.network)
-        if not session.secrets:
-            return await sandbox.set_network(rules)
-        versions = await self.secrets.versions(session.tenant, session.secrets)
-        await sandbox.set_network(rules, await self.secrets.find(session.tenant, session.secrets))
-        self._secret_users[session.id] = _SecretUser(session, sandbox, versions)
+        if not session.opens_network:
+            await self.network_meter.finish(sandbox.id)
+        if session.secrets:
+            versions = await self.secrets.versions(session.tenant, session.secrets)
+            await sandbox.set_network(rules, await self.secrets.find(session.tenant, session.secrets))
+            self._secret_users[session.id] = _SecretUser(session, sandbox, versions)
+        else:
+            await sandbox.set_network(rules)
+        if session.opens_network:
+            self.network_meter.follow(session, sandbox)
 
     async def apply_network(self, session: Session) -> None:
         """After a change of the row. If it fails it is tried again until it succeeds, the row has changed, or the
@@ -356,6 +365,7 @@ class Lifecycle:
         self._owners.pop(session.sandbox_id, None)
         self._secret_users.pop(session.id, None)
         if not self._is_elsewhere(session):
+            await self.network_meter.finish(session.sandbox_id)
             await self.worker_of(session).destroy(session.sandbox_id)
 
     def _is_elsewhere(self, session: Session) -> bool:

@@ -19,6 +19,7 @@ from warren.interfaces.store import Added, Key, Page
 from warren.interfaces.worker import WorkerStats
 from warren.model.access import Caller
 from warren.model.capability import Capability, network_needs
+from warren.model.egress import Presets
 from warren.model.environment import Environment
 from warren.model.errors import (
     Conflict,
@@ -33,7 +34,8 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
-from warren.model.network import NetworkRules
+from warren.model.network import NO_NETWORK, NetworkRules
+from warren.model.preview import PreviewRules
 from warren.model.secrets import BoundSecret, broker_variables, check_names, check_together
 from warren.model.session import (
     FAILED_CREATIONS,
@@ -96,7 +98,7 @@ class Sessions:
         caller = current_caller()
         environment = self._environments(request.environment or self._defaults.environment)
         rules = environment.network if request.network is None else request.network
-        presets = await self.lifecycle.egress.check(rules, caller, environment.network)
+        presets = await self._check_network(rules, caller, environment.network)
         secrets = await self._find_secrets(tenant, environment, request, caller)
         variables = {**presets.env(rules.allow), **broker_variables(secrets)}
         row = self._new_row(tenant, request, caller, environment, rules, variables, [each.name for each in secrets])
@@ -154,6 +156,13 @@ class Sessions:
         else:
             await self.lifecycle.wait_until_settled(session)
         return None
+
+    async def _check_network(
+        self, rules: NetworkRules, caller: Caller, environment: NetworkRules = NO_NETWORK
+    ) -> Presets:
+        if rules.is_open:
+            await self.metering.check_network(caller)
+        return await self.lifecycle.egress.check(rules, caller, environment)
 
     def image_of(self, session: Session) -> str:
         """The image of the session's sandbox: its own, or that of its environment as it is now."""
@@ -325,6 +334,10 @@ class Sessions:
         """For a use within a stream that does not count by being open."""
         await self._record_use(await self.get(tenant, session_id))
 
+    async def record_use_of(self, session: Session) -> None:
+        """The same for a session that was just read."""
+        await self._record_use(session)
+
     async def _record_use(self, session: Session) -> Session:
         """Saves the use, later if the store cannot write now: that must not stop anybody's work."""
         try:
@@ -403,7 +416,7 @@ class Sessions:
                         remedy="create a session without it",
                     )
                 self.lifecycle.check_provider(session.provider, network_needs(rules))
-                presets = await self.lifecycle.egress.check(rules, current_caller())
+                presets = await self._check_network(rules, current_caller())
                 env = {**presets.env(rules.allow), **session.env}
                 changed = session.changed(network=rules, env=env, used=max(session.used, self.clock.now()))
                 if await self.store.swap(changed):
@@ -411,6 +424,15 @@ class Sessions:
             if rules.is_open or session.network.is_open:
                 await self.lifecycle.apply_network(changed)
             return changed
+
+    async def change_previews(
+        self, tenant: str, session_id: str, change: Callable[[PreviewRules], PreviewRules]
+    ) -> Session:
+        while True:
+            session = await self._wait_until_usable(await self.get(tenant, session_id))
+            changed = session.changed(previews=change(session.previews))
+            if await self.store.swap(changed):
+                return changed
 
     # -- ending
 

@@ -86,6 +86,9 @@ class RedisStore:
     async def get(self, tenant: str, session_id: str) -> Session | None:
         return self._decode_found(await self._run(scripts.GET, tenant, session_id))
 
+    async def find(self, session_id: str) -> Session | None:
+        return self._decode_found(await self._run(scripts.FIND, session_id))
+
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
         return self._decode_found(await self._run(scripts.OF_THREAD, tenant, thread_id))
 

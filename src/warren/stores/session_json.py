@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from warren.model.network import NetworkRules
+from warren.model.preview import NO_PREVIEW_RULES, PreviewRules
 from warren.model.session import EndReason, Previous, Session, SessionState
 from warren.model.spec import Layer, Limits
 from warren.stores.encryption import Encryption, decrypt
@@ -40,6 +41,8 @@ def encode_session(session: Session, encryption: Encryption | None = None) -> st
         values["env"] = encryption.encrypt(_ENCODER.encode(session.env), session.id)
     if session.previous is not None:
         values["previous"] = asdict(session.previous)
+    if session.previews != NO_PREVIEW_RULES:
+        values["previews"] = asdict(session.previews)
     return _ENCODER.encode(values)
 
 
@@ -62,7 +65,13 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
     if "previous" in values:
         previous = values["previous"]
         values["previous"] = Previous(**{**previous, "reason": EndReason(previous["reason"])})
+    if "previews" in values:
+        values["previews"] = PreviewRules(**{name: _frozen(value) for name, value in values["previews"].items()})
     return Session(**values)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def metadata_text(name: str, value: str) -> str:

@@ -33,7 +33,7 @@ from warren.sessions.event_hub import EventHub
 from warren.sessions.refused_process import RefusedProcess
 from warren.sessions.request_context import current_caller, note, note_command, note_end
 from warren.tenancy.fair_gate import FairGate
-from warren.tenancy.quotas import DAY_S, Quotas
+from warren.tenancy.quotas import DAY_S, EGRESS_BYTES, Quotas
 
 Verdict = Callable[[Session, Command], Awaitable["ExecResult | None"]]
 PayerOf = Callable[[Session], Awaitable[Caller]]
@@ -107,6 +107,10 @@ class Metering:
 
     async def count_create(self, caller: Caller) -> None:
         await self.quotas.create(caller)
+
+    async def check_network(self, caller: Caller) -> None:
+        if self.quotas.bounds(caller, EGRESS_BYTES) and await self.quotas.left(caller, EGRESS_BYTES) <= 0:
+            raise self.quotas.spent(caller, EGRESS_BYTES)
 
     def report_limit(self, caller: Caller, quota: str) -> None:
         self.quotas.tell(caller, quota)

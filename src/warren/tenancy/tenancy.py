@@ -19,6 +19,7 @@ from warren.model.events import (
     CommandEndedData,
     Event,
     EventKind,
+    NetworkRefusedData,
     QuotaReachedData,
     SessionCreatedData,
     SessionEndedData,
@@ -32,6 +33,7 @@ from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.counters import Counters
 from warren.tenancy.keys import Keys
 from warren.tenancy.metered_sandbox import Metering
+from warren.tenancy.networks import Networks
 from warren.tenancy.quotas import Quotas
 from warren.tenancy.revocations import Revocations
 from warren.tenancy.secrets import Secrets
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from warren.tenancy.webhooks.outbox import Webhooks
 
 _log = get_log(__name__)
-_COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out"}
+_COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out", "egress_bytes": "egress_bytes"}
 
 
 class Tenancy:
@@ -83,6 +85,7 @@ class Tenancy:
             payer_of=self._payer_of,
             count_command=self.usage.add_command,
         )
+        self.networks = Networks(clock, self.usage, quotas, self.events, self._payer_of, audit)
         self._tasks: list[asyncio.Task[Any]] = []
 
     def __repr__(self) -> str:
@@ -131,12 +134,12 @@ class Tenancy:
                 self.usage.add(event.tenant, Usage(session_s=lived_s, memory_mb_s=lived_s * memory_mb))
 
     def _record_event(self, event: Event) -> None:
-        """Writes an audit entry for an event that no request's own entry covers."""
+        """Writes an audit entry for an event that no other entry covers."""
         data = event.data
-        by_request = isinstance(data, SessionCreatedData) or (
+        has_entry = isinstance(data, SessionCreatedData | NetworkRefusedData) or (
             isinstance(data, CommandEndedData) and not data.background
         )
-        if self.audit is not None and not by_request:
+        if self.audit is not None and not has_entry:
             kind, detail = str(event.kind), event.json_data()
             self.audit.record(AuditEntry(event.at, kind, event.tenant, session_id=event.session_id, detail=detail))
 

@@ -69,6 +69,9 @@ class UsageFigures(BaseModel):
     exec_s: float = Field(description="Time that commands ran")
     bytes_in: int = Field(description="Bytes of requests")
     bytes_out: int = Field(description="Bytes of answers")
+    egress_bytes: int = Field(description="Bytes that sandboxes sent and received over their networks")
+    egress_connections: int = Field(description="Connections of sandboxes that were allowed")
+    egress_refused: int = Field(description="Connections and look-ups of sandboxes that were refused")
 
 
 class UsageRow(UsageFigures):

@@ -49,6 +49,8 @@ _FRAMES_STEP = 1024  # 170 frames, or a part of one
 _MAX_REFUSED = 256  # connections over the limit that get an answer; the others are just closed
 BODY_IS_NEXT = "warren.body_is_next"
 """In the start of a response: the next message is the whole body, so both are written at once."""
+MAX_MESSAGE = "warren.max_message"
+"""An extension of a WebSocket's scope: its `set` changes how long a message of the client may be."""
 _log = get_log(__name__)
 
 
@@ -447,6 +449,15 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._sending = _StallTimer()
         self._rest = memoryview(b"")
         self._turn: asyncio.Handle | None = None
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if self.handshake_initiated and not self.close_sent:
+            extensions = cast(dict[str, Any], self.scope.setdefault("extensions", {}))
+            extensions[MAX_MESSAGE] = {"set": self._set_max_message}
+
+    def _set_max_message(self, size: int) -> None:
+        self.conn.max_message_size = size
 
     def check_timeouts(self, now: float) -> None:
         if self._sending.stalled_s(self.transport.get_write_buffer_size() or None, now) > self._limits.send_timeout_s:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from warren.egress.broker import BrokerSetup
-from warren.egress.messages import BrokenMessage, pack_rules, unpack_use
+from warren.egress.messages import KEPT_ENDS, KEPT_REFUSALS, BrokenMessage, pack_rules, unpack_use
 from warren.logs import get_log
 from warren.model.errors import IsolationUnavailable, ProviderUnavailable, SandboxLost
 from warren.model.network import NO_NETWORK, EgressPolicy, NetworkRules, NetworkUse
@@ -302,7 +302,9 @@ def _added(before: NetworkUse, use: NetworkUse) -> NetworkUse:
         before.connections + use.connections,
         0,
         before.refused + use.refused,
-        (*before.refusals, *use.refusals)[-50:],
+        before.ended_connections + use.ended_connections,
+        (*before.refusals, *use.refusals)[-KEPT_REFUSALS:],
+        (*before.ends, *use.ends)[-KEPT_ENDS:],
     )
 
 

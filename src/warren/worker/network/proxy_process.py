@@ -16,11 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final, Self
 
-import warren
 from warren.egress.messages import MAX_ANSWER, BrokenMessage, MessageReader, pack
 from warren.logs import get_log
 from warren.model.errors import ProviderUnavailable
 from warren.model.network import EgressPolicy
+from warren.shielding import run_shielded
 from warren.worker.host.processes import ENVIRONMENT
 from warren.worker.network import call_filter
 
@@ -60,7 +60,7 @@ class ProxyProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                process = await asyncio.to_thread(_spawn, within, theirs.fileno())
+                process = _spawn(within, theirs.fileno())
             except OSError as exc:
                 ours.close()
                 raise ProviderUnavailable(f"the process of the network cannot be started: {exc.strerror}") from exc
@@ -69,7 +69,7 @@ class ProxyProcess:
             program = base64.b64encode(call_filter.compiled()).decode()
             await proxy.ask("start", filter=program, policy=asdict(policy), timeout_s=_START_S)
         except BaseException as exc:
-            await proxy.close()
+            await run_shielded(proxy.close())
             if isinstance(exc, ProxyGone):
                 raise ProviderUnavailable("the process of the network ended when it was started") from exc
             raise
@@ -169,7 +169,7 @@ class ProxyProcess:
 
 def _spawn(within: Sequence[str], control: int) -> "subprocess.Popen[bytes]":
     """With nothing of our environment: it may hold keys."""
-    packages = str(Path(warren.__file__).parents[1])
+    packages = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
     resolver = {"RES_OPTIONS": "timeout:3 attempts:2"}
     return subprocess.Popen(
