@@ -16,13 +16,14 @@ from warren.config.settings import Settings, check_provider, environment_with
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import ProviderUnavailable
+from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
 from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:
     import ssl
+    from pathlib import Path
 
     from starlette.types import ASGIApp
 
@@ -253,7 +254,22 @@ def build_egress_policy(settings: Settings) -> "EgressPolicy":
         denied=settings.egress_denied,
         connections=settings.egress_connections,
         mbps=settings.egress_mbps,
+        authorities=_read_authorities(settings.egress_ca_file),
     )
+
+
+def _read_authorities(path: "Path | None") -> str:
+    if path is None:
+        return ""
+    import ssl
+
+    try:
+        text = path.read_text("ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+        why = getattr(exc, "strerror", "") or "it holds no certificates in PEM"
+        raise InvalidRequest(f"the authorities in {path} (egress_ca_file) cannot be used: {why}") from exc
+    return text
 
 
 def build_sessions(

@@ -372,7 +372,7 @@ class SandboxEgress:
         if connection in self._connections:
             self._connections.discard(connection)
             self._shared.connections -= 1
-            if connection.relay is not None:
+            if connection.relay is not None or connection.is_brokered:
                 self._ended_count += 1
                 to = connection.to
                 where = to.name, "" if to.name else str(to.address or ""), to.port

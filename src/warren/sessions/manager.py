@@ -246,7 +246,7 @@ class Sessions:
             )
         check_together(found)
         hosts = dict.fromkeys(f"{host}:443" for secret in found for host in secret.hosts)
-        await self.lifecycle.egress.check(NetworkRules(allow=tuple(hosts)), caller)
+        await self._check_network(NetworkRules(allow=tuple(hosts)), caller)
         return found
 
     def _choose_seconds(self, name: str, *sources: object) -> float:

@@ -100,7 +100,6 @@ class AgentSandbox(AgentFiles):
         network = self._open_network()
         hosts = sorted({host for secret in secrets for host in secret.hosts})
         if not hosts:
-            self._certificates = None
             return await network.set(rules, None)
         if self._certificates is None or self._certificates[0] != hosts:
             certificates = await asyncio.to_thread(new_certificates, hosts)
