@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from warren.tenancy.identity import Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
+    from warren.worker.providers.connection import EgressService
     from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
 
@@ -75,6 +76,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             runtime=settings.runtime or None,
             fault=fault,
             room=_host_room(settings),
+            egress=_build_network(settings),
         )
     if name == "docker":
         from warren.worker.providers.docker import DockerProvider
@@ -86,12 +88,19 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             docker_url=settings.docker_url or None,
             fault=fault,
             room=_host_room(settings),
+            egress=_build_network(settings),
         )
     if name == "fake":
         from warren.testing.fake_provider import FakeProvider
 
         return FakeProvider()
     raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
+
+
+def _build_network(settings: Settings) -> "EgressService | None":
+    from warren.worker.network.egress import Egress
+
+    return Egress(build_egress_policy(settings)) if settings.egress else None
 
 
 def _host_room(settings: Settings) -> "HostRoom":
