@@ -205,7 +205,7 @@ def broker_variables(secrets: Sequence[SecretBinding]) -> dict[str, str]:
     if not secrets:
         return {}
     names = "SSL_CERT_FILE REQUESTS_CA_BUNDLE CURL_CA_BUNDLE GIT_SSL_CAINFO PIP_CERT AWS_CA_BUNDLE NODE_EXTRA_CA_CERTS"
-    found = dict.fromkeys((*names.split(), "DENO_CERT"), CA_BUNDLE)
+    found = dict.fromkeys((*names.split(), "DENO_CERT", "npm_config_cafile"), CA_BUNDLE)
     git: list[tuple[str, str]] = []
     for secret in secrets:
         base = f"http://{secret.broker_host}{secret.path}"
