@@ -189,7 +189,11 @@ class Servers:
             stdout=subprocess.PIPE,
             env={"PATH": os.environ["PATH"], **_OWN_REPOSITORIES},
         )
-        await process.redirect(stdin=git.stdin, stdout=git.stdout)
+        assert git.stdin is not None
+        assert git.stdout is not None
+        reading = asyncio.ensure_future(_copy(process.stdin, git.stdin))
+        await _copy(git.stdout, process.stdout)
+        reading.cancel()
         process.exit(await git.wait())
 
     # -- PostgreSQL
@@ -197,6 +201,12 @@ class Servers:
     def serve_postgres(self, listener: socket.socket) -> None:
         """As much of the protocol as psql needs for `select 42`; the answer is 42, whatever is asked."""
         self._closing.append(self._do(asyncio.start_server(_speak_postgres, sock=listener)))
+
+
+async def _copy(source: Any, target: Any) -> None:
+    while data := await source.read(1 << 16):
+        target.write(data)
+        await target.drain()
 
 
 class _Anybody(asyncssh.SSHServer):

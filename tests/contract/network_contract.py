@@ -24,6 +24,7 @@ from warren.model.network import NO_NETWORK, EgressPolicy, NetworkRules, Network
 from warren.model.operations import Command
 from warren.model.spec import Layer, SandboxSpec
 from warren.worker.network.egress import Egress
+from warren.worker.providers.host_provider import HostProvider
 
 WEB, OTHER = ADDRESSES[:2]
 
@@ -133,6 +134,8 @@ async def tried(sandbox: Sandbox, *steps: list[Any]) -> list[Any]:
 
 
 class NetworkContract:
+    pytestmark = pytest.mark.anyio
+
     def spec(self) -> SandboxSpec:
         raise NotImplementedError
 
@@ -170,7 +173,7 @@ class NetworkContract:
         assert await sandbox.network_use() == NetworkUse()
 
     async def test_names_that_are_allowed_are_reached_on_every_port(
-        self, sandbox: Sandbox, world: NetworkWorld
+        self, sandbox: Sandbox, provider: Provider, world: NetworkWorld
     ) -> None:
         for port in (80, 443, 5432):
             Echo(world.listen(WEB, port))
@@ -186,8 +189,15 @@ class NetworkContract:
         use = await sandbox.network_use()
         assert (use.connections, use.refused) == (4, 0)
         assert use.bytes_sent == use.bytes_received - 11 > 500
+        ended = [(each.name, each.address, each.port) for each in use.ended]
+        assert ended == [("web.example", "", port) for port in (80, 443, 5432, 22)]
+        assert sum(each.bytes_sent for each in use.ended) == use.bytes_sent
+        assert sum(each.bytes_received for each in use.ended) == use.bytes_received
         assert Layer.LOOPBACK_ONLY not in sandbox.isolation
         assert "1 rules" in sandbox.isolation.missing[Layer.LOOPBACK_ONLY]
+        assert isinstance(provider, HostProvider)
+        read_back = await provider.read_isolation(sandbox.id)  # by anybody, from the kernel
+        assert "led outside" in read_back.missing[Layer.LOOPBACK_ONLY]
 
     async def test_names_have_addresses_of_no_host_and_nothing_is_asked_of_others(
         self, sandbox: Sandbox, world: NetworkWorld
@@ -323,7 +333,9 @@ class NetworkContract:
         process = await sandbox.start(Command(argv=("python3", "-c", script)), follow=True)
         output = process.output()
         assert (await anext(output)).data == b"open open\n"
-        assert (await sandbox.network_use()).open_connections == 2
+        async with asyncio.timeout(10):
+            while (await sandbox.network_use()).open_connections < 2:
+                await asyncio.sleep(0.01)
         await sandbox.set_network(NetworkRules(allow=("web.example:7000",)))
         assert (await sandbox.network_use()).open_connections == 1
         await process.write(b"\n")

@@ -62,6 +62,8 @@ GOOD = [
     Request("DELETE", _S),
     Request("PATCH", _S, json={"metadata": {"a": "b"}}),
     Request("POST", f"{_S}/keep-alive"),
+    Request("GET", f"{_S}/network"),
+    Request("PUT", f"{_S}/network", json={"allow": []}),
     Request("POST", f"{_S}/exec", json={"command": "echo hello"}),
     Request("POST", f"{_S}/processes", 201, json={"command": "sleep 1000"}),
     Request("GET", f"{_S}/processes"),

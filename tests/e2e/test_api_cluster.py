@@ -12,6 +12,7 @@ from e2e.flat_suite import E2bSuite, FlatSuite
 from e2e.hosts import Hosts
 from e2e.linux_file_suite import LinuxFileSuite
 from e2e.loss_suite import LossSuite
+from e2e.network_suite import NetworkSuite
 from e2e.once_suite import OnceSuite
 from e2e.process_suite import LinuxProcessSuite, ProcessSuite
 from e2e.server_suite import ServerSuite
@@ -78,6 +79,10 @@ class TestFiles(FileSuite, LinuxFileSuite):
 
 
 class TestTerminals(TerminalSuite):
+    pass
+
+
+class TestNetworks(NetworkSuite):
     pass
 
 

@@ -196,6 +196,9 @@ def long_requests() -> Iterator[Case]:
         if good.json is not None and "/cluster/" not in good.path:
             for what, field in bodies.items():
                 yield Case(good.method, good.path, what, _send_json(good.method, good.path, good.json, field))
+    rules = [f"{'a' * 60}.{'b' * 60}.{number}.example.com:443" for number in range(1000)]
+    yield asked("PUT", f"{_S}/network", "many rules", body={"allow": rules, "deny": rules})
+    yield asked("PUT", f"{_S}/network", "none", body={})
     yield Case("PUT", f"{_S}/files/archive", "headers for all members", _send(f"{_S}/files/archive", _pax_headers))
     yield Case("PUT", f"{_S}/files/archive", "many members", _send(f"{_S}/files/archive", _many_members))
     yield Case("PUT", f"{_S}/files/archive", "deep links", _send(f"{_S}/files/archive", _deep_links))

@@ -10,6 +10,7 @@ from warren.model.api import OPERATIONS, Operation, Reads, SessionIn
 _TAR: Final = bytes(1024)  # the end of a tar: an archive of nothing
 _BODIES: Final[Mapping[str, dict[str, Any]]] = {
     "change_session": {"metadata": {"attack": "yes"}},
+    "set_network": {"allow": [], "internet": False},
     "run_command": {"command": "echo reached"},
     "start_process": {"command": "sleep 1"},
     "write_stdin": {"data": "x"},

@@ -4,6 +4,7 @@ Exit codes: those of the command that ran in the sandbox; 2 for wrong usage; 124
 125 when Warren itself failed; 128 + N when a signal N ended `warren`.
 """
 
+import difflib
 import importlib
 import os
 import signal
@@ -97,6 +98,15 @@ class LazyGroup(click.Group):
         module, _, attribute = target.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            near = difflib.get_close_matches(args[0], [*_COMMANDS, *_ALIASES], 1)
+            hint = f"Did you mean {near[0]}?" if near else "`warren --help` lists them."
+            ctx.fail(f"No such command {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -32,14 +32,23 @@ def _refuse_argument(ctx: click.Context, parameter: click.Parameter, value: str)
 @click.option("--url", default="", metavar="URL", help="The Warren server. By default WARREN_URL.")
 @click.option("--local", is_flag=True, help="Without a server: this process makes the sandboxes, on this machine.")
 @click.option(
-    "--thread", default="mcp", show_default=True, envvar="WARREN_MCP_THREAD", help="The name of the default sandbox."
+    "--thread",
+    default="mcp",
+    metavar="T",
+    show_default=True,
+    envvar="WARREN_MCP_THREAD",
+    help="The name of the default sandbox.",
 )
 @click.option(
     "--environment", default="", metavar="NAME", help="The environment of new sandboxes. By default the server's."
 )
 @click.option("--http", is_flag=True, help="Serve HTTP instead of standard input and output.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="With --http: the address to listen on.")
-@click.option("--port", default=8010, show_default=True, type=click.IntRange(0, 65535), help="With --http: the port.")
+@click.option(
+    "--host", default="127.0.0.1", metavar="HOST", show_default=True, help="With --http: the address to listen on."
+)
+@click.option(
+    "--port", default=8010, show_default=True, type=click.IntRange(0, 65535), metavar="N", help="With --http: the port."
+)
 @click.option(
     "--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="Another name that clients reach it by."
 )
@@ -55,10 +64,10 @@ def mcp(
     allowed_hosts: tuple[str, ...],
     key: str,
 ) -> None:
-    """Serve sandboxes to an MCP client: over standard input and output, or with --http over HTTP.
+    """Serve sandboxes to an MCP client, on stdin and stdout or by HTTP.
 
-    HTTP clients find it at /mcp (streamable HTTP) and at /sse (SSE). The tools' argument sandbox chooses a sandbox,
-    else the header X-Warren-Thread, else --thread; the sandbox outlives the connection. Give keys by the
+    With --http, clients find it at /mcp (streamable HTTP) and at /sse (SSE). The tools' argument sandbox chooses a
+    sandbox, else the header X-Warren-Thread, else --thread; the sandbox outlives the connection. Give keys by the
     environment (WARREN_MCP_KEY, and WARREN_API_KEY for the Warren server), where other users cannot see them.
 
     Example: warren mcp --url http://localhost:8000 --thread my-project

@@ -25,7 +25,7 @@ _PROVIDERS: Final = ("oci", "docker")
 @click.option("--purge", is_flag=True, help="Also end every sandbox, and remove the state directory.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def uninstall(purge: bool, yes: bool) -> int:
-    """Remove the service; with --purge everything that Warren has made on this machine.
+    """Remove the service, or with --purge all that Warren has made here.
 
     With --purge: the server is stopped, every sandbox of the state directory ends, with its processes, loop device and
     cgroup, and the directory is removed, with images, sessions, keys and records. Nothing of it can be had back.

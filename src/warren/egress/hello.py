@@ -28,7 +28,7 @@ def read_server_name(data: bytes | bytearray) -> str | None:
         if data[at] != _HANDSHAKE or data[at + 1] != 3 or not 0 < length <= _MAX_RECORD:
             raise Malformed("it does not begin as TLS")
         message += data[at + 5 : at + 5 + length]
-        if message[0] != _CLIENT_HELLO:
+        if message and message[0] != _CLIENT_HELLO:
             raise Malformed("its first message of TLS is no hello")
         if len(message) >= 4:
             end = 4 + int.from_bytes(message[1:4], "big")

@@ -36,6 +36,8 @@ class Inspector:
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """What may be passed on. Raises Malformed, and what the checks raise."""
+        if self.is_over:
+            return bytes(data)
         if self._requests is not None:
             passed = self._requests.feed(data)
             self.is_over = self._requests.is_over

@@ -9,13 +9,13 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from warren.model.network import EndedConnection, NetworkRules, NetworkUse, Refusal
+from warren.model.network import Connection, NetworkRules, NetworkUse, Refusal
 
 MAX_MESSAGE: Final = 8 << 20
 MAX_ANSWER: Final = 1 << 20
 LENGTH: Final = struct.Struct(">I")
-KEPT_REFUSALS: Final = 50
-KEPT_ENDS: Final = 100
+KEPT: Final = 50
+"""Of the refusals of a sandbox, and of the connections that have ended."""
 
 Message = Mapping[str, Any]
 
@@ -64,23 +64,24 @@ def unpack_rules(message: Message) -> NetworkRules:
 def pack_use(use: NetworkUse) -> Message:
     counts = {name: getattr(use, name) for name in _COUNTS}
     refusals = [[getattr(each, name) for name in _REFUSAL] for each in use.refusals]
-    return {**counts, "refusals": refusals, "ends": [[getattr(each, name) for name in _END] for each in use.ends]}
+    ended = [[getattr(each, name) for name in _ENDED] for each in use.ended]
+    return {**counts, "refusals": refusals, "ended": ended}
 
 
 def unpack_use(message: Message) -> NetworkUse:
     """The other side reads what attackers send: nothing of what it says is taken on trust. Raises BrokenMessage."""
     try:
-        counts = {name: _count(message[name]) for name in _COUNTS}
-        refusals = tuple(map(_refusal, message["refusals"][-KEPT_REFUSALS:]))
-        ends = tuple(map(_end, message["ends"][-KEPT_ENDS:]))
+        sent, received, connections, are_open, refused = (_count(message[name]) for name in _COUNTS)
+        refusals = tuple(map(_refusal, message["refusals"][-KEPT:]))
+        ended = tuple(map(_ended, message["ended"][-KEPT:]))
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise BrokenMessage(f"counts that cannot be read: {exc!r}") from exc
-    return NetworkUse(**counts, refusals=refusals, ends=ends)
+    return NetworkUse(sent, received, connections, are_open, refused, refusals, ended)
 
 
-_COUNTS: Final = ("bytes_sent", "bytes_received", "connections", "open_connections", "refused", "ended_connections")
+_COUNTS: Final = ("bytes_sent", "bytes_received", "connections", "open_connections", "refused")
 _REFUSAL: Final = ("at", "name", "address", "port", "reason", "rule")
-_END: Final = ("at", "name", "address", "port", "bytes_sent", "bytes_received")
+_ENDED: Final = ("at", "name", "address", "port", "bytes_sent", "bytes_received")
 _MAX_TEXT: Final = 400
 
 
@@ -95,11 +96,9 @@ def _refusal(values: Any) -> Refusal:
     return Refusal(float(at), _text(name), _text(address), _count(port) & 0xFFFF, _text(reason), _text(rule))
 
 
-def _end(values: Any) -> EndedConnection:
+def _ended(values: Any) -> Connection:
     at, name, address, port, sent, received = values
-    return EndedConnection(
-        float(at), _text(name), _text(address), _count(port) & 0xFFFF, _count(sent), _count(received)
-    )
+    return Connection(float(at), _text(name), _text(address), _count(port) & 0xFFFF, _count(sent), _count(received))
 
 
 def _text(value: Any) -> str:

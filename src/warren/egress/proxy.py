@@ -32,13 +32,14 @@ from warren.egress.certificates import upstream_context
 from warren.egress.hello import Malformed
 from warren.egress.inspector import Inspector
 from warren.egress.judge import Destination, Judge, Refused
-from warren.egress.messages import KEPT_ENDS, KEPT_REFUSALS
+from warren.egress.messages import KEPT
 from warren.egress.names import NETWORK, NameTable
 from warren.egress.rate import Bucket
 from warren.egress.relay import Relay, reset
 from warren.egress.resolver import NotResolved, Resolver
 from warren.model.addresses import Address
-from warren.model.network import EgressPolicy, EndedConnection, NetworkRules, NetworkUse, Refusal
+from warren.model.network import Connection as Ended
+from warren.model.network import EgressPolicy, NetworkRules, NetworkUse, Refusal
 
 HELLO_S: Final = 15.0
 CONNECT_S: Final = 10.0
@@ -106,9 +107,9 @@ class SandboxEgress:
         self._set_broker(broker)
         self._names = NameTable()
         self._connections: set[Connection] = set()
-        self._refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
-        self._ends: deque[EndedConnection] = deque(maxlen=KEPT_ENDS)
-        self._sent = self._received = self._opened = self._refused = self._ended_count = 0
+        self._refusals: deque[Refusal] = deque(maxlen=KEPT)
+        self._lately: deque[Ended] = deque(maxlen=KEPT)
+        self._sent = self._received = self._opened = self._closed = self._refused = 0
         self._connects = Bucket(*_CONNECTS, self._loop.time)
         self._queries = Bucket(*_QUERIES, self._loop.time)
         bytes_s = shared.policy.mbps * 125_000
@@ -120,9 +121,8 @@ class SandboxEgress:
 
     def use(self) -> NetworkUse:
         return NetworkUse(
-            *(self._sent, self._received, self._opened, len(self._connections), self._refused, self._ended_count),
-            tuple(self._refusals),
-            tuple(self._ends),
+            *(self._sent, self._received, self._opened, self._opened - self._closed, self._refused),
+            *(tuple(self._refusals), tuple(self._lately)),
         )
 
     def set_rules(self, rules: NetworkRules, broker: BrokerSetup | None = None) -> None:
@@ -161,9 +161,11 @@ class SandboxEgress:
         connection.is_brokered = True
         self._opened += 1
         _prepare(connection.client, _BUFFER if len(self._connections) < _FEW else _SMALL_BUFFER)
-        await broker.serve(
-            connection.to.name, connection.to.port, _Counted(connection.client, partial(self._count, connection))
-        )
+        stream = _Counted(connection.client, partial(self._count, connection))
+        try:
+            await broker.serve(connection.to.name, connection.to.port, stream)
+        finally:
+            self._ended(connection, None)
 
     async def _dial_bound(self, host: str, port: int) -> socket.socket:
         to = Destination(host, None, port)
@@ -290,7 +292,6 @@ class SandboxEgress:
                 if not data:
                     raise Malformed("it ended before it said which host it is for")
                 first = inspector.feed(data)
-        self._count(connection, len(first), 0)
         server, connection.to = await self._connect(to, self.rules)
         try:
             judge.check(self.rules, connection.to)  # they may have been replaced
@@ -302,9 +303,10 @@ class SandboxEgress:
             _prepare(sock, _BUFFER if len(self._connections) < _FEW else _SMALL_BUFFER)
         connection.relay = Relay(
             *(connection.client, server, None if inspector.is_over else inspector),
-            count=partial(self._count, connection),
+            count=lambda sent, received: self._count(connection, sent, received),
             end=lambda why: self._ended(connection, why),
         )
+        self._count(connection, len(first), 0)
         connection.relay.start(first)
 
     def _inspect(self, connection: Connection) -> Inspector:
@@ -344,10 +346,10 @@ class SandboxEgress:
         raise failure
 
     def _count(self, connection: Connection, sent: int, received: int) -> float:
-        self._sent += sent
-        self._received += received
         connection.sent += sent
         connection.received += received
+        self._sent += sent
+        self._received += received
         return self._rate.take(sent + received) if self._rate is not None else 0.0
 
     # -- how connections end
@@ -366,23 +368,19 @@ class SandboxEgress:
     def _ended(self, connection: Connection, why: Exception | None) -> None:
         if why is not None:
             self._note(connection.to, str(why), why.rule if isinstance(why, Refused) else "")
+        self._closed += 1
+        to, counts = connection.to, (connection.sent, connection.received)
+        self._lately.append(Ended(time.time(), to.name, _shown(to), to.port, *counts))
         self._end(connection)
 
     def _end(self, connection: Connection) -> None:
         if connection in self._connections:
             self._connections.discard(connection)
             self._shared.connections -= 1
-            if connection.relay is not None or connection.is_brokered:
-                self._ended_count += 1
-                to = connection.to
-                where = to.name, "" if to.name else str(to.address or ""), to.port
-                self._ends.append(EndedConnection(time.time(), *where, connection.sent, connection.received))
 
     def _note(self, to: Destination, reason: str, rule: str) -> None:
         self._refused += 1
-        # A name's own address is not told: one could look up names of the operator's network.
-        address = "" if to.name else str(to.address or "")
-        refusal = Refusal(time.time(), to.name, address, to.port, reason[:400], rule)
+        refusal = Refusal(time.time(), to.name, _shown(to), to.port, reason[:400], rule)
         if self._refusals and replace(self._refusals[-1], at=refusal.at) == refusal:
             self._refusals.pop()
         self._refusals.append(refusal)
@@ -415,6 +413,11 @@ class Shared:
 
     def has_room(self) -> bool:
         return self.connections < self._most
+
+
+def _shown(to: Destination) -> str:
+    """A name's own address is not told: one could look up names of the operator's network."""
+    return "" if to.name else str(to.address or "")
 
 
 async def _dial(address: Address, port: int) -> socket.socket:

@@ -77,7 +77,7 @@ class Sandbox(Protocol):
 
     `set_network` replaces at once all that the sandbox may reach outside; when it returns, connections that are no
     longer allowed are cut. NO_NETWORK closes it. If it raises, the sandbox reaches nothing. A sandbox that was adopted
-    has no network until it is set again. `network_use` counts since the network was opened, in this process.
+    has no network until it is set again. `network_use` counts all it ever had in this process.
     Both raise InvalidRequest, which names the capability, where a provider has none.
 
     Ports: `ports` gives the TCP ports on which servers inside listen. `dial` connects to a port of the sandbox's own

@@ -166,14 +166,17 @@ class NetworkRules:
         return shown or "nothing"
 
     def as_mapping(self) -> dict[str, Any]:
+        """The rules as JSON has them."""
         return {"internet": self.internet, "allow": list(self.allow), "deny": list(self.deny)}
 
     @property
     def is_open(self) -> bool:
+        """Whether anything outside may be reached."""
         return self.internet or bool(self.allow)
 
     @property
     def presets(self) -> tuple[str, ...]:
+        """The presets that `allow` names."""
         return tuple(text for text in self.allow if text in PRESETS)
 
     @cached_property
@@ -225,7 +228,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class EndedConnection:
+class Connection:
     """A connection of a sandbox that was allowed and has ended, at the time `at`. `name` is empty for a destination
     that was given as an address, and `address` otherwise."""
 
@@ -240,16 +243,15 @@ class EndedConnection:
 @dataclass(frozen=True, slots=True)
 class NetworkUse:
     """What a sandbox did with its network since it was given one. `refusals` are the last ones, oldest first, and
-    `ends` the last of the `ended_connections`."""
+    `ended` the last connections that have ended."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
     connections: int = 0
     open_connections: int = 0
     refused: int = 0
-    ended_connections: int = 0
     refusals: tuple[Refusal, ...] = ()
-    ends: tuple[EndedConnection, ...] = ()
+    ended: tuple[Connection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Addresses, requests, error responses as exceptions, which request may be repeate
 
 import json
 import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
@@ -192,6 +193,10 @@ def unreachable(address: Address, exc: BaseException) -> ServerUnreachable:
     remedy = "is it running? Start one with `warren serve`"
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         remedy = "if an authority of your own signed its certificate, name that authority's file in SSL_CERT_FILE"
+    elif "[SSL" in reason:
+        remedy = f"does it speak HTTPS? If not, its address is {address.url.replace('https://', 'http://')}"
+    elif isinstance(getattr(exc, "os_error", exc), socket.gaierror):
+        remedy = "check the name in its address"
     return ServerUnreachable(f"the server at {address.url} cannot be reached: {reason}", remedy=remedy)
 
 

@@ -103,7 +103,7 @@ def _difference(use: NetworkUse, before: NetworkUse) -> NetworkUse | None:
     if nothing has. Counts that have become smaller began anew."""
     if use.connections < before.connections or use.refused < before.refused or use.bytes_sent < before.bytes_sent:
         before = NetworkUse()
-    ended = use.ended_connections - before.ended_connections
+    ended = _ended(use) - _ended(before)
     seen_until = before.refusals[-1].at if before.refusals else 0.0
     new = replace(
         use,
@@ -111,9 +111,12 @@ def _difference(use: NetworkUse, before: NetworkUse) -> NetworkUse | None:
         bytes_received=use.bytes_received - before.bytes_received,
         connections=use.connections - before.connections,
         refused=use.refused - before.refused,
-        ended_connections=ended,
         refusals=tuple(refusal for refusal in use.refusals if refusal.at > seen_until),
-        ends=use.ends[-ended:] if ended > 0 else (),
+        ended=use.ended[-ended:] if ended > 0 else (),
     )
     is_new = new.bytes_sent or new.bytes_received or new.connections or new.refused or ended
     return new if is_new else None
+
+
+def _ended(use: NetworkUse) -> int:
+    return use.connections - use.open_connections

@@ -71,18 +71,14 @@ class Networks:
             return 0.0
 
     def _record(self, session: Session, new: NetworkUse) -> None:
-        for each in new.ends:
+        for each in new.ended:
             sizes = {"bytes_sent": each.bytes_sent, "bytes_received": each.bytes_received}
             self._write(session, each.at, CONNECTION, "allowed", {**_destination(each), **sizes})
         for refusal in new.refusals:
             detail = {**_destination(refusal), "reason": refusal.reason}
             self._write(session, refusal.at, EventKind.NETWORK_REFUSED, "refused", detail)
-        for action, more in (
-            (CONNECTION, new.ended_connections - len(new.ends)),
-            (EventKind.NETWORK_REFUSED, new.refused - len(new.refusals)),
-        ):
-            if more > 0:
-                self._write(session, self._clock.wall(), action, "more", {"count": more})
+        if (more := new.refused - len(new.refusals)) > 0:
+            self._write(session, self._clock.wall(), EventKind.NETWORK_REFUSED, "more", {"count": more})
 
     def _write(self, session: Session, at: float, action: str, result: str, detail: Mapping[str, Any]) -> None:
         entry = AuditEntry(

@@ -306,5 +306,7 @@ def _judge_network(facts: Facts, found: Evidence) -> None:
     others = facts.interfaces - {"lo"} - _UNUSED_TUNNELS
     faults = [f"there is an interface {name}" for name in sorted(others)]
     faults += [f"a route goes through {name}" for name in sorted(facts.routed - {"lo"})]
+    if facts.is_led_out:
+        faults.append("its connections are led outside, through a worker's proxy")
     found.note_faults(Layer.LOOPBACK_ONLY, faults, f"interfaces: {', '.join(sorted(facts.interfaces)) or 'none'}")
     found.note_faults(Layer.NO_NETWORK, faults, "loopback only, and no rule of a session opens more")

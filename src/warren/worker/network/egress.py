@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from warren.egress.broker import BrokerSetup
-from warren.egress.messages import KEPT_ENDS, KEPT_REFUSALS, BrokenMessage, pack_rules, unpack_use
+from warren.egress.messages import KEPT, BrokenMessage, pack_rules, unpack_use
 from warren.logs import get_log
 from warren.model.errors import IsolationUnavailable, ProviderUnavailable, SandboxLost
 from warren.model.network import NO_NETWORK, EgressPolicy, NetworkRules, NetworkUse
@@ -48,6 +48,12 @@ class Egress:
     @property
     def why_not(self) -> str:
         return "it needs root" if os.geteuid() != 0 else sk_lookup.why_not_here()
+
+    async def try_out(self) -> None:
+        if self.why_not:
+            raise ProviderUnavailable(self.why_not)
+        proxy = await ProxyProcess.start(self._policy, self._within)
+        await proxy.close()
 
     @property
     def pid(self) -> int:
@@ -302,9 +308,8 @@ def _added(before: NetworkUse, use: NetworkUse) -> NetworkUse:
         before.connections + use.connections,
         0,
         before.refused + use.refused,
-        before.ended_connections + use.ended_connections,
-        (*before.refusals, *use.refusals)[-KEPT_REFUSALS:],
-        (*before.ends, *use.ends)[-KEPT_ENDS:],
+        (*before.refusals, *use.refusals)[-KEPT:],
+        (*before.ended, *use.ended)[-KEPT:],
     )
 
 

@@ -15,6 +15,7 @@ the program away when the last descriptor of its link is closed.
 """
 
 import ctypes
+import errno
 import os
 import platform
 import socket
@@ -81,15 +82,13 @@ def set_route(*, is_there: bool) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
         netlink.send(head + body)
         (code,) = struct.unpack_from("i", netlink.recv(4096), 16)
-    if code and -code not in ((17,) if is_there else (3,)):
+    if code and -code != (errno.EEXIST if is_there else errno.ESRCH):
         raise OSError(-code, os.strerror(-code))
 
 
 @cache
 def why_not_here() -> str:
     """Why this machine cannot run the program; empty if it can."""
-    if platform.machine() not in _SYSTEM_CALL:
-        return f"the system calls of {platform.machine()} are not known"
     try:
         sockets = new_map()
         try:
@@ -164,6 +163,8 @@ def _bpf(command: int, attr: bytes) -> int:
 
 
 def _call(command: int, attr: "ctypes.Array[ctypes.c_char]") -> int:
+    if platform.machine() not in _SYSTEM_CALL:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     result = _libc.syscall(_SYSTEM_CALL[platform.machine()], command, attr, len(attr))
     if result < 0:
         number = ctypes.get_errno()

@@ -47,12 +47,14 @@ class IsolationReader(Protocol):
 class EgressService(Protocol):
     """What opens the network of sandboxes. `why_not` says why it cannot do so here; it is empty if it can.
 
-    `network_of` gives the network of a sandbox, which is closed until it is set. `forget` closes it when the sandbox is
-    destroyed; `close` closes all.
+    `try_out` starts all that no sandbox is needed for, and ends it; it raises ProviderUnavailable. `network_of` gives
+    the network of a sandbox, which is closed until it is set. `forget` closes it when the sandbox is destroyed; `close`
+    closes all.
     """
 
     @property
     def why_not(self) -> str: ...
+    async def try_out(self) -> None: ...
     def network_of(self, record: Record) -> SandboxNetwork: ...
     async def forget(self, sandbox_id: str) -> None: ...
     async def close(self) -> None: ...

@@ -125,6 +125,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         room: "HostRoom | None" = None,
         egress: EgressService | None = None,
     ) -> None:
+        self.egress = egress
         self._egress = egress if egress is not None and not egress.why_not else None
         self.capabilities = self.can | ({Capability.EGRESS} if self._egress is not None else frozenset())
         self._room = room or HostRoom()
