@@ -189,7 +189,7 @@ class OpenableNetwork:
         open_network = {Layer.NO_NETWORK: f"its network is open to {what}, through the worker's proxy"}
         return replace(isolation, layers=layers, missing={**isolation.missing, **open_network})
 
-    async def set(self, rules: NetworkRules, broker: BrokerSetup | None) -> None:
+    async def set(self, rules: NetworkRules, broker: BrokerSetup | None = None) -> None:
         wanted = rules.is_open or broker is not None
         if wanted and Layer.NO_NETWORK in self._record.spec.require:
             raise IsolationUnavailable(
