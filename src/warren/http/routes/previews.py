@@ -17,8 +17,8 @@ router = new_router(tags=["ports"])
     operation_id="open_preview",
     name="open_preview",
     summary="Send a request to a server inside the sandbox",
-    response_model=None,
     response_class=Response,
+    response_model=None,
     responses={200: {"description": "What the server inside answers, whatever its status"}},
 )
 async def open_preview(

@@ -181,17 +181,17 @@ class OpenableNetwork:
         if self._way is None:
             return isolation
         layers = dict(isolation.layers)
-        layers.pop(Layer.LOOPBACK_ONLY, None)
+        layers.pop(Layer.NO_NETWORK, None)
         what = "the Internet" if self.rules.internet else f"what {len(self.rules.allow)} rules allow"
-        open_network = {Layer.LOOPBACK_ONLY: f"its network is open to {what}, through the worker's proxy"}
+        open_network = {Layer.NO_NETWORK: f"its network is open to {what}, through the worker's proxy"}
         return replace(isolation, layers=layers, missing={**isolation.missing, **open_network})
 
     async def set(self, rules: NetworkRules, secrets: Sequence[BoundSecret]) -> None:
         wanted = rules.is_open or bool(secrets)
-        if wanted and Layer.LOOPBACK_ONLY in self._record.spec.require:
+        if wanted and Layer.NO_NETWORK in self._record.spec.require:
             raise IsolationUnavailable(
-                "this sandbox was required to have no network (loopback_only)",
-                remedy="leave loopback_only out of `require`, or give it no network",
+                "this sandbox was required to have no network",
+                remedy="leave no_network out of `require`, or give it no rules",
             )
         async with self._lock:
             try:
