@@ -7,6 +7,7 @@ the request is over, whether it succeeded or not, admission adds it to the tenan
 """
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -19,7 +20,7 @@ from warren.clock import Clock
 from warren.http.openapi import operation_id
 from warren.http.preview_credentials import clean_request
 from warren.http.problems import is_disconnect, problem
-from warren.http.server.http_guard import CALLER_LEFT, SWITCHING_PROTOCOLS, request_id
+from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHING_PROTOCOLS, request_id
 from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
 from warren.model.audit import RequestRecord
@@ -34,6 +35,7 @@ OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/version", "/docs", "/
 ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
 CHECK_S: Final = 2.0
+SHARE: Final = 4  # a tenant may use four times as many connections as it leaves free
 _NONE: Final[Mapping[str, Any]] = {}
 
 
@@ -68,6 +70,7 @@ class Admission:
         self._counts = counts
         self._refusals = refusals
         self._memory = memory or AnswerMemory()
+        self._open = _OpenRequests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -98,8 +101,10 @@ class Admission:
         set_answer_room(room)
         scope["caller"] = caller
         error: BaseException | None = None
-        admitted = False
+        admitted = entered = False
         try:
+            self._open.enter(caller.tenant, scope)
+            entered = True
             if self._counts:
                 await self._count(caller, scope, exchange)
             admitted = True
@@ -110,6 +115,8 @@ class Admission:
                 raise
         finally:
             room.release()
+            if entered:
+                self._open.leave(caller.tenant)
             if admitted or self._refusals is None or self._refusals.may_record(caller.tenant):
                 self._record(scope, exchange, request_context, error)
 
@@ -155,6 +162,35 @@ class Admission:
             ),
             request_context.secrets,
         )
+
+
+class _OpenRequests:
+    """The requests that are being served, and so the connections that are in use, by tenant.
+
+    One tenant alone may use four fifths of the connections, two tenants four ninths each, and so on: whoever comes
+    later finds some left.
+    """
+
+    def __init__(self) -> None:
+        self._of: Counter[str] = Counter()
+        self._in_all = 0
+
+    def enter(self, tenant: str, scope: Scope) -> None:
+        most = scope.get("state", _NONE).get(MAX_CONNECTIONS)
+        if most is not None and self._of[tenant] + 1 > SHARE * (most - self._in_all):
+            raise RateLimited(
+                f"{self._of[tenant]} requests of this tenant are being served: its share of the server's connections",
+                remedy="wait for answers, and close streams and WebSockets that are not needed",
+                retry_after_s=1,
+            )
+        self._of[tenant] += 1
+        self._in_all += 1
+
+    def leave(self, tenant: str) -> None:
+        self._in_all -= 1
+        self._of[tenant] -= 1
+        if not self._of[tenant]:
+            del self._of[tenant]
 
 
 class _Exchange:

@@ -64,6 +64,10 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the request being served, for logs."""
 
 
+MAX_CONNECTIONS = "max_connections"
+"""In the state that every scope has: how many connections the server takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     header_timeout_s: float = 10
