@@ -48,6 +48,7 @@ _WEBSOCKET_HOOKS = {
     "handle_cont",
     "keepalive_timeout",
     "handle_parser_exception",
+    "handle_connect",
 }
 
 
@@ -123,7 +124,7 @@ async def test_uvicorn_has_the_attributes_that_we_use(kind: type) -> None:
     if kind is HttpConnection:
         protocol.on_message_begin()
     missing = {name for name in _attributes_of(kind, "self") if not hasattr(protocol, name)}
-    assert missing <= {"_response_transport", "_flow"}  # made with the connection
+    assert missing <= {"_response_transport", "_flow", "scope"}  # made with the connection
 
 
 @pytest.mark.anyio
