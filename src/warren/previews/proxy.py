@@ -2,7 +2,7 @@
 
 Each request gets a connection of its own, made in the sandbox's network namespace. The request is written anew from
 what was parsed, so both sides agree where it ends. Both directions are streamed, and each side waits for the other: a
-request holds a few hundred KiB however large it is.
+request holds about a MiB however large it is.
 """
 
 from functools import partial
@@ -30,7 +30,7 @@ from warren.sessions.port_connections import PortConnections
 
 ACTION: Final = "open_preview"
 FIRST_BYTE_S: Final = 120.0
-_BUFFER: Final = 256 * 1024
+_BUFFER: Final = 512 * 1024
 _ALL_STATUSES: Final = range(600)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from warren.model.errors import LimitReached
 
-MOST_CONNECTIONS: Final = 256
+MOST_CONNECTIONS: Final = 128
 
 
 class PortConnections:
