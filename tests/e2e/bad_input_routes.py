@@ -51,6 +51,7 @@ class Request:
 _S = "/api/sessions/{session_id}"
 _P = f"{_S}/processes/{{process_id}}"
 _W = "/api/webhooks/{webhook_id}"
+_SE = "/api/secrets/{name}"
 _K = "/api/admin/keys/{key_id}"
 _T = "/api/admin/tenants/{name}"
 _C = "/api/cluster"
@@ -108,6 +109,10 @@ GOOD = [
     Request("POST", f"{_W}/rotate"),
     Request("POST", f"{_W}/test"),
     Request("GET", f"{_W}/deliveries"),
+    Request("PUT", _SE, json={"value": "bad-input", "hosts": ["api.example.com"], "header": "X-Key"}),
+    Request("GET", "/api/secrets"),
+    Request("GET", _SE),
+    Request("DELETE", _SE, 204),
     Request("GET", "/api/whoami"),
     Request("GET", "/api/audit"),
     Request("GET", "/api/usage"),

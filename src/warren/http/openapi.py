@@ -43,6 +43,7 @@ TAGS: Final = [
     {"name": "flat", "description": "The same in the words of older clients"},
     {"name": "e2b", "description": "Code and files in the words of E2B-style clients"},
     {"name": "webhooks", "description": "Addresses that get the events of sessions"},
+    {"name": "secrets", "description": "Credentials that sessions use and never see"},
     {"name": "records", "description": "What was done, and what was used"},
     {"name": "admin", "description": "Keys and tenants, for the operator of a server"},
     {"name": "cluster", "description": "Workers, for the operator of a cluster"},

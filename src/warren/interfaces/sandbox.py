@@ -4,7 +4,7 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from warren.model.network import BoundSecret, ListeningPort, NetworkRules, NetworkUse
+from warren.model.network import ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Chunk,
     Command,
@@ -17,6 +17,7 @@ from warren.model.operations import (
     SearchSummary,
     TerminalSize,
 )
+from warren.model.secrets import BoundSecret
 from warren.model.spec import Isolation
 
 

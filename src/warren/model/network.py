@@ -263,27 +263,13 @@ class NetworkUse:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundSecret:
-    """A credential that requests to `hosts` get on their way out, in a `header` or a parameter of the `query`.
-
-    `format` holds `{value}` and may say more, as in `Bearer {value}`.
-    """
-
-    name: str
-    hosts: tuple[str, ...]
-    header: str = ""
-    query: str = ""
-    format: str = "{value}"
-    value: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class EgressPolicy:
     """What the operator says about all sandboxes; no rules of a session can change it.
 
     `networks` may be reached although they are not public. `denied` may be reached by nobody. If there are `allowed`,
     nothing else may be reached. `connections` are open at the same time for one sandbox at most, and `mbps` is how
-    many megabits a second one sandbox may send and receive; 0 is no limit.
+    many megabits a second one sandbox may send and receive; 0 is no limit. `authorities`, in PEM, vouch for hosts of
+    secrets beside those of the system.
     """
 
     networks: tuple[str, ...] = ()
@@ -291,6 +277,7 @@ class EgressPolicy:
     allowed: tuple[str, ...] = ()
     connections: int = 1000
     mbps: int = 0
+    authorities: str = ""
 
 
 @dataclass(frozen=True, slots=True)

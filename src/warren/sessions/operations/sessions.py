@@ -120,7 +120,7 @@ async def get_session(call: Call) -> Values:
     """With the isolation that is really in force, as the kernel reports it. Looking does not count as use."""
     session = await call.sessions.get(call.tenant, call.session_id)
     sandbox = await call.sessions.find_sandbox(session)
-    return {**show(call, session), "isolation": isolation_view(sandbox.isolation, session.network) if sandbox else None}
+    return {**show(call, session), "isolation": isolation_view(sandbox.isolation, session) if sandbox else None}
 
 
 async def delete_session(call: Call, query: DeleteQuery) -> Values:
