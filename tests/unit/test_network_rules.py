@@ -197,6 +197,20 @@ async def test_rules_that_could_not_be_applied_are_applied_later() -> None:
         assert machine_of(there, session.sandbox_id).network == ONE
 
 
+async def test_a_server_stops_though_a_network_cannot_be_opened() -> None:
+    async with world(provider=FakeProvider(capabilities=NETWORKED)) as there:
+        session = (await there.sessions.create(TENANT, NewSession())).session
+
+        async def fails(rules: NetworkRules) -> NetworkRules:
+            raise Unavailable("never")
+
+        there.lifecycle.egress.in_force = fails  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            await there.sessions.set_network(TENANT, session.id, ONE)
+        async with asyncio.timeout(5):
+            await there.lifecycle.wait_for_tasks()
+
+
 async def test_a_sandbox_that_was_taken_over_gets_the_rules_of_its_row() -> None:
     provider = FakeProvider(capabilities=NETWORKED)
     async with world(provider=provider) as there:
