@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -167,7 +168,7 @@ class NetworkContract:
 
     async def test_a_sandbox_has_no_network_until_it_is_given_one(self, sandbox: Sandbox, provider: Provider) -> None:
         assert Capability.EGRESS in provider.capabilities
-        assert Layer.LOOPBACK_ONLY in sandbox.isolation
+        assert Layer.NO_NETWORK in sandbox.isolation
         steps = do("talk", WEB, 80, b"x"), do("ask", "web.example")
         assert await tried(sandbox, *steps) == ["OSError", "ConnectionRefusedError"]
         assert await sandbox.network_use() == NetworkUse()
@@ -193,11 +194,11 @@ class NetworkContract:
         assert ended == [("web.example", "", port) for port in (80, 443, 5432, 22)]
         assert sum(each.bytes_sent for each in use.ended) == use.bytes_sent
         assert sum(each.bytes_received for each in use.ended) == use.bytes_received
-        assert Layer.LOOPBACK_ONLY not in sandbox.isolation
-        assert "1 rules" in sandbox.isolation.missing[Layer.LOOPBACK_ONLY]
+        assert Layer.NO_NETWORK not in sandbox.isolation
+        assert "1 rules" in sandbox.isolation.missing[Layer.NO_NETWORK]
         assert isinstance(provider, HostProvider)
         read_back = await provider.read_isolation(sandbox.id)  # by anybody, from the kernel
-        assert "led outside" in read_back.missing[Layer.LOOPBACK_ONLY]
+        assert "led outside" in read_back.missing[Layer.NO_NETWORK]
 
     async def test_names_have_addresses_of_no_host_and_nothing_is_asked_of_others(
         self, sandbox: Sandbox, world: NetworkWorld
@@ -341,7 +342,7 @@ class NetworkContract:
         await process.write(b"\n")
         assert (await anext(output)).data == b"echo ConnectionResetError\n"
         await sandbox.set_network(NO_NETWORK)
-        assert Layer.LOOPBACK_ONLY in sandbox.isolation
+        assert Layer.NO_NETWORK in sandbox.isolation
         await process.write(b"\n")
         assert (await anext(output)).data == b"ConnectionResetError ConnectionResetError\n"
         await process.kill()
@@ -392,6 +393,23 @@ class NetworkContract:
         use = await sandbox.network_use()
         assert use.bytes_sent == use.bytes_received == 32 << 20
 
+    async def test_a_sandbox_sends_and_receives_no_more_than_its_rate(
+        self, world: NetworkWorld, new_provider: Callable[[Egress], Provider]
+    ) -> None:
+        Echo(world.listen(WEB, 7000))
+        provider = new_provider(Egress(EgressPolicy(mbps=64), within=world.within))
+        try:
+            sandbox = await provider.create(self.spec())
+            await sandbox.set_network(NetworkRules(allow=("web.example",)))
+            start = time.monotonic()
+            result = await sandbox.exec(Command(argv=("python3", "-c", _BULK.replace("* 32", "* 8"))))
+            took = time.monotonic() - start
+            assert result.stdout == "same 8388608\n", result.stderr
+            assert took > 1.6  # 16 MiB, of which 2 MB come at once, at 8 MB a second
+            await provider.destroy(sandbox.id)
+        finally:
+            await provider.close()
+
     async def test_without_its_process_nothing_is_reached_and_a_new_one_has_the_newest_rules(
         self, sandbox: Sandbox, world: NetworkWorld, egress: Egress
     ) -> None:
@@ -401,6 +419,7 @@ class NetworkContract:
         await sandbox.set_network(NetworkRules(allow=("web.example",)))
         assert await tried(sandbox, do("talk", "web.example", 7000, b"x")) == ["x"]
         first = egress.pid
+        assert first > 1
         os.kill(first, signal.SIGKILL)
         async with asyncio.timeout(20):
             while await tried(sandbox, do("talk", "web.example", 7000, b"x")) != ["x"]:
@@ -414,17 +433,18 @@ class NetworkContract:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{egress.pid}/status").read_text().splitlines())
         assert 0 not in {int(uid) for uid in (*status["Uid"].split(), *status["Gid"].split())}
         assert not status["Groups"].strip()
+        assert status["Name"].strip() == "warren-egress"
         assert {int(status[f"Cap{kind}"], 16) for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
         assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2")
         secret = "WARREN_" + "SECRETS"
         assert secret not in Path(f"/proc/{egress.pid}/environ").read_text()
 
     async def test_a_sandbox_that_must_have_no_network_gets_none(self, provider: Provider) -> None:
-        spec = replace(self.spec(), require=frozenset({Layer.LOOPBACK_ONLY}))
+        spec = replace(self.spec(), require=frozenset({Layer.NO_NETWORK}))
         sandbox = await provider.create(spec)
-        with pytest.raises(IsolationUnavailable, match="loopback_only"):
+        with pytest.raises(IsolationUnavailable, match="no network"):
             await sandbox.set_network(NetworkRules(internet=True))
-        assert Layer.LOOPBACK_ONLY in sandbox.isolation
+        assert Layer.NO_NETWORK in sandbox.isolation
 
     async def test_an_adopted_sandbox_has_no_network_until_it_is_set_again(
         self, provider: Provider, sandbox: Sandbox, world: NetworkWorld, new_provider: Callable[[Egress], Provider]
@@ -435,7 +455,7 @@ class NetworkContract:
         again = new_provider(Egress(within=world.within))
         try:
             adopted = await again.adopt(sandbox.id)
-            assert Layer.LOOPBACK_ONLY in adopted.isolation
+            assert Layer.NO_NETWORK in adopted.isolation
             refused = await tried(adopted, do("talk", "web.example", 7000, b"x"), do("talk", WEB, 7000, b"x"))
             assert refused == ["gaierror", "ConnectionRefusedError"]
             await adopted.set_network(NetworkRules(allow=("web.example",)))

@@ -17,6 +17,7 @@ from contract.files_contract import FilesContract
 from contract.network_contract import NetworkContract
 from contract.provider_contract import ProviderContract, ProviderHooks
 from contract.sandbox_contract import SandboxContract
+from contract.view_contract import ViewContract
 from docker_engine import DockerEngine
 
 import warren
@@ -73,6 +74,10 @@ class DockerHooks(ProviderHooks):
 
 class TestDockerProvider(DockerHooks, ProviderContract):
     pass
+
+
+class TestDockerView(DockerHooks, ViewContract):
+    own_uptime = False
 
 
 class TestDockerSandbox(DockerHooks, SandboxContract):

@@ -73,6 +73,7 @@ def test_purging_ends_server_and_sandboxes_and_leaves_nothing(server: ServerProc
     tops = {mount / "warren" / session["sandbox_id"] for mount in Hierarchies.here().mounts.values()}
     assert not [path for path in tops if path.exists()]
     assert cli.say("uninstall", "--purge") == "There is nothing to remove.\n"
+    assert cli.say("uninstall") == "There is no service to remove; --purge removes the rest.\n"
 
 
 def test_the_unit_keeps_sandboxes_alive_and_a_machine_without_systemd_is_told() -> None:
@@ -105,5 +106,6 @@ def test_the_service_takes_the_settings_of_the_shell_and_is_gone_again(tmp_path:
     assert done.returncode == 0, done
     assert 'WARREN_PORT="8123"\n600\n' in done.stdout
     assert done.stderr.count("No such file or directory") == 2
-    enable, disable = "enable --now warren", "disable --now warren"
-    assert notes.read_text().splitlines() == ["daemon-reload", enable, disable, "daemon-reload"]
+    # `restart`, not `start`: a service that runs already takes the new settings too
+    enable, disable = ["enable warren", "restart warren"], "disable --now warren"
+    assert notes.read_text().splitlines() == ["daemon-reload", *enable, disable, "daemon-reload"]

@@ -4,6 +4,7 @@ leaves of them. The sandbox's programs are ordinary ones."""
 import contextlib
 import http.server
 import json
+import shutil
 import socket
 import threading
 import time
@@ -135,6 +136,7 @@ def client(world: NetworkWorld, presets: Path, image_cache: Path) -> Iterator[Cl
         yield Client(world, server)
     finally:
         server.stop()
+        shutil.rmtree(server.state_dir, ignore_errors=True)
 
 
 def test_what_went_through_is_counted_recorded_and_told(client: Client) -> None:
@@ -152,7 +154,10 @@ def test_what_went_through_is_counted_recorded_and_told(client: Client) -> None:
     assert (connection["name"], connection["port"]) == ("here.example", 80)
     assert connection["bytes_received"] >= SIZE
     refused = client.entries(session, "network.refused")
-    assert {entry["name"] or entry["address"] for entry in refused} == {"there.example", THERE}
+    named = {
+        entry["name"] or entry["address"] for entry in refused if "count" not in entry
+    }  # repeated ones are counted
+    assert named == {"there.example", THERE}
     after = client.call("GET", "/api/usage")["total"]
     assert after["egress_bytes"] - before["egress_bytes"] >= SIZE
     assert after["egress_connections"] - before["egress_connections"] == 1
@@ -205,12 +210,13 @@ def tenant(client: Client, **quota: Any) -> Iterator[Client]:
 
 
 def test_a_tenant_opens_no_more_than_its_quota_names(client: Client) -> None:
-    with tenant(client, egress=["*.example", "python-packages"]) as other:
-        with other.session(network={"allow": ["here.example", "*.here.example:80", "python-packages"]}) as session:
-            for rules in ({"internet": True}, {"allow": ["here.example.org"]}, {"allow": [HERE]}):
-                with pytest.raises(Asked) as refused:
-                    other.network(session, **rules)
-                assert refused.value.status == 403, refused.value
+    asked = {"allow": ["here.example", "*.here.example:80", "python-packages"]}
+    ceiling = ["*.example", "python-packages"]
+    with tenant(client, egress=ceiling) as other, other.session(network=asked) as session:
+        for rules in ({"internet": True}, {"allow": ["here.example.org"]}, {"allow": [HERE]}):
+            with pytest.raises(Asked) as refused:
+                other.network(session, **rules)
+            assert refused.value.status == 403, refused.value
     with tenant(client, egress=["none"]) as other, pytest.raises(Asked) as refused:
         other.call("POST", "/api/sessions", {"network": {"allow": ["here.example"]}})
     assert refused.value.status == 403

@@ -82,7 +82,7 @@ async def test_what_is_added_is_found_on_its_day(records: RecordStore, clock: Ma
         book.add("acme", ONE)
     book.add("other", Usage(sessions=1))
     assert await book.between("acme", TODAY, TODAY) == [
-        DayUsage(TODAY, "acme", Usage(3, 6, 10.5, 13.5, 16.5, 19.5, 21, 24))
+        DayUsage(TODAY, "acme", Usage(3, 6, 10.5, 13.5, 16.5, 19.5, 21, 24, 27, 30, 33))
     ]
     assert [row.tenant for row in await book.between(None, TODAY, TODAY)] == ["acme", "other"]
     assert await book.between("nobody", *EVER) == []

@@ -25,7 +25,7 @@ _RULE: Final = re.compile(r"(?:(?:([^\s\[\]]+|\[[0-9A-Fa-f:]+\]):)?([0-9]{1,5}):
 @click.argument("session", required=False, default="", shell_complete=complete_session)
 @thread_option
 @click.option("--wait", "wait_for", type=int, metavar="PORT", help="Wait until something listens on this port.")
-@click.option("--timeout", type=Duration(), default=30.0, show_default="30s", help="Wait at most so long.")
+@click.option("--timeout", type=Duration(), default=30.0, metavar="D", help="Wait at most so long: 1m.  [30s]")
 @server_options
 def ports(session: str, thread: str, wait_for: int | None, timeout: float, url: str, as_json: bool) -> None:
     """Show the ports on which servers inside a session listen.
@@ -48,7 +48,7 @@ def ports(session: str, thread: str, wait_for: int | None, timeout: float, url: 
 @click.command("open")
 @click.argument("words", nargs=-1, required=True, metavar="SESSION PORT")
 @thread_option
-@click.option("--expires", type=Duration(), default=3600.0, show_default="1h", help="How long the link opens.")
+@click.option("--expires", type=Duration(), default=3600.0, metavar="D", help="How long the link opens: 1d.  [1h]")
 @click.option("--local-host", is_flag=True, help="The server sees `localhost` as its host: some refuse other names.")
 @click.option("--public/--private", default=None, help="Let everybody open it without a link, or not any more.")
 @click.option("--revoke", is_flag=True, help="Close every link to this session that was made before.")

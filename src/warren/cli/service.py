@@ -50,8 +50,9 @@ def service() -> None:
 def install(show: bool) -> None:
     """Install the service and start it, now and with the machine.
 
-    The WARREN_… settings of this shell go with it, into a file that only root can read. Its log is in the journal,
-    which systemd keeps within bounds: `journalctl -u warren`.
+    The WARREN_… settings of this shell go with it, into a file that only root can read. A service that is there already
+    gets the new ones, and starts again with them. Its log is in the journal, which systemd keeps within bounds:
+    `journalctl -u warren`.
 
     Example: sudo WARREN_PORT=8080 warren service install
     """
@@ -64,7 +65,8 @@ def install(show: bool) -> None:
     _write(ENVIRONMENT, "".join(f"{line}\n" for line in environment_lines(settings)), 0o600)
     _write(UNIT, text, 0o644)
     _systemctl("daemon-reload")
-    _systemctl("enable", "--now", NAME)
+    _systemctl("enable", NAME)
+    _systemctl("restart", NAME)  # one that runs already has the settings of before; its sandboxes outlive this
     click.echo(f"The service {NAME} runs: {UNIT}, with the settings in {ENVIRONMENT}.")
     click.echo("  log: journalctl -u warren    state: systemctl status warren    remove: warren service uninstall")
 

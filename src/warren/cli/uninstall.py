@@ -38,7 +38,9 @@ def uninstall(purge: bool, yes: bool) -> int:
         require_root(settings.providers[0])
     found = _describe(settings, purge)
     if not found:
-        click.echo("There is nothing to remove.")
+        click.echo(
+            "There is nothing to remove." if purge else "There is no service to remove; --purge removes the rest."
+        )
         return 0
     click.echo("This removes:")
     for line in found:

@@ -319,21 +319,22 @@ class OperationFinder:
     """Finds the operation of a request by its method and path. A WebSocket's method is WEBSOCKET."""
 
     def __init__(self, operations: Iterable[Operation] = _ROWS) -> None:
-        self._rows: dict[tuple[str, str], Operation] = {}
-        self._shapes: dict[int, list[dict[int, str]]] = {}  # by number of parts: where the parameters are
+        self._rows: dict[tuple[str, str], tuple[Operation, dict[int, str]]] = {}
+        self._shapes: dict[int, list[frozenset[int]]] = {}  # by number of parts: where the parameters are
         for row in operations:
             parts = row.path.split("/")
             named = {at: part[1:-1] for at, part in enumerate(parts) if part.startswith("{")}
-            self._rows[row.method, "/".join("{}" if at in named else part for at, part in enumerate(parts))] = row
+            pattern = "/".join("{}" if at in named else part for at, part in enumerate(parts))
+            self._rows[row.method, pattern] = row, named
             shapes = self._shapes.setdefault(len(parts), [])
-            if named not in shapes:
-                shapes.append(named)
+            if frozenset(named) not in shapes:
+                shapes.append(frozenset(named))
 
     def find(self, method: str, path: str) -> tuple[Operation, dict[str, str]] | None:
         """The operation and the parameters in the path."""
         parts = path.split("/")
-        for named in self._shapes.get(len(parts), ()):
-            row = self._rows.get((method, "/".join("{}" if at in named else part for at, part in enumerate(parts))))
-            if row is not None and all(parts[at] for at in named):
-                return row, {name: parts[at] for at, name in named.items()}
+        for places in self._shapes.get(len(parts), ()):
+            found = self._rows.get((method, "/".join("{}" if at in places else part for at, part in enumerate(parts))))
+            if found is not None and all(parts[at] for at in places):
+                return found[0], {name: parts[at] for at, name in found[1].items()}
         return None

@@ -32,6 +32,10 @@ class Ceiling:
         chosen = tuple(dict.fromkeys(texts))
         if chosen in ((EVERYTHING,), (NOTHING,)):
             return cls(chosen)
+        if EVERYTHING in chosen or NOTHING in chosen:
+            raise InvalidRequest(
+                f"{EVERYTHING} and {NOTHING} each stand alone", remedy="leave out either it or the rules"
+            )
         return cls(tuple(text if text in PRESETS else str(parse_rule(text)) for text in chosen))
 
     def check(self, rules: NetworkRules, presets: "Presets", whose: str, remedy: str) -> None:

@@ -49,12 +49,13 @@ class Networks:
     async def report(self, session: Session, new: NetworkUse) -> float:
         """Gives for how many seconds the session must do without a network: 0 unless its quota is used up."""
         amount = new.bytes_sent + new.bytes_received
+        closed_s = await self._spend(session, amount)  # before usage: a counter that begins reads what that has
         used = Usage(egress_bytes=amount, egress_connections=new.connections, egress_refused=new.refused)
         self._usage.add(session.tenant, used)
         self._record(session, new)
         if new.refusals:
             self._tell(session, new.refusals[-1], new.refused)
-        return await self._spend(session, amount)
+        return closed_s
 
     async def _spend(self, session: Session, amount: int) -> float:
         """While the counters cannot be read, networks stay open."""

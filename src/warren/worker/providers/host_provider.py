@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypedDict, TypeVar
 
 from warren.logs import get_log
 from warren.model.capability import Capability
@@ -31,7 +31,7 @@ from warren.worker.guard import default_reserve_of, memory_total_mb, most_proces
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
-from warren.worker.host.disks import Disks, FreedImages
+from warren.worker.host.disks import STOCK, Disks, FreedImages
 from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
@@ -101,9 +101,21 @@ R = TypeVar("R", bound=Record)
 Plan = TypeVar("Plan")
 
 
+class HostOptions(TypedDict, total=False):
+    """What every provider of this host takes. Tests pass `fault`, which is called with the name of each step of
+    `create` before it is taken."""
+
+    disk_stock: int
+    start_timeout_s: float
+    fault: Fault
+    dialer: AgentDialer | None
+    isolation_reader: IsolationReader | None
+    room: HostRoom | None
+    egress: EgressService | None
+
+
 class HostProvider(ABC, Generic[R, Plan]):
-    """`can` is what its sandboxes can do on every machine; `promised` are the layers without which none is handed out.
-    Tests pass `fault`, which is called with the name of each step of `create` before it is taken."""
+    """`can`: what its sandboxes can do on every machine; `promised`: the layers without which none is handed out."""
 
     name: ClassVar[str]
     folder: ClassVar[str]
@@ -116,13 +128,13 @@ class HostProvider(ABC, Generic[R, Plan]):
         state_dir: Path,
         bin_dir: Path,
         *,
-        disk_stock: int,
-        start_timeout_s: float,
-        fault: Fault,
         at_once: int,
+        disk_stock: int = STOCK,
+        start_timeout_s: float = 30.0,
+        fault: Fault = lambda step: None,
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
-        room: "HostRoom | None" = None,
+        room: HostRoom | None = None,
         egress: EgressService | None = None,
     ) -> None:
         self.egress = egress
