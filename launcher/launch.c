@@ -66,6 +66,7 @@
  *          --nofile N --fsize BYTES
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
+ *          --memory BYTES --cpus N    what the view shows, which is then on the disk, in `view`
  *          --pts DIR           where to mount terminals too, and
  *          --terminals N       how many there can be
  *        warren-launch seal --pid PID           nosuid and nodev for the mounts of a container that has just
@@ -858,6 +859,8 @@ static void disk(const struct options *o)
     if (o->try_only)
         private_mounts();
     make_disk(o, o->at);
+    if (o->memory && o->cpus)
+        make_view(o);
     if (o->pts)
         make_terminals(o->pts, o->terminals);
 }

@@ -21,13 +21,15 @@ class Certificates:
         return ssl.create_default_context(cafile=self.ca)
 
 
-def make_certificates(folder: Path) -> Certificates:
+def make_certificates(folder: Path, *names: str) -> Certificates:
+    """With `names`, the server's certificate is for these as well."""
     made = Certificates(folder / "ca.pem", folder / "cert.pem", folder / "key.pem")
     ca_key = folder / "ca-key.pem"
     _openssl("req", "-x509", "-days", "2", "-subj", "/CN=an authority for tests", *_new_key(ca_key), "-out", made.ca)
     request, extensions = folder / "request.pem", folder / "extensions"
     _openssl("req", "-subj", "/CN=warren", *_new_key(made.key), "-out", request)
-    extensions.write_text(f"subjectAltName=DNS:localhost,DNS:{NAME},IP:127.0.0.1\n")
+    alternatives = ",".join(f"DNS:{name}" for name in ("localhost", NAME, *names))
+    extensions.write_text(f"subjectAltName={alternatives},IP:127.0.0.1\n")
     signed_by = ("-CA", made.ca, "-CAkey", ca_key, "-set_serial", "2")
     _openssl("x509", "-req", "-days", "2", "-in", request, *signed_by, "-extfile", extensions, "-out", made.cert)
     return made

@@ -14,6 +14,7 @@ import pytest
 import selection
 import this_run
 from docker_engine import DockerEngine
+from event_loops import pytest_runtest_teardown as pytest_runtest_teardown
 from leftovers import SandboxIds, wait_for_leftovers
 from xdist.scheduler import LoadScopeScheduling
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from warren.model.errors import WarrenError
+    from warren.model.network import NetworkRules
     from warren.model.version import __version__ as __version__
     from warren.sdk.aio.batch import AsyncBatchSandboxClient
     from warren.sdk.aio.client import AsyncSandboxClient
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         FileChange,
         FileEntry,
         ImageInfo,
+        NetworkInfo,
         OutputChunk,
         ProcessInfo,
         SessionInfo,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "warren.model.errors": ("WarrenError",),
+    "warren.model.network": ("NetworkRules",),
     "warren.model.version": ("__version__",),
     "warren.sdk.aio.batch": ("AsyncBatchSandboxClient",),
     "warren.sdk.aio.client": ("AsyncSandboxClient",),
@@ -44,6 +47,7 @@ _MODULES = {
         "FileChange",
         "FileEntry",
         "ImageInfo",
+        "NetworkInfo",
         "OutputChunk",
         "ProcessInfo",
         "SessionInfo",
@@ -62,6 +66,8 @@ __all__ = [
     "FileChange",
     "FileEntry",
     "ImageInfo",
+    "NetworkInfo",
+    "NetworkRules",
     "OutputChunk",
     "Process",
     "ProcessInfo",

@@ -3,6 +3,7 @@
 from typing import Any
 
 from warren.interfaces.store import Added, Key, SessionStore
+from warren.model.network import NetworkRules
 from warren.model.session import EndReason, Previous, Session, SessionState, new_session_id
 from warren.model.spec import Layer, Limits
 
@@ -37,6 +38,7 @@ def a_full_session() -> Session:
         image="mine",
         limits=Limits(memory_mb=128, cpus=0.25),
         require=frozenset({Layer.SECCOMP, Layer.NO_HOST_ROOT}),
+        network=NetworkRules(True, ("python-packages", "*.example.com:443"), ("10.0.0.0/8",)),
         env={"PATH": "/bin", "EMPTY": ""},
         metadata={"name": "value", **{text: text for text in STRANGE}},
         worker="local",

@@ -14,10 +14,11 @@ from contract.provider_contract import ProviderContract, ProviderHooks
 from contract.sandbox_contract import SandboxContract
 
 import warren
+from warren.answer_memory import SHORT_BYTES, AnswerMemory, AnswerRoom, set_answer_room
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import ProcessNotFound
-from warren.model.operations import Command
+from warren.model.operations import Command, ExecResult
 
 BIN = Path(warren.__file__).parent / "bin"
 
@@ -57,6 +58,18 @@ class TestAgentSandbox(NamespaceHooks, SandboxContract):
         with anyio.fail_after(5), contextlib.suppress(ProcessNotFound):
             async for _ in reading:
                 pass
+
+    async def test_output_that_finds_no_room_is_cut_and_says_so(self, sandbox: Sandbox) -> None:
+        async def run(size: int) -> ExecResult:
+            set_answer_room(AnswerRoom(AnswerMemory(1024 * 1024, wait_s=0.05), "acme"))
+            return await sandbox.exec(Command(shell=f"head -c {size} /dev/zero; exit 3"))
+
+        cut = await asyncio.create_task(run(2_000_000))
+        assert (cut.exit_code, cut.bytes_total, cut.truncated) == (3, 2_000_000, True)
+        assert cut.written.kept <= SHORT_BYTES
+        assert "bytes not kept" in cut.stdout
+        short = await asyncio.create_task(run(SHORT_BYTES))
+        assert (short.written.kept, short.truncated) == (SHORT_BYTES, False)
 
     async def test_an_end_that_was_not_taken_when_it_is_forgotten_is_not_found(self, sandbox: Sandbox) -> None:
         process = await sandbox.start(Command(shell="cat; exit 3"))

@@ -7,15 +7,17 @@ nothing but files, shares one sandbox that is swept between them.
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import cast
 
 import anyio
 import pytest
 from contract.files_contract import FilesContract
+from contract.network_contract import NetworkContract
 from contract.provider_contract import ProviderContract, ProviderHooks
 from contract.sandbox_contract import SandboxContract
+from contract.view_contract import ViewContract
 from docker_engine import DockerEngine
 
 import warren
@@ -26,6 +28,7 @@ from warren.model.operations import Command
 from warren.model.spec import USER_UID, Limits, SandboxSpec
 from warren.worker.host.uids import uid_base
 from warren.worker.images.store import ImageStore
+from warren.worker.network.egress import Egress
 from warren.worker.providers.docker import DockerProvider, DockerRecord
 
 BIN = Path(warren.__file__).parent / "bin"
@@ -73,8 +76,23 @@ class TestDockerProvider(DockerHooks, ProviderContract):
     pass
 
 
+class TestDockerView(DockerHooks, ViewContract):
+    own_uptime = False
+
+
 class TestDockerSandbox(DockerHooks, SandboxContract):
     pass
+
+
+class TestDockerNetwork(NetworkContract):
+    def spec(self) -> SandboxSpec:
+        return SandboxSpec()
+
+    @pytest.fixture
+    def new_provider(
+        self, state_dir: Path, image_store: ImageStore, docker_engine: DockerEngine
+    ) -> Callable[[Egress], Provider]:
+        return lambda egress: DockerProvider(state_dir, image_store, BIN, docker_engine.url, egress=egress)
 
 
 class TestDockerFiles(DockerHooks, FilesContract):

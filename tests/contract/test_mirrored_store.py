@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from contract.restore_contract import RestoreContract
-from contract.roster_contract import a_report
+from contract.roster_contract import ME, a_report
 from contract.store_contract import DurableStoreContract, StoreContract
 from contract.store_values import S, a_session, added, ended, swapped
 from redis_server import PATIENCE_S, LossyWire, RedisServer, lossy_wire, running_redis
@@ -97,27 +97,39 @@ class TestGivingUp:
         await roster.register(a_report("w"), 0)
         session = await added(store, worker="w", state=S.RUNNING)
         lost = session.moved_to(S.LOST)
-        assert not await store.swap_of_dead(lost)
+        assert not await store.swap_of_dead(lost, ME.id)
         assert await store.get("acme", session.id) == session
         server.ask("HSET", "{warren}:worker:1:w", "until", "1.000000")
-        assert await store.swap_of_dead(lost)
+        assert await store.swap_of_dead(lost, ME.id)
         assert await store.get("acme", session.id) == lost
+
+    async def test_only_a_coordinator_that_the_worker_asks_can_take_it(
+        self, server: RedisServer, link: RedisLink
+    ) -> None:
+        store, roster = RedisStore(link), Roster(link)
+        await roster.register(a_report("w"), 0)
+        await roster.beat(a_report("w", coordinators=("other", ME.id)), 1)
+        session = await added(store, worker="w", state=S.RUNNING)
+        server.ask("HSET", "{warren}:worker:1:w", "until", "1.000000")
+        assert not await store.swap_of_dead(session.moved_to(S.LOST), "started-later")
+        assert await store.get("acme", session.id) == session
+        assert await store.swap_of_dead(session.moved_to(S.LOST), ME.id)
 
     @pytest.mark.parametrize("worker", ["never-seen", "", "w"])
     async def test_what_is_nobodys_can_be_taken(self, link: RedisLink, worker: str) -> None:
         store = RedisStore(link)
         await Roster(link).register(a_report("other"), 0)
         session = await added(store, worker=worker, state=S.RUNNING, thread_id="t", disk_mb=3)
-        assert await store.swap_of_dead(session.moved_to(S.LOST))
+        assert await store.swap_of_dead(session.moved_to(S.LOST), ME.id)
         assert (await store.count())[S.LOST] == 1
 
     async def test_a_change_made_from_an_old_version_is_not_stored(self, link: RedisLink) -> None:
         store = RedisStore(link)
         first = await added(store, worker="w", state=S.RUNNING)
         second = await swapped(store, first, S.RUNNING, used=150.0)
-        assert not await store.swap_of_dead(first.moved_to(S.LOST))
+        assert not await store.swap_of_dead(first.moved_to(S.LOST), ME.id)
         over = await ended(store, second)
-        assert not await store.swap_of_dead(second.moved_to(S.LOST))
+        assert not await store.swap_of_dead(second.moved_to(S.LOST), ME.id)
         assert await store.get("acme", first.id) == over
 
     async def test_nothing_is_taken_while_redis_gets_its_data_back(self, server: RedisServer, link: RedisLink) -> None:
@@ -125,14 +137,14 @@ class TestGivingUp:
         session = a_session(worker="w", state=S.RUNNING)
         server.ask("DEL", "{warren}")
         assert await store.restore(session)
-        assert not await store.swap_of_dead(session.moved_to(S.LOST))
+        assert not await store.swap_of_dead(session.moved_to(S.LOST), ME.id)
         assert await store.get("acme", session.id) == session
 
     async def test_only_one_of_many_coordinators_takes_it(self, link: RedisLink) -> None:
         store = RedisStore(link)
         session = await added(store, worker="w", state=S.RUNNING)
         lost = session.moved_to(S.LOST)
-        assert [await store.swap_of_dead(lost) for _ in range(5)].count(True) == 1
+        assert [await store.swap_of_dead(lost, ME.id) for _ in range(5)].count(True) == 1
 
 
 @pytest.mark.anyio
@@ -159,5 +171,5 @@ class TestAnswersThatGetLost:
         wire, store = lossy
         session = await added(store, worker="w", state=S.RUNNING)
         wire.lose()
-        assert await store.swap_of_dead(session.moved_to(S.LOST))
+        assert await store.swap_of_dead(session.moved_to(S.LOST), ME.id)
         assert wire.lost_all

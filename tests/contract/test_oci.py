@@ -11,8 +11,10 @@ from typing import ClassVar, cast
 
 import pytest
 from contract.files_contract import FilesContract
+from contract.network_contract import NetworkContract
 from contract.provider_contract import ProviderContract, ProviderHooks
 from contract.sandbox_contract import SandboxContract
+from contract.view_contract import ViewContract
 
 import warren
 from warren.interfaces.provider import Provider
@@ -21,6 +23,7 @@ from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.model.operations import Command, Reason
 from warren.model.spec import Limits, SandboxSpec
 from warren.worker.images.store import ImageStore
+from warren.worker.network.egress import Egress
 from warren.worker.providers import oci_bundle
 from warren.worker.providers.oci import STEPS, OciProvider
 from warren.worker.providers.record import Record
@@ -58,31 +61,11 @@ class OciHooks(ProviderHooks):
             await asyncio.sleep(0.01)
 
 
-_FIGURES = """
-grep -c ^processor /proc/cpuinfo; grep -c ^cpu[0-9] /proc/stat; nproc; head -1 /proc/meminfo; cat /proc/loadavg
-cut -d. -f1 /proc/uptime; python3 -c 'import os; print(os.cpu_count())'; touch /proc/meminfo 2>/dev/null || echo refused
-"""
-
-
-class ViewContract(OciHooks):
-    async def test_programs_see_the_memory_and_the_processors_that_they_may_use(self, provider: Provider) -> None:
-        sandbox = await provider.create(SandboxSpec(image="host", limits=Limits(cpus=0.5, memory_mb=300)))
-        try:
-            lines = (await sandbox.exec(Command(shell=_FIGURES))).stdout.splitlines()
-        finally:
-            await provider.destroy(sandbox.id)
-        assert lines[:3] == ["1", "1", "1"]
-        assert lines[3].split() == ["MemTotal:", str(300 * 1024), "kB"]
-        assert lines[4].startswith("0.00 0.00 0.00 ")
-        assert int(lines[5]) < 60
-        assert lines[6:] == ["1", "refused"]
-
-
-class TestCrunView(ViewContract):
+class TestCrunView(OciHooks, ViewContract):
     runtime = "crun"
 
 
-class TestRuncView(ViewContract):
+class TestRuncView(OciHooks, ViewContract):
     runtime = "runc"
 
 
@@ -322,3 +305,12 @@ async def test_a_missing_program_is_named_with_its_remedy(
 ) -> None:
     with pytest.raises(ProviderUnavailable, match="warren-launch is missing"):
         await OciProvider(state_dir, image_store, tmp_path).create(SPEC)
+
+
+class TestOciNetwork(NetworkContract):
+    def spec(self) -> SandboxSpec:
+        return SandboxSpec(image="host")
+
+    @pytest.fixture
+    def new_provider(self, state_dir: Path, image_store: ImageStore) -> Callable[[Egress], Provider]:
+        return lambda egress: OciProvider(state_dir, image_store, BIN, egress=egress)

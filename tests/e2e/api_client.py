@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -83,12 +84,35 @@ class Socket:
             return await self.raw.receive()
 
 
+class Connector(aiohttp.TCPConnector):
+    """`close` returns when every socket is closed. aiohttp does not wait for TLS connections that it has begun to close
+    before, as after an answer with `Connection: close`; they stay open until the server has said goodbye."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(limit=0, socket_factory=self._new_socket, **options)
+        self._sockets: list[socket.socket] = []
+
+    def _new_socket(self, info: Any) -> socket.socket:
+        family, kind, protocol, _, _ = info
+        self._sockets = [*self._open_sockets(), socket.socket(family, kind, protocol)]
+        return self._sockets[-1]
+
+    def _open_sockets(self) -> list[socket.socket]:
+        return [one for one in self._sockets if one.fileno() != -1]
+
+    async def close(self, *, abort_ssl: bool = False) -> None:
+        await super().close(abort_ssl=abort_ssl)
+
+        async def is_closed() -> bool:
+            return not self._open_sockets()
+
+        await until(is_closed)
+
+
 class Api:
     """A server, or with `under` a part of it. Parameters of the query are given by name; bytes need not be UTF-8."""
 
-    def __init__(
-        self, url: str, headers: Mapping[str, str] | None = None, connector: aiohttp.BaseConnector | None = None
-    ) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None, connector: Connector | None = None) -> None:
         self.url = url
         self._headers = dict(headers or {})
         self._connector = connector
@@ -97,7 +121,7 @@ class Api:
     async def __aenter__(self) -> Self:
         self._http = aiohttp.ClientSession(
             headers=self._headers,
-            connector=self._connector or aiohttp.TCPConnector(limit=0),
+            connector=self._connector or Connector(),
             timeout=aiohttp.ClientTimeout(total=_LONGEST_S),
             read_bufsize=_LONGEST_LINE,
         )

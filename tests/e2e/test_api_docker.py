@@ -9,6 +9,7 @@ from e2e.conftest import NewState
 from e2e.flat_suite import FlatSuite
 from e2e.hosts import Hosts
 from e2e.loss_suite import LossSuite
+from e2e.preview_suite import PreviewSuite, http, preview  # noqa: F401
 from e2e.server_time import ServerTime, TurnedTime
 from e2e.stream_suite import LinuxStreamSuite
 from e2e.terminal_suite import TerminalSuite
@@ -52,6 +53,10 @@ class TestStreams(LinuxStreamSuite):
 
 
 class TestTerminals(TerminalSuite):
+    pass
+
+
+class TestPreviews(PreviewSuite):
     pass
 
 

@@ -11,7 +11,9 @@ from e2e.flat_suite import E2bSuite, FlatSuite
 from e2e.hosts import Hosts
 from e2e.linux_file_suite import LinuxFileSuite
 from e2e.loss_suite import LossSuite
+from e2e.network_suite import NetworkSuite
 from e2e.once_suite import OnceSuite
+from e2e.preview_suite import PreviewSuite, http, preview  # noqa: F401
 from e2e.process_suite import LinuxProcessSuite, ProcessSuite
 from e2e.server_suite import ServerSuite
 from e2e.server_time import ServerTime, TurnedTime
@@ -72,6 +74,14 @@ class TestFiles(FileSuite, LinuxFileSuite):
 
 
 class TestTerminals(TerminalSuite):
+    pass
+
+
+class TestPreviews(PreviewSuite):
+    pass
+
+
+class TestNetworks(NetworkSuite):
     pass
 
 

@@ -126,6 +126,8 @@ async def test_the_page_with_the_reference_has_a_policy_it_fits(server: ServerPr
     assert "<style>" in page
     assert not re.search(r"<(img|link|iframe|form|base|object|embed)\b|\son[a-z]+\s*=|url\(|@import", page)
     assert page.count("<script") == 1
+    assert "object with memory_mb, cpus" in page  # what the type of `limits` is, not its name
+    assert re.search(r" request method=GET route=/docs status=200 ", server.log)
 
 
 def _hash_of_script(page: bytes) -> str:
@@ -137,7 +139,8 @@ async def test_the_first_page_says_what_this_is(server: ServerProcess) -> None:
     answer = await raw(server, "GET", "/", "Accept: text/html,*/*;q=0.8")
     page = answer.body.decode()
     assert answer.status == 200
-    assert all(text in page for text in ("isolated Linux sandboxes", 'href="/docs"', "A key"))
+    told = ("isolated Linux sandboxes", 'href="/docs"', "The key", "export WARREN_URL=http://localhost\n")
+    assert all(text in page for text in told), page
     assert not re.search(r"<(script|img|link|iframe|form|base|object|embed)\b|\son[a-z]+\s*=|url\(|@import", page)
     assert json.loads((await raw(server, "GET", "/")).body)["docs"] == "/docs"
 

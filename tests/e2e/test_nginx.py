@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp.abc import AbstractResolver, ResolveResult
 from certificates import Certificates, make_certificates
-from e2e.api_client import Api, SessionApi, until
+from e2e.api_client import Api, Connector, SessionApi, until
 from e2e.conftest import NewState
 from nginx_process import NginxProcess, running_nginx
 from server_process import running_server
@@ -75,8 +75,8 @@ class Loopback(AbstractResolver):
         pass
 
 
-def to_loopback(certificates: Certificates, **rest: Any) -> aiohttp.TCPConnector:
-    return aiohttp.TCPConnector(resolver=Loopback(), ssl=certificates.client, limit=0, **rest)
+def to_loopback(certificates: Certificates, **rest: Any) -> Connector:
+    return Connector(resolver=Loopback(), ssl=certificates.client, **rest)
 
 
 async def test_commands_run_and_files_are_read(session: SessionApi) -> None:
@@ -140,7 +140,7 @@ async def test_json_that_is_too_large_is_a_problem(session: SessionApi) -> None:
 
 
 async def test_plain_http_is_sent_to_https(nginx: NginxProcess, api: Api) -> None:
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=Loopback())) as plain:
+    async with aiohttp.ClientSession(connector=Connector(resolver=Loopback())) as plain:
         place = f"http://{nginx.name}:{nginx.http}/api/sessions?a=b"
         async with plain.post(place, json={}, allow_redirects=False) as answer:
             assert (answer.status, answer.headers["Location"]) == (308, f"https://{nginx.name}/api/sessions?a=b")

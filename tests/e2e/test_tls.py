@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import aiohttp
 import pytest
 from certificates import NAME, Certificates, encrypt_key, make_certificates
-from e2e.api_client import Api, SessionApi
+from e2e.api_client import Api, Connector, SessionApi
 from e2e.conftest import NewState
 from server_process import ServerProcess, clean_environ, free_port, running_server
 from starlette.applications import Starlette
@@ -49,7 +48,7 @@ def server(new_state: NewState, certificates: Certificates) -> Iterator[ServerPr
 
 @pytest.fixture
 async def api(server: ServerProcess, certificates: Certificates) -> AsyncIterator[Api]:
-    async with Api(server.url, {}, aiohttp.TCPConnector(ssl=certificates.client, limit=0)) as api:
+    async with Api(server.url, {}, Connector(ssl=certificates.client)) as api:
         yield api
 
 

@@ -73,6 +73,7 @@ def test_purging_ends_server_and_sandboxes_and_leaves_nothing(server: ServerProc
     tops = {mount / "warren" / session["sandbox_id"] for mount in Hierarchies.here().mounts.values()}
     assert not [path for path in tops if path.exists()]
     assert cli.say("uninstall", "--purge") == "There is nothing to remove.\n"
+    assert cli.say("uninstall") == "There is no service to remove; --purge removes the rest.\n"
 
 
 def test_the_unit_keeps_sandboxes_alive_and_a_machine_without_systemd_is_told() -> None:

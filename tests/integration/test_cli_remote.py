@@ -104,6 +104,29 @@ def test_ps_shows_what_a_session_is_made_of_and_how_long_it_may_idle(cli: Remote
     cli.say("kill", session)
 
 
+def test_network_shows_changes_and_explains(cli: RemoteCli) -> None:
+    session = cli.say("create", "--allow", "one.example", "--allow", "*.two.example:443").strip()
+    assert cli.document("network", session)["allow"] == ["one.example", "*.two.example:443"]
+    cli.run("exec", session, "--", "getent", "hosts", "three.example")
+    cli.run("exec", session, "--", "bash", "-c", "exec 3<> /dev/tcp/93.184.216.34/80; read -u 3")
+    shown = cli.say("network", session)
+    assert "*.two.example:443" in shown
+    assert "--add --allow three.example" in shown
+    assert "--add --allow 93.184.216.34:80" in shown
+    added = cli.document("network", session, "--add", "--allow", "three.example")
+    assert added["allow"] == ["one.example", "*.two.example:443", "three.example"]
+    assert cli.document("network", session, "--internet", "--deny", "*.ads.example")["internet"] is True
+    assert cli.say("network", session, "--none").startswith("RULE")
+    assert cli.document("network", session)["allow"] == []
+    for wrong in (["--none", "--internet"], ["--add"], ["--add", "--none"]):
+        assert cli.run("network", session, *wrong).returncode == 2
+    wrong_rule = cli.run("network", session, "--allow", "*")
+    assert (wrong_rule.returncode, b"would allow everything" in wrong_rule.stderr) == (125, True)
+    cli.say("kill", session)
+    refused = cli.run("create", "--internet", "--require", "no_network")
+    assert (refused.returncode, b"no_network" in refused.stderr) == (125, True)
+
+
 # -- exec
 
 
@@ -339,17 +362,7 @@ def test_a_key_is_taken_from_the_environment_only(fresh_state_dir: Path) -> None
                 assert b"hint: set WARREN_API_KEY" in done.stderr
 
 
-# -- help and completion
-
-
-def test_every_command_has_a_help_text_with_an_example(cli: RemoteCli) -> None:
-    said = cli.say("--help")
-    for title in ("Sessions of a server", "Sandboxes of this machine", "The server and the machine"):
-        assert title in said
-    here = {"run", "shell", "image", "doctor", "config", "completion"}
-    for name in here | {"ps", "create", "exec", "cp", "search", "logs", "kill", "stats", "self-test", "mcp"}:
-        assert f"\n  {name} " in said
-        assert "Example: " in cli.say(name, "--help")
+# -- completion
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

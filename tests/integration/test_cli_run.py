@@ -52,6 +52,16 @@ def test_output_goes_to_the_right_streams_and_the_exit_code_is_passed_on(warren:
     assert (done.returncode, done.stdout, done.stderr) == (7, b"out\n", b"err\n")
 
 
+def test_a_network_is_what_was_allowed_and_a_refusal_says_how_to_allow_it(warren: Warren) -> None:
+    done = warren("run", "--allow", "one.example", "--", "getent", "hosts", "one.example")
+    assert (done.returncode, done.stdout[:7]) == (0, b"198.18.")
+    done = warren("run", "--allow", "one.example", "--", "getent", "hosts", "two.example")
+    assert done.returncode == 2
+    assert b"the network refused two.example" in done.stderr
+    assert b"hint: --allow two.example" in done.stderr
+    assert b"no_network is required" in warren("run", "--internet", "--require", "no_network", "--", "true").stderr
+
+
 @pytest.mark.parametrize(
     ("line", "code"), [("exit 0", 0), ("exit 255", 255), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
 )

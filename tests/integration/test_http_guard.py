@@ -501,13 +501,27 @@ class TestManyConnections:
 
     async def test_more_connections_than_allowed_are_answered_503(self, serve: Any) -> None:
         served = await serve(replace(SHORT, header_timeout_s=5, max_connections=5))
-        idle = [await dial(served.port) for _ in range(5)]
+        busy = [await dial(served.port) for _ in range(5)]
+        for reader, writer in busy:
+            writer.write(b"GET /quiet HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
         answer = await ask(served.port, GET)
         assert (answer.status, answer.json["code"], answer.headers["retry-after"]) == (503, "no_capacity", "1")
-        for _, writer in idle:
+        for _, writer in busy:
             writer.close()
         await asyncio.sleep(0.1)
         assert (await ask(served.port, GET)).status == 200
+
+    async def test_a_new_connection_takes_the_place_of_one_that_is_unused_for_longest(self, serve: Any) -> None:
+        served = await serve(replace(SHORT, header_timeout_s=5, max_connections=5))
+        unused = [await dial(served.port) for _ in range(5)]
+        assert (await ask(served.port, GET)).status == 200
+        assert await unused[0][0].read() == b""
+        for _, writer in unused[1:]:
+            writer.write(GET)
+        for reader, writer in unused[1:]:
+            assert (await read_answer(reader)).status == 200
+            writer.close()
 
 
 class TestTinyPieces:

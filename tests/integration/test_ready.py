@@ -72,6 +72,10 @@ def test_an_image_that_is_missing(state: Path, image_cache: Path) -> None:
     server = ServerProcess(state, "--pool-size", "1")
     reason, cure = "there is no image 'base' on this machine", image_cache / "images"
     check(server, reason, "warren image build base", lambda: (state / "images").symlink_to(cure))
+    assert server.log.count(" server_started version=") == 1
+    lines = [line for line in server.log.splitlines() if " sandbox_not_created " in line]
+    assert lines
+    assert all(f'error="{reason}" remedy="warren image build base"' in line for line in lines)
 
 
 def test_a_runtime_that_is_missing(state: Path, image_cache: Path) -> None:

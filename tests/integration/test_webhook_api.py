@@ -20,9 +20,9 @@ from warren.http.problems import register
 from warren.http.routes import webhooks as routes
 from warren.model.access import USUAL_SCOPES, Caller
 from warren.model.access import Scope as AccessScope
+from warren.model.addresses import read_networks
 from warren.tenancy.identity import AnonymousIdentity
 from warren.tenancy.tenancy import Tenancy
-from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.sender import WebhookSender
 from warren.worker.images.store import ImageStore

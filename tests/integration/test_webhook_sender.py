@@ -16,8 +16,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from busiest_turn import MOST_S, busiest_turn
 from integration.webhook_receiver import PRIVATE, PUBLIC, Names, Receiver, receiving, result, saying, two_receivers
 
+from warren.model.addresses import read_networks
 from warren.model.errors import InvalidRequest, Unavailable
-from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.sender import ReceiverResponse, WebhookSender
 
 pytestmark = pytest.mark.anyio

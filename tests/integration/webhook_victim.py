@@ -8,9 +8,9 @@ from pathlib import Path
 from integration.webhook_receiver import PUBLIC
 
 from warren.clock import SystemClock
+from warren.model.addresses import read_networks
 from warren.model.events import Event, EventKind, QuotaReachedData
 from warren.stores.sqlite import SqliteStore
-from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.sender import WebhookSender
 

@@ -38,6 +38,11 @@ def test_the_server_answers_before_it_has_worked_for_a_second() -> None:
     assert "pydantic" not in mapped
 
 
+def test_the_server_ends_with_a_client_that_says_nothing() -> None:
+    done = subprocess.run([sys.executable, "-m", "warren.cli.main", "mcp"], env=clean_environ(), input=b"", timeout=30)
+    assert done.returncode == 0
+
+
 @pytest.fixture(scope="module")
 def version_1() -> Path:
     """The Python of a virtual environment with version 1 of the SDK; it is made once and kept in build/."""

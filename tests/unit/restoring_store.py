@@ -16,11 +16,13 @@ class RestoringStore(MemoryStore):
     away = False
     roster: FakeRoster | None = None  # who knows which workers' leases last
 
-    async def swap_of_dead(self, session: Session) -> bool:
+    async def swap_of_dead(self, session: Session, coordinator_id: str) -> bool:
         self._work()
         place = self.roster.entries.get(session.worker) if self.roster else None
-        if self.roster is not None and place is not None and place.until > self.roster.clock.now():
-            return False
+        if self.roster is not None and place is not None:
+            asked = place.report.coordinators
+            if place.until > self.roster.clock.now() or (asked and coordinator_id not in asked):
+                return False
         return await self.swap(session)
 
     async def restore(self, session: Session) -> bool:

@@ -14,6 +14,7 @@ from warren.model.policy import Policy
 from warren.model.session import DEFAULT_TENANT, Session
 from warren.sessions.lifecycle import Lifecycle
 from warren.sessions.manager import Sessions
+from warren.sessions.network_meter import NetworkMeter
 from warren.sessions.new_session import Defaults
 from warren.sessions.reaper import Reaper
 from warren.stores.memory import MemoryStore
@@ -90,7 +91,10 @@ class World:
         self.audit = MemoryAudit()
         self.tenancy = Tenancy(self.store.records, self.clock, self.environment, audit=self.audit)
         events = self.tenancy.events
-        self.lifecycle = Lifecycle(self.store, {"local": self.worker}, self.clock, events=events, fault=self.fault)
+        meter = NetworkMeter(self.clock, self.tenancy.networks.report)
+        self.lifecycle = Lifecycle(
+            self.store, {"local": self.worker}, self.clock, events=events, network_meter=meter, fault=self.fault
+        )
         self.sessions = Sessions(self.lifecycle, environment, Defaults(), self.tenancy.metering)
         self.reaper = Reaper(self.sessions)
 

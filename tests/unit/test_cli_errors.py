@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from warren.cli.main import cli
 from warren.cli.output import printable
 
 
@@ -26,7 +30,9 @@ def warren(*arguments: str, state: Path, stdin: bytes = b"", **environ: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nope"], 2, "No such command 'nope'"),
+        (["xyzzy"], 2, "No such command 'xyzzy'. `warren --help` lists them."),
+        (["exce"], 2, "No such command 'exce'. Did you mean exec?"),
+        (["ps", "--url", "http://no.invalid"], 125, "hint: check the name in its address"),
         (["run"], 2, "Missing argument"),
         (["run", "--nope", "--", "true"], 2, "No such option"),
         (["run", "--timeout", "x", "--", "true"], 2, "not a valid float"),
@@ -58,6 +64,26 @@ def test_a_mistake_is_one_clear_sentence(arguments: list[str], code: int, messag
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "images").exists() or os.listdir(tmp_path / "images") == []
+
+
+def commands(command: click.Command, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield words, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found is not None
+            yield from commands(found, (*words, name))
+
+
+def test_every_help_text_fits_into_a_terminal_and_has_an_example() -> None:
+    """No summary is cut off, every command has an example, and every option says what it takes."""
+    for words, command in commands(cli, ("warren",)):
+        shown = command.get_help(click.Context(command, info_name=" ".join(words), terminal_width=80))
+        assert not re.search(r"\w\.\.\.$", shown.partition("\n")[2], re.MULTILINE), shown
+        assert not re.search(r"--\S+ (INTEGER|FLOAT|DURATION)", shown), shown
+        has_options_only = words[1:] in {(), ("serve",), ("cluster",), ("service",)}
+        assert has_options_only or "Example: " in shown, shown
 
 
 def test_a_setting_that_cannot_be_is_said() -> None:

@@ -1,5 +1,6 @@
 """What becomes of the sessions of dead workers: each state, and when nothing may be taken."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,6 +111,26 @@ async def test_a_stopping_session_keeps_the_reason_it_has(world: World) -> None:
 async def test_sessions_of_a_worker_that_nobody_knows_are_given_up_too(world: World) -> None:
     session = await world.session("never-seen", S.RUNNING)
     await world.tick()
+    assert (await world.now(session)).state is S.LOST
+
+
+@pytest.mark.parametrize("state", [S.CREATING, S.RUNNING, S.STOPPING])
+async def test_nothing_is_taken_from_a_worker_that_asks_other_coordinators(world: World, state: SessionState) -> None:
+    """It may be alive: those that it asks have perhaps lost Redis as well."""
+    dead = world.roster.entries["dead"]
+    for asked, becomes in ((("another",), state), (("another", ME.id), S.LOST if state is S.RUNNING else S.ENDED)):
+        world.roster.entries["dead"] = replace(dead, report=replace(dead.report, coordinators=asked))
+        session = await world.session("dead", state)
+        await world.advance(20, "live")
+        await world.tick()
+        assert (await world.now(session)).state is becomes
+
+
+async def test_an_operator_who_removes_such_a_worker_has_its_sessions_given_up(world: World) -> None:
+    dead = world.roster.entries["dead"]
+    world.roster.entries["dead"] = replace(dead, report=replace(dead.report, coordinators=("another",)))
+    session = await world.session("dead", S.RUNNING)
+    await world.control.remove("dead")
     assert (await world.now(session)).state is S.LOST
 
 

@@ -10,7 +10,7 @@ from unit.fake_roster import FakeRoster
 
 from warren.cluster.heartbeat import Heartbeat
 from warren.cluster.lease import Lease
-from warren.cluster.roster import HEARTBEAT_S, LEASE_S, LeaseStatus, Peer
+from warren.cluster.roster import FORGET_WORKER_S, HEARTBEAT_S, LEASE_S, LeaseStatus, Peer
 from warren.model.errors import Conflict, Unavailable
 from warren.testing.manual_clock import ManualClock
 
@@ -167,6 +167,57 @@ async def test_without_a_coordinator_it_stops_when_the_lease_is_over() -> None:
     assert world.serves
     await world.clock.advance(LEASE_S)
     await world.heartbeat.beat()
+    assert not world.serves
+
+
+async def test_before_it_has_reported_its_coordinators_it_does_not_go_on_without_redis() -> None:
+    """Until then anybody may give it up, also a coordinator that it would not ask."""
+    world = World(says={"one": None})
+    await world.heartbeat.join()
+    await world.roster.watch(ONE)
+    await world.heartbeat.beat()
+    assert world.roster.entries["w"].report.coordinators == ()
+    world.roster.away = True
+    await world.clock.advance(LEASE_S / 2)
+    await world.heartbeat.beat()
+    await world.clock.advance(LEASE_S / 2)
+    assert world.steps == ["asked one"]
+    assert not world.serves
+
+
+async def test_it_asks_everybody_who_may_give_it_up_and_nobody_else_may(world: World) -> None:
+    three = Peer("three", "127.0.0.1:8003")
+    await world.clock.advance(HEARTBEAT_S)
+    assert set(world.roster.entries["w"].report.coordinators) == {"one", "two"}
+    await world.roster.withdraw(TWO)
+    await world.clock.advance(HEARTBEAT_S)  # Redis has named those that are left, and has not been told that we know
+    await world.roster.watch(three)
+    world.roster.away = True
+    world.says = {"one": None, "two": None}
+    for _ in range(round(LONG_S)):
+        await world.clock.advance(1)
+        assert world.serves
+    assert set(world.roster.entries["w"].report.coordinators) == {"one", "two"}
+    del world.says["two"]
+    await world.clock.advance(LEASE_S + HEARTBEAT_S)
+    assert not world.serves
+
+
+async def test_a_coordinator_that_is_gone_is_not_asked_for_long(world: World) -> None:
+    await world.roster.withdraw(TWO)
+    await world.clock.advance(2 * HEARTBEAT_S)
+    assert world.roster.entries["w"].report.coordinators == ("one",)
+    assert world.heartbeat.coordinators == (ONE,)
+
+
+async def test_without_redis_it_stops_before_it_is_forgotten(world: World) -> None:
+    world.roster.away = True
+    world.says = {"one": None, "two": None}
+    await world.clock.advance(HEARTBEAT_S)
+    world.heartbeat._redis_known_at -= FORGET_WORKER_S - 2 * LEASE_S
+    await world.clock.advance(LEASE_S / 2)
+    assert world.serves
+    await world.clock.advance(LEASE_S * 3 / 2)
     assert not world.serves
 
 

@@ -425,7 +425,8 @@ async def test_a_failing_provider_is_tried_again_later() -> None:
         assert there.pool.counters.failures == 4
 
 
-async def test_a_provider_that_always_fails_is_not_hammered() -> None:
+async def test_a_provider_that_always_fails_is_not_hammered(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor is the log filled: the same failure is told when it is the first, 2nd, 4th, 8th … one after the other."""
     async with arena(filled=False) as there:
         there.makers.always = ProviderUnavailable("never")
         claim = there.claim(30)
@@ -437,6 +438,7 @@ async def test_a_provider_that_always_fails_is_not_hammered() -> None:
         failures = there.pool.counters.failures
         await there.settle(60)
         assert there.pool.counters.failures - failures <= 15
+        assert 1 <= caplog.text.count("sandbox_not_created") <= 6
 
 
 async def test_waiters_outlast_a_failure_that_passes() -> None:

@@ -1,5 +1,6 @@
 """The registry: what it brings, and that a mistake in a file is said in one sentence."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,27 @@ def test_an_environment_may_say_its_pool_and_its_times(tmp_path: Path) -> None:
     environment = write(tmp_path, "x", text).environment("x")
     assert environment.pool == PoolSize(size=3, min=1, max=9)
     assert (environment.idle_timeout_s, environment.max_lifetime_s) == (60, 90.5)
+
+
+def test_an_environment_may_say_what_its_sessions_reach(tmp_path: Path) -> None:
+    text = "name: x\nimage: x\nnetwork: {allow: [python-packages, 'api.example.com:443'], deny: []}\n"
+    assert write(tmp_path, "x", text).environment("x").network.allow == ("python-packages", "api.example.com:443")
+    assert not Registry(packaged_registry()).environment("base").network.is_open
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        ("{allow: api.example.com}", "network.allow must be a list of texts"),
+        ("{allow: [5]}", "network.allow must be a list of texts"),
+        ("{allow: ['*']}", "would allow everything"),
+        ("{internet: 1}", "network.internet must be true or false"),
+        ("{permit: []}", "network has no key 'permit'"),
+    ],
+)
+def test_a_mistake_in_the_network_is_said(tmp_path: Path, network: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        write(tmp_path, "x", f"name: x\nimage: x\nnetwork: {network}\n").read("x")
 
 
 def test_an_environment_may_say_its_provider_and_what_it_needs_of_it(tmp_path: Path) -> None:

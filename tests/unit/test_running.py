@@ -24,6 +24,25 @@ def test_flaky{number}():
     print("attempt", len(attempts.read_text()))
     assert attempts.read_text() == "xx"
 """
+STUCK = """
+import asyncio, socket, pytest
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("error")]
+@pytest.fixture
+def anyio_backend():
+    return "asyncio", {"use_uvloop": True}
+@pytest.fixture
+async def loop():
+    yield asyncio.get_running_loop()
+class Client(asyncio.Protocol):
+    def connection_made(self, transport):
+        self.transport = transport
+async def test_that_leaves_a_connection_open(loop):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        transport, _ = await loop.create_connection(Client, sock=ours)
+        transport.pause_reading()
+async def test_in_a_new_loop(loop): pass
+"""
 
 
 class Suite:
@@ -117,6 +136,15 @@ def test_a_test_that_crashed_its_process_once_is_flaky(suite: Suite) -> None:
     code, output = suite.run(GOOD, source, GOOD)
     assert (code, last_line(output)) == (0, "3 passed, 0 failed, 1 flaky")
     assert "crashed" in output.partition("FLAKY")[2]
+
+
+def test_an_event_loop_that_cannot_be_closed_fails_one_test(suite: Suite, tmp_path: Path) -> None:
+    hook = "from event_loops import pytest_runtest_teardown\n"
+    (tmp_path / "conftest.py").write_text(f"{hook}pytest_plugins = ['anyio.pytest_plugin']\n")
+    code, output = suite.run(STUCK + "async def test_in_another_one(loop): pass\n", everything=False)
+    assert code == 1
+    assert "FAILED test_0.py::test_that_leaves_a_connection_open\n2 passed, 1 failed in " in output
+    assert "Device or resource busy" in output
 
 
 def test_a_run_without_any_test_is_red(suite: Suite) -> None:

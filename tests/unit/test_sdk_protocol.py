@@ -1,5 +1,6 @@
 """The pure parts of the SDK: addresses, requests, errors, events, results; and that making a client does nothing."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import warren
 from warren import AsyncSandboxClient, SandboxClient
 from warren.model.errors import InvalidRequest, NoCapacity, WarrenError
+from warren.sdk.options import ClientOptions
 from warren.sdk.protocol import EventParser, Request, error_from_event, error_from_response, parse_address
 from warren.sdk.results import ExecuteResult, OutputChunk
 
@@ -44,6 +46,11 @@ def test_options_that_contradict_each_other_are_refused(client: type[SandboxClie
         client(mode="far")
     with pytest.raises(InvalidRequest, match="takes the id of a session"):
         client.attach("")
+
+
+@pytest.mark.parametrize("client", [SandboxClient, AsyncSandboxClient])
+def test_the_options_for_type_checkers_are_the_arguments_of_a_client(client: type) -> None:
+    assert {*inspect.signature(client).parameters} - {"server_url", "backend"} == ClientOptions.__annotations__.keys()
 
 
 _MADE = """

@@ -23,7 +23,7 @@ from warren.testing.manual_clock import ManualClock
 NOON = datetime(2026, 3, 31, 12, tzinfo=UTC).timestamp()
 TODAY = date(2026, 3, 31)
 TOMORROW = date(2026, 4, 1)
-ONE = Usage(1, 2, 3.5, 4.5, 5.5, 6.5, 7, 8)
+ONE = Usage(1, 2, 3.5, 4.5, 5.5, 6.5, 7, 8, 9, 10, 11)
 EVER = (date(1970, 1, 2), date(9999, 12, 31))
 
 pytestmark = pytest.mark.anyio
@@ -82,7 +82,7 @@ async def test_what_is_added_is_found_on_its_day(records: RecordStore, clock: Ma
         book.add("acme", ONE)
     book.add("other", Usage(sessions=1))
     assert await book.between("acme", TODAY, TODAY) == [
-        DayUsage(TODAY, "acme", Usage(3, 6, 10.5, 13.5, 16.5, 19.5, 21, 24))
+        DayUsage(TODAY, "acme", Usage(3, 6, 10.5, 13.5, 16.5, 19.5, 21, 24, 27, 30, 33))
     ]
     assert [row.tenant for row in await book.between(None, TODAY, TODAY)] == ["acme", "other"]
     assert await book.between("nobody", *EVER) == []
@@ -299,8 +299,9 @@ def test_figures_of_other_versions_are_read() -> None:
 
 def test_the_table_has_a_line_of_names_and_one_for_each_row() -> None:
     assert as_csv([DayUsage(TODAY, "acme", ONE)]) == (
-        "day,tenant,sessions,commands,cpu_s,memory_mb_s,session_s,exec_s,bytes_in,bytes_out\r\n"
-        "2026-03-31,acme,1,2,3.5,4.5,5.5,6.5,7,8\r\n"
+        "day,tenant,sessions,commands,cpu_s,memory_mb_s,session_s,exec_s,bytes_in,bytes_out,"
+        "egress_bytes,egress_connections,egress_refused\r\n"
+        "2026-03-31,acme,1,2,3.5,4.5,5.5,6.5,7,8,9,10,11\r\n"
     )
     assert row_view(DayUsage(TODAY, "acme", ONE)) == {"day": "2026-03-31", "tenant": "acme", **ONE.as_mapping()}
 
@@ -316,4 +317,4 @@ def test_whatever_a_name_holds_it_stays_in_its_cell(name: str) -> None:
     rows = list(csv.reader(io.StringIO(as_csv([DayUsage(TODAY, name, ONE)]), newline="")))
     assert len(rows) == 2
     assert rows[1][1].removeprefix("'") == name.removeprefix("'")
-    assert rows[1][2:] == ["1", "2", "3.5", "4.5", "5.5", "6.5", "7", "8"]
+    assert rows[1][2:] == ["1", "2", "3.5", "4.5", "5.5", "6.5", "7", "8", "9", "10", "11"]

@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from warren.model.addresses import read_networks, why_refused
 from warren.model.errors import InvalidRequest
 from warren.tenancy.webhooks.destinations import (
     DENIED_PORTS,
     MAX_URL,
     check_address,
     read_address,
-    read_networks,
     read_url,
-    why_refused,
 )
 from warren.tenancy.webhooks.sender import new_socket
 

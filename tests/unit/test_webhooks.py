@@ -5,13 +5,13 @@ from itertools import product
 
 import pytest
 
+from warren.model.addresses import read_networks
 from warren.model.errors import InvalidRequest, NotFound, Unavailable
 from warren.model.events import EventKind
 from warren.stores.encryption import Encryption
 from warren.stores.memory import MemoryRecords
 from warren.tenancy.webhooks.deliveries import DeliveryQueues, delivery_view, new_message
 from warren.tenancy.webhooks.delivery_worker import MAX_OF_TENANT, MAX_OF_WEBHOOK, MAX_SENDING, DeliverySlots, Wakeup
-from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.registry import MAX_DESCRIPTION, MAX_WEBHOOKS, WebhookRegistry, read_events, webhook_view
 from warren.tenancy.webhooks.sender import WebhookSender

@@ -27,7 +27,7 @@ from warren.config.settings import WORKER_PORT, Settings
 from warren.interfaces.environments import Environments
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
-from warren.model.addresses import is_loopback
+from warren.model.addresses import is_loopback, read_networks
 from warren.model.audit import CommandText
 from warren.model.errors import InvalidRequest, Unavailable, WarrenError
 from warren.stores.encryption import Encryption, read_key
@@ -38,7 +38,6 @@ from warren.stores.redis_store import check_it_is_ours
 from warren.tenancy.audit.redis import RedisAudit
 from warren.tenancy.redis_counters import RedisCounters
 from warren.tenancy.tenancy import Tenancy
-from warren.tenancy.webhooks.destinations import read_networks
 from warren.tenancy.webhooks.outbox import Webhooks
 from warren.tenancy.webhooks.sender import WebhookSender
 
@@ -147,11 +146,15 @@ def build_redis_link(settings: Settings) -> RedisLink:
 
 
 def build_encryption(settings: Settings) -> Encryption:
+    return Encryption(*cluster_keys(settings))
+
+
+def cluster_keys(settings: Settings) -> list[bytes]:
     others = (*settings.other_secrets_keys, *map(sealing_key, settings.other_cluster_secrets))
     if settings.secrets_key:
         others = (*others, sealing_key(settings.cluster_secret))  # for what was sealed before there was a key
     key = settings.secrets_key or sealing_key(settings.cluster_secret)
-    return Encryption(read_key(key), *map(read_key, others))
+    return [read_key(key), *map(read_key, others)]
 
 
 def build_worker_client(settings: Settings) -> WorkerClient:
@@ -194,6 +197,7 @@ async def build_tenancy(
     settings: Settings, store: SessionStore, link: RedisLink, clock: Clock, environments: Environments
 ) -> Tenancy:
     sender = WebhookSender(read_networks(settings.webhook_networks))
+    encryption = build_encryption(settings)
     audit = None
     if settings.audit:
         commands = CommandText(settings.audit_commands)
@@ -203,7 +207,8 @@ async def build_tenancy(
         clock,
         environments,
         audit=audit,
-        webhooks=Webhooks(store.records, clock, sender, build_encryption(settings)),
+        webhooks=Webhooks(store.records, clock, sender, encryption),
+        encryption=encryption,
         counters=RedisCounters(redis_url(settings), settings.redis_namespace),
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
-from warren.app.wiring import build_context, build_environments, build_guard, build_sessions
+from warren.app.wiring import build_context, build_edge, build_environments, build_sessions
 from warren.clock import ClusterClock
 from warren.cluster.auth import ClusterAuth
 from warren.cluster.failover import Failover
@@ -111,7 +111,7 @@ class CoordinatorService:
             )
 
         app = CoordinatorMiddleware(create_app(context, wrapped=with_router), self._auth, self._fleet)
-        return build_guard(settings, app)
+        return build_edge(settings, app, context)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:
         """Destroys nothing: the sessions belong to their workers."""

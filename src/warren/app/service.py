@@ -97,6 +97,7 @@ class Service:
         await self._after_recovery()
         self._run(reaper.run(), "reaper")
         self._run(reaper.watch_losses(self._worker), "losses")
+        self._run(self._lifecycle.network_meter.run(), "networks")
         self._run(self.environments.watch(self._clock), "environments")
         self._run(self._report_obstacle(self._worker), "readiness")
 

@@ -6,22 +6,24 @@ Functions import what only a server needs, so that `warren run` does not wait fo
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from warren.clock import Clock, SystemClock
 from warren.config.environments import RegistryEnvironments
 from warren.config.registry import Registry, packaged_registry
-from warren.config.settings import Settings, check_provider
+from warren.config.settings import Settings, check_provider, environment_with
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import ProviderUnavailable
+from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
 from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:
     import ssl
+    from pathlib import Path
 
     from starlette.types import ASGIApp
 
@@ -29,14 +31,18 @@ if TYPE_CHECKING:
     from warren.interfaces.audit import AuditLog
     from warren.interfaces.cluster import ClusterControl
     from warren.interfaces.store import SessionStore
+    from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
+    from warren.sessions.egress import Egress
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
+    from warren.sessions.preview_links import PreviewLinks
     from warren.sessions.reaper import Reaper
     from warren.stores.encryption import Encryption
     from warren.tenancy.identity import Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
+    from warren.worker.providers.connection import EgressService
     from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
 
@@ -70,6 +76,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             runtime=settings.runtime or None,
             fault=fault,
             room=_host_room(settings),
+            egress=_build_network(settings),
         )
     if name == "docker":
         from warren.worker.providers.docker import DockerProvider
@@ -81,12 +88,19 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             docker_url=settings.docker_url or None,
             fault=fault,
             room=_host_room(settings),
+            egress=_build_network(settings),
         )
     if name == "fake":
         from warren.testing.fake_provider import FakeProvider
 
         return FakeProvider()
     raise ProviderUnavailable(f"the provider {name!r} is not built yet", remedy="use the provider oci")
+
+
+def _build_network(settings: Settings) -> "EgressService | None":
+    from warren.worker.network.egress import Egress
+
+    return Egress(build_egress_policy(settings)) if settings.egress else None
 
 
 def _host_room(settings: Settings) -> "HostRoom":
@@ -129,10 +143,17 @@ async def build_store(settings: Settings) -> "SessionStore":
 
 
 def build_encryption(settings: Settings) -> "Encryption":
-    from warren.stores.encryption import Encryption, key_in, read_key
+    from warren.stores.encryption import Encryption
+
+    return Encryption(*secret_keys(settings))
+
+
+def secret_keys(settings: Settings) -> "list[bytes]":
+    """The key of the installation, and those that are accepted as well while it is changed."""
+    from warren.stores.encryption import key_in, read_key
 
     key = read_key(settings.secrets_key) if settings.secrets_key else key_in(settings.state_dir / SECRETS_KEY)
-    return Encryption(key, *map(read_key, settings.other_secrets_keys))
+    return [key, *map(read_key, settings.other_secrets_keys)]
 
 
 def build_worker(
@@ -165,8 +186,8 @@ def build_clock() -> Clock:
 async def build_tenancy(
     settings: Settings, store: "SessionStore", clock: Clock, environments: Environments
 ) -> "Tenancy":
+    from warren.model.addresses import read_networks
     from warren.tenancy.tenancy import Tenancy
-    from warren.tenancy.webhooks.destinations import read_networks
     from warren.tenancy.webhooks.outbox import Webhooks
     from warren.tenancy.webhooks.sender import WebhookSender
 
@@ -178,6 +199,7 @@ async def build_tenancy(
         environments,
         audit=await build_audit(settings),
         webhooks=Webhooks(store.records, clock, sender, encryption),
+        encryption=encryption,
     )
 
 
@@ -203,16 +225,60 @@ def build_lifecycle(
     in_cluster: bool = False,
 ) -> "Lifecycle":
     from warren.sessions.lifecycle import Lifecycle
+    from warren.sessions.network_meter import NetworkMeter
 
-    return Lifecycle(
+    lifecycle = Lifecycle(
         store,
         {worker.name: worker},
         clock,
         claim_timeout_s=settings.claim_timeout_s,
         in_cluster=in_cluster,
         events=tenancy.events,
+        egress=build_egress(settings),
+        network_meter=NetworkMeter(clock, tenancy.networks.report),
+        secrets=tenancy.secrets,
         fault=fault,
     )
+    tenancy.secrets.when_changed(lifecycle.secret_changed)
+    return lifecycle
+
+
+def build_egress(settings: Settings) -> "Egress":
+    """What sessions may ask for of the network."""
+    from warren.config.presets import PresetReader
+    from warren.model.egress import Ceiling
+    from warren.sessions.egress import Egress
+
+    reader = PresetReader(settings.egress_presets, environment_with({}))
+    return Egress(Ceiling(settings.egress_allowed), reader, enabled=settings.egress)
+
+
+def build_egress_policy(settings: Settings) -> "EgressPolicy":
+    """What holds for every connection of every sandbox. What sessions may ask for is checked before: what is written in
+    an environment may go beyond `egress_allowed`."""
+    from warren.model.network import EgressPolicy
+
+    return EgressPolicy(
+        networks=settings.egress_networks,
+        denied=settings.egress_denied,
+        connections=settings.egress_connections,
+        mbps=settings.egress_mbps,
+        authorities=_read_authorities(settings.egress_ca_file),
+    )
+
+
+def _read_authorities(path: "Path | None") -> str:
+    if path is None:
+        return ""
+    import ssl
+
+    try:
+        text = path.read_text("ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+        why = getattr(exc, "strerror", "") or "it holds no certificates in PEM"
+        raise InvalidRequest(f"the authorities in {path} (egress_ca_file) cannot be used: {why}") from exc
+    return text
 
 
 def build_sessions(
@@ -285,6 +351,7 @@ def build_context(
     identity: "Identity",
     cluster: "ClusterControl | None" = None,
 ) -> "Context":
+    from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
 
     return Context(
@@ -301,7 +368,9 @@ def build_context(
         max_command_timeout_s=settings.max_command_timeout_s,
         keepalive_s=settings.stream_keepalive_s,
         with_key=settings.auth,
+        answer_memory=AnswerMemory(settings.answer_memory_mb * MIB),
         labels=build_labels(settings),
+        links=build_links(settings),
         cluster=cluster,
     )
 
@@ -322,8 +391,37 @@ def build_app(
     settings: Settings, environments: Environments, sessions: "Sessions", tenancy: "Tenancy", identity: "Identity"
 ) -> "ASGIApp":
     from warren.http.app import create_app
+    from warren.previews.proxy import PreviewProxy
 
-    return build_guard(settings, create_app(build_context(settings, environments, sessions, tenancy, identity)))
+    context = build_context(settings, environments, sessions, tenancy, identity)
+    proxied = partial(PreviewProxy, sessions=sessions, connections=context.port_connections)
+    return build_edge(settings, create_app(context, wrapped=proxied), context)
+
+
+def build_links(settings: Settings) -> "PreviewLinks":
+    from warren.app.cluster_wiring import cluster_keys
+    from warren.sessions.preview_links import PreviewLinks
+
+    keys = cluster_keys(settings) if settings.cluster_secret else secret_keys(settings)
+    return PreviewLinks(keys, settings.preview_domain, public_allowed=settings.preview_public)
+
+
+def build_edge(settings: Settings, app: "ASGIApp", context: "Context") -> "ASGIApp":
+    """What clients reach: previews by host, and everything else behind the guard."""
+    from warren.http.server.request_origin import TrustedProxies
+    from warren.previews.edge import PreviewEdge
+
+    assert context.links is not None
+    return PreviewEdge(
+        build_guard(settings, app),
+        app,
+        links=context.links,
+        store=context.sessions.store,
+        tenants=context.tenancy.tenants,
+        clock=context.sessions.clock,
+        trusted_proxies=TrustedProxies(settings.trusted_proxies),
+        without_keys=not settings.auth,
+    )
 
 
 def build_guard(settings: Settings, app: "ASGIApp", *, any_host: bool = False) -> "ASGIApp":

@@ -9,6 +9,7 @@ import contextlib
 import signal
 from collections import Counter
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from starlette.types import ASGIApp
@@ -27,6 +28,7 @@ from warren.http.app import create_app
 from warren.interfaces.store import SessionStore
 from warren.model.errors import WarrenError
 from warren.model.version import __version__
+from warren.previews.proxy import PreviewProxy
 from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
@@ -90,6 +92,8 @@ class WorkerService(Service):
         await self._heartbeat.beat()
         self.tenancy.start(deliver_webhooks=False)
         self._run(self._heartbeat.run(), "heartbeat")
+        assert self._lifecycle is not None
+        self._run(self._lifecycle.watch_secrets(), "secrets")
 
     async def _reconcile(self) -> None:
         """Destroys the sandboxes of sessions that are not ours any more, and checks that the others have theirs."""
@@ -134,7 +138,12 @@ class WorkerService(Service):
         )
         scheme = "http" if self._settings.cluster_ca is None else "https"
         context = replace(context, worker_url=f"{scheme}://{self._address}")
-        app = WorkerMiddleware(create_app(context, counts=False), self._auth, self.lease, self.describe)
+        proxied = partial(
+            PreviewProxy, sessions=self.sessions, connections=context.port_connections, behind_coordinator=True
+        )
+        app = WorkerMiddleware(
+            create_app(context, wrapped=proxied, counts=False), self._auth, self.lease, self.describe
+        )
         return build_guard(self._settings, app, any_host=True)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:

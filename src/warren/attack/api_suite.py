@@ -4,17 +4,14 @@ A probe that runs out of time, or breaks, is UNDECIDED. After each probe the ser
 session: an attack that ended it was not contained.
 """
 
-import asyncio
-import time
 from collections.abc import Sequence
 
 import anyio
 
 from warren.attack import probes_api_input, probes_api_keys, probes_api_load, probes_api_tenants
 from warren.attack.api_arena import ApiArena
-from warren.attack.probe import ApiProbe, Finding, ProbeResult, undecided
-from warren.attack.suite import Progress, with_loss
-from warren.model.errors import WarrenError
+from warren.attack.probe import ApiProbe, Finding
+from warren.attack.suite import Progress, run_probe
 
 PROBES: tuple[ApiProbe, ...] = (
     *probes_api_keys.PROBES,
@@ -33,28 +30,9 @@ async def attack_server(
     try:
         await arena.open()
         for probe in probes:
-            findings.append(await _run_probe(probe, arena))
+            findings.append(await run_probe(probe, probe.attack(arena), arena, _PROBE_S))
             progress(findings[-1])
     finally:
         with anyio.CancelScope(shield=True):
             await arena.close()
     return findings
-
-
-async def _run_probe(probe: ApiProbe, arena: ApiArena) -> Finding:
-    started = time.monotonic()
-    outcome = await _run(probe, arena)
-    if why := await arena.usable():
-        outcome = with_loss(outcome, why)
-        await arena.renew()
-    return Finding(probe, outcome, round(time.monotonic() - started, 3))
-
-
-async def _run(probe: ApiProbe, arena: ApiArena) -> ProbeResult:
-    try:
-        async with asyncio.timeout(_PROBE_S):
-            return await probe.attack(arena)
-    except TimeoutError:
-        return undecided(f"no answer within {_PROBE_S:g} s")
-    except (WarrenError, OSError, ValueError, KeyError, TypeError, EOFError) as exc:
-        return undecided(f"{type(exc).__name__}: {exc}")

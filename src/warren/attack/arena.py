@@ -17,9 +17,11 @@ from typing import Any
 
 from warren.attack.host_view import HostView
 from warren.attack.inside.run import MARK
+from warren.attack.outside import Outside
 from warren.attack.probe import ProbeResult, ProbeVerdict, undecided
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import Command, ExecResult
 from warren.model.spec import SandboxSpec
@@ -44,6 +46,7 @@ class Arena:
         self.host_name = socket.gethostname()
         self.canary = f"canary{secrets.token_hex(8)}"
         self._made: list[str] = []
+        self._outside: Outside | None = None
 
     sandbox: Sandbox
     neighbour: Sandbox
@@ -56,6 +59,8 @@ class Arena:
 
     async def close(self) -> None:
         """Destroys every sandbox, even if destroying another one fails."""
+        if self._outside is not None:
+            await self._outside.close()
         ends = await asyncio.gather(*map(self.provider.destroy, self._made), return_exceptions=True)
         for end in ends:
             if end is not None:
@@ -76,6 +81,18 @@ class Arena:
             return sandbox, await HostView.find(token)
         finally:
             await marker.kill(0)
+
+    async def why_no_egress(self) -> str:
+        """Empty if sandboxes can be given a network."""
+        if Capability.EGRESS not in self.provider.capabilities:
+            return f"the provider {self.provider.name} does not have the capability egress"
+        return ""
+
+    async def outside(self) -> Outside:
+        if self._outside is None:
+            self._outside = Outside(self.provider)
+            await self._outside.open()
+        return self._outside
 
     async def inside(
         self, attack: str, *, box: Sandbox | None = None, timeout_s: float = _TIMEOUT_S, **arguments: object

@@ -16,6 +16,7 @@ class Group(StrEnum):
     AGENT = "agent tampering"
     LEAKS = "leaks"
     NETWORK = "network"
+    EGRESS = "egress"
     LIMITS = "limits"
     LIFECYCLE = "lifecycle"
     FAIRNESS = "fairness"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from warren.attack.arena import Arena, attack_command, read_outcome
-from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, judged, not_applicable, within
+from warren.attack.probe import Group, Probe, ProbeResult, ProbeVerdict, got_through, judged, within
 from warren.interfaces.sandbox import Process
 from warren.model.operations import Command, ExecResult
 from warren.worker.host import file_locks, kernel_queues
@@ -21,6 +21,7 @@ _LOCK_BYTES = 256
 _MOST_LOCK_MIB = 48
 _MOST_NETLINK_MIB = 512
 _MOST_TCP_MIB = 512
+_ANY_UPTIME_S = 1e12
 
 
 async def _terminals(arena: Arena) -> ProbeResult:
@@ -115,15 +116,16 @@ async def _kernel_files(arena: Arena) -> ProbeResult:
 
 
 async def _own_figures(arena: Arena) -> ProbeResult:
-    """What is shown must be this sandbox's: its memory and processors, no load, and an uptime from its own start."""
-    if arena.provider.name != "oci":
-        return not_applicable("an engine's containers show the machine's figures")
+    """What is shown must be this sandbox's: its memory and processors, no load, and an uptime from its own start.
+
+    An engine gives its containers no clock of their own: their uptime is the machine's.
+    """
     limits = arena.spec.limits
     return await arena.inside(
         "kernel_state:own_figures",
         memory_kb=limits.memory_mb * 1024,
         cpus=math.ceil(limits.cpus),
-        uptime_s=time.clock_gettime(time.CLOCK_BOOTTIME),
+        uptime_s=time.clock_gettime(time.CLOCK_BOOTTIME) if arena.provider.name == "oci" else _ANY_UPTIME_S,
     )
 
 

@@ -6,15 +6,16 @@ that killed it was not contained, whatever its verdict was.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
 from warren.attack import (
     probes_agent,
+    probes_egress,
     probes_escape,
     probes_fair_share,
     probes_kernel_state,
@@ -31,11 +32,15 @@ from warren.interfaces.provider import Provider
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.spec import SandboxSpec
 
+if TYPE_CHECKING:
+    from warren.attack.api_arena import ApiArena
+
 PROBES: tuple[Probe, ...] = (
     *probes_escape.PROBES,
     *probes_agent.PROBES,
     *probes_leaks.PROBES,
     *probes_network.PROBES,
+    *probes_egress.PROBES,
     *probes_limits.PROBES,
     *probes_kernel_state.PROBES,
     *probes_resources.PROBES,
@@ -63,7 +68,7 @@ async def attack(
     try:
         await arena.open()
         for probe in probes:
-            findings.append(await run_probe(probe, arena))
+            findings.append(await run_probe(probe, probe.attack(arena), arena))
             progress(findings[-1])
     finally:
         with anyio.CancelScope(shield=True):
@@ -85,26 +90,29 @@ def chosen(probes: Sequence[P], wanted: Sequence[str]) -> Sequence[P]:
     return [probe for probe in probes if not wanted or probe.id in wanted or probe.group in wanted]
 
 
-async def run_probe(probe: Probe, arena: Arena) -> Finding:
+async def run_probe(
+    probe: Probe | ApiProbe, attack: Awaitable[ProbeResult], arena: "Arena | ApiArena", longest_s: float = _PROBE_S
+) -> Finding:
+    """Waits for the `attack` of a probe, and looks whether what was attacked is still usable."""
     started = time.monotonic()
-    outcome = await _run(probe, arena)
+    outcome = await _outcome(attack, longest_s)
     if why := await arena.usable():
-        outcome = with_loss(outcome, why)
+        outcome = _with_loss(outcome, why)
         await arena.renew()
     return Finding(probe, outcome, round(time.monotonic() - started, 3))
 
 
-async def _run(probe: Probe, arena: Arena) -> ProbeResult:
+async def _outcome(attack: Awaitable[ProbeResult], longest_s: float) -> ProbeResult:
     try:
-        async with asyncio.timeout(_PROBE_S):
-            return await probe.attack(arena)
+        async with asyncio.timeout(longest_s):
+            return await attack
     except TimeoutError:
-        return undecided(f"no answer within {_PROBE_S:g} s")
-    except (WarrenError, OSError, ValueError) as exc:
+        return undecided(f"no answer within {longest_s:g} s")
+    except (WarrenError, OSError, ValueError, KeyError, TypeError, EOFError) as exc:
         return undecided(f"{type(exc).__name__}: {exc}")
 
 
-def with_loss(outcome: ProbeResult, why: str) -> ProbeResult:
+def _with_loss(outcome: ProbeResult, why: str) -> ProbeResult:
     if outcome.verdict is ProbeVerdict.GOT_THROUGH:
         return replace(outcome, evidence=f"{outcome.evidence}; and the sandbox is of no use afterwards: {why}")
     return got_through(f"the sandbox is of no use afterwards: {why} (the probe said: {outcome.evidence})")

@@ -73,10 +73,23 @@ def remove(worker_id: str, url: str, as_json: bool) -> None:
 
 
 @cluster.command()
-@click.option("--workers", default=3, show_default=True, type=click.IntRange(1, 64), help="How many workers.")
-@click.option("--coordinators", default=2, show_default=True, type=click.IntRange(1, 16), help="How many coordinators.")
 @click.option(
-    "--port", default=8000, show_default=True, help="The port of the first coordinator; the others use the next ones."
+    "--workers", default=3, metavar="N", show_default=True, type=click.IntRange(1, 64), help="How many workers."
+)
+@click.option(
+    "--coordinators",
+    default=2,
+    metavar="N",
+    show_default=True,
+    type=click.IntRange(1, 16),
+    help="How many coordinators.",
+)
+@click.option(
+    "--port",
+    default=8000,
+    metavar="N",
+    show_default=True,
+    help="The port of the first coordinator; the others use the next ones.",
 )
 @click.option("--directory", metavar="DIR", help="Where its files are.  [cluster, in the state directory]")
 def up(workers: int, coordinators: int, port: int, directory: str | None) -> int:

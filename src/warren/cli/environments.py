@@ -27,7 +27,12 @@ def environments() -> None:
 @environments.command("list")
 @server_options
 def list_environments(url: str, as_json: bool) -> None:
-    """List the environments of a server that you may use; a star marks the one that sessions get by default."""
+    """List the environments of a server that you may use.
+
+    A star marks the one that sessions get by default.
+
+    Example: warren environments list
+    """
     found = _ask(url)
     if as_json:
         print_json({"environments": found})
@@ -39,7 +44,10 @@ def list_environments(url: str, as_json: bool) -> None:
 @click.argument("name")
 @server_options
 def show(name: str, url: str, as_json: bool) -> None:
-    """Show the environment NAME of a server."""
+    """Show the environment NAME of a server.
+
+    Example: warren environments show base
+    """
     found = _ask(url)
     one = next((one for one in found if one["name"] == name), None)
     if one is None:
@@ -56,7 +64,12 @@ def show(name: str, url: str, as_json: bool) -> None:
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
 @json_option
 def validate(files: tuple[Path, ...], as_json: bool) -> int:
-    """Check FILES, or all environments of this machine, as a server would; exit with 1 if one has a mistake."""
+    """Check FILES, or all environments of this machine.
+
+    As a server would; the exit code is 1 if one has a mistake.
+
+    Example: warren environments validate my.yaml
+    """
     from warren.app.wiring import build_registry
 
     problems = {str(file): _problem_of(file) for file in files} if files else build_registry(read_settings()).problems()

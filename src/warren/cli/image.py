@@ -42,7 +42,12 @@ def image() -> None:
 @click.option("--if-missing", is_flag=True, help="Do nothing if the image exists.")
 @json_option
 def build(name: str, if_missing: bool, as_json: bool) -> None:
-    """Build NAME: base (a small Debian, about a minute) or host (this machine's /usr, at once)."""
+    """Build the image base or host on this machine.
+
+    `base` is a small Debian and takes about a minute; `host` is this machine's /usr, read-only, and takes none.
+
+    Example: sudo warren image build base
+    """
     images = _open_store()
     existing = next((one for one in images.list() if one.name == name and one.current), None) if if_missing else None
     if existing is not None:
@@ -60,7 +65,12 @@ def build(name: str, if_missing: bool, as_json: bool) -> None:
 @click.option("--no-shell", is_flag=True, help="Accept an image without /bin/sh.")
 @json_option
 def import_image(source: str, name: str, no_shell: bool, as_json: bool) -> None:
-    """Import SOURCE: a directory, a tar (compressed or not, - for stdin) or a Docker image (docker:REF)."""
+    """Import a directory, a tar or a Docker image.
+
+    SOURCE is a path, `-` for a tar on stdin, or docker:REF; a tar may be compressed.
+
+    Example: docker export $(docker create python:3.12) | sudo warren image import - --name python
+    """
     images, shell_needed = _open_store(), not no_shell
     name = name or name_of(source)
     with ProgressLine(f"image {name}") as progress:
@@ -105,7 +115,12 @@ def name_of(source: str) -> str:
 @image.command("list")
 @json_option
 def list_images(as_json: bool) -> None:
-    """List the images of this machine: all their versions, with the disk space they take and who uses them."""
+    """List the images of this machine.
+
+    All their versions, with the disk space they take and how many sandboxes use them.
+
+    Example: sudo warren image list
+    """
     found = _open_store().list()
     if as_json:
         print_json([asdict(one) for one in found])
@@ -121,7 +136,12 @@ def list_images(as_json: bool) -> None:
 @click.option("--when-unused", is_flag=True, help="If sandboxes use it: remove it when the last of them ends.")
 @json_option
 def remove(name: str, when_unused: bool, as_json: bool) -> None:
-    """Remove the image NAME, or one version by its id. One that sandboxes use is not removed."""
+    """Remove the image NAME, or one version by its id.
+
+    One that sandboxes use is not removed.
+
+    Example: sudo warren image remove base --when-unused
+    """
     images = _open_store()
     removed = images.remove(name, when_unused=when_unused)
     left = any(one.version == removed.version for one in images.list())
@@ -137,7 +157,10 @@ def remove(name: str, when_unused: bool, as_json: bool) -> None:
 @image.command()
 @json_option
 def prune(as_json: bool) -> None:
-    """Remove the versions that no name points to and no sandbox uses."""
+    """Remove the versions that no name points to and no sandbox uses.
+
+    Example: sudo warren image prune
+    """
     removed = _open_store().prune()
     if as_json:
         print_json([asdict(one) for one in removed])

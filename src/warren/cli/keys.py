@@ -100,7 +100,9 @@ def create(
 @click.option("-q", "--quiet", is_flag=True, help="Only the ids.")
 @_backend_options
 def list_keys(tenant: str, quiet: bool, url: str, state_dir: str, as_json: bool) -> None:
-    """List keys, the oldest first; the keys themselves are stored nowhere.
+    """List keys, the oldest first.
+
+    The keys themselves are stored nowhere.
 
     Example: warren keys list --tenant acme
     """
@@ -133,7 +135,9 @@ def revoke(key_id: str, url: str, state_dir: str, as_json: bool) -> None:
 @_quiet_option
 @_backend_options
 def rotate(key_id: str, quiet: bool, url: str, state_dir: str, as_json: bool) -> None:
-    """Give a key a new secret; the server refuses the old one from then on.
+    """Give a key a new secret and show it, this once.
+
+    The server refuses the old one from then on.
 
     Example: KEY=$(warren keys rotate key_0123456789abcdef -q)
     """

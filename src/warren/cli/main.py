@@ -4,6 +4,7 @@ Exit codes: those of the command that ran in the sandbox; 2 for wrong usage; 124
 125 when Warren itself failed; 128 + N when a signal N ended `warren`.
 """
 
+import difflib
 import importlib
 import os
 import signal
@@ -31,6 +32,10 @@ _GROUPS = {
         "exec": "warren.cli.exec:execute",
         "cp": "warren.cli.cp:cp",
         "search": "warren.cli.search:search",
+        "network": "warren.cli.network:network",
+        "ports": "warren.cli.ports:ports",
+        "open": "warren.cli.ports:open_port",
+        "forward": "warren.cli.ports:forward",
         "logs": "warren.cli.sessions:logs",
         "kill": "warren.cli.sessions:kill",
         "kill-all": "warren.cli.sessions:kill_all",
@@ -44,6 +49,7 @@ _GROUPS = {
         "audit": "warren.cli.records:audit",
         "usage": "warren.cli.records:usage",
         "webhooks": "warren.cli.webhooks:webhooks",
+        "secrets": "warren.cli.secrets:secrets",
     },
     "Sandboxes of this machine, without a server": {
         "run": "warren.cli.run:run",
@@ -92,6 +98,15 @@ class LazyGroup(click.Group):
         module, _, attribute = target.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            near = difflib.get_close_matches(args[0], [*_COMMANDS, *_ALIASES], 1)
+            hint = f"Did you mean {near[0]}?" if near else "`warren --help` lists them."
+            ctx.fail(f"No such command {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
         try:

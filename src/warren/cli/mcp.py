@@ -6,11 +6,12 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from warren.cli.options import network_options, network_values
 from warren.model.addresses import is_loopback
 from warren.model.errors import InvalidRequest, Unavailable
 from warren.model.session import check_thread_id
@@ -32,14 +33,24 @@ def _refuse_argument(ctx: click.Context, parameter: click.Parameter, value: str)
 @click.option("--url", default="", metavar="URL", help="The Warren server. By default WARREN_URL.")
 @click.option("--local", is_flag=True, help="Without a server: this process makes the sandboxes, on this machine.")
 @click.option(
-    "--thread", default="mcp", show_default=True, envvar="WARREN_MCP_THREAD", help="The name of the default sandbox."
+    "--thread",
+    default="mcp",
+    metavar="T",
+    show_default=True,
+    envvar="WARREN_MCP_THREAD",
+    help="The name of the default sandbox.",
 )
 @click.option(
     "--environment", default="", metavar="NAME", help="The environment of new sandboxes. By default the server's."
 )
+@network_options
 @click.option("--http", is_flag=True, help="Serve HTTP instead of standard input and output.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="With --http: the address to listen on.")
-@click.option("--port", default=8010, show_default=True, type=click.IntRange(0, 65535), help="With --http: the port.")
+@click.option(
+    "--host", default="127.0.0.1", metavar="HOST", show_default=True, help="With --http: the address to listen on."
+)
+@click.option(
+    "--port", default=8010, show_default=True, type=click.IntRange(0, 65535), metavar="N", help="With --http: the port."
+)
 @click.option(
     "--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="Another name that clients reach it by."
 )
@@ -49,16 +60,20 @@ def mcp(
     local: bool,
     thread: str,
     environment: str,
+    allow: tuple[str, ...],
+    deny: tuple[str, ...],
+    internet: bool,
+    no_network: bool,
     http: bool,
     host: str,
     port: int,
     allowed_hosts: tuple[str, ...],
     key: str,
 ) -> None:
-    """Serve sandboxes to an MCP client: over standard input and output, or with --http over HTTP.
+    """Serve sandboxes to an MCP client, on stdin and stdout or by HTTP.
 
-    HTTP clients find it at /mcp (streamable HTTP) and at /sse (SSE). The tools' argument sandbox chooses a sandbox,
-    else the header X-Warren-Thread, else --thread; the sandbox outlives the connection. Give keys by the
+    With --http, clients find it at /mcp (streamable HTTP) and at /sse (SSE). The tools' argument sandbox chooses a
+    sandbox, else the header X-Warren-Thread, else --thread; the sandbox outlives the connection. Give keys by the
     environment (WARREN_MCP_KEY, and WARREN_API_KEY for the Warren server), where other users cannot see them.
 
     Example: warren mcp --url http://localhost:8000 --thread my-project
@@ -68,7 +83,8 @@ def mcp(
     check_thread_id(thread)
     if http:
         check_exposure(host, key)
-    asyncio.run(_serve(url, local, thread, environment, (host, port, allowed_hosts, key) if http else None))
+    made_with = {"environment": environment, "network": network_values(allow, deny, internet, no_network)}
+    asyncio.run(_serve(url, local, thread, made_with, (host, port, allowed_hosts, key) if http else None))
 
 
 def check_exposure(host: str, key: str) -> None:
@@ -81,9 +97,9 @@ def check_exposure(host: str, key: str) -> None:
 
 
 async def _serve(
-    url: str, local: bool, thread: str, environment: str, http: tuple[str, int, tuple[str, ...], str] | None
+    url: str, local: bool, thread: str, made_with: dict[str, Any], http: tuple[str, int, tuple[str, ...], str] | None
 ) -> None:
-    async with _open_server(url, local, thread, environment) as server:
+    async with _open_server(url, local, thread, made_with) as server:
         if http is not None:
             await _serve_http(server, *http)
         elif not (number := await _serve_stdio(server)):
@@ -111,14 +127,14 @@ async def _serve_stdio(server: "ToolServer") -> int:
 
 
 @contextlib.asynccontextmanager
-async def _open_server(url: str, local: bool, thread: str, environment: str) -> "AsyncIterator[ToolServer]":
+async def _open_server(url: str, local: bool, thread: str, made_with: dict[str, Any]) -> "AsyncIterator[ToolServer]":
     from warren.integrations.mcp.sandboxes import Sandboxes
     from warren.integrations.mcp.server import ToolServer
     from warren.model.version import __version__
     from warren.sdk.aio.platform import open_backend
 
     backend = open_backend("local" if local else "remote", url, "")
-    sandboxes = Sandboxes(backend, thread=thread, environment=environment)
+    sandboxes = Sandboxes(backend, thread=thread, **made_with)
     try:
         yield ToolServer(sandboxes, __version__)
     finally:

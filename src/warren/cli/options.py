@@ -27,6 +27,32 @@ def server_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return url_option(json_option(command))
 
 
+_NETWORK_OPTIONS: Final = (
+    click.option("--allow", multiple=True, metavar="RULE",
+                 help="Let it reach this: NAME, *.NAME or a network, with :PORT or without; or a preset. Repeatable."),
+    click.option("--deny", multiple=True, metavar="RULE", help="With --internet: not this. Repeatable."),
+    click.option("--internet", is_flag=True, help="Let it reach every public address."),
+    click.option("--none", "--no-network", "no_network", is_flag=True, help="Let it reach nothing."),
+)  # fmt: skip
+
+
+def network_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_NETWORK_OPTIONS):
+        command = option(command)
+    return command
+
+
+def network_values(
+    allow: tuple[str, ...], deny: tuple[str, ...], internet: bool, no_network: bool
+) -> dict[str, Any] | None:
+    """The rules as the API takes them; None if no option was given."""
+    if no_network and (allow or deny or internet):
+        raise click.UsageError("--no-network goes alone")
+    if not (allow or deny or internet or no_network):
+        return None
+    return {"internet": internet, "allow": list(allow), "deny": list(deny)}
+
+
 class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.4 on
     """Seconds, or a number with a unit: 90s, 10m, 1h, 1d."""
 

@@ -93,11 +93,11 @@ def audit(
 @click.option("--head", default="", metavar="HASH", help="A hash from an earlier time that must be part of the record.")
 @json_option
 def verify(state_dir: str, of_cluster: bool, head: str, as_json: bool) -> None:
-    """Check that nobody has changed, removed or inserted entries of the audit record.
+    """Check that nobody has tampered with the audit record.
 
-    Every entry has a hash of itself and the one before. Keep the hash that this prints in another place: with --head
-    the next check also finds out whether entries were cut off at the end, or all of them written anew. Works beside a
-    running server; needs the right to read its files.
+    Finds entries that were changed, removed or inserted: every entry has a hash of itself and the one before. Keep the
+    hash that this prints in another place: with --head the next check also finds out whether entries were cut off at
+    the end, or all of them written anew. Works beside a running server; needs the right to read its files.
 
     Example: warren audit verify --head "$(cat /mnt/elsewhere/head)"
     """

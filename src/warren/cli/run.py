@@ -25,23 +25,29 @@ from warren.cli.console import (
     terminal_size,
     until_signal,
 )
+from warren.cli.main import report
 from warren.cli.options import (
     Size,
     command_options,
     drop_empty,
     environment_option,
     json_option,
+    network_options,
+    network_values,
     parse_pairs,
     replace_lost_option,
     variables_option,
 )
+from warren.cli.output import printable
 from warren.config.settings import Settings, read_settings
 from warren.interfaces.sandbox import Process, Sandbox
-from warren.model.errors import InvalidRequest
+from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.network import NetworkRules
 from warren.model.operations import Command
 from warren.model.spec import Layer, SandboxSpec
 
 _MEMORY_HINT: Final = "give it more: --memory MB"
+_REFUSALS: Final = 5
 _SHELL: Final = "command -v bash >/dev/null && exec bash; exec sh"
 
 
@@ -56,6 +62,10 @@ class SandboxOptions:
     cpus: float | None = None
     disk: int | None = None
     require: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    deny: tuple[str, ...] = ()
+    internet: bool = False
+    no_network: bool = False
 
 
 _OPTIONS = (
@@ -76,6 +86,7 @@ def _complete_session(ctx: click.Context, parameter: click.Parameter, incomplete
 
 
 def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    command = network_options(command)
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -231,8 +242,13 @@ def _run_in_fresh_sandbox(
     from warren.app.wiring import build_registry
 
     spec = build_spec(settings, options)
-    provider = options.provider or build_registry(settings).read(options.environment).provider
-    return asyncio.run(until_signal(_with_sandbox(settings, provider, spec, work)))
+    environment = build_registry(settings).read(options.environment)
+    given = network_values(options.allow, options.deny, options.internet, options.no_network)
+    rules = environment.network if given is None else NetworkRules.from_mapping(given)
+    if rules.is_open and Layer.NO_NETWORK in spec.require:
+        raise InvalidRequest(f"no_network is required, and the rules open: {rules}", remedy="give --no-network")
+    provider = options.provider or environment.provider
+    return asyncio.run(until_signal(_with_sandbox(settings, provider, spec, rules, work)))
 
 
 def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:
@@ -257,17 +273,50 @@ def _parse_layer(name: str) -> Layer:
 
 
 async def _with_sandbox(
-    settings: Settings, provider_name: str, spec: SandboxSpec, work: Callable[[Sandbox], Awaitable[int]]
+    settings: Settings,
+    provider_name: str,
+    spec: SandboxSpec,
+    rules: NetworkRules,
+    work: Callable[[Sandbox], Awaitable[int]],
 ) -> int:
     from warren.app.wiring import build_provider
 
+    if rules.is_open:
+        rules, env = await _check_network(settings, rules)
+        spec = replace(spec, env={**env, **spec.env})
     provider = build_provider(settings, provider_name)
     try:
         sandbox = await provider.create(spec)
         try:
             await provider.sweep()
-            return await work(sandbox)
+            if not rules.is_open:
+                return await work(sandbox)
+            await sandbox.set_network(rules)
+            code = await work(sandbox)
+            if code:
+                await _report_refusals(sandbox)
+            return code
         finally:
             await provider.destroy(sandbox.id)
     finally:
         await provider.close()
+
+
+async def _check_network(settings: Settings, rules: NetworkRules) -> tuple[NetworkRules, dict[str, str]]:
+    """The rules without presets, and the variables that the presets give."""
+    from warren.app.wiring import build_egress
+    from warren.model.access import Caller
+
+    egress = build_egress(settings)
+    presets = await egress.check(rules, Caller(), rules)
+    return await egress.in_force(rules), presets.env(rules.allow)
+
+
+async def _report_refusals(sandbox: Sandbox) -> None:
+    """A command that failed may have been refused the network: says what, and how to allow it."""
+    with contextlib.suppress(WarrenError):
+        refusals = (await sandbox.network_use()).refusals
+        for refusal in list({(each.name, each.address, each.port): each for each in refusals}.values())[-_REFUSALS:]:
+            where = printable(refusal.name or refusal.address)
+            hint = f"--allow {refusal.rule}" if refusal.rule else ""
+            report(f"the network refused {where}{f':{refusal.port}' if refusal.port else ''}: {refusal.reason}", hint)

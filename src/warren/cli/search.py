@@ -14,13 +14,23 @@ from warren.sdk.results import FileMatch, SearchSummary
 @click.command()
 @click.argument("session", required=False, default="", shell_complete=complete_session)
 @thread_option
-@click.option("-e", "--pattern", default="", help="Find lines: an extended regular expression, as of grep -E.")
-@click.option("-g", "--glob", default="", help="Only these names ('*.py') or paths ('src/**/*.ts').")
-@click.option("-C", "--path", default="/workspace", show_default=True, help="Search below this directory.")
+@click.option(
+    "-e", "--pattern", default="", metavar="REGEX", help="Find lines: an extended regular expression, as of grep -E."
+)
+@click.option("-g", "--glob", default="", metavar="GLOB", help="Only these names ('*.py') or paths ('src/**/*.ts').")
+@click.option("-C", "--path", default="/workspace", metavar="D", show_default=True, help="Search below this directory.")
 @click.option("-i", "--ignore-case", is_flag=True, help="Take upper and lower case as the same.")
 @click.option("--hidden", is_flag=True, help="Search names that begin with a dot too.")
-@click.option("-m", "--max-matches", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="At most.")
-@click.option("--timeout", type=Duration(), default=30.0, show_default="30s", help="End the search after so long.")
+@click.option(
+    "-m",
+    "--max-matches",
+    type=click.IntRange(1, 100_000),
+    default=1000,
+    metavar="N",
+    show_default=True,
+    help="Stop after so many.",
+)
+@click.option("--timeout", type=Duration(), default=30.0, metavar="D", help="End the search after so long: 1m.  [30s]")
 @server_options
 def search(
     session: str,

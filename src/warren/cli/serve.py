@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -16,6 +17,7 @@ from warren.config.settings import Settings, read_settings
 from warren.logs import get_log
 from warren.model.addresses import is_loopback
 from warren.model.errors import InvalidRequest
+from warren.model.version import __version__
 
 if TYPE_CHECKING:
     import ssl
@@ -160,11 +162,11 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
     async def announce(port: int) -> None:
         url = _server_url(settings, port)
         first_key = await ensure_first_key(settings, service.tenancy.keys, [url])
-        # On stdin: every user of the machine can read the arguments of a process.
-        key = f'echo "X-API-Key: {first_key or "$WARREN_API_KEY"}" | ' if settings.auth else ""
-        header = " -H @-" if settings.auth else ""
         click.echo(f"Warren serves {url} (provider {', '.join(settings.providers)}, state in {settings.state_dir})")
-        click.echo(f'  try:  {key}curl{header} {url}/execute -d \'{{"thread_id": "hello", "command": "uname -a"}}\'')
+        # By a variable: every user of the machine can read the arguments of a process.
+        key = f"WARREN_API_KEY={first_key} " if first_key else ""
+        program = sys.argv[0] if Path(sys.argv[0]).name == "warren" else "warren"
+        click.echo(f"  try:  {key}{program} exec --url {url} --thread hello -- uname -a")
         click.echo(f"  docs: {url}/docs    stop: Ctrl-C")
 
     return await _serve_until_stopped(settings, service, tls, app, announce)
@@ -251,6 +253,7 @@ async def _serve_until_stopped(
         await server.start()
         _freeze_loaded_objects()
         await announce(server.port)
+        _log.info("server_started", version=__version__, host=settings.host, port=server.port, process=os.getpid())
         await signals.first.wait()
         _log.info("server_stopping", grace_s=grace_s)
         service.sessions.stopping = True
@@ -318,8 +321,8 @@ async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]
     """Makes a key if the server has none, and leaves it where clients of the same user find it.
 
     If these have the first key of another server for the same address already, this server takes that one too, so that
-    both can be used. Any other key of theirs stays where it is. Returns the key if it was printed and may be shown
-    again, else an empty text.
+    both can be used. Any other key of theirs stays where it is. Returns the key if clients will not find it, else an
+    empty text.
     """
     from warren.model.access import ALL_SCOPES
     from warren.model.session import DEFAULT_TENANT
@@ -341,7 +344,7 @@ async def ensure_first_key(settings: Settings, keys: "Keys", urls: Sequence[str]
     # stdout is a log unless it is a terminal, and keys must not be in a log.
     shown = f", which is shown this once: {text}" if sys.stdout.isatty() else "."
     click.echo(f"Made a key{shown}\n  Your own clients find it in {path}.")
-    return text if sys.stdout.isatty() else ""
+    return ""
 
 
 def _leave_key(path: Path | None, known: Mapping[str, str], text: str) -> None:

@@ -48,7 +48,7 @@ def service() -> None:
 @service.command()
 @click.option("--print", "show", is_flag=True, help="Print the unit, and change nothing.")
 def install(show: bool) -> None:
-    """Install the service, start it, and start it with the machine from now on.
+    """Install the service and start it, now and with the machine.
 
     The WARREN_… settings of this shell go with it, into a file that only root can read. A service that is there already
     gets the new ones, and starts again with them. Its log is in the journal, which systemd keeps within bounds:

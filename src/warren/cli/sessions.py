@@ -18,6 +18,8 @@ from warren.cli.options import (
     Size,
     drop_empty,
     environment_option,
+    network_options,
+    network_values,
     parse_pairs,
     replace_lost_option,
     server_options,
@@ -61,9 +63,11 @@ _CLEAR_SCREEN: Final = "\033[H\033[2J"
 @click.option("--disk", "disk_mb", type=Size(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g.")
 @click.option("-e", "variables", multiple=True, metavar="K=V", help="Environment variable for every command in it.")
 @click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation.")
+@click.option("--secret", "secret_names", multiple=True, metavar="NAME", help="A secret that its requests carry.")
 @click.option("--provider", default="", metavar="P", help="What makes the sandbox, one of the server's providers.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="What its worker must have: gpu=1.")
 @click.option("--metadata", multiple=True, metavar="K=V", help="A note of your own, to find it by.")
+@network_options
 @click.option("--idle-timeout", "idle_timeout_s", type=Duration(), metavar="D", help="End it when unused so long: 10m.")
 @click.option("--max-lifetime", "max_lifetime_s", type=Duration(), metavar="D", help="End it after so long: 1h.")
 @replace_lost_option
@@ -76,7 +80,12 @@ def create(
     variables: tuple[str, ...],
     metadata: tuple[str, ...],
     require: tuple[str, ...],
+    secret_names: tuple[str, ...],
     labels: tuple[str, ...],
+    allow: tuple[str, ...],
+    deny: tuple[str, ...],
+    internet: bool,
+    no_network: bool,
     url: str,
     as_json: bool,
     **options: Any,
@@ -91,8 +100,10 @@ def create(
         "limits": drop_empty({"memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb}),
         "env": parse_pairs("-e", variables),
         "require": list(require),
+        "secrets": list(secret_names),
         "labels": parse_pairs("--label", labels),
         "metadata": parse_pairs("--metadata", metadata),
+        "network": network_values(allow, deny, internet, no_network),
     }
     with Server(url) as server:
         session = server.backend.call(

@@ -60,7 +60,7 @@ def parse_quota(texts: tuple[str, ...]) -> Values:
     for name, text in parse_pairs("--quota", texts).items():
         if name.startswith(_LIMIT_PREFIX):
             quota.setdefault("limits", {})[name.removeprefix(_LIMIT_PREFIX)] = _parse_number(name, text)
-        elif name == "environments":
+        elif name in ("environments", "egress"):
             quota[name] = [each for each in text.split(",") if each] or None
         else:
             quota[name] = _parse_number(name, text)
@@ -146,9 +146,9 @@ def show(name: str, url: str, as_json: bool) -> None:
 @click.option("--no-policy", is_flag=True, help="Remove its command policy.")
 @server_options
 def set_tenant(name: str, quotas: tuple[str, ...], policy_file: str, no_policy: bool, url: str, as_json: bool) -> None:
-    """Set the quota or the command policy of a tenant; settings that are not named stay.
+    """Set the quota or the command policy of a tenant.
 
-    `--quota NAME=` removes a bound. docs/tenants.md has the names.
+    Settings that are not named stay. `--quota NAME=` removes a bound. docs/tenants.md has the names.
 
     Example: warren tenants set acme --quota sessions=10 --quota requests_per_minute=600 --policy policy.yaml
     """

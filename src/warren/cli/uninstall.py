@@ -25,7 +25,7 @@ _PROVIDERS: Final = ("oci", "docker")
 @click.option("--purge", is_flag=True, help="Also end every sandbox, and remove the state directory.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def uninstall(purge: bool, yes: bool) -> int:
-    """Remove the service; with --purge everything that Warren has made on this machine.
+    """Remove the service, or with --purge all that Warren has made here.
 
     With --purge: the server is stopped, every sandbox of the state directory ends, with its processes, loop device and
     cgroup, and the directory is removed, with images, sessions, keys and records. Nothing of it can be had back.
@@ -38,7 +38,9 @@ def uninstall(purge: bool, yes: bool) -> int:
         require_root(settings.providers[0])
     found = _describe(settings, purge)
     if not found:
-        click.echo("There is nothing to remove.")
+        click.echo(
+            "There is nothing to remove." if purge else "There is no service to remove; --purge removes the rest."
+        )
         return 0
     click.echo("This removes:")
     for line in found:

@@ -48,7 +48,9 @@ def webhooks() -> None:
 @click.option("-q", "--quiet", is_flag=True, help="Print the secret alone.")
 @server_options
 def create(address: str, events: tuple[str, ...], description: str, quiet: bool, url: str, as_json: bool) -> None:
-    """Call URL when something happens; show the secret that signs the calls, this once.
+    """Have the server call URL when something happens.
+
+    Shows the secret that signs the calls, this once.
 
     Example: warren webhooks create https://example.org/hook --event session.lost --event session.expired
     """
@@ -127,7 +129,9 @@ def test_hook(hook_id: str, url: str, as_json: bool) -> int:
 @click.option("--limit", type=click.IntRange(1, 1000), default=50, metavar="N", help="At most this many.  [50]")
 @server_options
 def deliveries(hook_id: str, limit: int, url: str, as_json: bool) -> None:
-    """Show the undelivered messages of a webhook: those that wait, and those that were given up.
+    """Show the undelivered messages of a webhook.
+
+    Those that wait, and those that were given up.
 
     Example: warren webhooks deliveries wh_0123456789abcdef
     """

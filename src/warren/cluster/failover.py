@@ -1,14 +1,15 @@
 """Gives up the sessions of dead workers. Every coordinator runs it; each change is made once.
 
-A session is taken from its worker in one step that also checks the worker's lease, by Redis' clock. A worker that has
-come back meanwhile keeps the sessions that were not taken yet, and finds out which were. `Fleet.run` calls `tick`
-after each refresh; `ClusterOperator` calls `sweep` when a worker is removed.
+A session is taken from its worker in one step that also checks the worker's lease, by Redis' clock, and whether the
+worker has heard of this coordinator: otherwise it may go on without Redis, and not ask us. A worker that has come back
+meanwhile keeps the sessions that were not taken yet, and finds out which were. `Fleet.run` calls `tick` after each
+refresh; `ClusterOperator` calls `sweep` when a worker is removed.
 """
 
 from typing import Final
 
 from warren.cluster.fleet import Fleet
-from warren.cluster.roster import LEASE_S, ClusterSnapshot, Roster
+from warren.cluster.roster import FORGET_WORKER_S, LEASE_S, ClusterSnapshot, Member, Roster
 from warren.logs import get_log
 from warren.model.errors import WarrenError
 from warren.model.session import EndReason, Session, SessionState
@@ -17,7 +18,6 @@ from warren.stores.redis_store import RedisStore
 
 _SWEEP_S: Final = 15.0
 _PURGE_S: Final = 60.0
-_FORGET_WORKER_S: Final = 86400.0
 
 _log = get_log(__name__)
 
@@ -51,11 +51,23 @@ class Failover:
         dead = frozenset(member.id for member in snapshot.workers) - alive
         newly_dead = dead - self._dead
         if newly_dead or now - self._swept_at >= _SWEEP_S:
-            for worker_id in newly_dead:
-                _log.warning("worker_dead", worker=worker_id, action="give_up_sessions")
+            for member in snapshot.workers:
+                if member.id in newly_dead:
+                    self._report_dead(member)
             await self.sweep(alive)
             self._dead, self._swept_at = dead, now
         self._dead &= dead
+
+    def _report_dead(self, member: Member) -> None:
+        if member.may_be_given_up_by(self._fleet.me.id):
+            _log.warning("worker_dead", worker=member.id, action="give_up_sessions")
+        else:
+            _log.warning(
+                "worker_dead",
+                worker=member.id,
+                action="leave_it_to_the_coordinators_it_knows",
+                remedy=f"if it is off and none of them is left: `warren cluster remove {member.id}`",
+            )
 
     async def _purge_if_due(self, snapshot: ClusterSnapshot) -> None:
         now = self._clock.now()
@@ -74,20 +86,21 @@ class Failover:
         if session.state.can_be_lost:
             detail = f"its worker {session.worker!r} does not answer any more"
             lost = session.moved_to(SessionState.LOST, reason=EndReason.LOST, detail=detail)
-            if await self._store.swap_of_dead(lost):
+            if await self._store.swap_of_dead(lost, self._fleet.me.id):
                 self._lifecycle.report_lost(lost)
         elif session.state.is_in_transition:
             reason = session.reason or EndReason.UNDONE
             env_names = dict.fromkeys(session.env, "")
             await self._store.swap_of_dead(
-                session.moved_to(SessionState.ENDED, reason=reason, ended=self._clock.now(), env=env_names)
+                session.moved_to(SessionState.ENDED, reason=reason, ended=self._clock.now(), env=env_names),
+                self._fleet.me.id,
             )
         elif session.expiry(self._clock.now()) is not None:
             await self._lifecycle.end(session, EndReason.LOST, session.detail)
 
     async def _forget_workers(self, snapshot: ClusterSnapshot) -> None:
         for member in snapshot.workers:
-            if member.lease_left_s < -_FORGET_WORKER_S:
+            if member.lease_left_s < -FORGET_WORKER_S:
                 try:
                     await self._roster.remove(member.id)
                 except WarrenError as exc:

@@ -5,6 +5,9 @@ all of them have lost Redis too, nobody can take over the worker's sessions, and
 had not run out before. If one of them does not respond, that one might have Redis, and the worker stops serving when
 its lease runs out. Before it serves again, `reconcile` finds out what has changed meanwhile.
 
+Each reply of Redis names the coordinators, and the next heartbeat reports them back: only those that Redis has as
+reported may give up the worker. It asks these and the ones that were named since, so it asks everybody who may.
+
 `WorkerService` calls `join` before it looks at its sessions, `beat` when it has, then `run` until it stops, and
 `leave` at the end.
 """
@@ -17,7 +20,16 @@ from typing import Final
 from warren.clock import Clock
 from warren.cluster.lease import Lease
 from warren.cluster.problem_log import ProblemLog
-from warren.cluster.roster import HEARTBEAT_S, HeartbeatReply, LeaseStatus, Peer, Report, Roster
+from warren.cluster.roster import (
+    FORGET_WORKER_S,
+    HEARTBEAT_S,
+    LEASE_S,
+    HeartbeatReply,
+    LeaseStatus,
+    Peer,
+    Report,
+    Roster,
+)
 from warren.logs import get_log
 from warren.model.errors import Conflict, NoSpace, Unavailable, WarrenError
 
@@ -52,7 +64,9 @@ class Heartbeat:
         self._run_id = ""
         self._renewed_without_redis = False
         self._is_reconciled = True  # whether our sessions were compared with those in Redis
-        self._coordinators: tuple[Peer, ...] = ()
+        self._redis_known_at = float("-inf")  # when we asked what Redis has answered last
+        self._named: tuple[Peer, ...] = ()
+        self._reported: tuple[Peer, ...] = ()
         self._problems = ProblemLog(_log)
 
     def __repr__(self) -> str:
@@ -60,7 +74,8 @@ class Heartbeat:
 
     @property
     def coordinators(self) -> Sequence[Peer]:
-        return self._coordinators
+        """Those that are asked when Redis is away."""
+        return tuple({peer.id: peer for peer in (*self._reported, *self._named)}.values())
 
     async def join(self) -> None:
         """Registers the worker, and waits for Redis to do so. Raises Conflict if another worker has the name."""
@@ -90,7 +105,7 @@ class Heartbeat:
     async def beat(self) -> None:
         requested_at = self._clock.now()
         try:
-            reply: HeartbeatReply | None = await self._roster.beat(self._report(), self._epoch)
+            reply: HeartbeatReply | None = await self._beat_in_redis()
         except (Unavailable, NoSpace) as exc:
             self._problems.report("cluster", "redis_unavailable", exc.message)
             reply = await self._beat_through_coordinators()
@@ -109,15 +124,13 @@ class Heartbeat:
         """To be called after the last heartbeat. The sandboxes stay for a while for the next process."""
         self._lease.drop()
         try:
-            await self._roster.leave(replace(self._report(), leaving=True), self._epoch)
+            await self._roster.leave(replace(self._report_with_coordinators(), leaving=True), self._epoch)
         except WarrenError as exc:
             _log.warning("worker_leave_not_saved", error=exc)
 
     async def _renew_lease(self, reply: HeartbeatReply, requested_at: float) -> None:
         if reply.run_id:
             self._problems.clear("cluster", "cluster_available")
-        if reply.coordinators:
-            self._coordinators = reply.coordinators
         if self._run_id and reply.run_id not in ("", self._run_id):
             _log.warning("redis_changed", reason="run_id_differs", action="reconcile")
             self._is_reconciled = False
@@ -140,7 +153,7 @@ class Heartbeat:
         await self._register()
         await self._reconcile_once()
         self._run_id = ""
-        reply = await self._roster.beat(self._report(), self._epoch)
+        reply = await self._beat_in_redis()
         if reply.status is LeaseStatus.OK:
             await self._renew_lease(reply, requested_at)
 
@@ -151,7 +164,18 @@ class Heartbeat:
             self._is_reconciled = True
 
     async def _register(self) -> None:
-        self._epoch = await self._roster.register(self._report(), self._epoch)
+        self._epoch = await self._roster.register(self._report_with_coordinators(), self._epoch)
+
+    async def _beat_in_redis(self) -> HeartbeatReply:
+        requested_at = self._clock.now()
+        reply = await self._roster.beat(self._report_with_coordinators(), self._epoch)
+        if reply.status is LeaseStatus.OK:
+            self._redis_known_at = requested_at
+            self._reported, self._named = self._named, reply.coordinators or self._named
+        return reply
+
+    def _report_with_coordinators(self) -> Report:
+        return replace(self._report(), coordinators=tuple(peer.id for peer in self._named))
 
     async def _beat_through_coordinators(self) -> HeartbeatReply | None:
         """Asks all coordinators at once and takes the first status; None if none is known.
@@ -159,20 +183,28 @@ class Heartbeat:
         If none of them has Redis, nobody has taken a session since they lost it. They cannot say what was taken before
         that, so a lease that has run out is not renewed.
         """
-        if not self._coordinators:
+        if not self.coordinators:
             return None
-        requests = [asyncio.ensure_future(self._ask_coordinator(peer)) for peer in self._coordinators]
+        requested_at = self._clock.now()
+        requests = [asyncio.ensure_future(self._ask_coordinator(peer)) for peer in self.coordinators]
         all_without_redis = True
         try:
             for request in asyncio.as_completed(requests):
                 answer = await request
                 if isinstance(answer, LeaseStatus):
+                    if answer is LeaseStatus.OK:
+                        self._redis_known_at = requested_at
                     return HeartbeatReply(answer)
                 all_without_redis = all_without_redis and answer is None
         finally:
             for task in requests:
                 task.cancel()
-        return HeartbeatReply(LeaseStatus.OK) if all_without_redis and self._lease.left_s > 0 else None
+        return HeartbeatReply(LeaseStatus.OK) if all_without_redis and self._may_go_on(requested_at) else None
+
+    def _may_go_on(self, now: float) -> bool:
+        """Without Redis: while only those who were asked may give us up, and before we are forgotten."""
+        is_remembered = now - self._redis_known_at < FORGET_WORKER_S - LEASE_S
+        return bool(self._reported) and is_remembered and self._lease.left_s > 0
 
     async def _ask_coordinator(self, peer: Peer) -> LeaseStatus | Unavailable | None:
         try:

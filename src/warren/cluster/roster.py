@@ -15,12 +15,14 @@ from warren.stores import redis_roster_scripts as scripts
 from warren.stores.redis_link import RedisLink
 from warren.stores.redis_roster_scripts import LEASE_S
 
-__all__ = ["HEARTBEAT_S", "LEASE_S", "PROTOCOL", "RESTART_S", "Member", "Peer", "Report", "Roster"]
+__all__ = ["FORGET_WORKER_S", "HEARTBEAT_S", "LEASE_S", "PROTOCOL", "RESTART_S", "Member", "Peer", "Report", "Roster"]
 
 PROTOCOL: Final = 1  # coordinators and workers of different protocols do not work together
 HEARTBEAT_S: Final = 2.0
 RESTART_S: Final = 60.0
 """How long a worker that was stopped in order may take to come back to its sessions."""
+FORGET_WORKER_S: Final = 86400.0
+"""After so long without its lease a worker is forgotten. It serves for no longer without news of Redis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Report:
     `home` identifies its state directory. `ready` counts the warm sandboxes of each environment, `tenants` the sessions
     of the tenants that have the most. `pressure` is how full its machine is (1: full). A worker that is `leaving` takes
     no new sessions. `provider` is its default provider, `providers` are all it has; a worker of a version that had one
-    provider leaves them out.
+    provider leaves them out. `coordinators` are the ids of those it asks when it has lost Redis: nobody else may give
+    it up, because it goes on while all of these have lost Redis too.
     """
 
     id: str
@@ -48,6 +51,7 @@ class Report:
     pressure: float = 0.0
     leaving: bool = False
     providers: tuple[str, ...] = ()
+    coordinators: tuple[str, ...] = ()
 
     @property
     def all_providers(self) -> tuple[str, ...]:
@@ -60,7 +64,8 @@ class Report:
     def from_json(cls, text: str | bytes) -> "Report":
         """Ignores fields of a later version, and uses the defaults for fields that an earlier one does not have."""
         values: dict[str, Any] = json.loads(text)
-        values["providers"] = tuple(values.get("providers", ()))
+        for name in ("providers", "coordinators"):
+            values[name] = tuple(values.get(name, ()))
         return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
 
@@ -89,6 +94,9 @@ class Member:
     @property
     def alive(self) -> bool:
         return self.lease_left_s > 0
+
+    def may_be_given_up_by(self, coordinator_id: str) -> bool:
+        return not self.report.coordinators or coordinator_id in self.report.coordinators
 
     @property
     def compatible(self) -> bool:

@@ -18,8 +18,10 @@ from typing import Any
 
 import click
 
+from warren.model.egress import Ceiling
 from warren.model.environment import MOST_POOLED, PoolSize
 from warren.model.errors import InvalidRequest
+from warren.model.network import parse_rule
 from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S
 from warren.model.spec import MIB, check_image_name
 
@@ -143,6 +145,12 @@ def _parse_host(text: str) -> str:
     return str(ipaddress.ip_address(text.removeprefix("[").removesuffix("]")))
 
 
+def _parse_domain(text: str) -> str:
+    name = text.lower().removeprefix("*.").removesuffix(".")
+    _require(re.fullmatch(_HOST_NAME, name) and "." in name and not re.fullmatch(r"[0-9.]+", name))
+    return name
+
+
 def _parse_hosts(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_parse_host_pattern(part.strip().removesuffix(".")) for part in text.split(",")))
 
@@ -159,6 +167,14 @@ def _parse_networks(text: str) -> tuple[str, ...]:
 def _parse_network(text: str) -> str:
     network = ipaddress.ip_network(text)
     return str(network.network_address if network.num_addresses == 1 else network)
+
+
+def _parse_rules(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(parse_rule(part.strip())) for part in text.split(",")))
+
+
+def _parse_ceiling(text: str) -> tuple[str, ...]:
+    return Ceiling.read(tuple(part.strip() for part in text.split(","))).texts
 
 
 def _parse_address(text: str) -> str:
@@ -197,6 +213,7 @@ SWITCH = Kind("one of 1, 0, true, false, yes, no, on, off", "BOOL", _parse_switc
 MEMORY = Kind("an amount of memory from 64m to 1t (like 512m, 1g or 536870912)", "SIZE", _parse_memory)
 CORES = number(0.05, 256)
 QUOTA = Kind("a number of microseconds in 100 ms from 5000 to 25600000 (50000 is half a core)", "N", _parse_quota)
+PREVIEW_DOMAIN = Kind("the name of a domain, such as preview.example.com", "NAME", _parse_domain)
 PATH = Kind("a path", "PATH", _parse_path)
 IMAGE = Kind("the name of an image", "IMAGE", _parse_image)
 HOST = Kind("a name or an address, without a port", "HOST", _parse_host)
@@ -208,6 +225,8 @@ HOSTS = Kind(
 NETWORKS = Kind(
     "a list of addresses and networks such as 10.0.0.0/8, with commas between them", "LIST", _parse_networks
 )
+RULES = Kind("a list of rules such as *.example.com or 10.0.0.0/8:443, with commas between them", "LIST", _parse_rules)
+CEILING = Kind("a list of rules and presets, with commas between them; or internet, or none", "LIST", _parse_ceiling)
 ADDRESS = Kind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
 ADDRESSES = Kind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
 LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
@@ -357,11 +376,14 @@ _ROWS = (
     Option("max_sandboxes", whole_number(1, 100_000), 4000, "How many sandboxes may exist at once.",
            flag="--max-sandboxes"),
     Option("max_body_mb", whole_number(1, 1024), 4, "The largest JSON body that is accepted."),
+    Option("answer_memory_mb", whole_number(128, 1_000_000), 512,
+           "The memory for long answers that their callers have not read yet; one tenant may use half of it."),
     Option("header_timeout_s", NETWORK_TIME, 10.0, "The time a client has to send the head of a request."),
     Option("body_timeout_s", NETWORK_TIME, 30.0, "A client that sends no more of a body for this long is cut off."),
     Option("send_timeout_s", NETWORK_TIME, 60.0, "A client that reads nothing for this long is cut off."),
     Option("keep_alive_s", NETWORK_TIME, 75.0, "An unused connection is closed after this time."),
-    Option("max_connections", whole_number(1, 1_000_000), 10_000, "How many connections may be open at once."),
+    Option("max_connections", whole_number(1, 1_000_000), 10_000,
+           "How many connections may be open at once; one tenant may use four fifths of them."),
     Option("stream_keepalive_s", NETWORK_TIME, 15.0, "A silent stream gets a keep-alive this often."),
     Option("stop_grace_s", time(0, 86400), 30.0, "The time running requests have when the server stops.",
            flag="--stop-grace"),
@@ -389,7 +411,23 @@ _ROWS = (
            "Whether the record has the text of commands, with what looks like a secret removed."),
     Option("audit_mb", whole_number(1, 1_000_000), 256,
            "How much of the record is kept; the oldest entries are removed first."),
+    Option("preview_domain", PREVIEW_DOMAIN, "",
+           "The domain below which every preview of a port has a name of its own: *.preview.example.com leads here.",
+           default_text="previews have names below localhost, and paths"),
+    Option("preview_public", SWITCH, False, "Whether callers may make previews public, for everybody to open."),
     Option("webhook_networks", NETWORKS, (), "Networks that webhooks may call although they are not public."),
+    Option("egress", SWITCH, True, "Whether sessions may ask for a network at all.", flag="--egress/--no-egress"),
+    Option("egress_allowed", CEILING, (), "The most that a session may open; a tenant's own bound is in its quota.",
+           default_text="everything that is public"),
+    Option("egress_denied", RULES, (), "What no sandbox may reach, whatever its session allows."),
+    Option("egress_networks", NETWORKS, (), "Networks that sandboxes may reach although they are not public."),
+    Option("egress_presets", PATH, None, "A YAML file that says what the presets of network rules stand for.",
+           default_text="what pip, npm and apt of this machine use"),
+    Option("egress_connections", whole_number(1, 100_000), 1000, "How many connections a sandbox may have open."),
+    Option("egress_mbps", whole_number(0, MIB), 0,
+           "The megabits a second that a sandbox may send, and receive, over its network; 0 is no limit."),
+    Option("egress_ca_file", PATH, None,
+           "Authorities, in PEM, that vouch for hosts of secrets, beside those of the system."),
     Option("tls_cert", PATH, None, "The server's certificate, in PEM; with it and its key the server speaks HTTPS.",
            flag="--tls-cert"),
     Option("tls_key", PATH, None, "The key of the certificate, in PEM and without a password.", flag="--tls-key"),

@@ -81,6 +81,7 @@ class Settings:
     total_pids: int
     max_sandboxes: int
     max_body_mb: int
+    answer_memory_mb: int
     header_timeout_s: float
     body_timeout_s: float
     send_timeout_s: float
@@ -103,7 +104,17 @@ class Settings:
     audit: bool
     audit_commands: str
     audit_mb: int
+    preview_domain: str
+    preview_public: bool
     webhook_networks: tuple[str, ...]
+    egress: bool
+    egress_allowed: tuple[str, ...]
+    egress_denied: tuple[str, ...]
+    egress_networks: tuple[str, ...]
+    egress_presets: Path | None
+    egress_connections: int
+    egress_mbps: int
+    egress_ca_file: Path | None
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: tuple[str, ...]

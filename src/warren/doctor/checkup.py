@@ -7,6 +7,7 @@ from warren.doctor.check import Check, Level, warn
 from warren.doctor.machine import check_machine
 from warren.doctor.parts import (
     check_docker,
+    check_egress,
     check_environments,
     check_images,
     check_layers,
@@ -53,6 +54,7 @@ async def checkup(
         if isinstance(provider, HostProvider):
             async for check in check_leftovers(provider, state_dir):
                 yield check
+            yield await check_egress(provider)
     except PermissionError as exc:
         yield warn("images, leftovers", f"no permission for {exc.filename}", "run `sudo warren doctor`")
         return

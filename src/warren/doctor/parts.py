@@ -141,6 +141,18 @@ async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:
             yield missing_layer(layer, isolation.missing.get(layer, "unknown here"))
 
 
+async def check_egress(provider: HostProvider[Any, Any]) -> Check:
+    """Whether sandboxes can be given a network."""
+    if provider.egress is None:
+        return ok("egress", "no sandbox is given a network: the option egress is off")
+    try:
+        await provider.egress.try_out()
+    except WarrenError as exc:
+        remedy = "use Linux 5.9 or later, as root, with BPF allowed; without it no session can have a network"
+        return warn("egress", f"sandboxes cannot be given a network: {exc.message}", exc.remedy or remedy)
+    return ok("egress", "the kernel takes programs of the type sk_lookup, and warren-egress starts without rights")
+
+
 def missing_layer(layer: Layer, reason: str) -> Check:
     if reason.startswith(UNREADABLE):
         remedy = "run Warren on the host, or in a container with SYS_PTRACE and SYS_ADMIN and without a seccomp profile"

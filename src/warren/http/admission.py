@@ -7,6 +7,7 @@ the request is over, whether it succeeded or not, admission adds it to the tenan
 """
 
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -14,14 +15,17 @@ from typing import Any, Final
 from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from warren.answer_memory import AnswerMemory, AnswerRoom, set_answer_room
 from warren.clock import Clock
 from warren.http.openapi import operation_id
+from warren.http.preview_credentials import clean_request
 from warren.http.problems import is_disconnect, problem
-from warren.http.server.http_guard import CALLER_LEFT, SWITCHING_PROTOCOLS, request_id
+from warren.http.server.http_guard import CALLER_LEFT, MAX_CONNECTIONS, SWITCHING_PROTOCOLS, request_id
 from warren.interfaces.audit import AuditLog
 from warren.model.access import Caller
 from warren.model.audit import RequestRecord
 from warren.model.errors import RateLimited, Unauthorized, WarrenError
+from warren.model.preview import PREVIEW, PREVIEW_CALLER, PREVIEW_CHECK, PREVIEW_ERROR
 from warren.sessions.request_context import RequestContext, set_request_context
 from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.identity import Identity
@@ -31,11 +35,13 @@ OPEN_PATHS: Final = frozenset({"/", "/health", "/ready", "/version", "/docs", "/
 ANONYMOUS: Final = Caller(scopes=frozenset())
 BYTES_OUT: Final = "bytes_out"
 CHECK_S: Final = 2.0
+SHARE: Final = 4  # a tenant may use four times as many connections as it leaves free
 _NONE: Final[Mapping[str, Any]] = {}
 
 
 class Admission:
-    """With `counts` False a request costs the caller nothing: a coordinator has counted it already.
+    """With `counts` False a request costs the caller nothing: a coordinator has counted it already. `memory` is what
+    the answers of all requests may hold.
 
     When a request is over `add_usage` gets its tenant, its bytes in and out, and `audit` everything that is known of
     it; each may be None. `refusals` decides which of the refused requests get an audit entry of their own, and counts
@@ -53,6 +59,7 @@ class Admission:
         refusals: RefusalLimit | None = None,
         add_usage: Callable[[str, int, int], None] | None = None,
         counts: bool = True,
+        memory: AnswerMemory | None = None,
     ) -> None:
         self._app = app
         self._identity = identity
@@ -62,6 +69,8 @@ class Admission:
         self._add_usage = add_usage
         self._counts = counts
         self._refusals = refusals
+        self._memory = memory or AnswerMemory()
+        self._open = _OpenRequests()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -75,18 +84,27 @@ class Admission:
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = _Exchange(send, receive)
         try:
-            caller = await self._identity.caller(scope["headers"])
+            if PREVIEW_ERROR in scope:
+                raise scope[PREVIEW_ERROR]
+            caller = scope.get(PREVIEW_CALLER) or await self._identity.caller(scope["headers"])
         except Unauthorized as exc:
             if self._refusals is None or self._refusals.may_record(""):
                 self._record(scope, exchange, RequestContext(ANONYMOUS), exc)
             raise
-        exchange.check_again = partial(self._identity.check_again, scope["headers"])
+        by_key = partial(self._identity.check_again, scope["headers"])
+        exchange.check_again = scope.get(PREVIEW_CHECK) if PREVIEW_CALLER in scope else by_key
+        if PREVIEW in scope:
+            scope["headers"] = clean_request(scope["headers"], scope[PREVIEW])
         request_context = RequestContext(caller)
         set_request_context(request_context)
+        room = AnswerRoom(self._memory, caller.tenant)
+        set_answer_room(room)
         scope["caller"] = caller
         error: BaseException | None = None
-        admitted = False
+        admitted = entered = False
         try:
+            self._open.enter(caller.tenant, scope)
+            entered = True
             if self._counts:
                 await self._count(caller, scope, exchange)
             admitted = True
@@ -96,11 +114,15 @@ class Admission:
             if not await _answer_rate_limited(exc, scope, receive, exchange):
                 raise
         finally:
+            room.release()
+            if entered:
+                self._open.leave(caller.tenant)
             if admitted or self._refusals is None or self._refusals.may_record(caller.tenant):
                 self._record(scope, exchange, request_context, error)
 
     async def _count(self, caller: Caller, scope: Scope, exchange: "_Exchange") -> None:
-        exchange.standing = await self._quotas.request(caller)
+        if PREVIEW_CALLER not in scope:  # who looks at a preview does not use up the requests of its owner
+            exchange.standing = await self._quotas.request(caller)
         # A caller that has used up its bytes must still be able to end its sessions.
         if scope.get("method") != "DELETE" and self._quotas.bounds(caller, BYTES_OUT):
             self._quotas.check_left(caller, BYTES_OUT)
@@ -140,6 +162,35 @@ class Admission:
             ),
             request_context.secrets,
         )
+
+
+class _OpenRequests:
+    """The requests that are being served, and so the connections that are in use, by tenant.
+
+    One tenant alone may use four fifths of the connections, two tenants four ninths each, and so on: whoever comes
+    later finds some left.
+    """
+
+    def __init__(self) -> None:
+        self._of: Counter[str] = Counter()
+        self._in_all = 0
+
+    def enter(self, tenant: str, scope: Scope) -> None:
+        most = scope.get("state", _NONE).get(MAX_CONNECTIONS)
+        if most is not None and self._of[tenant] + 1 > SHARE * (most - self._in_all):
+            raise RateLimited(
+                f"{self._of[tenant]} requests of this tenant are being served: its share of the server's connections",
+                remedy="wait for answers, and close streams and WebSockets that are not needed",
+                retry_after_s=1,
+            )
+        self._of[tenant] += 1
+        self._in_all += 1
+
+    def leave(self, tenant: str) -> None:
+        self._in_all -= 1
+        self._of[tenant] -= 1
+        if not self._of[tenant]:
+            del self._of[tenant]
 
 
 class _Exchange:

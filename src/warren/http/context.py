@@ -1,7 +1,7 @@
 """What every route needs: the context of the server, the caller and its scopes, JSON answers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Security
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
+from warren.answer_memory import AnswerMemory
 from warren.http.problems import StrictRoute
 from warren.http.server.connections import BODY_IS_NEXT
 from warren.http.server.http_guard import StreamedAnswer
@@ -30,13 +31,14 @@ def new_router(prefix: str = "", tags: Sequence[str] = ()) -> APIRouter:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context(OperationContext):
     """`identity` identifies callers; `with_key` tells whether they need a key or a token. Only a coordinator has
-    `cluster`."""
+    `cluster`. `answer_memory` bounds what long answers hold until they are read."""
 
     tenancy: Tenancy
     identity: Identity
     worker_id: str
     version: str
     with_key: bool = True
+    answer_memory: AnswerMemory = field(default_factory=AnswerMemory)
     cluster: ClusterControl | None = None
 
 

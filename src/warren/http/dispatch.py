@@ -24,8 +24,9 @@ from warren.http.routes import e2b, flat
 from warren.http.server.http_guard import StreamedAnswer
 from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Reads
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
+from warren.model.preview import preview_of_path
 from warren.model.session import MAX_KEY
-from warren.sessions.operations import commands, environments, files, processes, sessions
+from warren.sessions.operations import commands, environments, files, network, ports, processes, sessions
 from warren.sessions.operations.call import ByteRange, BytesHead, Call, Handler, Reply, perform, perform_stream
 from warren.sessions.validation import many_errors
 
@@ -34,7 +35,7 @@ T = TypeVar("T")
 FINDER: Final = OperationFinder(row for row in OPERATIONS.values() if row.answers is not Answers.SOCKET)
 HANDLERS: Final = {
     handler.name: handler
-    for module in (sessions, environments, commands, processes, files, flat, e2b)
+    for module in (sessions, network, environments, commands, processes, files, flat, e2b, ports)
     for handler in module.HANDLERS
 }
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
@@ -59,6 +60,8 @@ class Dispatcher:
 
 def takes_stream(scope: Scope) -> bool:
     """Whether the body of a request may have any length, because the operation reads it as a stream."""
+    if preview_of_path(scope["raw_path"]) is not None:
+        return True
     found = _find(scope)
     return found is not None and found[0].takes_stream
 

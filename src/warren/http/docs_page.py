@@ -16,6 +16,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
+from warren.http.context import Context
+
 _PAGES: Final = resources.files("warren.http") / "pages"
 _STYLE: Final = (_PAGES / "page.css").read_text()
 _SCRIPT: Final = (_PAGES / "docs.js").read_text()
@@ -25,10 +27,11 @@ _POLICY: Final = (
 )
 _SCRIPT_HASH: Final = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
 _DOCS_POLICY: Final = f"{_POLICY}; script-src 'sha256-{_SCRIPT_HASH}'; connect-src 'self'"
-_WITH_KEY: Final = """<p>Every request needs one, as <code>Authorization: Bearer KEY</code> or
-<code>X-API-Key: KEY</code>. The server printed its first key when it was set up, and keeps it on its machine for the
-user who did that. Whoever has it makes more: <code>warren keys create</code>.</p>"""
-_WITHOUT_KEY: Final = "<p>This server asks for none: only its own machine can reach it.</p>"
+_KEY: Final = "Every request needs a key, as <code>Authorization: Bearer KEY</code> or <code>X-API-Key: KEY</code>."
+_HOME_KEY: Final = f"""<p>{_KEY} The server left its first key on its own machine, in
+<code>~/.config/warren/credentials.json</code> of the user who started it, where the client and <code>warren</code> find
+it. Whoever has that key makes more: <code>warren keys create NAME</code>.</p>"""
+_NO_KEY: Final = "This server asks for no key: only its own machine can reach it."
 
 Values = dict[str, Any]
 
@@ -37,8 +40,9 @@ def add_pages(app: FastAPI, version: str) -> None:
     async def home(request: Request) -> Response:
         if "text/html" not in request.headers.get("accept", ""):
             return JSONResponse({"name": "warren", "version": version, "docs": "/docs", "openapi": "/openapi.json"})
-        with_key = request.app.state.context.with_key
-        values = {"style": _STYLE, "version": escape(version), "key": _WITH_KEY if with_key else _WITHOUT_KEY}
+        values = {"style": _STYLE, "version": escape(version), "url": escape(str(request.base_url).rstrip("/"))}
+        values["key"] = _HOME_KEY if _with_key(request) else f"<p>{_NO_KEY}</p>"
+        values["set_key"] = " WARREN_API_KEY=…" if _with_key(request) else ""
         page = re.sub(r"\{(\w+)\}", lambda match: values[match[1]], _HOME)
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
@@ -57,9 +61,13 @@ def add_pages(app: FastAPI, version: str) -> None:
     async def docs(_: Request) -> Response:
         return HTMLResponse((await texts())[1], headers={"Content-Security-Policy": _DOCS_POLICY})
 
-    app.add_route("/", home, include_in_schema=False)
-    app.add_route("/openapi.json", document, include_in_schema=False)
-    app.add_route("/docs", docs, include_in_schema=False)
+    for path, page in (("/", home), ("/openapi.json", document), ("/docs", docs)):
+        app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
+
+
+def _with_key(request: Request) -> bool:
+    context: Context = request.app.state.context
+    return context.with_key
 
 
 def _write(app: FastAPI) -> tuple[str, str]:
@@ -105,10 +113,9 @@ def _id(operation: Values) -> str:
 
 def _key_box(document: Values) -> str:
     if not document.get("security"):
-        return "<p>This server asks for no key: only its own machine can reach it.</p>"
+        return f"<p>{_NO_KEY}</p>"
     return (
-        '<div class="key"><p>Every request carries your key, as <code>Authorization: Bearer KEY</code> or '
-        "<code>X-API-Key: KEY</code>. Paste it here to try requests; it stays in this page.</p>"
+        f'<div class="key"><p>{_KEY} Paste yours here to try requests; it stays in this page.</p>'
         '<input id="key" type="password" autocomplete="off" placeholder="wk_…" aria-label="API key"></div>'
     )
 
@@ -132,7 +139,7 @@ def _operation(document: Values, operation: Values) -> str:
     if media and not body.get("properties"):
         rows.append(f"<tr><td><code>{escape(media)}</code><td>body<td>bytes<td><td>The content")
     head = "<tr><th>name<th>in<th>type<th>default<th>meaning"
-    table = f"<table>{head}{''.join(rows)}</table>" if rows else ""
+    table = f'<div class="wide"><table>{head}{"".join(rows)}</table></div>' if rows else ""
     return (
         f'<section id="{_id(operation)}" data-words="{escape(words)}">'
         f'<h3><span class="method">{operation["method"]}</span> '
@@ -213,11 +220,13 @@ def _type(document: Values, schema: Values) -> str:
         return " or ".join(_type(document, each) for each in schema["anyOf"] if each.get("type") != "null")
     if "$ref" in schema:
         target = _resolved(document, schema)
-        return ", ".join(map(str, target["enum"])) if "enum" in target else str(schema["$ref"]).rsplit("/", 1)[-1]
+        return ", ".join(map(str, target["enum"])) if "enum" in target else _type(document, target)
     if "enum" in schema:
         return ", ".join(map(str, schema["enum"]))
     if schema.get("type") == "array":
         return f"list of {_type(document, schema.get('items', {}))}"
+    if schema.get("properties"):
+        return f"object with {', '.join(schema['properties'])}"
     return f"{schema.get('type', 'any')}{_bounds(schema)}"
 
 

@@ -33,12 +33,18 @@ TAGS: Final = [
     },
     {"name": "processes", "description": "Commands and terminals in the background"},
     {
+        "name": "ports",
+        "description": "Servers inside a sandbox: their ports, and links to previews of them. Any request to "
+        "`/api/sessions/{session_id}/ports/{port}/…`, with any method and as a WebSocket, reaches such a server",
+    },
+    {
         "name": "files",
         "description": "Files of any size, read and written with the rights of the sandbox's user",
     },
     {"name": "flat", "description": "The same in the words of older clients"},
     {"name": "e2b", "description": "Code and files in the words of E2B-style clients"},
     {"name": "webhooks", "description": "Addresses that get the events of sessions"},
+    {"name": "secrets", "description": "Credentials that sessions use and never see"},
     {"name": "records", "description": "What was done, and what was used"},
     {"name": "admin", "description": "Keys and tenants, for the operator of a server"},
     {"name": "cluster", "description": "Workers, for the operator of a cluster"},

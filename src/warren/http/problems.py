@@ -168,6 +168,8 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
     if exc.status_code == 405:
         exc.headers = {"Allow": _allowed(request)}
     fields: dict[str, object] = {"retryable": exc.status_code in _RETRY_STATUSES}
+    if exc.status_code == 404:
+        fields["remedy"] = "GET /docs shows every address there is"
     code = _CODES.get(exc.status_code, "internal" if exc.status_code >= 500 else "invalid_request")
     return _problem_response(exc.status_code, code, _http_detail(request, exc), fields, headers=exc.headers)
 

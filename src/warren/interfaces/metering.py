@@ -19,6 +19,10 @@ class Metering(Protocol):
         """Raises RateLimited when the caller has made too many sessions of late."""
         ...
 
+    async def check_network(self, caller: Caller) -> None:
+        """Raises QuotaExceeded when the bytes that the caller's sandboxes may exchange on this day are used up."""
+        ...
+
     def report_limit(self, caller: Caller, quota: str) -> None:
         """The caller was refused because of this quota."""
         ...

@@ -1,8 +1,10 @@
 """A running sandbox, as the rest of Warren sees it."""
 
+import socket
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from typing import Protocol
 
+from warren.model.network import ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Chunk,
     Command,
@@ -15,6 +17,7 @@ from warren.model.operations import (
     SearchSummary,
     TerminalSize,
 )
+from warren.model.secrets import BoundSecret
 from warren.model.spec import Isolation
 
 
@@ -72,6 +75,15 @@ class Sandbox(Protocol):
     FileNotFound. Leaving the iteration ends the search. A sandbox that an older release made may not be able to
     search; then `search` raises Conflict.
 
+    `set_network` replaces at once all that the sandbox may reach outside; when it returns, connections that are no
+    longer allowed are cut. NO_NETWORK closes it. If it raises, the sandbox reaches nothing. A sandbox that was adopted
+    has no network until it is set again. `network_use` counts all it ever had in this process.
+    Both raise InvalidRequest, which names the capability, where a provider has none.
+
+    Ports: `ports` gives the TCP ports on which servers inside listen. `dial` connects to a port of the sandbox's own
+    loopback, 127.0.0.1 and then ::1, and gives a non-blocking socket that the caller closes; it raises PortClosed if
+    nothing listens there. A provider without the capability refuses it.
+
     `when_lost` calls back once, with the reason, when the sandbox has died or cannot be reached any more (at once if
     that has happened already), but not after `close`. `close` disconnects from the sandbox and leaves it running.
     """
@@ -106,6 +118,11 @@ class Sandbox(Protocol):
     async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int: ...
     def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]: ...
     def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]: ...
+
+    async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None: ...
+    async def network_use(self) -> NetworkUse: ...
+    async def ports(self) -> Sequence[ListeningPort]: ...
+    async def dial(self, port: int) -> socket.socket: ...
 
     async def ping(self) -> None: ...
     def when_lost(self, call: Callable[[str], None]) -> None: ...

@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final
 
+from warren.model.egress import Ceiling
 from warren.model.errors import InvalidRequest
 from warren.model.session import DEFAULT_TENANT, LONGEST_S
 from warren.model.spec import Limits
@@ -43,7 +44,7 @@ USUAL_SCOPES: Final = ALL_SCOPES - OPERATORS_SCOPES
 @dataclass(frozen=True, slots=True)
 class Quota:
     """What a tenant, or one key, may have at once or in a time. `environments` empty: all; `limits`: the most that a
-    session may ask for, by the names of Limits."""
+    session may ask for, by the names of Limits; `egress`: the most that it may open of the network (Ceiling)."""
 
     sessions: int | None = None
     disk_mb: int | None = None
@@ -51,9 +52,11 @@ class Quota:
     requests_per_minute: int | None = None
     exec_seconds_per_day: int | None = None
     bytes_out_per_day: int | None = None
+    egress_bytes_per_day: int | None = None
     max_lifetime_s: float | None = None
     environments: tuple[str, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
+    egress: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -68,6 +71,7 @@ class Quota:
             raise InvalidRequest(f"the quota max_lifetime_s must be a number between 1 and {LONGEST_S:.0f}")
         if not all(isinstance(name, str) and name for name in self.environments):
             raise InvalidRequest("the quota environments must be a list of names")
+        Ceiling.read(self.egress)
         if not isinstance(self.limits, Mapping):
             raise InvalidRequest("the quota limits must say how much of what", remedy='such as {"memory_mb": 1024}')
         for name, most in self.limits.items():
@@ -86,7 +90,8 @@ class Quota:
         environments = values.get("environments", ())
         if not isinstance(environments, list | tuple):
             raise InvalidRequest("the quota environments must be a list of names")
-        return cls(**{**values, "environments": tuple(environments)})
+        egress = Ceiling.read(values.get("egress", ())).texts
+        return cls(**{**values, "environments": tuple(environments), "egress": egress})
 
     def as_mapping(self) -> dict[str, Any]:
         """Contains only what it bounds."""
@@ -100,6 +105,7 @@ _COUNTS: Final = (
     "requests_per_minute",
     "exec_seconds_per_day",
     "bytes_out_per_day",
+    "egress_bytes_per_day",
 )
 NO_QUOTA: Final = Quota()
 

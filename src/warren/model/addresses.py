@@ -1,6 +1,63 @@
-"""What an address of a machine tells: whether it can only be reached from this machine."""
+"""What an address tells: whether it can only be reached from this machine, and whether it is of the public Internet.
 
-from ipaddress import IPv4Address, IPv6Address, ip_address
+Tenants name hosts that Warren connects to, from a place next to cloud metadata, databases and other people's routers.
+So it connects to public unicast addresses only, and to what the operator allows. For IPv4 a table lists what is not
+public; for IPv6 it names the public range and its exceptions. An address that carries an IPv4 address counts as that
+one if machines route it there (mapped, NAT64), and is refused if that way is unused today (compatible, 6to4, Teredo,
+local NAT64).
+"""
+
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Final, TypeAlias
+
+from warren.model.errors import InvalidRequest
+
+Address: TypeAlias = IPv4Address | IPv6Address
+Network: TypeAlias = IPv4Network | IPv6Network
+
+_REFUSED_4: Final = tuple(
+    (IPv4Network(network), kind)
+    for network, kind in (
+        ("0.0.0.0/8", "an unspecified address"),
+        ("10.0.0.0/8", "a private address"),
+        ("100.64.0.0/10", "an address behind a carrier's NAT"),
+        ("127.0.0.0/8", "a loopback address"),
+        ("168.63.129.16/32", "a cloud's own service"),  # public by its number, but answered by the machine's host
+        ("169.254.0.0/16", "a link-local address"),
+        ("172.16.0.0/12", "a private address"),
+        ("192.0.0.0/24", "a reserved address"),
+        ("192.0.2.0/24", "an address for documentation"),
+        ("192.88.99.0/24", "a reserved address"),
+        ("192.168.0.0/16", "a private address"),
+        ("198.18.0.0/15", "an address for benchmarks"),
+        ("198.51.100.0/24", "an address for documentation"),
+        ("203.0.113.0/24", "an address for documentation"),
+        ("224.0.0.0/4", "a multicast address"),
+        ("255.255.255.255/32", "the broadcast address"),
+        ("240.0.0.0/4", "a reserved address"),
+    )
+)
+_PUBLIC_6: Final = IPv6Network("2000::/3")
+# First those that are not in the public range, for the sake of their names.
+_REFUSED_6: Final = tuple(
+    (IPv6Network(network), kind)
+    for network, kind in (
+        ("::/128", "an unspecified address"),
+        ("::1/128", "a loopback address"),
+        ("::/96", "an IPv4-compatible address"),
+        ("64:ff9b:1::/48", "an address behind a local NAT64"),
+        ("fc00::/7", "a unique local address"),
+        ("fe80::/10", "a link-local address"),
+        ("ff00::/8", "a multicast address"),
+        ("2001::/32", "a Teredo address"),
+        ("2001::/23", "a reserved address"),
+        ("2001:db8::/32", "an address for documentation"),
+        ("2002::/16", "a 6to4 address"),
+        ("3fff::/20", "an address for documentation"),
+    )
+)
+_NAT64: Final = IPv6Network("64:ff9b::/96")
 
 
 def is_loopback(host: str | IPv4Address | IPv6Address) -> bool:
@@ -15,3 +72,42 @@ def is_loopback(host: str | IPv4Address | IPv6Address) -> bool:
             return False
     mapped = host.ipv4_mapped if isinstance(host, IPv6Address) else None
     return (mapped or host).is_loopback
+
+
+def read_networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """Reads the operator's list. Raises InvalidRequest for a network whose address has bits outside of its mask."""
+    return tuple(_network(text) for text in texts)
+
+
+def _network(text: str) -> Network:
+    try:
+        return ip_network(text.strip())
+    except ValueError as exc:
+        raise InvalidRequest(
+            f"{text!r} is not a network: {exc}", remedy="write it like 10.20.0.0/16, 192.168.1.5 or fd00:1::/64"
+        ) from exc
+
+
+def why_refused(address: Address, allowed: Iterable[Network] = ()) -> str:
+    """Says why Warren connects to no such address for a tenant; empty if it does."""
+    networks = tuple(allowed)
+    if isinstance(address, IPv4Address):
+        return "" if _is_within(address, networks) else _kind(address, _REFUSED_4)
+    if address.scope_id is not None:
+        return "an address of one network interface"
+    if _is_within(address, networks):
+        return ""
+    if address.ipv4_mapped is not None:
+        return why_refused(address.ipv4_mapped, networks)
+    if address in _NAT64:
+        return why_refused(IPv4Address(int(address) & 0xFFFFFFFF), networks)
+    kind = _kind(address, _REFUSED_6)
+    return kind if kind or address in _PUBLIC_6 else "a reserved address"
+
+
+def _is_within(address: Address, networks: tuple[Network, ...]) -> bool:
+    return any(address in network for network in networks)
+
+
+def _kind(address: Address, refused: Iterable[tuple[Network, str]]) -> str:
+    return next((kind for network, kind in refused if address in network), "")

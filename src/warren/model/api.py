@@ -108,6 +108,7 @@ class Operation:
             return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
         tags = {"processes": "processes", "kill-all": "processes", "files": "files", "exec": "commands"}
+        tags |= {"ports": "ports", "links": "ports", "forward": "ports"}
         return tags.get(part, "sessions")
 
 
@@ -138,6 +139,15 @@ _ROWS: Final = (
     Operation(
         "change_session", "PATCH", SESSION, Scope.SESSIONS, "Change time-outs and metadata", reads=Reads.JSON,
         in_sandbox=False,
+    ),
+    Operation(
+        "get_network", "GET", f"{SESSION}/network", Scope.READ, "Show what the sandbox may reach, and what it reached",
+        counts=False,
+    ),
+    Operation(
+        "set_network", "PUT", f"{SESSION}/network", Scope.SESSIONS, "Change what the sandbox may reach",
+        reads=Reads.JSON, in_sandbox=False, repeatable=True,
+        audited=(("internet", "internet"), ("allow", "allow"), ("deny", "deny")),
     ),
     # -- what sessions can be made of
     Operation(
@@ -200,6 +210,26 @@ _ROWS: Final = (
     Operation(
         "terminal_socket", "WEBSOCKET", f"{SESSION}/terminal", Scope.EXEC, "Open a terminal over a WebSocket",
         Answers.SOCKET, counts=False,
+    ),
+    # -- ports
+    Operation(
+        "list_ports", "GET", f"{SESSION}/ports", Scope.READ, "List what listens, or wait for a port", counts=False,
+        watched=True,
+    ),
+    Operation(
+        "change_port", "PUT", f"{SESSION}/ports/{{port}}", Scope.SESSIONS, "Change how a port's preview is opened",
+        reads=Reads.JSON, in_sandbox=False, repeatable=True, audited=(("public", "public"),),
+    ),
+    Operation(
+        "create_link", "POST", f"{SESSION}/links", Scope.EXEC, "Make a link to the preview of a port",
+        reads=Reads.JSON, session_in=SessionIn.NOWHERE, status=201, in_sandbox=False, audited=(("port", "port"),),
+    ),
+    Operation(
+        "revoke_links", "DELETE", f"{SESSION}/links", Scope.EXEC, "Revoke all links to previews", in_sandbox=False
+    ),
+    Operation(
+        "forward_socket", "WEBSOCKET", f"{SESSION}/forward/{{port}}", Scope.EXEC,
+        "Connect to a port over a WebSocket", Answers.SOCKET, counts=False,
     ),
     # -- files
     Operation("list_files", "GET", _FILES, Scope.FILES, "List a directory", audited=_PATH),
@@ -289,21 +319,22 @@ class OperationFinder:
     """Finds the operation of a request by its method and path. A WebSocket's method is WEBSOCKET."""
 
     def __init__(self, operations: Iterable[Operation] = _ROWS) -> None:
-        self._rows: dict[tuple[str, str], Operation] = {}
-        self._shapes: dict[int, list[dict[int, str]]] = {}  # by number of parts: where the parameters are
+        self._rows: dict[tuple[str, str], tuple[Operation, dict[int, str]]] = {}
+        self._shapes: dict[int, list[frozenset[int]]] = {}  # by number of parts: where the parameters are
         for row in operations:
             parts = row.path.split("/")
             named = {at: part[1:-1] for at, part in enumerate(parts) if part.startswith("{")}
-            self._rows[row.method, "/".join("{}" if at in named else part for at, part in enumerate(parts))] = row
+            pattern = "/".join("{}" if at in named else part for at, part in enumerate(parts))
+            self._rows[row.method, pattern] = row, named
             shapes = self._shapes.setdefault(len(parts), [])
-            if named not in shapes:
-                shapes.append(named)
+            if frozenset(named) not in shapes:
+                shapes.append(frozenset(named))
 
     def find(self, method: str, path: str) -> tuple[Operation, dict[str, str]] | None:
         """The operation and the parameters in the path."""
         parts = path.split("/")
-        for named in self._shapes.get(len(parts), ()):
-            row = self._rows.get((method, "/".join("{}" if at in named else part for at, part in enumerate(parts))))
-            if row is not None and all(parts[at] for at in named):
-                return row, {name: parts[at] for at, name in named.items()}
+        for places in self._shapes.get(len(parts), ()):
+            found = self._rows.get((method, "/".join("{}" if at in places else part for at, part in enumerate(parts))))
+            if found is not None and all(parts[at] for at in places):
+                return found[0], {name: parts[at] for at, name in found[1].items()}
         return None

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from enum import StrEnum
 
 from warren.model.errors import InvalidRequest
+from warren.model.network import NetworkRules
 
 
 class Capability(StrEnum):
@@ -38,6 +39,10 @@ def choose_provider(providers: Providers, name: str = "", needs: Collection[Capa
         others = [other for other, has in providers.items() if has.issuperset(needs)]
         raise lacks(chosen, missing[0], others)
     return chosen
+
+
+def network_needs(rules: NetworkRules) -> frozenset[Capability]:
+    return frozenset({Capability.EGRESS}) if rules.is_open else frozenset()
 
 
 def lacks(provider: str, capability: str, others: Collection[str] = ()) -> InvalidRequest:

@@ -4,7 +4,9 @@ from dataclasses import dataclass, field
 
 from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest
+from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
+from warren.model.secrets import check_names
 from warren.model.session import check_seconds
 from warren.model.spec import IoLimits, Limits, check_env, check_image_name
 
@@ -40,7 +42,8 @@ class Environment:
     """`pool`, `idle_timeout_s` and `max_lifetime_s` of an environment win over the server's settings. `policy` says
     which commands its sessions may run. `provider` is the one that makes its sandboxes unless the session names
     another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
-    capabilities that the provider must have."""
+    capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
+    else."""
 
     name: str
     image: str
@@ -54,9 +57,12 @@ class Environment:
     provider: str = ""
     io: IoLimits = field(default_factory=IoLimits)
     needs: frozenset[Capability] = frozenset()
+    network: NetworkRules = NO_NETWORK
+    secrets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_image_name(self.image)
+        check_names(self.secrets)
         for name, value in self.env.items():
             check_env(name, value)
         for name in ("idle_timeout_s", "max_lifetime_s"):

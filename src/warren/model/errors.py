@@ -35,6 +35,8 @@ WarrenError
 ├── SandboxLost                    the sandbox died or cannot be reached
 ├── SessionEnded                   the session expired or was deleted
 ├── RequestTimedOut                the client sent too slowly
+├── PortClosed                     nothing listens on that port of the sandbox
+├── PortFailed                     the server on that port did not answer properly, or in time
 ├── ProtocolError                  the agent said something it must not say
 ├── Interrupted                    the worker went away over it: nobody knows whether it was done
 └── Unavailable                    this machine cannot do it now
@@ -210,6 +212,14 @@ class SessionEnded(WarrenError):
 
 class RequestTimedOut(WarrenError):
     code, http_status, retryable = "request_timed_out", 408, True
+
+
+class PortClosed(WarrenError):
+    code, http_status, retryable = "port_closed", 502, True
+
+
+class PortFailed(WarrenError):
+    code, http_status, retryable = "port_failed", 502, True
 
 
 class ProtocolError(WarrenError):

@@ -18,6 +18,7 @@ class EventKind(StrEnum):
     COMMAND_FINISHED = "command.finished"
     COMMAND_REFUSED = "command.refused"
     QUOTA_REACHED = "quota.reached"
+    NETWORK_REFUSED = "network.refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,21 @@ class QuotaReachedData:
     key_id: str
 
 
-EventData = SessionCreatedData | SessionEndedData | SessionLostData | CommandEndedData | QuotaReachedData
+@dataclass(frozen=True, slots=True)
+class NetworkRefusedData:
+    """The last of `count` refusals since the event before. `rule` would allow it; empty if none of a session can."""
+
+    name: str
+    address: str
+    port: int
+    reason: str
+    rule: str
+    count: int
+
+
+EventData = (
+    SessionCreatedData | SessionEndedData | SessionLostData | CommandEndedData | QuotaReachedData | NetworkRefusedData
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from warren.model.errors import Conflict, InvalidRequest
+from warren.model.network import NO_NETWORK, NetworkRules
+from warren.model.preview import NO_PREVIEW_RULES, PreviewRules
 from warren.model.spec import Layer, Limits
 
 DEFAULT_TENANT: Final = "default"
@@ -142,9 +144,10 @@ class Session:
     """`version` counts the changes; a store accepts a change only of the version it was made from.
 
     `image` and `require` are what the caller asked for beyond the environment (empty: nothing). `limits` are those in
-    force; None, in rows of older versions: the environment's.
+    force; None, in rows of older versions: the environment's. `network` is what its sandbox may reach, presets by name.
     `reason` and `detail` say why it was lost or ended. `key_id` names the key that created it; `disk_mb` and
     `memory_mb` are the most that it may use. The values of `env` may be secrets: only the names are ever shown.
+    `secrets` are the names of those that the sandbox's broker adds to its requests.
     """
 
     id: str
@@ -162,6 +165,7 @@ class Session:
     image: str = ""
     limits: Limits | None = None
     require: frozenset[Layer] = frozenset()
+    network: NetworkRules = NO_NETWORK
     env: dict[str, str] = field(default_factory=dict)
     metadata: dict[str, str] = field(default_factory=dict)
     worker: str = ""
@@ -175,6 +179,13 @@ class Session:
     reason: EndReason = EndReason.NONE
     detail: str = ""
     ended: float | None = None
+    previews: PreviewRules = NO_PREVIEW_RULES
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def opens_network(self) -> bool:
+        """Whether its sandbox reaches anything outside."""
+        return self.network.is_open or bool(self.secrets)
 
     @property
     def active(self) -> bool:

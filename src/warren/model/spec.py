@@ -33,7 +33,8 @@ WRITABLE: dict[str, int] = {
 
 
 class Layer(StrEnum):
-    """A layer of isolation, as read back from the kernel once the sandbox runs."""
+    """A layer of isolation, as read back from the kernel once the sandbox runs. NO_NETWORK holds until the session's
+    rules open the network."""
 
     USER_NAMESPACE = "user_namespace"
     PID_NAMESPACE = "pid_namespace"
@@ -53,6 +54,7 @@ class Layer(StrEnum):
     MOUNT_FLAGS = "mount_flags"
     NO_HOST_FILES = "no_host_files"
     LOOPBACK_ONLY = "loopback_only"
+    NO_NETWORK = "no_network"
     MEMORY_LIMIT = "memory_limit"
     SWAP_OFF = "swap_off"
     SOCKET_LIMIT = "socket_limit"

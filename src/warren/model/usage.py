@@ -11,7 +11,8 @@ from typing import Any
 class Usage:
     """`memory_mb_s` is what was set aside, not what was touched: a sandbox's memory limit in MB times the seconds it
     lived. `cpu_s` is processor time, `session_s` the time sessions lived, `exec_s` the time commands ran; `bytes_in`
-    went to the sandboxes, `bytes_out` came from them. Nothing is ever negative."""
+    went to the sandboxes, `bytes_out` came from them. `egress_bytes` are what sandboxes sent and received over their
+    networks. Nothing is ever negative."""
 
     sessions: int = 0
     commands: int = 0
@@ -21,10 +22,14 @@ class Usage:
     exec_s: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
+    egress_bytes: int = 0
+    egress_connections: int = 0
+    egress_refused: int = 0
 
     def __post_init__(self) -> None:
         total = self.cpu_s + self.memory_mb_s + self.session_s + self.exec_s
-        least = min(self.sessions, self.commands, self.bytes_in, self.bytes_out)
+        least = min(self.sessions, self.commands, self.bytes_in, self.bytes_out, self.egress_bytes)
+        least = min(least, self.egress_connections, self.egress_refused)
         if math.isfinite(total) and least >= 0 and min(self.cpu_s, self.memory_mb_s, self.session_s, self.exec_s) >= 0:
             return
         for each in fields(self):
@@ -42,6 +47,9 @@ class Usage:
             self.exec_s + other.exec_s,
             self.bytes_in + other.bytes_in,
             self.bytes_out + other.bytes_out,
+            self.egress_bytes + other.egress_bytes,
+            self.egress_connections + other.egress_connections,
+            self.egress_refused + other.egress_refused,
         )
 
     @classmethod

@@ -1,7 +1,10 @@
 """The keyword arguments that methods of both clients hand on, for type checkers: `**options: Unpack[ClientOptions]`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from warren.model.network import NetworkRules
 
 Mode = Literal["remote", "local"]
 
@@ -29,8 +32,10 @@ class SandboxOptions(ServerOptions, total=False):
     env: Mapping[str, str] | None
     metadata: Mapping[str, str] | None
     require: Sequence[str]
+    secrets: Sequence[str]
     labels: Mapping[str, str] | None
     provider: str
+    network: "NetworkRules | Mapping[str, Any] | None"
     idle_timeout_s: float | None
     max_lifetime_s: float | None
     replace_lost: bool

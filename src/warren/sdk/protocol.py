@@ -5,9 +5,10 @@ Addresses, requests, error responses as exceptions, which request may be repeate
 
 import json
 import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from warren.model.errors import (
@@ -21,6 +22,9 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+
+if TYPE_CHECKING:
+    from warren.model.network import NetworkRules
 
 IDLE_CONNECTION_S: Final = 60.0  # an idle connection is reused for this long; servers keep it open longer
 CHUNK_BYTES: Final = 256 * 1024
@@ -49,6 +53,12 @@ DEFAULT_OPTIONS: Final = TransportOptions()
 def new_key() -> str:
     """Makes an Idempotency-Key. The same as secrets.token_hex, without the modules that `secrets` loads."""
     return os.urandom(16).hex()
+
+
+def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
+    """Network rules as the server takes them."""
+    values = dict(rules) if isinstance(rules, Mapping) else rules.as_mapping()
+    return {"internet": False, **{k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}}
 
 
 class Address(NamedTuple):
@@ -183,6 +193,10 @@ def unreachable(address: Address, exc: BaseException) -> ServerUnreachable:
     remedy = "is it running? Start one with `warren serve`"
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         remedy = "if an authority of your own signed its certificate, name that authority's file in SSL_CERT_FILE"
+    elif "[SSL" in reason:
+        remedy = f"does it speak HTTPS? If not, its address is {address.url.replace('https://', 'http://')}"
+    elif isinstance(getattr(exc, "os_error", exc), socket.gaierror):
+        remedy = "check the name in its address"
     return ServerUnreachable(f"the server at {address.url} cannot be reached: {reason}", remedy=remedy)
 
 

@@ -147,11 +147,30 @@ class SessionInfo(Result):
     image: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     env_names: list[str] = field(default_factory=list)
+    network: dict[str, Any] | None = None
     previous: dict[str, str] | None = None
     reason: str | None = None
     detail: str | None = None
     isolation: dict[str, Any] | None = None
     created: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkInfo(Result):
+    """What a sandbox may reach, and what it did since it was made or its machine's worker restarted.
+
+    Each of `refusals` has `at`, `name`, `address`, `port`, `reason` and `rule`: what would allow it, if anything would.
+    """
+
+    internet: bool = False
+    allow: list[str] = field(default_factory=list)
+    deny: list[str] = field(default_factory=list)
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    connections: int = 0
+    open_connections: int = 0
+    refused: int = 0
+    refusals: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +187,7 @@ class EnvironmentInfo(Result):
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
     needs: list[str] = field(default_factory=list)
+    network: dict[str, Any] | None = None
     default: bool = False
 
 
@@ -197,6 +217,15 @@ class ProcessInfo(Result):
     exit_code: int | None = None
     reason: str | None = None
     background: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PortInfo(Result):
+    """A TCP port on which a server inside the sandbox listens. `address` 0.0.0.0 or :: is all addresses."""
+
+    port: int
+    address: str
+    public: bool = False
 
 
 @dataclass(frozen=True, slots=True)

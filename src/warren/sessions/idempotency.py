@@ -13,6 +13,7 @@ import json
 from dataclasses import fields, replace
 from typing import Any, Final
 
+from warren.answer_memory import count_held, separate_room
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import ANSWER_GONE, Key, SessionStore
 from warren.model.command_output import Shown, output_of
@@ -60,10 +61,11 @@ async def exec_once(
     task = sessions.keyed_commands.get(name)
     if task is None:
         task = sessions.keyed_commands[name] = asyncio.create_task(
-            _run(sessions, name, command, stdin, stdin_sent=answer == _STDIN_SENT)
+            _run_apart(sessions, name, command, stdin, stdin_sent=answer == _STDIN_SENT)
         )
         task.add_done_callback(lambda done: remove_task(sessions, name, done))
     result = await asyncio.shield(task)
+    count_held(result.written.kept)
     note_end(result)
     return result
 
@@ -72,6 +74,12 @@ def remove_task(sessions: Sessions, name: Key, task: asyncio.Task[Any]) -> None:
     del sessions.keyed_commands[name]
     if not task.cancelled():
         task.exception()  # marks it as seen: all callers may have disconnected
+
+
+async def _run_apart(sessions: Sessions, name: Key, command: Command, stdin: bytes, *, stdin_sent: bool) -> ExecResult:
+    """Several requests may wait for the result, and the first may leave before the others."""
+    with separate_room():
+        return await _run(sessions, name, command, stdin, stdin_sent=stdin_sent)
 
 
 async def _run(sessions: Sessions, name: Key, command: Command, stdin: bytes, *, stdin_sent: bool) -> ExecResult:

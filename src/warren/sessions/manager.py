@@ -18,8 +18,12 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
 from warren.interfaces.worker import WorkerStats
 from warren.model.access import Caller
+from warren.model.capability import Capability, network_needs
+from warren.model.egress import Presets
 from warren.model.environment import Environment
 from warren.model.errors import (
+    Conflict,
+    InvalidRequest,
     NoSpace,
     QuotaExceeded,
     SandboxLost,
@@ -30,6 +34,9 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.model.network import NO_NETWORK, NetworkRules
+from warren.model.preview import PreviewRules
+from warren.model.secrets import BoundSecret, broker_variables, check_names, check_together
 from warren.model.session import (
     FAILED_CREATIONS,
     EndReason,
@@ -41,7 +48,7 @@ from warren.model.session import (
     check_thread_id,
     new_session_id,
 )
-from warren.model.spec import NO_CEILINGS, Ceilings, check_env, check_env_size, check_image_name
+from warren.model.spec import NO_CEILINGS, Ceilings, Layer, check_env, check_env_size, check_image_name
 from warren.sessions.allowances import caps_of, check_allowed, check_ceilings, check_lifetime, longest_life
 from warren.sessions.lifecycle import Lifecycle, unusable_error
 from warren.sessions.new_session import CreateResult, Defaults, NewSession, changed_limits, fingerprint, previous_of
@@ -89,7 +96,12 @@ class Sessions:
         """A new session, or the session that the thread or the Idempotency-Key already has."""
         self.check_open()
         caller = current_caller()
-        row = self._new_row(tenant, request, caller)
+        environment = self._environments(request.environment or self._defaults.environment)
+        rules = environment.network if request.network is None else request.network
+        presets = await self._check_network(rules, caller, environment.network)
+        secrets = await self._find_secrets(tenant, environment, request, caller)
+        variables = {**presets.env(rules.allow), **broker_variables(secrets)}
+        row = self._new_row(tenant, request, caller, environment, rules, variables, [each.name for each in secrets])
         idempotency = Key(tenant, "create", check_key(key), fingerprint(request)) if key else None
         counted = False
         while True:
@@ -145,6 +157,13 @@ class Sessions:
             await self.lifecycle.wait_until_settled(session)
         return None
 
+    async def _check_network(
+        self, rules: NetworkRules, caller: Caller, environment: NetworkRules = NO_NETWORK
+    ) -> Presets:
+        if rules.is_open:
+            await self.metering.check_network(caller)
+        return await self.lifecycle.egress.check(rules, caller, environment)
+
     def image_of(self, session: Session) -> str:
         """The image of the session's sandbox: its own, or that of its environment as it is now."""
         if not session.image:
@@ -152,8 +171,16 @@ class Sessions:
                 return self._environments(session.environment).image
         return session.image
 
-    def _new_row(self, tenant: str, request: NewSession, caller: Caller) -> Session:
-        environment = self._environments(request.environment or self._defaults.environment)
+    def _new_row(
+        self,
+        tenant: str,
+        request: NewSession,
+        caller: Caller,
+        environment: Environment,
+        network: NetworkRules,
+        network_env: Mapping[str, str],
+        secrets: Sequence[str],
+    ) -> Session:
         if request.thread_id:
             check_thread_id(request.thread_id)
         if request.image:
@@ -162,7 +189,13 @@ class Sessions:
             check_env(name, value)
         check_env_size(request.env)
         provider = request.provider or environment.provider
-        self.lifecycle.check_provider(provider, environment.needs)
+        needs = environment.needs | network_needs(network) | ({Capability.EGRESS} if secrets else set())
+        self.lifecycle.check_provider(provider, needs)
+        if (network.is_open or secrets) and Layer.NO_NETWORK in request.require:
+            raise InvalidRequest(
+                f"the session requires no_network, and its rules open: {network if network.is_open else 'secrets'}",
+                remedy="leave no_network out of require, or send an empty network",
+            )
         in_force = changed_limits(environment.limits, request.limits)
         check_ceilings(self._ceilings, in_force, environment.limits)
         lifetime_s = self._choose_seconds("max_lifetime_s", request, environment)
@@ -190,9 +223,31 @@ class Sessions:
             worker=next(iter(self.lifecycle.workers), ""),
             provider=provider,
             require=request.require,
-            env=dict(request.env),
+            network=network,
+            secrets=tuple(secrets),
+            env={**network_env, **request.env},
             metadata=check_metadata(dict(request.metadata)),
         )
+
+    async def _find_secrets(
+        self, tenant: str, environment: Environment, request: NewSession, caller: Caller
+    ) -> Sequence[BoundSecret]:
+        """Those that the environment and the request name. Raises InvalidRequest if the tenant does not have one, and
+        Forbidden if the caller may not reach the hosts of one."""
+        names = check_names((*environment.secrets, *request.secrets))
+        if not names:
+            return ()
+        found = await self.lifecycle.secrets.find(tenant, names)
+        missing = sorted(set(names) - {secret.name for secret in found})
+        if missing:
+            whose = "" if missing[0] in request.secrets else f", which the environment {environment.name!r} needs"
+            raise InvalidRequest(
+                f"there is no valid secret {missing[0]!r}{whose}", remedy=f"set it: warren secrets set {missing[0]}"
+            )
+        check_together(found)
+        hosts = dict.fromkeys(f"{host}:443" for secret in found for host in secret.hosts)
+        await self._check_network(NetworkRules(allow=tuple(hosts)), caller)
+        return found
 
     def _choose_seconds(self, name: str, *sources: object) -> float:
         """The value of the first source that has one; the last source is the server's default."""
@@ -279,6 +334,10 @@ class Sessions:
         """For a use within a stream that does not count by being open."""
         await self._record_use(await self.get(tenant, session_id))
 
+    async def record_use_of(self, session: Session) -> None:
+        """The same for a session that was just read."""
+        await self._record_use(session)
+
     async def _record_use(self, session: Session) -> Session:
         """Saves the use, later if the store cannot write now: that must not stop anybody's work."""
         try:
@@ -341,6 +400,37 @@ class Sessions:
                 max_lifetime_s=check_seconds("max_lifetime_s", lifetime),
                 metadata=check_metadata({name: value for name, value in merged.items() if value is not None}),
             )
+            if await self.store.swap(changed):
+                return changed
+
+    async def set_network(self, tenant: str, session_id: str, rules: NetworkRules) -> Session:
+        """Replaces what the sandbox may reach; when it returns, the new rules hold. If it fails after the rules were
+        saved, the sandbox reaches nothing until they could be applied."""
+        async with self.lifecycle.network_lock(session_id):
+            while True:
+                session = await self._wait_until_usable(await self.get(tenant, session_id))
+                self.lifecycle.worker_of(session)
+                if rules.is_open and Layer.NO_NETWORK in session.require:
+                    raise Conflict(
+                        f"session {session_id} was created with the requirement no_network",
+                        remedy="create a session without it",
+                    )
+                self.lifecycle.check_provider(session.provider, network_needs(rules))
+                presets = await self._check_network(rules, current_caller())
+                env = {**presets.env(rules.allow), **session.env}
+                changed = session.changed(network=rules, env=env, used=max(session.used, self.clock.now()))
+                if await self.store.swap(changed):
+                    break
+            if rules.is_open or session.network.is_open:
+                await self.lifecycle.apply_network(changed)
+            return changed
+
+    async def change_previews(
+        self, tenant: str, session_id: str, change: Callable[[PreviewRules], PreviewRules]
+    ) -> Session:
+        while True:
+            session = await self._wait_until_usable(await self.get(tenant, session_id))
+            changed = session.changed(previews=change(session.previews))
             if await self.store.swap(changed):
                 return changed
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from warren.model.network import NetworkRules
 from warren.model.session import FAILED_CREATIONS, IDLE_TIMEOUT_S, MAX_LIFETIME_S, EndReason, Previous, Session
 from warren.model.spec import Layer, Limits
 
@@ -19,7 +20,8 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """The session that a caller wants. With `replace_lost` a thread whose sandbox has died gets a new one."""
+    """The session that a caller wants. With `replace_lost` a thread whose sandbox has died gets a new one. `network`
+    None: what the environment says."""
 
     environment: str = ""
     thread_id: str = ""
@@ -32,6 +34,8 @@ class NewSession:
     max_lifetime_s: float | None = None
     replace_lost: bool = False
     provider: str = ""
+    network: NetworkRules | None = None
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class CreateResult:
 def fingerprint(request: Any) -> str:
     """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
     values = asdict(request)
-    for name in ("provider", "judged_as"):
+    for name in ("provider", "judged_as", "network", "secrets"):
         if not values.get(name):
             values.pop(name, None)
     text = json.dumps(values, sort_keys=True, default=_to_json)

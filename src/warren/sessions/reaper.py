@@ -137,6 +137,8 @@ class Reaper:
             await self._lifecycle.mark_lost(current, why)
         elif current.state.can_be_lost:
             self._lifecycle.track(current)
+            if current.opens_network:
+                self._lifecycle.keep_network(current)
             self._sessions.metering.follow(self._meter_again(current, worker), f"metering {current.id} again")
 
     async def _meter_again(self, session: Session, worker: Worker) -> None:

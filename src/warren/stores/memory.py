@@ -99,6 +99,9 @@ class MemoryStore:
         session = self._sessions.get(session_id)
         return session if session is not None and session.tenant == tenant else None
 
+    async def find(self, session_id: str) -> Session | None:
+        return self._sessions.get(session_id)
+
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
         if (active := self._active_of(tenant, thread_id)) is not None or not thread_id:
             return active

@@ -158,6 +158,10 @@ class MirroredStore:
             return await self._refresh(mine)
         return self._check_doubt(mine)
 
+    async def find(self, session_id: str) -> Session | None:
+        mine = self._rows.get(session_id)
+        return await self._shared.find(session_id) if mine is None else await self.get(mine.tenant, session_id)
+
     def _check_doubt(self, session: Session) -> Session:
         """Raises Unavailable for a session that may have been ended: nobody may use it."""
         tried, _ = self._doubts.get(session.id, (session, 0.0))

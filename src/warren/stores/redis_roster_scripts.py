@@ -158,14 +158,19 @@ return 'gone'
 """,
 )
 
-# A session's row, and then its worker. Nothing is taken from a worker whose lease lasts, by the clock of the same step.
+# A session's row, its worker, and the coordinator that takes it. Nothing is taken from a worker whose lease lasts, by
+# the clock of the same step, nor by a coordinator that the worker would not ask before it goes on without Redis.
 SWAP_OF_DEAD: Final = script(
     _ROSTER,
     SESSIONS,
     body=f"""
 if call('EXISTS', KEYS[1]) == 0 then return 0 end
-local lease = call('HGET', key('worker', ARGV[3 + #FIELDS]), 'until')
-if lease and tonumber(lease) > clock() then return 0 end
+local worker = call('HMGET', key('worker', ARGV[3 + #FIELDS]), 'until', 'report')
+if worker[1] and tonumber(worker[1]) > clock() then return 0 end
+local asked = worker[2] and cjson.decode(worker[2]).coordinators or {{}}
+local may_take = #asked == 0
+for _, id in ipairs(asked) do may_take = may_take or id == ARGV[4 + #FIELDS] end
+if not may_take then return 0 end
 {SWAPPING}
 """,
 )

@@ -190,6 +190,13 @@ local found = tenant == ARGV[3] and data
 """
 )
 
+FIND: Final = script(
+    body=f"""
+local found = call('HGET', key('session', ARGV[3]), 'data')
+{_FOUND}
+"""
+)
+
 OF_THREAD: Final = script(
     body=f"""
 local id = call('GET', key('holder', ARGV[3], ARGV[4])) or call('ZREVRANGE', key('thread', ARGV[3], ARGV[4]), 0, 0)[1]

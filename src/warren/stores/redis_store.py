@@ -86,6 +86,9 @@ class RedisStore:
     async def get(self, tenant: str, session_id: str) -> Session | None:
         return self._decode_found(await self._run(scripts.GET, tenant, session_id))
 
+    async def find(self, session_id: str) -> Session | None:
+        return self._decode_found(await self._run(scripts.FIND, session_id))
+
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None:
         return self._decode_found(await self._run(scripts.OF_THREAD, tenant, thread_id))
 
@@ -97,9 +100,9 @@ class RedisStore:
         whether it is stored now."""
         return bool(await self._run(scripts.RESTORE, *self._row(session)))
 
-    async def swap_of_dead(self, session: Session) -> bool:
-        """Does `swap` only if the lease of the session's worker has expired."""
-        return bool(await self._run(SWAP_OF_DEAD, *self._row(session), session.worker))
+    async def swap_of_dead(self, session: Session, coordinator_id: str) -> bool:
+        """Does `swap` only if the lease of the session's worker has expired and this coordinator may give it up."""
+        return bool(await self._run(SWAP_OF_DEAD, *self._row(session), session.worker, coordinator_id))
 
     async def list(self, tenant: str, page: Page) -> Sequence[Session]:
         if page.limit <= 0 or not page.states:

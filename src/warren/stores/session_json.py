@@ -10,6 +10,8 @@ from dataclasses import MISSING, asdict, fields
 from operator import attrgetter
 from typing import Any, Final
 
+from warren.model.network import NetworkRules
+from warren.model.preview import NO_PREVIEW_RULES, PreviewRules
 from warren.model.session import EndReason, Previous, Session, SessionState
 from warren.model.spec import Layer, Limits
 from warren.stores.encryption import Encryption, decrypt
@@ -33,10 +35,14 @@ def encode_session(session: Session, encryption: Encryption | None = None) -> st
         values["limits"] = asdict(session.limits)
     if session.require:
         values["require"] = sorted(session.require)
+    if "network" in values:
+        values["network"] = session.network.as_mapping()
     if session.env and encryption is not None:
         values["env"] = encryption.encrypt(_ENCODER.encode(session.env), session.id)
     if session.previous is not None:
         values["previous"] = asdict(session.previous)
+    if session.previews != NO_PREVIEW_RULES:
+        values["previews"] = asdict(session.previews)
     return _ENCODER.encode(values)
 
 
@@ -50,12 +56,22 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
         values["limits"] = Limits(**values["limits"])
     if "require" in values:
         values["require"] = frozenset(map(Layer, values["require"]))
+    if "network" in values:
+        values["network"] = NetworkRules.stored(values["network"])
+    if "secrets" in values:
+        values["secrets"] = tuple(values["secrets"])
     if isinstance(values.get("env"), str):
         values["env"] = json.loads(decrypt(encryption, values["env"], values["id"]))
     if "previous" in values:
         previous = values["previous"]
         values["previous"] = Previous(**{**previous, "reason": EndReason(previous["reason"])})
+    if "previews" in values:
+        values["previews"] = PreviewRules(**{name: _frozen(value) for name, value in values["previews"].items()})
     return Session(**values)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def metadata_text(name: str, value: str) -> str:

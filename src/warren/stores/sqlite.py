@@ -61,6 +61,7 @@ _INSERT: Final = """INSERT INTO sessions
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_IF_FREE: Final = f"""{_INSERT}
     ON CONFLICT (tenant, thread_id) WHERE {ACTIVE_SQL} AND thread_id != '' DO NOTHING"""
+_FIND: Final = "SELECT data FROM sessions WHERE id = ?"
 _GET: Final = "SELECT data FROM sessions WHERE id = ? AND tenant = ?"
 # The common change, of times only, does not touch the indexes that contain the state.
 _SWAP_SAME_STATE: Final = """UPDATE sessions SET version = ?, deadline = ?, data = ?
@@ -199,6 +200,10 @@ class SqliteStore:
 
     async def get(self, tenant: str, session_id: str) -> Session | None:
         row = self._run(_GET, session_id, tenant).fetchone()
+        return None if row is None else self._decoded(row[0])
+
+    async def find(self, session_id: str) -> Session | None:
+        row = self._run(_FIND, session_id).fetchone()
         return None if row is None else self._decoded(row[0])
 
     async def of_thread(self, tenant: str, thread_id: str) -> Session | None:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final, cast
 
+from warren.answer_memory import waits_for_room
 from warren.clock import Clock
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Caller
@@ -32,7 +33,7 @@ from warren.sessions.event_hub import EventHub
 from warren.sessions.refused_process import RefusedProcess
 from warren.sessions.request_context import current_caller, note, note_command, note_end
 from warren.tenancy.fair_gate import FairGate
-from warren.tenancy.quotas import DAY_S, Quotas
+from warren.tenancy.quotas import DAY_S, EGRESS_BYTES, Quotas
 
 Verdict = Callable[[Session, Command], Awaitable["ExecResult | None"]]
 PayerOf = Callable[[Session], Awaitable[Caller]]
@@ -106,6 +107,10 @@ class Metering:
 
     async def count_create(self, caller: Caller) -> None:
         await self.quotas.create(caller)
+
+    async def check_network(self, caller: Caller) -> None:
+        if self.quotas.bounds(caller, EGRESS_BYTES) and await self.quotas.left(caller, EGRESS_BYTES) <= 0:
+            raise self.quotas.spent(caller, EGRESS_BYTES)
 
     def report_limit(self, caller: Caller, quota: str) -> None:
         self.quotas.tell(caller, quota)
@@ -280,7 +285,7 @@ class _Payer:
 
     async def _pay(self) -> None:
         metering = self._metering
-        while await metering.can_go_on(self._caller):  # noqa: ASYNC110
+        while waits_for_room() or await metering.can_go_on(self._caller):  # noqa: ASYNC110
             await asyncio.sleep(metering.slice_s)
         # If this was all there was, the command's own time-out is ending it at this moment.
         await asyncio.sleep(metering.slice_s / 4)

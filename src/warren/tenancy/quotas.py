@@ -18,6 +18,7 @@ from warren.model.errors import QuotaExceeded, RateLimited, Unavailable
 from warren.tenancy.counters import MINUTE_S, Counters, Hit, MemoryCounters
 
 DAY_S: Final = 86400
+EGRESS_BYTES: Final = "egress_bytes"
 _TOLD_AGAIN_S: Final = 60.0
 _MOST_TOLD: Final = 10_000
 _TRIES: Final = 5

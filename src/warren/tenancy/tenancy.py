@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 from warren.clock import Clock
 from warren.interfaces.audit import AuditLog
 from warren.interfaces.records import RecordStore
+from warren.logs import get_log
 from warren.model.access import Caller
 from warren.model.audit import AuditEntry
 from warren.model.environment import Environment
-from warren.model.errors import NotFound
+from warren.model.errors import NotFound, WarrenError
 from warren.model.events import (
     CommandEndedData,
     Event,
     EventKind,
+    NetworkRefusedData,
     QuotaReachedData,
     SessionCreatedData,
     SessionEndedData,
@@ -26,12 +28,15 @@ from warren.model.policy import Policy
 from warren.model.session import Session
 from warren.model.usage import Usage
 from warren.sessions.event_hub import EventHub
+from warren.stores.encryption import Encryption
 from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.counters import Counters
 from warren.tenancy.keys import Keys
 from warren.tenancy.metered_sandbox import Metering
+from warren.tenancy.networks import Networks
 from warren.tenancy.quotas import Quotas
 from warren.tenancy.revocations import Revocations
+from warren.tenancy.secrets import Secrets
 from warren.tenancy.session_policies import Policies
 from warren.tenancy.tenants import Tenants
 from warren.tenancy.usage import UsageBook, day_of
@@ -39,7 +44,8 @@ from warren.tenancy.usage import UsageBook, day_of
 if TYPE_CHECKING:
     from warren.tenancy.webhooks.outbox import Webhooks
 
-_COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out"}
+_log = get_log(__name__)
+_COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out", "egress_bytes": "egress_bytes"}
 
 
 class Tenancy:
@@ -52,12 +58,14 @@ class Tenancy:
         audit: AuditLog | None = None,
         webhooks: "Webhooks | None" = None,
         counters: Counters | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
-        """Without `counters` this process counts quotas in its memory."""
+        """Without `counters` this process counts quotas in its memory; without `encryption` secrets end with it."""
         self._clock = clock
         self.keys = Keys(records, clock)
         self.revocations = Revocations(records, clock)
         self.tenants = Tenants(records, clock)
+        self.secrets = Secrets(records, clock, encryption)
         self.usage = UsageBook(records, clock)
         self.audit = audit
         self.refusals = None if audit is None else RefusalLimit(clock, audit.record)
@@ -77,6 +85,7 @@ class Tenancy:
             payer_of=self._payer_of,
             count_command=self.usage.add_command,
         )
+        self.networks = Networks(clock, self.usage, quotas, self.events, self._payer_of, audit)
         self._tasks: list[asyncio.Task[Any]] = []
 
     def __repr__(self) -> str:
@@ -85,6 +94,8 @@ class Tenancy:
     def start(self, *, deliver_webhooks: bool = True) -> None:
         """Without `deliver_webhooks` this process only queues deliveries, and another one sends them."""
         self._run(self.usage.run(), "usage")
+        if deliver_webhooks:
+            self._run(self._renew_secrets(), "renewing secrets")
         if self.webhooks is not None and deliver_webhooks:
             self._run(self.webhooks.run(), "webhooks")
 
@@ -106,6 +117,12 @@ class Tenancy:
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
 
+    async def _renew_secrets(self) -> None:
+        try:
+            await self.secrets.renew_encryption()
+        except WarrenError as exc:
+            _log.warning("secrets_not_renewed", action="at_next_start", error=exc.message)
+
     # -- events
 
     def _count_usage(self, event: Event) -> None:
@@ -117,12 +134,12 @@ class Tenancy:
                 self.usage.add(event.tenant, Usage(session_s=lived_s, memory_mb_s=lived_s * memory_mb))
 
     def _record_event(self, event: Event) -> None:
-        """Writes an audit entry for an event that no request's own entry covers."""
+        """Writes an audit entry for an event that no other entry covers."""
         data = event.data
-        by_request = isinstance(data, SessionCreatedData) or (
+        has_entry = isinstance(data, SessionCreatedData | NetworkRefusedData) or (
             isinstance(data, CommandEndedData) and not data.background
         )
-        if self.audit is not None and not by_request:
+        if self.audit is not None and not has_entry:
             kind, detail = str(event.kind), event.json_data()
             self.audit.record(AuditEntry(event.at, kind, event.tenant, session_id=event.session_id, detail=detail))
 

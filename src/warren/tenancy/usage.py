@@ -53,6 +53,9 @@ class _Sum:
     exec_s: float = 0.0
     bytes_in: int = 0
     bytes_out: int = 0
+    egress_bytes: int = 0
+    egress_connections: int = 0
+    egress_refused: int = 0
 
     def add(self, usage: Usage) -> None:
         for name in _AMOUNTS:

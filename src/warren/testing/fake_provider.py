@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Capability
 from warren.model.errors import ImageNotFound, IsolationUnavailable, ProviderUnavailable, SandboxNotFound
+from warren.model.network import NO_NETWORK
 from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.testing.fake_sandbox import FakeMachine, FakeSandbox
 
@@ -78,6 +79,7 @@ class FakeProvider:
             raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
         if (loss := machine.loss()) is not None:
             raise loss
+        machine.network = NO_NETWORK
         return FakeSandbox(machine)
 
     async def destroy(self, sandbox_id: str) -> None:

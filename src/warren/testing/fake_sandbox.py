@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Sequence
 
 import anyio
@@ -18,6 +19,7 @@ from warren.model.errors import (
     ProcessNotFound,
     SandboxLost,
 )
+from warren.model.network import NO_NETWORK, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Change,
     Command,
@@ -31,6 +33,7 @@ from warren.model.operations import (
     SearchMatch,
     SearchSummary,
 )
+from warren.model.secrets import BoundSecret
 from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
 from warren.testing.fake_files import FakeFiles, normalize_path, uid_of
 from warren.testing.fake_process import FakeProcess
@@ -56,6 +59,7 @@ class FakeMachine:
         self.cwd = WORKSPACE
         self.exports: dict[str, str] = {}
         self.next_pid = 2
+        self.network, self.network_use = NO_NETWORK, NetworkUse()
         self.lost = asyncio.Event()
         self.why = ""
         self.when_lost: list[tuple[FakeSandbox, Callable[[str], None]]] = []
@@ -333,6 +337,26 @@ class FakeSandbox:
         finally:
             event.cancel()
             loss.cancel()
+
+    async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None:
+        self._networked().network = rules
+
+    async def network_use(self) -> NetworkUse:
+        return self._networked().network_use
+
+    def _networked(self) -> FakeMachine:
+        """Only a provider that was given the capability remembers rules, and enforces none."""
+        machine = self._check_alive()
+        if Capability.EGRESS not in machine.capabilities:
+            raise lacks(machine.isolation.provider, Capability.EGRESS)
+        return machine
+
+    async def ports(self) -> Sequence[ListeningPort]:
+        self._check_alive()
+        return ()  # no server can run in it
+
+    async def dial(self, port: int) -> socket.socket:
+        raise lacks(self._check_alive().isolation.provider, Capability.PORTS)
 
     async def ping(self) -> None:
         self._check_alive()

@@ -365,8 +365,16 @@ class Pool:
     def _note_failure(self, error: Exception) -> None:
         self.counters.failures += 1
         before, self._failures = self._failures, self._failures.with_one_more(error, self._clock.now(), random.random())
-        if self._failures.count > before.count:
-            _log.warning("sandbox_not_created", pool=self.environment.name, provider=self.provider, error=error)
+        count, is_new = self._failures.count, str(error) != str(before.error)
+        if count > before.count and (is_new or count.bit_count() == 1):  # the 2nd, 4th, 8th … time of the same
+            _log.warning(
+                "sandbox_not_created",
+                pool=self.environment.name,
+                provider=self.provider,
+                failures=count,
+                error=error.message if isinstance(error, WarrenError) else error,
+                remedy=getattr(error, "remedy", "") or None,
+            )
         if is_hopeless(error):
             self._fail_waiters(lambda: _copy_of(error))
 

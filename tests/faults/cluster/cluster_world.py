@@ -108,7 +108,7 @@ class ClusterWorld:
     # -- looking
 
     async def recovered(self, caller: ClusterCaller) -> None:
-        """Every coordinator sees Redis and all workers."""
+        """Every coordinator sees Redis and all workers, and every worker has heard of all coordinators."""
         deadline = time.monotonic() + RECOVERY_S
         while trouble := await self._troubles(caller):
             assert time.monotonic() < deadline, f"after {RECOVERY_S:g} s: " + "; ".join(trouble)
@@ -127,7 +127,17 @@ class ClusterWorld:
             states = {worker["id"]: worker["state"] for worker in seen["workers"]}
             if set(states) != set(self.workers) or set(states.values()) != {"ready"}:
                 found.append(f"coordinator {number + 1} sees {states}")
-        return found
+        return found + self._ignorant_workers()
+
+    def _ignorant_workers(self) -> list[str]:
+        """Until a worker has said that it knows a coordinator, that one does not give it up."""
+        known = {name: self.known_coordinators(name) for name in self.workers}
+        return [f"{name} knows {ids}" for name, ids in known.items() if len(ids) != len(self.coordinators)]
+
+    def known_coordinators(self, worker: str) -> list[str]:
+        report = self.redis.ask("HGET", f"{{warren}}:worker:{len(worker)}:{worker}", "report")
+        ids: list[str] = json.loads(report)["coordinators"] if report else []
+        return ids
 
     async def settled(self, caller: ClusterCaller) -> None:
         """Nothing is in between any more, and what is on the machines is what the cluster says there is."""

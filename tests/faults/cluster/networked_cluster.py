@@ -8,8 +8,8 @@ from typing import Final
 
 from cluster_processes import SECRET
 from faults.cluster.cluster_world import FLAGS, POOL, ClusterWorld
-from faults.cluster.networks import Network, Place
 from faults.world import new_state
+from networks import Network, Place
 from redis_server import RedisServer
 from server_process import ServerProcess
 

@@ -15,6 +15,7 @@ from faults.cluster.test_cluster_pauses import (
     check_given_up,
     check_refused_for_now,
     given_up,
+    is_lost,
     started_anew,
     thread_with_file,
     used_for,
@@ -147,6 +148,32 @@ async def test_two_halves_never_write_to_two_sandboxes_of_one_thread(
     await until(lambda: one_sandbox(world, "halves"), "the old sandbox is gone")
     await check_given_up(world, caller, old["session_id"])
     assert await caller.output(new["session_id"], "cat thread.txt") == "halves"
+
+
+async def test_a_coordinator_that_is_started_into_a_partition_gives_up_nobody(
+    world: NetworkedWorld, caller: ClusterCaller
+) -> None:
+    """The worker goes on, because the one coordinator that it knows has lost Redis too."""
+    session = await known_to_all(caller, "unheard-of")
+    worker, late = session["worker"], world.coordinators[1]
+    assert await asyncio.to_thread(late.stop) == 0
+
+    async def knows_one() -> bool:
+        return len(world.known_coordinators(worker)) == 1
+
+    await until(knows_one, "the worker has heard that the other coordinator is gone")
+    mine = [world.places[worker], world.places["c1"]]
+    theirs = [place for place in world.places.values() if place not in mine]
+    with world.network.cut(mine, theirs):
+        late.start(wait=False)
+        await asyncio.gather(
+            used_for(caller.through(0), session["session_id"], LONG_S), asyncio.to_thread(late.wait_until_ready)
+        )
+        assert (await caller.through(1).show(session["session_id"])).status == 503
+        assert not await is_lost(caller.through(1), session["session_id"])
+        assert (await caller.through(1).create(thread_id="unheard-of", replace_lost=True)).status == 503
+    await world.recovered(caller)
+    assert await caller.output(session["session_id"], "cat thread.txt") == "unheard-of"
 
 
 async def written(caller: ClusterCaller, session_id: str, over: asyncio.Event) -> list[float]:

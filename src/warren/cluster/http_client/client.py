@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
-from warren.cluster.http_client.connection import Connection, Phase
+from warren.cluster.http_client.connection import HIGH_WATER, Connection, Phase
 from warren.cluster.http_client.errors import Broken
 from warren.cluster.http_client.headers import Header, content_length, framing_of, request_head
-from warren.cluster.http_client.pool import CONNECT_TIMEOUT_S, ConnectionPool
+from warren.cluster.http_client.pool import CONNECT_TIMEOUT_S, ConnectionPool, Dial
 
 Body = bytes | AsyncIterator[bytes]
 WaitForDisconnect = Callable[[], Awaitable[None]]
@@ -43,8 +43,9 @@ class WorkerClient:
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
         idle_s: float = 30.0,
         max_idle: int = 64,
+        buffer_size: int = HIGH_WATER,
     ) -> None:
-        self._pool = ConnectionPool(tls, connect_timeout_s, idle_s, max_idle)
+        self._pool = ConnectionPool(tls, connect_timeout_s, idle_s, max_idle, buffer_size)
 
     def __repr__(self) -> str:
         return f"<WorkerClient {self._pool.summary}>"
@@ -59,6 +60,7 @@ class WorkerClient:
         *,
         head_timeout_s: float | None = None,
         wait_for_disconnect: WaitForDisconnect | None = None,
+        dial: Dial | None = None,
     ) -> AbstractAsyncContextManager["WorkerResponse"]:
         """Sends a request; the context begins when the head of the response has arrived.
 
@@ -69,15 +71,17 @@ class WorkerClient:
 
         Raises `Unreachable` and `Broken`; so does reading the response. A kept connection that turns out to be closed
         before a byte of the response arrived is replaced once, for GET and HEAD. Without `head_timeout_s` the worker
-        may take any time for the head of the response.
+        may take any time for the head of the response. That time begins anew with each piece of the body that is sent.
 
         `wait_for_disconnect` is awaited once the body is sent, if the response takes longer than a moment. What it or
         the body's iterator raises ends the exchange at once, and is raised to the task that waits for the response.
 
+        With `dial` the request goes over the connection that it makes, and `address` is only a name for it.
+
         When a worker refuses (status 300 and above) before it has read the whole body, the rest is not sent. Leaving
         the context before the response is complete closes the connection, so that the worker notices.
         """
-        return _Exchange(self._pool, address, method, target, headers, body, head_timeout_s, wait_for_disconnect)
+        return _Exchange(self._pool, address, method, target, headers, body, head_timeout_s, wait_for_disconnect, dial)
 
     async def close(self) -> None:
         """Closes all connections, also those in use. Later requests raise `Unreachable`."""
@@ -146,8 +150,9 @@ class _Exchange:
         body: Body,
         head_timeout_s: float | None,
         wait_for_disconnect: WaitForDisconnect | None,
+        dial: Dial | None = None,
     ) -> None:
-        self._pool, self._address = pool, address
+        self._pool, self._address, self._dial = pool, address, dial
         self._method, self._body, self._wait_for_disconnect = method, body, wait_for_disconnect
         self._head_timeout_s = head_timeout_s
         self._body_length: int | None = None
@@ -159,6 +164,7 @@ class _Exchange:
             framing = _CHUNKED if self._body_length is None else (b"content-length", b"%d" % self._body_length)
         self._head = request_head(method, target, headers, framing)
         self._is_sent = False
+        self._sent_at = 0.0
         self._side_task: asyncio.Task[None] | None = None
         self._side_task_timer: asyncio.TimerHandle | None = None
         self._connection: Connection | None = None
@@ -180,7 +186,7 @@ class _Exchange:
 
     async def _try(self, *, new_connection: bool) -> bool:
         """Returns False if a kept connection was closed already and the request should go over a new one."""
-        connection = self._connection = await self._pool.acquire(self._address, new=new_connection)
+        connection = self._connection = await self._pool.acquire(self._address, new=new_connection, dial=self._dial)
         self._start_sending(connection)
         try:
             await self._wait_for_head(connection)
@@ -220,11 +226,17 @@ class _Exchange:
         if self._head_timeout_s is None:
             await connection.wait_for_head()
             return
-        try:
-            async with asyncio.timeout(self._head_timeout_s):
-                await connection.wait_for_head()
-        except TimeoutError:
-            raise Broken(f"the worker did not respond within {self._head_timeout_s:g} s") from None
+        loop = asyncio.get_running_loop()
+        self._sent_at = loop.time()
+        while True:
+            deadline = self._sent_at + self._head_timeout_s
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await connection.wait_for_head()
+                return
+            except TimeoutError:
+                if self._sent_at + self._head_timeout_s <= loop.time():
+                    raise Broken(f"the worker did not respond within {self._head_timeout_s:g} s") from None
 
     async def _send_rest_and_watch(self, connection: Connection) -> None:
         try:
@@ -253,6 +265,7 @@ class _Exchange:
                     raise Broken("the body of the request is longer than its content-length")
                 connection.write(piece)
             await connection.drain()
+            self._sent_at = asyncio.get_running_loop().time()
         if unsent:
             raise Broken("the body of the request is shorter than its content-length")
         if unsent is None:

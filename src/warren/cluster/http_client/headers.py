@@ -10,6 +10,7 @@ from starlette.types import Scope
 
 from warren.http.server.http_guard import SECURITY_HEADERS
 from warren.model.errors import InvalidRequest
+from warren.model.preview import PREVIEW
 
 Header = tuple[bytes, bytes]
 
@@ -19,6 +20,7 @@ HOP_BY_HOP: Final = frozenset(
 """Headers that concern one connection only, as does every header that begins with `proxy-`."""
 STATUSES_WITHOUT_BODY: Final = frozenset({204, 304})
 _CLIENT_ONLY: Final = frozenset({b"authorization", b"x-api-key", b"cookie", b"origin", b"expect"})
+_OF_CONNECTION: Final = HOP_BY_HOP | {b"expect"}
 _NOT_FORWARDED: Final = HOP_BY_HOP | _CLIENT_ONLY
 _NOT_FORWARDED_PREFIXES: Final = (b"proxy-", b"x-warren-")
 _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
@@ -26,6 +28,7 @@ _ALWAYS_FORWARDED: Final = frozenset({b"content-length", b"host"})
 _SET_BY_COORDINATOR: Final = frozenset(
     {b"date", b"x-request-id", b"strict-transport-security", *(name for name, _ in SECURITY_HEADERS)}
 )
+_DATE: Final = frozenset({b"date"})
 _METHODS_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
@@ -66,9 +69,12 @@ def headers_for_worker(
     scope: Scope, added: Sequence[Header], *, without: frozenset[bytes] = frozenset()
 ) -> list[Header]:
     """The client's headers that a worker may see, Host first, then `added`, which replace the client's."""
-    left_out = _NOT_FORWARDED | without | {name for name, _ in added}
+    not_forwarded = (
+        _OF_CONNECTION if PREVIEW in scope else _NOT_FORWARDED
+    )  # of a preview, what is left is the sandbox's
+    left_out = not_forwarded | without | {name for name, _ in added}
     headers: list[Header] = scope["headers"]
-    left_out |= _named_in_connection(headers)
+    left_out |= named_in_connection(headers)
     kept = [
         (name, value)
         for name, value in headers
@@ -78,9 +84,10 @@ def headers_for_worker(
     return [*kept, *added]
 
 
-def headers_for_client(status: int, headers: Iterable[Header]) -> list[Header]:
-    """The worker's headers without those that the coordinator's server adds itself, and without x-warren-*."""
-    left_out = _SET_BY_COORDINATOR
+def headers_for_client(status: int, headers: Iterable[Header], *, of_sandbox: bool = False) -> list[Header]:
+    """The worker's headers without those that the coordinator's server adds itself, and without x-warren-*. It adds
+    none to what a sandbox answers."""
+    left_out = _DATE if of_sandbox else _SET_BY_COORDINATOR
     if status in STATUSES_WITHOUT_BODY:
         left_out |= {b"content-length"}  # the server would wait for that many bytes
     return [header for header in headers if header[0] not in left_out and not header[0].startswith(b"x-warren-")]
@@ -93,7 +100,7 @@ def request_target(scope: Scope) -> bytes:
     return path + b"?" + query if query else path
 
 
-def _named_in_connection(headers: Iterable[Header]) -> set[bytes]:
+def named_in_connection(headers: Iterable[Header]) -> set[bytes]:
     """The headers that the client's Connection header limits to this connection."""
     values = [value for name, value in headers if name == b"connection"]
     return {token.strip().lower() for value in values for token in value.split(b",")} - _ALWAYS_FORWARDED

@@ -7,7 +7,7 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple, TypeVar
@@ -19,6 +19,8 @@ _ADDRESS: Final = re.compile(r"(?:(https?)://)?(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s/
 CONNECT_TIMEOUT_S: Final = 2.0
 _CLOSE_TIMEOUT_S: Final = 5.0
 _Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
+Dial = Callable[[], Awaitable[socket.socket]]
+"""Gives a connected socket, for a server that no address leads to. What it raises reaches the caller."""
 
 
 class Address(NamedTuple):
@@ -78,16 +80,35 @@ async def open_connection(
     return protocol
 
 
+async def use_socket(new_protocol: Callable[[], _Protocol], connected: socket.socket) -> _Protocol:
+    """Gives a connected socket its protocol. Raises `Unreachable`."""
+    try:
+        _, protocol = await asyncio.get_running_loop().create_connection(new_protocol, sock=connected)
+    except BaseException as exc:
+        connected.close()
+        if isinstance(exc, OSError):
+            raise connect_error(exc) from exc
+        raise
+    return protocol
+
+
 class ConnectionPool:
     """Hands out each connection for one exchange: the most recently used first, so that surplus ones grow old."""
 
-    def __init__(self, tls: ssl.SSLContext | None, connect_timeout_s: float, idle_s: float, max_idle: int) -> None:
+    def __init__(
+        self,
+        tls: ssl.SSLContext | None,
+        connect_timeout_s: float,
+        idle_s: float,
+        max_idle: int,
+        buffer_size: int = HIGH_WATER,
+    ) -> None:
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._idle_s, self._max_idle = idle_s, max_idle
         self._open: dict[str, set[Connection]] = {}
         self._idle: dict[str, list[Connection]] = {}
-        self._buffer = memoryview(bytearray(HIGH_WATER))
+        self._buffer = memoryview(bytearray(buffer_size))
         self._is_closed = False
         self._all_closed = asyncio.Event()
 
@@ -99,10 +120,12 @@ class ConnectionPool:
         )
         return "; ".join(counts) or "no connections"
 
-    async def acquire(self, address: str, *, new: bool) -> Connection:
-        """A connection that carries no request. Raises `Unreachable`."""
+    async def acquire(self, address: str, *, new: bool, dial: Dial | None = None) -> Connection:
+        """A connection that carries no request; one that `dial` makes is new. Raises `Unreachable`."""
         if self._is_closed:
             raise Unreachable("this process is stopping")
+        if dial is not None:
+            return await self._use_socket(address, await dial())
         kept = None if new else self._pop_idle(address)
         return kept or await self._connect(address)
 
@@ -143,10 +166,18 @@ class ConnectionPool:
         tls = tls_for(parsed, self._tls)
         connection = Connection(address, self._buffer, self._forget)
         await open_connection(lambda: connection, parsed, tls, self._connect_timeout_s)
+        return self._add(connection)
+
+    async def _use_socket(self, address: str, connected: socket.socket) -> Connection:
+        connection = Connection(address, self._buffer, self._forget)
+        await use_socket(lambda: connection, connected)
+        return self._add(connection)
+
+    def _add(self, connection: Connection) -> Connection:
         if self._is_closed or not connection.is_open:
             connection.abort()
             raise Unreachable("it closed the connection at once")
-        self._open.setdefault(address, set()).add(connection)
+        self._open.setdefault(connection.address, set()).add(connection)
         return connection
 
     def _forget(self, connection: Connection) -> None:

@@ -126,13 +126,19 @@ async def forward_request(
     )
 
 
-async def forward_response(response: WorkerResponse, send: Send) -> None:
-    """Sends the worker's response to the client as it arrives.
+async def forward_response(response: WorkerResponse, send: Send, *, of_sandbox: bool = False) -> None:
+    """Sends the worker's response to the client as it arrives; with `of_sandbox` with the headers that a sandbox set.
 
     Raises `Broken` if it breaks off, with the client's response incomplete. The caller must let that pass: the server
     then breaks the client's connection, so that the client does not take a part for the whole.
     """
-    await _send_head(response, send)
+    headers = headers_for_client(response.status, response.headers, of_sandbox=of_sandbox)
+    await send_pieces(response, headers, send)
+
+
+async def send_pieces(response: WorkerResponse, headers: Sequence[Header], send: Send) -> None:
+    """Sends the response with these headers, and its body as it arrives. Raises `Broken` as `forward_response` does."""
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
     while piece := await response.read():
         is_last = response.is_complete
         await send({"type": "http.response.body", "body": piece, "more_body": not is_last})
@@ -143,10 +149,6 @@ async def forward_response(response: WorkerResponse, send: Send) -> None:
 
 async def send_response(response: WorkerResponse, body: bytes, send: Send) -> None:
     """Sends a response whose body was read already."""
-    await _send_head(response, send)
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _send_head(response: WorkerResponse, send: Send) -> None:
     headers = headers_for_client(response.status, response.headers)
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -39,15 +39,28 @@ from warren.cluster.placement import Requirements
 from warren.cluster.proxy.http_requests import RequestBody, forward_request, forward_response, send_response
 from warren.cluster.proxy.liveness import Liveness
 from warren.cluster.proxy.target import Target, find_operation, read_target
-from warren.cluster.proxy.websockets import WORKER_LOST, forward_websocket
+from warren.cluster.proxy.websockets import MAX_PREVIEW_MESSAGE, WORKER_LOST, forward_websocket
 from warren.cluster.roster import Member
+from warren.http.context import check_scope
+from warren.http.server.connections import MAX_MESSAGE
 from warren.http.server.http_guard import request_id
 from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.api import Makes, Operation
-from warren.model.errors import Interrupted, MachineFull, Misdirected, NoCapacity, Stopping, Unavailable
+from warren.model.errors import (
+    Interrupted,
+    MachineFull,
+    Misdirected,
+    NoCapacity,
+    SessionNotFound,
+    Stopping,
+    Unavailable,
+    WarrenError,
+)
+from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
+from warren.sessions.lifecycle import unusable_error
 
 _MAX_REMEMBERED: Final = 100_000
 _PATIENCE_S: Final = 10.0  # how long a worker may let a create wait when another worker could take it
@@ -87,6 +100,9 @@ class Router:
         self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if PREVIEW in scope:
+            await self._forward_preview(scope[PREVIEW], scope, receive, send)
+            return
         found = find_operation(scope)
         if found is None:
             await self._app(scope, receive, send)
@@ -104,6 +120,19 @@ class Router:
             await self._place_session(scope, target, body, send)
         else:
             await self._app(scope, body.replay(), send)
+
+    async def _forward_preview(self, preview: Preview, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            scope["extensions"][MAX_MESSAGE]["set"](MAX_PREVIEW_MESSAGE)
+        if preview.way is Way.KEY:
+            check_scope(scope["caller"], KeyScope.EXEC)
+        session, worker_id = await self._find_worker(scope["caller"], Target(preview.session_id))
+        if worker_id:
+            await self._forward_to_owner(worker_id, scope, receive, RequestBody(receive), send)
+        elif session is None:
+            raise SessionNotFound(f"there is no session {preview.session_id}")
+        else:
+            raise unusable_error(session)
 
     # -- finding the worker
 
@@ -187,7 +216,7 @@ class Router:
                     send_and_record,
                     headers=self._headers_for_worker(scope),
                     tls=self._tls,
-                    raise_on=(_COORDINATOR_REJECTED,),
+                    raise_on=() if PREVIEW in scope else (_COORDINATOR_REJECTED,),
                 )
         except Broken as exc:
             if "websocket.accept" not in sent_types:
@@ -281,12 +310,19 @@ class Router:
             self._liveness.watch(member.address),
             await forward_request(self._worker_client, member.address, scope, body, headers=headers) as response,
         ):
+            preview: Preview | None = scope.get(PREVIEW)
+            if preview is not None and response.header(SANDBOX_HEADER) is not None:
+                scope["forwarded"] = True
+                await forward_response(response, send, of_sandbox=preview.by_host)
+                return True
             if response.status == _COORDINATOR_REJECTED:
                 if is_last or not body.rewind():
                     raise _secrets_differ(member.id)
                 return False
             if response.status != 503 or not body.rewind():
                 scope["forwarded"] = True
+                if preview is not None:
+                    raise _problem_of(await response.read_all(_MAX_REFUSAL))
                 await forward_response(response, send)
                 return True
             refusal = await response.read_all(_MAX_REFUSAL)
@@ -312,6 +348,7 @@ class Router:
             (CLIENT_HEADER, client.encode("latin-1", "replace")),
             (SCHEME_HEADER, b"https" if scope.get("scheme") in ("https", "wss") else b"http"),
             (b"x-request-id", request_id.get().encode()),
+            *([(CHECKED_HEADER, scope[PREVIEW].encode())] if PREVIEW in scope else []),
         ]
 
 
@@ -324,6 +361,16 @@ def _problem_code(body: bytes) -> str:
         return str(json.loads(body)["code"])
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+def _problem_of(body: bytes) -> WarrenError:
+    """What a worker answered instead of a sandbox, to be answered once more by whoever shows it."""
+    try:
+        values = json.loads(body)
+        kind = WarrenError.by_code[values["code"]]
+        return kind(str(values["detail"]), remedy=str(values.get("remedy", "")))
+    except (ValueError, KeyError, TypeError):
+        return Unavailable("the worker of the session did not answer properly", retry_after_s=1)
 
 
 def _worker_unreachable(worker_id: str, exc: ForwardingFailed) -> Unavailable:

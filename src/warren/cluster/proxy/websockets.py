@@ -10,9 +10,11 @@ end of one is the end of the other.
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Container, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final, cast
 
 from starlette.types import Receive, Scope, Send
@@ -33,13 +35,22 @@ from warren.cluster.http_client.headers import (
     request_head,
     request_target,
 )
-from warren.cluster.http_client.pool import CONNECT_TIMEOUT_S, connect_error, open_connection, parse_address, tls_for
+from warren.cluster.http_client.pool import (
+    CONNECT_TIMEOUT_S,
+    connect_error,
+    open_connection,
+    parse_address,
+    tls_for,
+    use_socket,
+)
+from warren.model.preview import PREVIEW
 
 MAX_MESSAGE: Final = 1024 * 1024  # the limit of the servers on both sides
+MAX_PREVIEW_MESSAGE: Final = 16 * 1024 * 1024
 _HANDSHAKE_TIMEOUT_S: Final = 30.0
 _CLOSE_TIMEOUT_S: Final = 5.0
 _MAX_QUEUED_MESSAGES: Final = 1
-_HANDSHAKE_HEADERS: Final = frozenset(
+HANDSHAKE_HEADERS: Final = frozenset(
     {
         b"sec-websocket-key",
         b"sec-websocket-version",
@@ -60,14 +71,20 @@ async def forward_websocket(
     headers: Sequence[Header] = (),
     tls: ssl.SSLContext | None = None,
     raise_on: Container[int] = (),
+    dialled: "Dialled | None" = None,
 ) -> None:
     """Relays messages both ways until one side closes, then closes the other with the same code and reason.
 
     A worker's refusal is forwarded with status, headers and body. If its status is in `raise_on`, `Refused` is raised
     instead. `Refused`, `Unreachable` (nothing was sent to the worker) and `Broken` are raised only before the client
     has a response, so that another worker can be tried. If the worker is lost later, the client is closed with 1011.
+
+    With `dialled` the other side is not a worker at `address` but whom it connects to.
     """
-    worker = await _connect(address, scope, headers, tls)
+    if dialled is not None:
+        worker = await use_socket(lambda: _new_connection(dialled.handshake(scope), dialled.max_queue), dialled.socket)
+    else:
+        worker = await _connect(address, scope, headers, tls)
     try:
         refusal = await _shake_hands(worker)
         if refusal is None:
@@ -81,14 +98,37 @@ async def forward_websocket(
         worker.transport.abort()
 
 
+def message_limit(scope: Scope) -> int:
+    return MAX_PREVIEW_MESSAGE if PREVIEW in scope else MAX_MESSAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Dialled:
+    """A connection to another server than a worker, with the head of the request that it gets. `headers` may contain
+    those of the client's handshake, which are replaced."""
+
+    socket: socket.socket
+    target: bytes
+    headers: Sequence[Header]
+    max_message: int
+    max_queue: int = _MAX_QUEUED_MESSAGES
+
+    def handshake(self, scope: Scope) -> "_Handshake":
+        headers = [header for header in self.headers if header[0] not in HANDSHAKE_HEADERS]
+        uri = WebSocketURI(False, "localhost", 80, "/", "")
+        return _Handshake(uri, scope, self.target, headers, self.max_message)
+
+
 class _Handshake(ClientProtocol):
     """Sends a request head of our own: the package would set Host itself, and encode headers as UTF-8."""
 
-    def __init__(self, uri: WebSocketURI, scope: Scope, added: Sequence[Header]) -> None:
+    def __init__(
+        self, uri: WebSocketURI, scope: Scope, target: bytes, headers: Sequence[Header], max_message: int = MAX_MESSAGE
+    ) -> None:
         offered = [Subprotocol(name) for name in scope.get("subprotocols", ())]
-        super().__init__(uri, subprotocols=offered or None, max_size=MAX_MESSAGE)
-        headers = headers_for_worker(scope, added, without=_HANDSHAKE_HEADERS)
-        headers += [
+        super().__init__(uri, subprotocols=offered or None, max_size=max_message)
+        headers = [
+            *headers,
             (b"upgrade", b"websocket"),
             (b"connection", b"Upgrade"),
             (b"sec-websocket-key", self.key.encode()),
@@ -96,7 +136,7 @@ class _Handshake(ClientProtocol):
         ]
         if offered:
             headers.append((b"sec-websocket-protocol", ", ".join(offered).encode("latin-1")))
-        self._head = request_head("GET", request_target(scope), headers, None)
+        self._head = request_head("GET", target, headers, None)
 
     def send_request(self, request: Request) -> None:
         self.writes.append(self._head)
@@ -107,14 +147,14 @@ async def _connect(
 ) -> ClientConnection:
     parsed = parse_address(address)
     tls = tls_for(parsed, tls)
-    protocol = _Handshake(WebSocketURI(tls is not None, parsed.host, parsed.port, "/", ""), scope, headers)
+    uri = WebSocketURI(tls is not None, parsed.host, parsed.port, "/", "")
+    sent = headers_for_worker(scope, headers, without=HANDSHAKE_HEADERS)
+    protocol = _Handshake(uri, scope, request_target(scope), sent, message_limit(scope))
+    return await open_connection(lambda: _new_connection(protocol), parsed, tls, CONNECT_TIMEOUT_S)
 
-    def new_connection() -> ClientConnection:
-        return ClientConnection(
-            protocol, ping_interval=None, close_timeout=_CLOSE_TIMEOUT_S, max_queue=_MAX_QUEUED_MESSAGES
-        )
 
-    return await open_connection(new_connection, parsed, tls, CONNECT_TIMEOUT_S)
+def _new_connection(protocol: _Handshake, max_queue: int = _MAX_QUEUED_MESSAGES) -> ClientConnection:
+    return ClientConnection(protocol, ping_interval=None, close_timeout=_CLOSE_TIMEOUT_S, max_queue=max_queue)
 
 
 async def _shake_hands(worker: ClientConnection) -> Response | None:

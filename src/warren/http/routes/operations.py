@@ -22,6 +22,7 @@ router = new_router()
 _PARAMETERS: Final[dict[str, Any]] = {
     "session_id": Annotated[str, Path(description="The session's id, as creating it gave it")],
     "process_id": Annotated[str, Path(description="The process's id, as starting it gave it")],
+    "port": Annotated[str, Path(description="A TCP port inside the sandbox", examples=["3000"])],
     "accept": Annotated[
         str, Header(description="`text/event-stream` asks for a stream", examples=["text/event-stream"])
     ],

@@ -14,6 +14,7 @@ from fastapi import Depends, Header, Query
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
+from warren.answer_memory import require_room
 from warren.http.context import Auditor, Context, Ctx, JsonAnswer, Reader, answer_json, new_router
 from warren.interfaces import audit
 from warren.model.audit import AuditEntry
@@ -26,6 +27,7 @@ from warren.tenancy.usage import as_csv, day_of, row_view
 CSV: Final = "text/csv"
 _NUMBER: Final = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 _FEW: Final = 100  # entries; an answer with more is made on its way
+_ENTRY_BYTES: Final = 4096  # in memory, of an entry
 _searching: Final = WeakValueDictionary[str, asyncio.Lock]()
 """The record is searched by one thread: of each tenant one search waits for it, so that nobody's turn is far away."""
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -67,6 +69,9 @@ class UsageFigures(BaseModel):
     exec_s: float = Field(description="Time that commands ran")
     bytes_in: int = Field(description="Bytes of requests")
     bytes_out: int = Field(description="Bytes of answers")
+    egress_bytes: int = Field(description="Bytes that sandboxes sent and received over their networks")
+    egress_connections: int = Field(description="Connections of sandboxes that were allowed")
+    egress_refused: int = Field(description="Connections and look-ups of sandboxes that were refused")
 
 
 class UsageRow(UsageFigures):
@@ -147,6 +152,7 @@ async def _find_entries(context: Context, tenant: str | None, filters: audit.Que
         raise NotFound("this server keeps no audit record", remedy="start it with --audit (WARREN_AUDIT=true)")
     async with _searching.setdefault(tenant or "", asyncio.Lock()):
         page = await log.find(replace(filters, tenant=tenant))
+    require_room(len(page.entries) * _ENTRY_BYTES)
     deeds = map(deed_view, page.entries)
     return answer_json(
         {"deeds": list(deeds) if len(page.entries) <= _FEW else LongList(deeds), "next": page.after or None}

@@ -12,6 +12,7 @@ client disconnects, the command of `exec` ends; a process that it was attached t
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Final
 
@@ -24,6 +25,7 @@ from warren.http.event_streams import error_values
 from warren.interfaces.sandbox import Process
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import Stream, TerminalSize
+from warren.model.preview import read_port
 from warren.sessions.operations.commands import foreground
 from warren.sessions.operations.sockets import apply_message, open_terminal, read_message
 from warren.sessions.output_events import Encoder, with_keepalives
@@ -35,6 +37,9 @@ router = new_router(prefix="/api/sessions/{session_id}")
 
 _RecordUse = Callable[[], Awaitable[None]]
 _FIRST_MESSAGE_S: Final = 30.0
+_TCP_BUFFER: Final = 256 * 1024
+_RECORD_S: Final = 1.0
+EOF: Final = "eof"
 _CLOSE_BASE: Final = 4000  # a close code is this plus the HTTP status
 
 
@@ -93,6 +98,55 @@ async def terminal_socket(
             record_use = _use_recorder(context, tenant, session_id)
             await record_use()
             await _bridge(socket, process, context, "", offset, record_use)
+
+
+@router.websocket("/forward/{port}")
+async def forward_socket(socket: WebSocket, session_id: str, port: str, context: Ctx, tenant: Runner) -> None:
+    """One TCP connection to a port of the sandbox: binary messages are its bytes. The text `eof` ends one direction."""
+    number = read_port(port)
+    with context.port_connections.counted(session_id):
+        async with context.sessions.using(tenant, session_id, counts=False) as (_, sandbox):
+            reader, writer = await asyncio.open_connection(sock=await sandbox.dial(number), limit=_TCP_BUFFER)
+            record_use = _use_recorder(context, tenant, session_id)
+            try:
+                await socket.accept()
+                await _relay_tcp(socket, reader, writer, record_use)
+                await socket.close(1000)
+            except (WebSocketDisconnect, RuntimeError, OSError):
+                return  # one side has gone
+            finally:
+                writer.transport.abort()
+
+
+async def _relay_tcp(
+    socket: WebSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, record_use: _RecordUse
+) -> None:
+    """Returns when both directions have ended; raises when one side goes away."""
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_tcp_to_socket(reader, socket))
+        tasks.create_task(_socket_to_tcp(socket, writer, record_use))
+
+
+async def _tcp_to_socket(reader: asyncio.StreamReader, socket: WebSocket) -> None:
+    while data := await reader.read(_TCP_BUFFER):
+        await socket.send_bytes(data)
+    await socket.send_text(EOF)
+
+
+async def _socket_to_tcp(socket: WebSocket, writer: asyncio.StreamWriter, record_use: _RecordUse) -> None:
+    used = 0.0
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1006))
+        if message.get("text") == EOF:
+            writer.write_eof()
+            return
+        writer.write(message.get("bytes") or b"")
+        await writer.drain()
+        if (now := time.monotonic()) - used > _RECORD_S:
+            used = now
+            await record_use()
 
 
 def _use_recorder(context: Context, tenant: str, session_id: str) -> _RecordUse:

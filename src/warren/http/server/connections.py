@@ -6,6 +6,9 @@ The connection then checks how long its client has kept it waiting: for the rest
 body, or for the client to read what was sent. So requests need no timers, and one place handles every way in which a
 client can stall.
 
+When as many connections are open as may be, a new one takes the place of an unused one, of whoever has the most. No
+tenant can use all of them at once, see `Admission`; so there is always a place for another.
+
 The memory of a connection is bounded: the head by `max_header_bytes`, the body by uvicorn's flow control (64 KiB, then
 reading pauses), pipelined requests by `MAX_PIPELINED`, and output by the transport's high-water mark. What comes in is
 parsed in turns with everything else on the event loop: a read may hold tens of thousands of tiny chunks or frames, and
@@ -16,7 +19,8 @@ disconnects or is dropped, the app's `send` raises and its `receive` returns `ht
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, cast
 
@@ -47,8 +51,11 @@ MAX_FRAGMENTS = 1024
 _HTTP_STEP = 8 * 1024  # bytes that are parsed before the clock is looked at: 1,400 chunks, or a part of one
 _FRAMES_STEP = 1024  # 170 frames, or a part of one
 _MAX_REFUSED = 256  # connections over the limit that get an answer; the others are just closed
+_EVICTED_PART = 100  # one connection in so many is closed at once: looking for them takes a while
 BODY_IS_NEXT = "warren.body_is_next"
 """In the start of a response: the next message is the whole body, so both are written at once."""
+MAX_MESSAGE = "warren.max_message"
+"""An extension of a WebSocket's scope: its `set` changes how long a message of the client may be."""
 _log = get_log(__name__)
 
 
@@ -61,6 +68,7 @@ class Phase(Enum):
     LINGERING = "refused; what still comes is thrown away until the client has read why"
 
 
+_EVICTABLE = frozenset({Phase.IDLE, Phase.HEAD, Phase.DRAINING, Phase.LINGERING})
 _LAST_REQUEST_S = 0.5  # the time for a first request of clients that connected before the server stopped
 _PHASE_LIMITS_S = {Phase.DRAINING: 5.0, Phase.LINGERING: 2.0}
 
@@ -163,10 +171,37 @@ class HttpConnection(HttpToolsProtocol):
         self.flow = self._flow = _Flow(transport)
         self._response_transport = _ResponseTransport(transport, self._close_after_response, self.loop)
         excess = len(self.connections) - self._limits.max_connections
+        if excess > 0:
+            excess -= self._evict_unused()
         if excess > _MAX_REFUSED:
             transport.abort()
         elif excess > 0:
             self._refuse(NoCapacity(f"{self._limits.max_connections} connections are open already", retry_after_s=1))
+
+    def _evict_unused(self) -> int:
+        """Closes unused connections to make place for this one, and gives their number."""
+        others = cast(set[HttpConnection | WebSocketConnection], self.connections - {self})
+        chosen = choose_unused(others, max(1, self._limits.max_connections // _EVICTED_PART))
+        for connection in chosen:
+            self.connections.discard(connection)
+            connection.abort()
+        if chosen:
+            _log.warning(
+                "connections_evicted", count=len(chosen), owner=chosen[0].owner, limit=self._limits.max_connections
+            )
+        return len(chosen)
+
+    @property
+    def owner(self) -> str:
+        """The tenant of the last request; before there was one that could be identified, the client's network."""
+        return _owner_of(self._active.scope if self._active is not None else None, self.transport)
+
+    @property
+    def unused_since(self) -> tuple[bool, float] | None:
+        """Since when it waits for its client, after all that have nothing to send; None if a request is served."""
+        if self._phase not in _EVICTABLE:
+            return None
+        return self.transport.get_write_buffer_size() > 0, self._since
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -448,6 +483,23 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         self._rest = memoryview(b"")
         self._turn: asyncio.Handle | None = None
 
+    @property
+    def owner(self) -> str:
+        return _owner_of(getattr(self, "scope", None), self.transport)
+
+    @property
+    def unused_since(self) -> tuple[bool, float] | None:
+        return None
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if self.handshake_initiated and not self.close_sent:
+            extensions = cast(dict[str, Any], self.scope.setdefault("extensions", {}))
+            extensions[MAX_MESSAGE] = {"set": self._set_max_message}
+
+    def _set_max_message(self, size: int) -> None:
+        self.conn.max_message_size = size
+
     def check_timeouts(self, now: float) -> None:
         if self._sending.stalled_s(self.transport.get_write_buffer_size() or None, now) > self._limits.send_timeout_s:
             self.transport.abort()
@@ -516,6 +568,35 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self.transport.abort()
         else:
             super().handle_parser_exception()
+
+
+def choose_unused(
+    connections: Iterable["HttpConnection | WebSocketConnection"], most: int
+) -> list["HttpConnection | WebSocketConnection"]:
+    """Up to `most` connections that serve no request, of the owner that has the most connections.
+
+    Those that have been unused for longest come first, and half of them stay: who has just connected is about to ask.
+    """
+    owners = Counter[str]()
+    unused: dict[str, list[tuple[tuple[bool, float], HttpConnection | WebSocketConnection]]] = {}
+    for connection in connections:
+        owner, since = connection.owner, connection.unused_since
+        owners[owner] += 1
+        if since is not None:
+            unused.setdefault(owner, []).append((since, connection))
+    if not unused:
+        return []
+    found = sorted(unused[max(unused, key=owners.__getitem__)], key=lambda each: each[0])
+    return [connection for _, connection in found[: min(most, (len(found) + 1) // 2)]]
+
+
+def _owner_of(scope: Any, transport: asyncio.BaseTransport) -> str:
+    caller = None if scope is None else scope.get("caller")
+    if caller is not None and caller.scopes:
+        return f"tenant {caller.tenant}"
+    client = scope.get("client") if scope else transport.get_extra_info("peername")
+    address = str(client[0]) if client else ""
+    return ":".join(address.split(":")[:4]) if ":" in address else address  # IPv6: a client has a whole network
 
 
 def raw_response(exc: WarrenError, default_headers: list[tuple[bytes, bytes]]) -> bytes:

@@ -35,6 +35,7 @@ from warren.http.server.request_origin import HostRule, OriginRule, TrustedProxi
 from warren.logs import get_log
 from warren.model.addresses import is_loopback
 from warren.model.errors import HostNotAllowed, InvalidRequest, NotFound, OriginNotAllowed, TooLarge, WarrenError
+from warren.model.preview import PREVIEW
 
 _log = get_log(__name__)
 
@@ -56,8 +57,15 @@ DEFAULT_HEADERS = (
 """Sent with every answer that does not set them itself."""
 _STRICT_TRANSPORT = (b"strict-transport-security", b"max-age=31536000")
 
+BARE = "warren.bare"
+"""In the start of a response: it is a sandbox's, at an origin of its own, and gets no headers from the guard."""
+
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 """The id of the request being served, for logs."""
+
+
+MAX_CONNECTIONS = "max_connections"
+"""In the state that every scope has: how many connections the server takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ class HttpGuard:
         answer = _Response(send, _choose_id(headers.get(b"x-request-id")), self._tls_required(scope, headers))
         if self._proxies:
             self._proxies.apply(scope)
-        is_head = scope["method"] == "HEAD"
+        is_head = scope["method"] == "HEAD" and PREVIEW not in scope
         inner = {**scope, "method": "GET"} if is_head else scope
         try:
             self._check(scope, headers)
@@ -143,13 +151,13 @@ class HttpGuard:
         try:
             self._check(scope, headers)
         except WarrenError as exc:
-            await _refuse_websocket(scope, receive, answer.send, problem(exc))
+            await refuse_websocket(scope, receive, answer.send, problem(exc))
             return
 
         async def send_or_refuse(message: Message) -> None:
             if message["type"] == "websocket.close" and not answer.started:  # the app does this where it has no socket
                 unknown = NotFound(f"there is no WebSocket at {scope['path'][:80]!r}")
-                await _refuse_websocket(scope, receive, answer.send, problem(unknown))
+                await refuse_websocket(scope, receive, answer.send, problem(unknown))
             else:
                 await answer.send(message)
 
@@ -271,7 +279,8 @@ class _Response:
     async def send(self, message: Message) -> None:
         if message["type"] in _STARTS:
             self.status = message["status"]
-            message["headers"] = self._with_guard_headers(message.get("headers", ()))
+            if not message.pop(BARE, False):
+                message["headers"] = self._with_guard_headers(message.get("headers", ()))
         elif message["type"] == "websocket.accept":
             self.status = SWITCHING_PROTOCOLS
         await self._send(message)
@@ -305,7 +314,7 @@ class _Response:
         await answer(scope, receive, self.send)
 
 
-async def _refuse_websocket(scope: Scope, receive: Receive, send: Send, response: Response) -> None:
+async def refuse_websocket(scope: Scope, receive: Receive, send: Send, response: Response) -> None:
     if "websocket.http.response" in scope.get("extensions", {}):
         await response(scope, receive, send)
     else:
@@ -314,7 +323,7 @@ async def _refuse_websocket(scope: Scope, receive: Receive, send: Send, response
 
 async def _abort_websocket(scope: Scope, receive: Receive, send: Send, response: Response, code: int) -> None:
     try:
-        await _refuse_websocket(scope, receive, send, response)
+        await refuse_websocket(scope, receive, send, response)
     except RuntimeError:  # the socket was accepted already
         with suppress(Exception):
             await send({"type": "websocket.close", "code": code})

@@ -23,7 +23,7 @@ from uvicorn.lifespan.on import LifespanOn
 from uvicorn.server import ServerState
 
 from warren.http.server.connections import HttpConnection, WebSocketConnection
-from warren.http.server.http_guard import HttpLimits
+from warren.http.server.http_guard import MAX_CONNECTIONS, HttpLimits
 from warren.model.errors import Unavailable
 
 _BACKLOG = 2048
@@ -67,7 +67,8 @@ class HttpServer:
         """Raises `Unavailable` when the address cannot be had or the app does not start."""
         # The app itself needs the other half of the open files.
         connections = min(self._limits.max_connections, raise_file_limit() // 2)
-        self._config = _configure(self._app, replace(self._limits, max_connections=connections))
+        self._limits = replace(self._limits, max_connections=connections)
+        self._config = _configure(self._app, self._limits)
         self._config.load()
         listener = bind(self._host, self._requested_port)
         try:
@@ -122,6 +123,7 @@ class HttpServer:
         await lifespan.startup()
         if lifespan.should_exit:
             raise Unavailable("the server could not start", remedy="the log says why")
+        lifespan.state[MAX_CONNECTIONS] = self._limits.max_connections
         self._lifespan = lifespan
 
     def _new_connection(self) -> asyncio.Protocol:

@@ -1,6 +1,7 @@
 """The tools about the sandbox itself. The model reads their docstrings."""
 
-from typing import Annotated, Final, TypedDict
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypedDict
 
 from warren.integrations.mcp.calls import SandboxName, error_result, run_tool, text_result
 from warren.integrations.mcp.sandboxes import Sandbox, Sandboxes
@@ -25,6 +26,7 @@ class SandboxState(TypedDict):
     workspace: str
     expires_at: Annotated[str | None, about("When it ends if it is not used.")]
     isolation: list[str]
+    network: Annotated[str, about("What it may reach outside.")]
     commands: Annotated[list[BackgroundCommand], about("The background commands that run; at most 50 of them.")]
 
 
@@ -68,6 +70,7 @@ def _read_state(info: SessionInfo, running: list[ProcessInfo]) -> SandboxState:
         workspace=info.workspace,
         expires_at=info.expires_at,
         isolation=list((info.isolation or {}).get("in_force", {})),
+        network=_describe_network(info.network or {}),
         commands=[
             BackgroundCommand(process_id=each.process_id, command=each.command[:120])
             for each in running[:_MAX_PROCESSES]
@@ -85,8 +88,15 @@ def _describe_session(state: SandboxState) -> list[str]:
         "workspace": state["workspace"],
         "ends if unused at": state["expires_at"],
         "isolation": ", ".join(state["isolation"]),
+        "network": state["network"],
     }
     return [f"{name}: {value}" for name, value in facts.items() if value]
+
+
+def _describe_network(rules: Mapping[str, Any]) -> str:
+    parts = [*(["the Internet"] if rules.get("internet") else []), *rules.get("allow", ())]
+    denied = f", except {', '.join(rules['deny'])}" if rules.get("internet") and rules.get("deny") else ""
+    return f"{', '.join(parts)}{denied}" if parts else "nothing outside can be reached"
 
 
 def _describe_commands(state: SandboxState, running: int) -> list[str]:

@@ -33,10 +33,19 @@ class Sandbox:
 
 
 class Sandboxes:
-    """The sandboxes of one server. `thread` is the default for calls that name none."""
+    """The sandboxes of one server. `thread` is the default for calls that name none. `network` is what new sandboxes
+    may reach, as the API takes it."""
 
-    def __init__(self, backend: AsyncBackend, *, thread: str = DEFAULT_THREAD, environment: str = "") -> None:
+    def __init__(
+        self,
+        backend: AsyncBackend,
+        *,
+        thread: str = DEFAULT_THREAD,
+        environment: str = "",
+        network: Mapping[str, Any] | None = None,
+    ) -> None:
         self._backend, self._thread, self._environment = backend, thread, environment
+        self._network = network
         self._editing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -63,6 +72,8 @@ class Sandboxes:
             options: dict[str, Any] = {"thread_id": thread_id, "replace_lost": True}
             if self._environment:
                 options["environment"] = self._environment
+            if self._network is not None:
+                options["network"] = dict(self._network)
             found = await self._backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, **options)
         session_id = found["session_id"]
         client = AsyncSandboxClient(session_id=session_id, backend=self._backend)

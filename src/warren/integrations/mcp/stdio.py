@@ -82,6 +82,8 @@ async def serve_stdio(server: ToolServer) -> None:
     """Serves until the client closes its end."""
     streams = Streams()
     first = await streams.read_line()
+    if not first:
+        return
     streams.put_back(first)
     if _opens_modern(first) and importlib.util.find_spec("mcp_types"):  # version 2 of the SDK has this package
         from warren.integrations.mcp.sdk_adapter import serve_streams

@@ -10,7 +10,7 @@ import base64
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
@@ -18,16 +18,21 @@ from warren.sdk.aio.files import AsyncFiles
 from warren.sdk.aio.platform import AsyncByteSource, open_backend, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import new_key
+from warren.sdk.protocol import network_values, new_key
 from warren.sdk.results import (
     EnvironmentInfo,
     ExecuteResult,
     ImageInfo,
+    NetworkInfo,
     OutputChunk,
     OutputDecoder,
+    PortInfo,
     ProcessInfo,
     SessionInfo,
 )
+
+if TYPE_CHECKING:
+    from warren.model.network import NetworkRules
 
 COMMAND_TIMEOUT_S: Final = 120.0
 _ANSWER_SLACK_S: Final = 30.0
@@ -46,7 +51,9 @@ class AsyncSandboxClient(AsyncFiles):
     repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the thread's
     sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone. `labels`: what
     the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the server's
-    providers.
+    providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what the
+    environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
+    the sandbox carry.
     """
 
     def __init__(
@@ -63,8 +70,10 @@ class AsyncSandboxClient(AsyncFiles):
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         require: Sequence[str] = (),
+        secrets: Sequence[str] = (),
         labels: Mapping[str, str] | None = None,
         provider: str = "",
+        network: "NetworkRules | Mapping[str, Any] | None" = None,
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         timeout: float = COMMAND_TIMEOUT_S,
@@ -91,8 +100,10 @@ class AsyncSandboxClient(AsyncFiles):
                 "env": dict(env or {}),
                 "metadata": dict(metadata or {}),
                 "require": list(require),
+                "secrets": list(secrets),
                 "labels": dict(labels or {}),
                 "provider": provider,
+                "network": None if network is None else network_values(network),
                 "idle_timeout_s": idle_timeout_s,
                 "max_lifetime_s": max_lifetime_s,
                 "replace_lost": replace_lost,
@@ -223,6 +234,26 @@ class AsyncSandboxClient(AsyncFiles):
     async def change(self, **changes: Unpack[SessionChanges]) -> SessionInfo:
         """Changes `idle_timeout_s`, `max_lifetime_s`, `metadata` (a None removes an entry)."""
         return SessionInfo.of(await self._perform("change_session", **changes))
+
+    async def network(self) -> NetworkInfo:
+        """What the sandbox may reach, what it has reached, and what it was refused of late."""
+        return NetworkInfo.of(await self._perform("get_network"))
+
+    async def set_network(
+        self,
+        rules: "NetworkRules | Mapping[str, Any] | None" = None,
+        *,
+        internet: bool = False,
+        allow: Sequence[str] = (),
+        deny: Sequence[str] = (),
+    ) -> NetworkInfo:
+        """Replaces what the sandbox may reach, all rules at once; without arguments it reaches nothing any more.
+
+        When this returns the new rules hold, and connections that they do not allow are cut.
+        """
+        given = {"internet": internet, "allow": list(allow), "deny": list(deny)}
+        values = given if rules is None else network_values(rules)
+        return NetworkInfo.of(await self._perform("set_network", **values))
 
     async def cleanup(self) -> None:
         """Ends the session and waits until its sandbox is gone. Does nothing if there is none."""
@@ -355,6 +386,32 @@ class AsyncSandboxClient(AsyncFiles):
         Returns the number of processes. Files, and the output of background commands, stay.
         """
         return int((await self._perform("kill_all"))["killed"])
+
+    # -- servers inside
+
+    async def ports(self) -> list[PortInfo]:
+        """The TCP ports on which servers inside the sandbox listen."""
+        return [PortInfo.of(each) for each in (await self._perform("list_ports"))["ports"]]
+
+    async def wait_for_port(self, port: int, timeout: float = 30.0) -> None:
+        """Returns when a server inside listens on the port; raises PortClosed if none does in time."""
+        await self._perform("list_ports", work_s=timeout, wait_for=port, timeout_s=timeout)
+
+    async def url(self, port: int, *, expires_s: float = 3600.0, host_header: str = "") -> str:
+        """A link that opens the server on this port in a browser, without a key, until it expires.
+
+        `host_header="localhost"`: the server sees that as its host, for those that refuse names they do not know.
+        """
+        made = await self._perform("create_link", port=port, expires_s=expires_s, host_header=host_header)
+        return str(made["url"])
+
+    async def revoke_links(self) -> None:
+        """Closes every link that `url` has made for this session."""
+        await self._perform("revoke_links")
+
+    async def set_port(self, port: int, *, public: bool | None = None, host_header: str | None = None) -> None:
+        """Makes the preview of a port public or private, and says which host its server sees."""
+        await self._perform("change_port", port=str(port), public=public, host_header=host_header)
 
     @contextlib.asynccontextmanager
     async def terminal(

@@ -21,6 +21,8 @@ from warren.model.errors import InvalidRequest
 from warren.model.session import Session
 from warren.sessions.manager import SandboxUse, Sessions
 from warren.sessions.output_events import close_source
+from warren.sessions.port_connections import PortConnections
+from warren.sessions.preview_links import PreviewLinks
 from warren.sessions.request_context import note
 
 Values = dict[str, Any]
@@ -29,7 +31,7 @@ Values = dict[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationContext:
     """What every operation works with. `labels` are the labels of this worker, which a new session may require;
-    `worker_url` is its address in a cluster."""
+    `worker_url` is its address in a cluster. Without `links` there are no previews."""
 
     sessions: Sessions
     provider: str
@@ -41,6 +43,8 @@ class OperationContext:
     command_timeout_s: float = 120.0
     max_command_timeout_s: float = 86400.0
     keepalive_s: float = 15.0
+    links: PreviewLinks | None = None
+    port_connections: PortConnections = field(default_factory=PortConnections)
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s
@@ -79,6 +83,7 @@ class Call:
     tenant: str
     session_id: str = ""
     process_id: str = ""
+    port: str = ""
     key: str = ""
     base_url: Callable[[], str] = lambda: "/"
     byte_range: ByteRange | None = None

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field, PlainValidator
 
+from warren.answer_memory import SHORT_BYTES, make_room
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import FileExists, FileNotFound, InvalidPath, IsDirectory, NotADirectory
 from warren.model.operations import Change, FileInfo, FileKind, Search, SearchMatch, SearchSummary, check_path
@@ -291,10 +292,11 @@ async def search_files(call: Call, query: SearchQuery) -> Values:
     """Matches in the order of paths and lines, and a summary that says what was left out.
 
     As a stream (`Accept: text/event-stream`): an event `match` for each as it is found, then `summary`. Links are not
-    followed. An answer that is not a stream holds 4 MiB of matches at most.
+    followed. An answer that is not a stream holds 4 MiB of matches at most, and fewer while many long answers wait to
+    be read: `truncated_by` says so.
     """
     matches: list[Values] = []
-    size = 0
+    size, has_room = 0, None
     async with contextlib.aclosing(stream_search(call, query)) as events:
         async for event in events:
             if event is None:
@@ -302,7 +304,9 @@ async def search_files(call: Call, query: SearchQuery) -> Values:
             if event.kind == "summary":
                 return _show_matches(matches, size, event.values)
             size += len(event.values["path"]) + len(event.values["text"]) + _MATCH_OVERHEAD
-            if size > _MAX_MATCH_BYTES:
+            if size > SHORT_BYTES and has_room is None:
+                has_room = await make_room(_MAX_MATCH_BYTES)
+            if size > _MAX_MATCH_BYTES or has_room is False:
                 break
             matches.append(event.values)
     summary = asdict(SearchSummary(len(matches)))

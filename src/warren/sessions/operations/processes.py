@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 from pydantic import BaseModel, Field
 
+from warren.answer_memory import SHORT_BYTES, give_back_room, make_room
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest, ProcessNotFound
 from warren.model.operations import Chunk, ProcessInfo, TerminalSize
@@ -76,9 +77,12 @@ async def read_output(call: Call, query: OutputQuery) -> Values:
     process = await call.sandbox.process(call.process_id)
     offset, chunks = query.offset, list[Chunk]()
     if offset < info.bytes_total or (info.running and query.wait_s):
+        limit = await _limit_to_room(min(query.limit, max(info.bytes_total - offset, SHORT_BYTES)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(query.wait_s if offset >= info.bytes_total else _READ_S):
-                await _read_chunks(process, offset, max(info.bytes_total, offset + 1), query.limit, chunks)
+                await _read_chunks(process, offset, max(info.bytes_total, offset + 1), limit, chunks)
+        if limit > SHORT_BYTES:
+            give_back_room(limit - sum(len(chunk.data) for chunk in chunks))
     end = await _end_of(chunks, query)
     final = bool(chunks) and end <= offset
     if final:
@@ -88,6 +92,10 @@ async def read_output(call: Call, query: OutputQuery) -> Values:
     still_runs = (await _find(call.sandbox, call.process_id)).running
     is_long = len(chunks) > _FEW or end - offset > _PIECE
     return {"chunks": LongList(shown) if is_long else list(shown), "next_offset": end, "running": still_runs}
+
+
+async def _limit_to_room(limit: int) -> int:
+    return limit if limit <= SHORT_BYTES or await make_room(limit) else SHORT_BYTES
 
 
 async def follow_output(call: Call, query: OutputQuery) -> Events:
@@ -186,7 +194,7 @@ async def forget_process(call: Call) -> None:
     if info.running or info.background:
         process = await call.sandbox.process(call.process_id)
         await process.kill()
-        await process.wait()
+        await process.ended()
     await call.sandbox.forget(call.process_id)
 
 

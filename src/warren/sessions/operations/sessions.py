@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, Field
 
+from warren.answer_memory import require_room
 from warren.interfaces.store import Page
 from warren.model.errors import InvalidRequest, SandboxNotFound
 from warren.model.session import MAX_METADATA, Session, SessionState
@@ -23,6 +24,7 @@ _LONG_STEP: Final = 250
 _FEW: Final = 250
 _SHORT_BYTES: Final = 256 * 1024
 _MAX_PAGE_BYTES: Final = 4 * 1024 * 1024
+_VIEW_BYTES: Final = 2048  # in memory, of a session without its texts
 
 
 class DeleteQuery(BaseModel):
@@ -47,7 +49,7 @@ async def create_session(call: Call, body: SessionBody | None) -> Reply:
     """
     body = body or SessionBody()
     check_labels(call.context, body.labels)
-    result = await call.sessions.create(call.tenant, body.to_new_session(), call.key)
+    result = await call.sessions.create(call.tenant, await body.to_new_session(), call.key)
     view = show(call, result.session)
     headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if result.replayed else {})}
     return Reply({**view, "created": result.created}, 201 if result.created or result.replayed else 200, headers)
@@ -90,13 +92,15 @@ async def show_page(call: Call, page: Page) -> tuple[list[Values] | LongList, st
         page = replace(page, after=some[-1].id)
         step = _LONG_STEP if size < _SHORT_BYTES else _FIRST_STEP
         await pace.give_way()
+    require_room(size + len(found) * _VIEW_BYTES)
     views = (show(call, session) for session in found)
     return (list(views) if size < _SHORT_BYTES and len(found) <= _FEW else LongList(views, len(found))), more
 
 
 def _weight(session: Session) -> int:
     texts = (*session.metadata.items(), *session.env.items())
-    return sum(len(name) + len(value) for name, value in texts)
+    rules = (*session.network.allow, *session.network.deny)
+    return sum(len(name) + len(value) for name, value in texts) + sum(map(len, rules))
 
 
 def read_pairs(metadata: Sequence[str]) -> dict[str, str]:
@@ -116,7 +120,7 @@ async def get_session(call: Call) -> Values:
     """With the isolation that is really in force, as the kernel reports it. Looking does not count as use."""
     session = await call.sessions.get(call.tenant, call.session_id)
     sandbox = await call.sessions.find_sandbox(session)
-    return {**show(call, session), "isolation": isolation_view(sandbox.isolation) if sandbox else None}
+    return {**show(call, session), "isolation": isolation_view(sandbox.isolation, session) if sandbox else None}
 
 
 async def delete_session(call: Call, query: DeleteQuery) -> Values:

@@ -24,8 +24,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from warren.logs import get_log
+from warren.model.addresses import Network
 from warren.model.errors import InvalidRequest, Unavailable
-from warren.tenancy.webhooks.destinations import REMEDY, Network, check_address, read_url
+from warren.tenancy.webhooks.destinations import REMEDY, check_address, read_url
 
 _HEADERS: Final = {"Accept-Encoding": "identity", "Content-Type": "application/json", "User-Agent": "warren-webhooks"}
 _LOOKUPS: Final = 16

@@ -71,6 +71,8 @@ _STRAY_HEAD = 9  # of OUTPUT, which does not count
 _SMALL = 1024
 _BLOCK = 64 * 1024
 
+_GRANT_BYTES = OUTPUT_WINDOW // 2
+
 _ACCEPTED: dict[Request, frozenset[int]] = {
     Request.START: frozenset({Response.STARTED, Response.OUTPUT, Response.EXIT, Response.ERROR, Response.CREDIT}),
     Request.ATTACH: frozenset({Response.OUTPUT, Response.EXIT, Response.DONE, Response.ERROR, Response.CREDIT}),
@@ -80,6 +82,7 @@ _ACCEPTED: dict[Request, frozenset[int]] = {
     Request.PING: frozenset({Response.DONE, Response.ERROR}),
 }
 _STREAMS = frozenset(int(number) for number in StreamNumber)
+_IS_OUTPUT = int(Response.OUTPUT)
 
 ERRORS: dict[int, type[WarrenError]] = {
     Code.NOT_FOUND: errors.FileNotFound,
@@ -146,20 +149,15 @@ class Channel:
                 return self._reply_or_raise(self._end)
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        item = self._inbox[0]
-        if type(item) is list:
-            first = item.pop()
-            if not item:
-                self._inbox.popleft()
-            self._grant(len(first.data))
-            return first
-        self._inbox.popleft()
+        item = self._inbox.popleft()
         if type(item) is Output:
             self._grant(len(item.data))
-        elif type(item) is bytearray:
-            return self._unpack_outputs(item)
         elif type(item) is bytes:
             self._grant(len(item))
+        elif type(item) is bytearray:
+            return self._take_first(_unpack_outputs(item))
+        elif type(item) is list:
+            return self._take_first(item)
         assert not isinstance(item, bytearray | list)
         return item
 
@@ -213,9 +211,11 @@ class Channel:
     def receive(self, kind: int, payload: memoryview) -> None:
         if kind not in self._accepts:
             raise ProtocolError(f"a frame of type {kind} in answer to {self._request.name}")
-        if kind == Response.OUTPUT:
+        if kind == _IS_OUTPUT:
             self._receive_output(payload)
-        elif kind == Response.DATA:
+            self._wake_reader()
+            return
+        if kind == Response.DATA:
             self._receive_data(payload)
         elif kind == Response.CREDIT:
             granted = credit(payload)
@@ -239,7 +239,7 @@ class Channel:
         self._finish(self._link.loss())
 
     def _receive_output(self, payload: memoryview) -> None:
-        stream, offset, data = parse_output(payload)
+        stream, offset, data = parsed = parse_output(payload)
         size = len(data)
         self._use_window(size)
         if stream not in _STREAMS or offset + size > 1 << 63:
@@ -248,7 +248,7 @@ class Channel:
             return
         last = self._inbox[-1] if self._inbox else None
         if size >= _SMALL or last is None:
-            self._inbox.append(Output(stream, offset, data))
+            self._inbox.append(Output._make(parsed))
         elif type(last) is bytearray and len(last) < _BLOCK:
             last += _pack_output(payload)
         else:
@@ -268,15 +268,8 @@ class Channel:
         if self._room < 0 or not size:
             raise ProtocolError("more bytes than the window allows, or none")
 
-    def _unpack_outputs(self, block: bytearray) -> Output:
-        """Returns the first of a block of packed outputs and puts the others back, last first."""
-        outputs: list[Output] = []
-        at = 0
-        while at < len(block):
-            size = int.from_bytes(block[at : at + 2], "little")
-            outputs.append(Output(*parse_output(memoryview(block)[at + 2 : at + 2 + size])))
-            at += 2 + size
-        outputs.reverse()
+    def _take_first(self, outputs: list[Output]) -> Output:
+        """Returns the first of some outputs, which come last first, and puts the others back."""
         first = outputs.pop()
         if outputs:
             self._inbox.appendleft(outputs)
@@ -285,7 +278,7 @@ class Channel:
 
     def _grant(self, size: int) -> None:
         self._owed += size
-        if self._owed >= OUTPUT_WINDOW // 2 and self._end is None:
+        if self._owed >= _GRANT_BYTES and self._end is None:
             self._room += self._owed
             self._link.write_frame(credit_frame(self.number, self._owed))
             self._owed = 0
@@ -299,11 +292,29 @@ class Channel:
             raise type(end)(end.message, remedy=end.remedy)
         return end
 
+    def _wake_reader(self) -> None:
+        reader = self._reader
+        if reader is not None:
+            self._reader = None
+            if not reader.done():
+                reader.set_result(None)
+
     def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        self._wake_reader()
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
+
+
+def _unpack_outputs(block: bytearray) -> list[Output]:
+    """The outputs of a block, last first."""
+    outputs: list[Output] = []
+    at = 0
+    while at < len(block):
+        size = int.from_bytes(block[at : at + 2], "little")
+        outputs.append(Output._make(parse_output(memoryview(block)[at + 2 : at + 2 + size])))
+        at += 2 + size
+    outputs.reverse()
+    return outputs
 
 
 def _pack_output(payload: memoryview) -> bytearray:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import anyio
 
+from warren.answer_memory import SHORT_BYTES, give_back_room, make_room
 from warren.model.command_output import CommandOutput
 from warren.model.errors import Conflict, InvalidRequest, ProcessNotFound, ProtocolError, SandboxLost, Unavailable
 from warren.model.operations import MAX_KEEP_BYTES, Chunk, Command, ExecResult, ProcessInfo, Stream, TerminalSize
@@ -47,7 +48,7 @@ _LEAST_KEPT = 1 << 20  # the agent keeps at least this much output of a command 
 _SLACK_BYTES = 64 * 1024
 _PACED = 100  # pieces of output that are taken in one go
 _MOST_GAPS = 10_000  # the agent keeps the head and the tail of an output: there is one gap, seldom more
-_HANG_S = 30.0
+_HANG_S = 30.0  # more than WAIT_S of answer_memory: waiting for room is no silence of the agent
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _STDIN, _DEFER, _ONCE = int(Flag.STDIN), int(Flag.DEFER), int(Flag.ONCE)
 _STREAMS = {
@@ -246,7 +247,8 @@ class Commands:
     async def _wait_for_end(self, process_id: str, offset: int) -> tuple[Channel, Fields, CommandOutput]:
         channel = await self._link.open(Request.ATTACH, _attach_payload(process_id, offset, Flag.FOLLOW))
         try:
-            return channel, *await self._collect(channel, max(self._keep.get(process_id, MAX_KEEP_BYTES), _LEAST_KEPT))
+            keep = 0 if offset == NO_REPLAY else max(self._keep.get(process_id, MAX_KEEP_BYTES), _LEAST_KEPT)
+            return channel, *await self._collect(channel, keep)
         finally:
             channel.close()
 
@@ -372,22 +374,35 @@ async def send_all(channel: Channel, source: bytes | AsyncIterable[bytes]) -> No
 
 
 async def _collect(channel: Channel, keep: int) -> tuple[Fields, CommandOutput]:
-    """Returns the end and all the output that the agent kept, and rejects more than it was told to keep."""
-    outputs, pace, count, gaps = CommandOutput(), Pace(), 0, 0
+    """Returns the end and all the output that the agent kept, and rejects more than it was told to keep.
+
+    The agent holds the output until it is taken. If the server has no room for a long one, only its beginning is kept.
+    """
+    outputs, pace, most = CommandOutput(), Pace(), keep + _SLACK_BYTES
+    at = size = count = gaps = 0
+    has_room: bool | None = None
     while True:
         item = await channel.take()
         if type(item) is Output:
-            if item.offset < outputs.end or outputs.kept + len(item.data) > keep + _SLACK_BYTES:
+            _, offset, data = item
+            size += len(data)
+            if offset < at or size > most:
                 raise channel.violation("output that goes backwards, or more than was to be kept")
-            if item.offset > outputs.end:
+            if offset > at:
                 gaps += 1
                 if gaps > _MOST_GAPS:
                     raise channel.violation("output with more gaps than anybody can read")
-            outputs.add(*item)
+            at = offset + len(data)
+            if size > SHORT_BYTES and has_room is None:
+                has_room = await make_room(most)
+            if has_room is not False:
+                outputs.add(*item)
             count += 1
             if not count % _PACED:
                 await pace.give_way()
         elif type(item) is Reply and item.kind == Response.EXIT:
+            if has_room:
+                give_back_room(most - size)
             return item.fields, outputs
         elif type(item) is Reply and item.kind == Response.DONE:
             raise channel.violation("a command that is done without an end")

@@ -25,13 +25,15 @@ GROWING: Final = frozenset(
         Layer.MASKED_PATHS,
         Layer.MOUNT_FLAGS,
         Layer.LOOPBACK_ONLY,
+        Layer.NO_NETWORK,
         Layer.SOCKET_LIMIT,
         Layer.RLIMITS,
         Layer.INODE_LIMIT,
         Layer.NO_HOST_FILES,
     }
 )
-"""Layers that a later version may want more of: a sandbox of an older version keeps what it was made with."""
+"""Layers that a later version may want more of: a sandbox of an older version keeps what it was made with. And the
+network, which may have been opened since."""
 
 UNREADABLE: Final = "this machine does not let it be read: "
 
@@ -307,3 +309,6 @@ def _judge_network(facts: Facts, found: Evidence) -> None:
     faults = [f"there is an interface {name}" for name in sorted(others)]
     faults += [f"a route goes through {name}" for name in sorted(facts.routed - {"lo"})]
     found.note_faults(Layer.LOOPBACK_ONLY, faults, f"interfaces: {', '.join(sorted(facts.interfaces)) or 'none'}")
+    if facts.is_led_out:
+        faults.append("its connections are led outside, through a worker's proxy")
+    found.note_faults(Layer.NO_NETWORK, faults, "loopback only, and no rule of a session opens more")

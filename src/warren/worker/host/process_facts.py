@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from warren.model.errors import SandboxLost
 from warren.worker.host.cgroups import CgroupLimits
 from warren.worker.host.seccomp_program import ProgramReader, Unreadable
+from warren.worker.network import sk_lookup
 
 NAMESPACES: Final = ("user", "pid", "mnt", "net", "ipc", "uts", "cgroup")
 _GONE: Final = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # the last is what a zombie's mounts answer
@@ -75,9 +76,10 @@ class Facts:
     """What /proc and /sys say about one process.
 
     `rlimits` are (soft, hard) by the name in /proc, None is no limit. `interfaces` and `routed` are the network's: its
-    interfaces, and those that a route goes through. `descriptors` are those that are no pipe, socket, memory or other
-    anonymous object, as (link, id of the mount). `root` and `cwd` are (device, inode). `programs` are the filters of
-    system calls, `why_no_programs` says why they cannot be read.
+    interfaces, and those that a route goes through; `is_led_out` if a program chooses the sockets of its connections.
+    `descriptors` are those that are no pipe, socket, memory or other anonymous object, as (link, id of the mount).
+    `root` and `cwd` are (device, inode). `programs` are the filters of system calls, `why_no_programs` says why they
+    cannot be read.
     """
 
     status: Mapping[str, str] = field(default_factory=dict)
@@ -90,6 +92,7 @@ class Facts:
     rlimits: Mapping[str, tuple[int | None, int | None]] = field(default_factory=dict)
     interfaces: frozenset[str] = frozenset()
     routed: frozenset[str] = frozenset()
+    is_led_out: bool = False
     descriptors: tuple[tuple[str, int], ...] = ()
     descriptor_count: int = 0
     root: tuple[int, int] = (0, 0)
@@ -132,6 +135,7 @@ def _gather_files(pid: int, limits: CgroupLimits) -> Facts:
         core_pipe=_read("/proc/sys/kernel/core_pattern").startswith("|"),
         rlimits=parse_rlimits(_read(f"{own}/limits")),
         interfaces=parse_interfaces(_read(f"{own}/net/dev")),
+        is_led_out=is_led_out(f"{own}/ns/net"),
         routed=parse_routes(_read(f"{own}/net/route"), _read_if_there(f"{own}/net/ipv6_route")),
         descriptors=tuple(_files(own, descriptors)),
         descriptor_count=len(descriptors),
@@ -199,6 +203,17 @@ def ext4_room(device: str) -> tuple[int, int]:
     finally:
         os.close(fd)
     return ((blocks - reserved) << (10 + log_size), inodes) if magic == _EXT4_MAGIC else (0, 0)
+
+
+def is_led_out(namespace: str) -> bool:
+    """Whether the connections made in a network namespace are given to sockets that somebody else has chosen."""
+    fd = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return sk_lookup.is_attached(fd)
+    except OSError:  # a kernel that has no such programs
+        return False
+    finally:
+        os.close(fd)
 
 
 def parse_status(text: str) -> dict[str, str]:

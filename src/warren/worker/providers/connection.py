@@ -15,6 +15,7 @@ from warren.model.errors import SandboxLost
 from warren.model.spec import MIB, Isolation
 from warren.shielding import run_shielded
 from warren.worker.agent.link import AgentLink
+from warren.worker.agent.sandbox import SandboxNetwork
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies
 from warren.worker.host.seccomp_program import SystemCallFilter
@@ -41,6 +42,22 @@ class AgentDialer(Protocol):
 class IsolationReader(Protocol):
     async def read(self, provider: str, record: Record, limits: CgroupLimits) -> Isolation:
         """Which layers hold for a running sandbox, each with its evidence. Raises SandboxLost."""
+
+
+class EgressService(Protocol):
+    """What opens the network of sandboxes. `why_not` says why it cannot do so here; it is empty if it can.
+
+    `try_out` starts all that no sandbox is needed for, and ends it; it raises ProviderUnavailable. `network_of` gives
+    the network of a sandbox, which is closed until it is set. `forget` closes it when the sandbox is destroyed; `close`
+    closes all.
+    """
+
+    @property
+    def why_not(self) -> str: ...
+    async def try_out(self) -> None: ...
+    def network_of(self, record: Record) -> SandboxNetwork: ...
+    async def forget(self, sandbox_id: str) -> None: ...
+    async def close(self) -> None: ...
 
 
 class SocketDialer:

@@ -4,7 +4,7 @@ A sandbox is a directory `<state>/docker/<id>`, made first and removed last, and
 `warren-<id>` that carries the sandbox's and the state directory's names as labels:
 
     record.json   what it is to be; later the container's id and the pid of its first process
-    disk/         where its disk is mounted until the container has it; agent and /etc are copied there
+    disk/         where its disk is mounted until the container has it; agent, /etc and figures for /proc are there
     pts/          where its terminals are mounted, just as long
     disk.img      for a moment, until the launcher has attached and unlinked it
 
@@ -17,6 +17,7 @@ disk is unmounted from the host as soon as the container has it; its last mount 
 """
 
 import hashlib
+import math
 import os
 import resource
 import shutil
@@ -24,27 +25,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from warren.interfaces.images import Images
 from warren.model.capability import Capability
 from warren.model.errors import ProviderUnavailable, SandboxLost
-from warren.model.spec import USER_UID, Layer, SandboxSpec
+from warren.model.spec import MIB, USER_UID, Layer, SandboxSpec
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.host.disk_room import HELD
-from warren.worker.host.disks import STOCK, tmpfs_options, unmount
+from warren.worker.host.disks import tmpfs_options, unmount
 from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import docker_spec
-from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader
+from warren.worker.providers.connection import ProcIsolationReader
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_spec import EngineImage, container_name
 from warren.worker.providers.hardening import TERMINALS
-from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, require_root, translate_os_error
+from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, kill_first_process
 
@@ -70,7 +71,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     folder = "docker"
     record_class = DockerRecord
     promised = PROMISED
-    capabilities = frozenset({Capability.TERMINALS})
+    can = frozenset({Capability.TERMINALS, Capability.PORTS})
 
     def __init__(
         self,
@@ -78,24 +79,10 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         images: Images,
         bin_dir: Path,
         docker_url: str | None = None,
-        *,
-        disk_stock: int = STOCK,
-        start_timeout_s: float = 30.0,
-        fault: Fault = lambda step: None,
-        dialer: AgentDialer | None = None,
-        isolation_reader: IsolationReader | None = None,
-        room: HostRoom | None = None,
+        **options: Unpack[HostOptions],
     ) -> None:
-        super().__init__(
-            *(state_dir, bin_dir),
-            disk_stock=disk_stock,
-            start_timeout_s=start_timeout_s,
-            fault=fault,
-            at_once=_AT_ONCE,
-            dialer=dialer,
-            isolation_reader=isolation_reader or ProcIsolationReader(closed={docker_spec.RUN}),
-            room=room,
-        )
+        options["isolation_reader"] = options.get("isolation_reader") or ProcIsolationReader(closed={docker_spec.RUN})
+        super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self.engine = DockerEngine(docker_url or "")
         self._images = EngineImages(images, self.engine)
         self._runtime = ""
@@ -201,6 +188,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         places = [("--dir", f"{name}:{mode:o}") for name, mode in docker_spec.directories(image).values()]
         owner = str(uid_base(record.uid_index) + USER_UID)
         argv = [str(self._launcher), "disk", *disk, "--at", str(directory / "disk"), "--owner", owner]
+        argv += ["--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))]
         argv += ["--pts", str(directory / "pts"), "--terminals", str(TERMINALS)]
         outcome = await run([*argv, *(word for place in places for word in place)])
         if outcome.code != 0:

@@ -24,7 +24,7 @@ from warren.worker.providers.hardening import (
     ipc_sysctls,
     seccomp_docker,
 )
-from warren.worker.providers.oci_bundle import AGENT, CPU_PERIOD_US, PIDS_RESERVE, disk_directories, shm_bytes
+from warren.worker.providers.oci_bundle import AGENT, CPU_PERIOD_US, PIDS_RESERVE, VIEW, disk_directories, shm_bytes
 
 RUN: Final = "/.warren/run"
 SOCKET: Final = f"{RUN}/agent.sock"
@@ -54,7 +54,7 @@ class EngineImage:
 class SandboxPaths:
     """The directories of the host that a sandbox's container mounts.
 
-    The agent and the files of /etc are on the sandbox's own disk (`SYSTEM`): two sandboxes could signal each other
+    The agent, the files of /etc and those of /proc are on the sandbox's own disk: two sandboxes could signal each other
     through the locks of a shared file, and the mount table would show where it is.
     """
 
@@ -210,6 +210,8 @@ def _mounts(image: EngineImage, place: SandboxPaths) -> Iterable[Json]:
     yield _bind(place.pts, "/dev/pts")  # the engine's own has as many terminals as the machine
     for name in etc_files(0):
         yield _bind(place.disk / SYSTEM / name, f"/etc/{name}", read_only=True)
+    for name in VIEW:
+        yield _bind(place.disk / "view" / name, f"/proc/{name}", read_only=True)
     for path, (directory, _) in directories(image).items():
         yield _bind(place.disk / directory, path)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypedDict, TypeVar
 
 from warren.logs import get_log
 from warren.model.capability import Capability
@@ -31,12 +31,19 @@ from warren.worker.guard import default_reserve_of, memory_total_mb, most_proces
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
 from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
-from warren.worker.host.disks import Disks, FreedImages
+from warren.worker.host.disks import STOCK, Disks, FreedImages
 from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
 from warren.worker.host.processes import boot_id, is_exiting, kill_if
 from warren.worker.host.uids import UidRanges
-from warren.worker.providers.connection import AgentDialer, IsolationReader, ProcIsolationReader, SocketDialer
+from warren.worker.network.ports import SandboxPorts
+from warren.worker.providers.connection import (
+    AgentDialer,
+    EgressService,
+    IsolationReader,
+    ProcIsolationReader,
+    SocketDialer,
+)
 from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, is_abandoned
 
@@ -94,29 +101,45 @@ R = TypeVar("R", bound=Record)
 Plan = TypeVar("Plan")
 
 
+class HostOptions(TypedDict, total=False):
+    """What every provider of this host takes. Tests pass `fault`, which is called with the name of each step of
+    `create` before it is taken."""
+
+    disk_stock: int
+    start_timeout_s: float
+    fault: Fault
+    dialer: AgentDialer | None
+    isolation_reader: IsolationReader | None
+    room: HostRoom | None
+    egress: EgressService | None
+
+
 class HostProvider(ABC, Generic[R, Plan]):
-    """`promised` are the layers without which no sandbox is handed out. Tests pass `fault`, which is called with the
-    name of each step of `create` before it is taken."""
+    """`can`: what its sandboxes can do on every machine; `promised`: the layers without which none is handed out."""
 
     name: ClassVar[str]
     folder: ClassVar[str]
     record_class: type[R]
     promised: ClassVar[frozenset[Layer]]
-    capabilities: ClassVar[frozenset[Capability]]
+    can: ClassVar[frozenset[Capability]]
 
     def __init__(
         self,
         state_dir: Path,
         bin_dir: Path,
         *,
-        disk_stock: int,
-        start_timeout_s: float,
-        fault: Fault,
         at_once: int,
+        disk_stock: int = STOCK,
+        start_timeout_s: float = 30.0,
+        fault: Fault = lambda step: None,
         dialer: AgentDialer | None = None,
         isolation_reader: IsolationReader | None = None,
-        room: "HostRoom | None" = None,
+        room: HostRoom | None = None,
+        egress: EgressService | None = None,
     ) -> None:
+        self.egress = egress
+        self._egress = egress if egress is not None and not egress.why_not else None
+        self.capabilities = self.can | ({Capability.EGRESS} if self._egress is not None else frozenset())
         self._room = room or HostRoom()
         self._dialer = dialer or SocketDialer()
         self._isolation_reader = isolation_reader or ProcIsolationReader()
@@ -189,6 +212,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         async with lock, self._destroy_slots:
             try:
                 self._lift_io_limit(sandbox_id)
+                if self._egress is not None:
+                    await self._egress.forget(sandbox_id)
                 await self._unmake(sandbox_id)
                 self._promises.remove(sandbox_id)
             except OSError as exc:
@@ -223,6 +248,8 @@ class HostProvider(ABC, Generic[R, Plan]):
             self._watching = None
         await self.disks.close()
         await self._freed_images.close()
+        if self._egress is not None:
+            await self._egress.close()
         for sandbox in list(self._open):
             await sandbox.close()
 
@@ -294,6 +321,8 @@ class HostProvider(ABC, Generic[R, Plan]):
             env={"OMP_NUM_THREADS": str(math.ceil(record.spec.limits.cpus)), **record.spec.env},
             oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._loss_reason(record),
+            network=self._egress.network_of(record) if self._egress is not None else None,
+            ports=SandboxPorts(record),
         )
         self._open.add(sandbox)
         for watch in self._kernel_watches:

@@ -20,7 +20,7 @@ import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Unpack
 
 from warren.interfaces.images import Images, RootFs
 from warren.model.capability import Capability
@@ -31,14 +31,12 @@ from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import SandboxCgroup, parent_in_use
 from warren.worker.host.disk_room import HELD
-from warren.worker.host.disks import STOCK
 from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import oci_bundle, oci_launch
-from warren.worker.providers.connection import AgentDialer, IsolationReader
-from warren.worker.providers.host_provider import Fault, HostProvider, HostRoom, require_root, translate_os_error
+from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
 
@@ -55,7 +53,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     folder = "sandboxes"
     record_class = Record
     promised = isolation.PROMISED
-    capabilities = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS})
+    can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
 
     def __init__(
         self,
@@ -63,24 +61,9 @@ class OciProvider(HostProvider[Record, Runtime]):
         images: Images,
         bin_dir: Path,
         runtime: str | None = None,
-        *,
-        disk_stock: int = STOCK,
-        start_timeout_s: float = 30.0,
-        fault: Fault = lambda step: None,
-        dialer: AgentDialer | None = None,
-        isolation_reader: IsolationReader | None = None,
-        room: HostRoom | None = None,
+        **options: Unpack[HostOptions],
     ) -> None:
-        super().__init__(
-            *(state_dir, bin_dir),
-            disk_stock=disk_stock,
-            start_timeout_s=start_timeout_s,
-            fault=fault,
-            at_once=_AT_ONCE,
-            dialer=dialer,
-            isolation_reader=isolation_reader,
-            room=room,
-        )
+        super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self._images = images
         self._agent_layer = Path()
         self._runtimes = Runtimes(self._state, self._probe, runtime)

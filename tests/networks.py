@@ -71,13 +71,18 @@ class Network:
         self._places.append(place)
         return place
 
+    def give_address(self, place: Place, address: str) -> None:
+        """The place answers to this address too, for everybody in this network."""
+        _run(*f"ip -n {place.namespace} address add {address}/32 dev lo".split())
+        _run(*f"ip -n {self._router} route add {address}/32 via {place.address}".split())
+
     # -- what the test does in it
 
     @contextlib.contextmanager
-    def inside(self) -> Iterator[None]:
-        """This thread is in the router's namespace. Nothing may be awaited meanwhile."""
+    def inside(self, place: Place | None = None) -> Iterator[None]:
+        """This thread is in that namespace, or in the router's. Nothing may be awaited meanwhile."""
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        there = os.open(_NETNS / self._router, os.O_RDONLY)
+        there = os.open(_NETNS / (place.namespace if place else self._router), os.O_RDONLY)
         try:
             _enter(there)
             try:

@@ -1,0 +1,119 @@
+"""Ways around the rules of an open network: raw bytes to any address, and what comes back."""
+
+import base64
+import socket
+import time
+
+from .calls import CONTAINED, THROUGH, ProbeVerdict, ready
+
+MARK = "warren-outside"
+"""What servers outside answer."""
+
+
+def talk(
+    host: str, port: int, pieces: "list[str]", udp: bool = False, wait_s: float = 1.5, times: int = 1
+) -> ProbeVerdict:
+    """Connects, sends the pieces (in base64) and reads. Through when a server outside has answered."""
+    seen = ""
+    for _ in range(times):
+        seen, is_through = _talk_once(host, port, [base64.b64decode(piece) for piece in pieces], udp, wait_s)
+        if is_through:
+            return THROUGH, f"{host}:{port} answered {seen}"
+    return CONTAINED, f"{host}:{port}: {seen}"
+
+
+def _talk_once(host: str, port: int, pieces: "list[bytes]", udp: bool, wait_s: float) -> "tuple[str, bool]":
+    kind = socket.SOCK_DGRAM if udp else socket.SOCK_STREAM
+    got = b""
+    try:
+        found = socket.getaddrinfo(host, port, type=kind)[0]
+        with socket.socket(found[0], kind) as client:
+            client.settimeout(wait_s)
+            client.connect(found[4])
+            for piece in pieces:
+                client.sendall(piece)
+                time.sleep(0.02)
+            while MARK.encode() not in got:
+                part = client.recv(65536)
+                if not part:
+                    break
+                got += part
+    except OSError as exc:
+        return f"{type(exc).__name__}: {exc}"[:120], MARK.encode() in got
+    return repr(got[:60]) if got else "closed without an answer", MARK.encode() in got
+
+
+def ask(server: str, questions: "list[str]", tcp: bool = False) -> ProbeVerdict:
+    """Asks name servers; the host tells whether something came out. Through only when an answer holds an address."""
+    seen = []
+    for question in questions:
+        query = base64.b64decode(question)
+        kind = socket.SOCK_STREAM if tcp else socket.SOCK_DGRAM
+        try:
+            with socket.socket(socket.AF_INET, kind) as client:
+                client.settimeout(1)
+                client.connect((server, 53))
+                client.sendall(len(query).to_bytes(2, "big") + query if tcp else query)
+                answer = client.recv(4096)[2 if tcp else 0 :]
+            if len(answer) >= 8 and int.from_bytes(answer[6:8], "big"):
+                return THROUGH, f"{server} gave {int.from_bytes(answer[6:8], 'big')} records"
+            seen.append(f"code {answer[3] & 15 if len(answer) > 3 else -1}")
+        except OSError as exc:
+            seen.append(type(exc).__name__)
+    return CONTAINED, f"{server}: {', '.join(dict.fromkeys(seen))}"
+
+
+def reach(host: str, port: int, piece: str, within_s: float) -> ProbeVerdict:
+    """The other way round: contained when a server outside is reached in time, as an honest user must."""
+    begun = time.monotonic()
+    seen, answered = _talk_once(host, port, [base64.b64decode(piece)], False, within_s)
+    took = time.monotonic() - begun
+    if answered and took <= within_s:
+        return CONTAINED, f"reached in {took * 1000:.0f} ms"
+    return THROUGH, f"not reached in {within_s:g} s: {seen}"
+
+
+def hold(host: str, port: int, count: int, piece: str = "", seconds: float = 30) -> ProbeVerdict:
+    """Opens many connections, sends a piece on each, and keeps them."""
+    ends, data = [], base64.b64decode(piece)
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+        for _ in range(count):
+            end = socket.socket()
+            end.settimeout(0.5)
+            ends.append(end)
+            end.connect(address)
+            if data:
+                end.send(data)
+    except OSError:
+        pass
+    ready(len(ends))
+    time.sleep(seconds)
+    return CONTAINED, f"{len(ends)} held"
+
+
+def hammer(targets: "list[tuple[str, int, str]]", seconds: float = 20) -> ProbeVerdict:
+    """Connects and sends as fast as it can, whatever becomes of it."""
+    ready()
+    until, count = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        for host, port, piece in targets:
+            _talk_once(host, port, [base64.b64decode(piece)], False, 0.3)
+            count += 1
+    return CONTAINED, f"{count} times"
+
+
+def ask_much(name: str, seconds: float = 20) -> ProbeVerdict:
+    ready()
+    until, count = time.monotonic() + seconds, 0
+    label = bytes([len(name)]) + name.encode()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.setblocking(False)
+        while time.monotonic() < until:
+            count += 1
+            query = count.to_bytes(2, "big", signed=False) if count < 65536 else b"\1\1"
+            try:
+                client.sendto(query + b"\1\0\0\1\0\0\0\0\0\0" + label + b"\7example\0\0\1\0\1", ("8.8.8.8", 53))
+            except OSError:
+                time.sleep(0.001)
+    return CONTAINED, f"{count} questions"

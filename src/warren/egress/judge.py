@@ -1,0 +1,89 @@
+"""Whether a sandbox may reach a destination: its session's rules, then what the operator says about all."""
+
+import socket
+from dataclasses import dataclass
+from ipaddress import IPv6Address
+from typing import Final
+
+from warren.model.addresses import Address, read_networks, why_refused
+from warren.model.network import EgressPolicy, NetworkRules, Rule, parse_rule
+
+_NO_RULE: Final = "no rule allows it"
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """`name` is empty for one that was given as an address; `address` is None as long as a name was not resolved."""
+
+    name: str
+    address: Address | None
+    port: int
+
+    @property
+    def rule(self) -> str:
+        """The rule that names exactly this."""
+        host = self.name or str(self.address)
+        host = f"[{host}]" if ":" in host else host
+        return f"{host}:{self.port}" if self.port else host
+
+
+class Refused(Exception):
+    """`rule` would allow it; empty if the operator says no."""
+
+    def __init__(self, reason: str, rule: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.rule = reason, rule
+
+
+class Judge:
+    def __init__(self, policy: EgressPolicy) -> None:
+        self._networks = read_networks(policy.networks)
+        self._denied = tuple(parse_rule(text) for text in policy.denied)
+        self._allowed = tuple(parse_rule(text) for text in policy.allowed)
+
+    def knows_name(self, rules: NetworkRules, name: str) -> bool:
+        """Whether a look-up of the name is answered."""
+        if not rules.knows_name(name) or any(rule.covers_name(name) and not rule.port for rule in self._denied):
+            return False
+        return not self._allowed or any(rule.network is not None or rule.covers_name(name) for rule in self._allowed)
+
+    def check(self, rules: NetworkRules, to: Destination) -> None:
+        """Raises Refused. A name that was not resolved yet is refused if no address of it could be reached."""
+        if _covers(self._denied, to):
+            raise Refused("the operator denies it")
+        if not rules.allows(to.name, to.address, to.port):
+            raise Refused(_NO_RULE, to.rule)
+        unknown = to.address is None and any(rule.network is not None for rule in self._allowed)
+        if self._allowed and not unknown and not _covers(self._allowed, to):
+            raise Refused("the operator allows other destinations only")
+        if to.address is not None:
+            self._check_address(to.address)
+
+    def check_visible_name(self, rules: NetworkRules, name: str, to: Destination) -> None:
+        """For a name in what is sent to an address that no name was looked up for. Raises Refused."""
+        visible = Destination(name, to.address, to.port)
+        if _covers(self._denied, visible):
+            raise Refused("the operator denies it")
+        if not rules.allows(name, to.address, to.port):
+            raise Refused(_NO_RULE, visible.rule)
+
+    def _check_address(self, address: Address) -> None:
+        if kind := why_refused(address, self._networks):
+            raise Refused(f"it is {kind}")
+        if not any(address in network for network in self._networks) and is_own_address(address):
+            raise Refused("it is an address of the machine that sandboxes run on")
+
+
+def _covers(rules: tuple[Rule, ...], to: Destination) -> bool:
+    return any(rule.covers(to.name, to.address, to.port) for rule in rules)
+
+
+def is_own_address(address: Address) -> bool:
+    """Whether the kernel would answer itself: then it sends from the very address that it sends to."""
+    family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((str(address), 9))
+            return str(sock.getsockname()[0]) == str(address)
+        except OSError:
+            return False  # there is no way to it at all

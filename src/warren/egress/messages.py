@@ -1,0 +1,107 @@
+"""What the worker and `warren-egress` say to each other: JSON objects, each after its length, with descriptors beside.
+
+The worker asks, one thing at a time for each sandbox, and gets an answer with the same `number`. Descriptors come with
+the first bytes of a message, so they are there when the message is.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from warren.model.network import Connection, NetworkRules, NetworkUse, Refusal
+
+MAX_MESSAGE: Final = 8 << 20
+MAX_ANSWER: Final = 1 << 20
+LENGTH: Final = struct.Struct(">I")
+KEPT: Final = 50
+"""Of the refusals of a sandbox, and of the connections that have ended."""
+
+Message = Mapping[str, Any]
+
+
+class BrokenMessage(Exception):
+    """The other side says what it never would."""
+
+
+def pack(message: Message) -> tuple[bytes, bytes]:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return LENGTH.pack(len(body)), body
+
+
+class MessageReader:
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """The messages that are complete now. Raises BrokenMessage."""
+        self._bytes += data
+        while len(self._bytes) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._bytes)
+            if length > self._most:
+                raise BrokenMessage(f"a message of {length} bytes")
+            if len(self._bytes) < LENGTH.size + length:
+                return
+            try:
+                message = json.loads(self._bytes[LENGTH.size : LENGTH.size + length])
+            except (ValueError, RecursionError) as exc:
+                raise BrokenMessage("a message that is not JSON") from exc
+            if not isinstance(message, dict):
+                raise BrokenMessage("a message that is no object")
+            del self._bytes[: LENGTH.size + length]
+            yield message
+
+
+def pack_rules(rules: NetworkRules) -> Message:
+    return {"internet": rules.internet, "allow": rules.allow, "deny": rules.deny}
+
+
+def unpack_rules(message: Message) -> NetworkRules:
+    return NetworkRules(bool(message["internet"]), tuple(message["allow"]), tuple(message["deny"]))
+
+
+def pack_use(use: NetworkUse) -> Message:
+    counts = {name: getattr(use, name) for name in _COUNTS}
+    refusals = [[getattr(each, name) for name in _REFUSAL] for each in use.refusals]
+    ended = [[getattr(each, name) for name in _ENDED] for each in use.ended]
+    return {**counts, "refusals": refusals, "ended": ended}
+
+
+def unpack_use(message: Message) -> NetworkUse:
+    """The other side reads what attackers send: nothing of what it says is taken on trust. Raises BrokenMessage."""
+    try:
+        sent, received, connections, are_open, refused = (_count(message[name]) for name in _COUNTS)
+        refusals = tuple(map(_refusal, message["refusals"][-KEPT:]))
+        ended = tuple(map(_ended, message["ended"][-KEPT:]))
+    except (KeyError, TypeError, ValueError, AttributeError) as exc:
+        raise BrokenMessage(f"counts that cannot be read: {exc!r}") from exc
+    return NetworkUse(sent, received, connections, are_open, refused, refusals, ended)
+
+
+_COUNTS: Final = ("bytes_sent", "bytes_received", "connections", "open_connections", "refused")
+_REFUSAL: Final = ("at", "name", "address", "port", "reason", "rule")
+_ENDED: Final = ("at", "name", "address", "port", "bytes_sent", "bytes_received")
+_MAX_TEXT: Final = 400
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r:.100} is no count")
+    return value
+
+
+def _refusal(values: Any) -> Refusal:
+    at, name, address, port, reason, rule = values
+    return Refusal(float(at), _text(name), _text(address), _count(port) & 0xFFFF, _text(reason), _text(rule))
+
+
+def _ended(values: Any) -> Connection:
+    at, name, address, port, sent, received = values
+    return Connection(float(at), _text(name), _text(address), _count(port) & 0xFFFF, _count(sent), _count(received))
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str or len(value) > _MAX_TEXT or not value.isprintable():
+        raise ValueError("a text that none should be")
+    return value

@@ -1,0 +1,206 @@
+"""Follows the requests of an HTTP/1 connection, so that each of them names the host that the connection is for.
+
+`feed` gets what the client sends and gives what may be passed on: all of it, but for a head that is not complete.
+Read strictly: what two servers could understand differently is malformed. After a server has agreed to another
+protocol (101) the rest is passed on unread.
+"""
+
+import re
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final
+
+from warren.egress.hello import Malformed
+
+MAX_HEAD: Final = 64 << 10
+_MAX_LINE: Final = 4096
+_METHODS: Final = (
+    *(b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT "),
+    b"PRI * HTTP/2.0",
+)
+_LINE: Final = re.compile(rb"([A-Za-z-]{1,32}) ([\x21-\x7e]+) HTTP/1\.([01])")
+_FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
+_HOST: Final = re.compile(r"([a-z0-9_.-]{1,254}|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
+_ABSOLUTE: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
+_CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
+_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
+
+
+class _State(Enum):
+    HEAD = auto()
+    BODY = auto()
+    CHUNK = auto()  # the line with a chunk's size
+    CHUNK_END = auto()
+    TRAILER = auto()
+    UPGRADING = auto()
+    UNREAD = auto()
+
+
+def may_be_http(data: bytes | bytearray) -> bool:
+    """Whether these can be the first bytes of a request with one of the usual methods."""
+    return any(method.startswith(data[: len(method)]) for method in _METHODS)
+
+
+class RequestGuard:
+    """`check` is called with each host that a request names, and its port or 0; it raises to refuse the request."""
+
+    def __init__(self, check: Callable[[str, int], None]) -> None:
+        self._check = check
+        self._state = _State.HEAD
+        self._held = bytearray()
+        self._looked = self._left = 0
+        self._requests = 0
+        self._chunked = False
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing has to be read any more."""
+        return self._state is _State.UNREAD
+
+    def feed(self, data: bytes | memoryview) -> bytes:
+        """Raises Malformed, and what `check` raises."""
+        self._held += data
+        passed = bytearray()
+        while self._held and self._state is not _State.UPGRADING and self._step(passed):
+            pass
+        if len(self._held) > MAX_HEAD:
+            raise Malformed("it does not wait for an answer")
+        return bytes(passed)
+
+    def answered(self, data: bytes | memoryview) -> bytes:
+        """The server has sent this: gives what was held back until then."""
+        if self._state is not _State.UPGRADING:
+            return b""
+        is_switched = re.match(rb"HTTP/1\.1 101[ \r]", bytes(data[:13]))
+        self._state = _State.UNREAD if is_switched else _State.HEAD
+        return self.feed(b"")
+
+    def _step(self, passed: bytearray) -> bool:
+        """Takes what it can of what is held. Returns whether there may be more to take."""
+        if self._state is _State.UNREAD:
+            return self._pass(len(self._held), passed)
+        if self._state in (_State.BODY, _State.CHUNK_END):
+            return self._pass_body(passed)
+        most = MAX_HEAD if self._state is _State.HEAD else _MAX_LINE
+        mark = b"\r\n\r\n" if self._state is _State.HEAD else b"\r\n"
+        self._check_ends_of_lines()
+        end = self._held.find(mark, max(0, self._looked - len(mark)), most)
+        self._looked = len(self._held)
+        if end < 0:
+            if len(self._held) >= most:
+                raise Malformed("its request has no end")
+            if self._state is _State.HEAD and not self._requests and not _begins_as_request(self._held):
+                raise Malformed("it does not begin as a request of HTTP")
+            return False
+        text = bytes(self._held[:end])
+        if self._state is _State.HEAD:
+            self._read_head(text)
+        elif self._state is _State.CHUNK:
+            self._read_chunk(text)
+        else:
+            self._read_trailer(text)
+        return self._pass(end + len(mark), passed)
+
+    def _pass(self, count: int, passed: bytearray) -> bool:
+        passed += self._held[:count]
+        del self._held[:count]
+        self._looked = 0
+        return True
+
+    def _check_ends_of_lines(self) -> None:
+        """Some servers take a line feed alone for the end of a line."""
+        at = self._held.find(b"\n", self._looked)
+        end = self._held.find(b"\r\n\r\n", max(0, self._looked - 3))
+        while at >= 0 and (end < 0 or at <= end):
+            if self._held[at - 1 : at] != b"\r":
+                raise Malformed("a line of its request ends in a line feed alone")
+            at = self._held.find(b"\n", at + 1)
+
+    def _pass_body(self, passed: bytearray) -> bool:
+        count = min(self._left, len(self._held))
+        if self._state is _State.CHUNK_END and self._held[:2] != b"\r\n"[: len(self._held[:2])]:
+            raise Malformed("a chunk of its request is longer than it says")
+        if self._state is _State.CHUNK_END and len(self._held) < 2:
+            return False
+        self._left -= count
+        if not self._left:
+            if self._state is _State.CHUNK_END:
+                self._state = _State.CHUNK
+            elif self._chunked:
+                self._state, self._left = _State.CHUNK_END, 2
+            else:
+                self._state = _State.HEAD
+        return self._pass(count, passed)
+
+    def _read_head(self, head: bytes) -> None:
+        line, *rest = head.split(b"\r\n")
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise Malformed("it does not begin as a request of HTTP")
+        method, target = found[1], found[2]
+        fields = _read_fields(rest)
+        if method.upper() == b"CONNECT":
+            raise Malformed("it asks for a tunnel")
+        hosts = fields.get(b"host", ())
+        if len(hosts) != 1:
+            raise Malformed("its request names no host, or more than one")
+        self._check(*_read_host(hosts[0]))
+        if (absolute := _ABSOLUTE.match(target)) is not None:
+            self._check(*_read_host(absolute[1]))
+        elif not target.startswith(b"/") and target != b"*":
+            raise Malformed("what its request is for cannot be read")
+        self._frame(fields, is_newest=found[3] == b"1")
+        self._requests += 1
+
+    def _frame(self, fields: dict[bytes, list[bytes]], *, is_newest: bool) -> None:
+        lengths, codings = fields.get(b"content-length", []), fields.get(b"transfer-encoding", [])
+        self._chunked = bool(codings)
+        if codings:
+            if lengths or not is_newest or [coding.lower() for coding in codings] != [b"chunked"]:
+                raise Malformed("the length of its request is ambiguous")
+            self._state = _State.CHUNK
+        elif lengths:
+            if len(lengths) != 1 or not _LENGTH.fullmatch(lengths[0]):
+                raise Malformed("the length of its request is ambiguous")
+            self._left = int(lengths[0])
+            self._state = _State.BODY if self._left else _State.HEAD
+        else:
+            self._state = _State.HEAD
+        if b"upgrade" in fields:
+            if self._requests or self._state is not _State.HEAD or b"h2c" in b",".join(fields[b"upgrade"]).lower():
+                raise Malformed("it wants a protocol in which hosts cannot be seen")
+            self._state = _State.UPGRADING
+
+    def _read_chunk(self, line: bytes) -> None:
+        found = _CHUNK.fullmatch(line)
+        if found is None:
+            raise Malformed("a chunk of its request cannot be read")
+        self._left = int(found[1], 16)
+        self._state = _State.BODY if self._left else _State.TRAILER
+
+    def _read_trailer(self, line: bytes) -> None:
+        if not line:
+            self._state = _State.HEAD
+        elif not _FIELD.fullmatch(line):
+            raise Malformed("a line of its request cannot be read")
+
+
+def _begins_as_request(data: bytearray) -> bool:
+    return re.match(rb"[A-Za-z-]{1,32}(?: |\Z)", data[:33]) is not None
+
+
+def _read_fields(lines: list[bytes]) -> dict[bytes, list[bytes]]:
+    fields: dict[bytes, list[bytes]] = {}
+    for line in lines:
+        found = _FIELD.fullmatch(line)
+        if found is None:
+            raise Malformed("a line of its request cannot be read")
+        fields.setdefault(found[1].lower(), []).append(found[2])
+    return fields
+
+
+def _read_host(value: bytes) -> tuple[str, int]:
+    found = _HOST.fullmatch(value.decode("ascii", "replace").lower())
+    if found is None or int(found[2] or 0) > 65535:
+        raise Malformed("its request names a host that cannot be read")
+    return found[1].strip("[]").removesuffix("."), int(found[2] or 0)

@@ -1,0 +1,58 @@
+"""The credentials of previews in a request, and how they are taken out of it before a sandbox sees it.
+
+`Admission` takes them out when it has identified the caller: nothing that opens the API or a preview reaches a sandbox.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from warren.model.preview import TOKEN_PARAMETER, Preview, Way
+from warren.tenancy.keys import looks_like_key
+
+Header = tuple[bytes, bytes]
+
+COOKIE: Final = b"warren-preview"
+SECURE_COOKIE: Final = b"__Host-warren-preview"
+_OURS: Final = re.compile(rb"(__Host-|__Secure-)?warren", re.IGNORECASE)
+
+
+def is_our_cookie(pair: bytes) -> bool:
+    """Whether the name of a cookie is one that sandboxes neither see nor set."""
+    return _OURS.match(pair.strip()) is not None
+
+
+def clean_request(headers: Iterable[Header], preview: Preview) -> list[Header]:
+    """The client's headers without its credentials of the API and of previews."""
+    cleaned = []
+    for name, value in headers:
+        if name == b"authorization" and (not preview.by_host or preview.way is Way.KEY or _holds_key(value)):
+            continue
+        if name == b"x-api-key" or name.startswith(b"x-warren-"):
+            continue
+        if name == b"cookie":
+            kept = [pair for pair in value.split(b";") if not is_our_cookie(pair)]
+            if not (value := b";".join(kept).strip()):
+                continue
+        cleaned.append((name, value))
+    return cleaned
+
+
+def _holds_key(value: bytes) -> bool:
+    return looks_like_key(value.partition(b" ")[2].strip().decode("latin-1"))
+
+
+def clean_query(query: bytes) -> bytes:
+    """The query without the token of a link."""
+    if TOKEN_PARAMETER not in query:
+        return query
+    pairs = query.split(b"&")
+    return b"&".join(pair for pair in pairs if pair.partition(b"=")[0] != TOKEN_PARAMETER)
+
+
+def token_in_query(query: bytes) -> bytes:
+    for pair in query.split(b"&"):
+        name, _, value = pair.partition(b"=")
+        if name == TOKEN_PARAMETER:
+            return value
+    return b""

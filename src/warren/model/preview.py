@@ -1,0 +1,124 @@
+"""Addresses of previews: how a request names a port of a session's sandbox.
+
+By path it is `/api/sessions/{id}/ports/{port}/…`. By host it is `{port}-{label}.{domain}`, where the label is the
+session's id without its prefix: `_` is not allowed in the names of hosts. `localhost` is always such a domain. A port
+has one spelling, without zeros in front; what is compared later is the number.
+"""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from warren.model.errors import InvalidRequest, NotFound
+
+SESSION_PREFIX: Final = "ses_"
+LOCALHOST: Final = "localhost"
+TOKEN_HEADER: Final = b"x-warren-preview-token"
+HOST_HEADER: Final = b"x-warren-host-header"
+TOKEN_PARAMETER: Final = b"warren_token"
+PREVIEW: Final = "preview"
+"""The key of a request's `Preview` in its scope. The others are of what let it in: whose the sandbox is, how to ask
+again whether that still holds, and why it is refused."""
+PREVIEW_CALLER: Final = "preview_caller"
+PREVIEW_CHECK: Final = "preview_check"
+PREVIEW_ERROR: Final = "preview_error"
+CHECKED_HEADER: Final = b"x-warren-preview"
+"""With which a coordinator tells a worker what it has checked."""
+SANDBOX_HEADER: Final = b"x-warren-sandbox"
+"""With which a worker tells a coordinator that the answer is a sandbox's."""
+_PORT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
+_LABEL: Final = re.compile(r"([1-9][0-9]{0,4})-([0-9a-f]{32})", re.ASCII)
+_ATTEMPT: Final = re.compile(r"[0-9]+-.*", re.ASCII)
+_PATH: Final = re.compile(rb"/api/sessions/(ses_[0-9a-f]{32})/ports/([1-9][0-9]{0,4})(/.*)", re.ASCII | re.DOTALL)
+
+
+def read_port(text: str) -> int:
+    """Raises InvalidRequest for anything but the usual spelling of a number from 1 to 65535."""
+    if not _PORT.fullmatch(text) or int(text) > 65535:
+        raise InvalidRequest(f"{text[:20]!r} is not a port", remedy="give a number from 1 to 65535")
+    return int(text)
+
+
+def check_port(port: int) -> int:
+    if not 1 <= port <= 65535:
+        raise InvalidRequest(f"{port} is not a port", remedy="give a number from 1 to 65535")
+    return port
+
+
+class Way(StrEnum):
+    """What lets a request in: a key of the API, a link, or that the port is public."""
+
+    KEY = "key"
+    LINK = "link"
+    PUBLIC = "public"
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a request asks of which port. `by_host`: named by the host, so the page has an origin of its own.
+
+    `generation` is the one that a link was made in. With `local_host` the server inside sees `localhost` as the host.
+    """
+
+    session_id: str
+    port: int
+    by_host: bool = False
+    way: Way = Way.KEY
+    generation: int = 0
+    local_host: bool = False
+
+    @property
+    def prefix(self) -> bytes:
+        """Of the path form; the rest of the path, with its slash, is for the server inside."""
+        return f"/api/sessions/{self.session_id}/ports/{self.port}".encode()
+
+    def let_in(self, way: Way, generation: int = 0, *, local_host: bool = False) -> "Preview":
+        return replace(self, way=way, generation=generation, local_host=local_host or self.local_host)
+
+    def encode(self) -> bytes:
+        """For the header with which a coordinator tells a worker what it has checked."""
+        return json.dumps([self.by_host, self.way, self.generation, self.local_host]).encode()
+
+    def with_checked(self, text: bytes) -> "Preview":
+        by_host, way, generation, local_host = json.loads(text)
+        return replace(self, by_host=by_host, way=Way(way), generation=generation, local_host=local_host)
+
+
+def preview_of_path(raw_path: bytes) -> Preview | None:
+    """Judges the path as it was sent: nothing that is encoded can change which session and port are meant."""
+    match = _PATH.fullmatch(raw_path)
+    if match is None or int(match[2]) > 65535:
+        return None
+    return Preview(match[1].decode(), int(match[2]))
+
+
+def preview_of_host(host: str, domain: str) -> Preview | None:
+    """None for a host that is no preview's; raises NotFound for one below the domain that names none properly."""
+    label, _, parent = host.partition(".")
+    is_below_domain = bool(domain) and host.endswith(f".{domain}")
+    if not is_below_domain and not (parent == LOCALHOST and _ATTEMPT.fullmatch(label)):
+        return None
+    match = _LABEL.fullmatch(label)
+    if match is None or parent not in (domain, LOCALHOST) or int(match[1]) > 65535:
+        raise NotFound("this is not the address of a preview", remedy="it is PORT-ID, then a dot and the domain")
+    return Preview(SESSION_PREFIX + match[2], int(match[1]), by_host=True)
+
+
+def preview_host(session_id: str, port: int, domain: str) -> str:
+    return f"{port}-{session_id.removeprefix(SESSION_PREFIX)}.{domain}"
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewRules:
+    """Of one session: links of an older `generation` are revoked, `public` ports need no link, and the servers on the
+    ports `local_host` see `localhost` as the host of every request."""
+
+    generation: int = 0
+    public: tuple[int, ...] = ()
+    local_host: tuple[int, ...] = ()
+
+
+NO_PREVIEW_RULES: Final = PreviewRules()
+MOST_PORTS: Final = 64

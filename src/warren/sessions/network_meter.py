@@ -1,0 +1,122 @@
+"""Reads what sandboxes do with their networks, and reports what is new.
+
+`run` reads every sandbox that has a network each READ_S; the lifecycle has the last reading made before it destroys or
+closes one. When the report says that nothing is left of the tenant's quota, the sandbox's network is closed, and opened
+again when there may be some.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from warren.clock import Clock
+from warren.interfaces.sandbox import Sandbox
+from warren.logs import get_log
+from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
+from warren.model.network import NO_NETWORK, NetworkUse
+from warren.model.session import Session
+
+READ_S: Final = 3.0
+_LAST_READING_S: Final = 1.0
+_log = get_log(__name__)
+
+Report = Callable[[Session, NetworkUse], Awaitable[float]]
+"""Takes what is new. Gives 0, or for how many seconds the session must do without a network."""
+
+
+async def _unreported(session: Session, use: NetworkUse) -> float:
+    return 0.0
+
+
+@dataclass(slots=True)
+class _Followed:
+    session: Session
+    sandbox: Sandbox
+    last: NetworkUse = field(default_factory=NetworkUse)
+    opens_at: float = 0.0
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class NetworkMeter:
+    """`reopen` applies the rules of a session again; the lifecycle sets it."""
+
+    def __init__(self, clock: Clock, report: Report = _unreported, read_s: float = READ_S) -> None:
+        self._clock = clock
+        self._report = report
+        self._read_s = read_s
+        self._followed: dict[str, _Followed] = {}  # by sandbox id
+        self.reopen: Callable[[Session], None] = lambda session: None
+
+    def __repr__(self) -> str:
+        return f"<NetworkMeter: {len(self._followed)} followed>"
+
+    def follow(self, session: Session, sandbox: Sandbox) -> None:
+        known = self._followed.get(sandbox.id)
+        if known is None:
+            self._followed[sandbox.id] = _Followed(session, sandbox)
+        else:
+            known.session, known.sandbox, known.opens_at = session, sandbox, 0.0
+
+    async def finish(self, sandbox_id: str) -> None:
+        """Reads a sandbox a last time, if it has a network, and follows it no longer."""
+        followed = self._followed.pop(sandbox_id, None)
+        if followed is not None:
+            with contextlib.suppress(WarrenError, TimeoutError):
+                async with asyncio.timeout(_LAST_READING_S):
+                    await self._read(followed)
+
+    async def run(self) -> None:
+        while True:
+            await self._clock.sleep(self._read_s)
+            for sandbox_id, followed in list(self._followed.items()):
+                try:
+                    await self._look_at(followed)
+                except (SandboxLost, SandboxNotFound):
+                    self._followed.pop(sandbox_id, None)
+                except Exception as exc:
+                    # Quotas of all tenants depend on this loop: it must survive whatever one sandbox raises.
+                    _log.warning("network_not_read", session=followed.session.id, error=exc)
+
+    async def _look_at(self, followed: _Followed) -> None:
+        now = self._clock.now()
+        if followed.opens_at:
+            if now >= followed.opens_at:
+                followed.opens_at = 0.0
+                self.reopen(followed.session)
+            return
+        closed_s = await self._read(followed)
+        if closed_s:
+            followed.opens_at = now + closed_s
+            await followed.sandbox.set_network(NO_NETWORK)
+
+    async def _read(self, followed: _Followed) -> float:
+        async with followed.reading:
+            use = await followed.sandbox.network_use()
+            new, followed.last = _difference(use, followed.last), use
+            return await self._report(followed.session, new) if new else 0.0
+
+
+def _difference(use: NetworkUse, before: NetworkUse) -> NetworkUse | None:
+    """What has happened in between, with the refusals and ended connections of that time as far as they are kept; None
+    if nothing has. Counts that have become smaller began anew."""
+    if use.connections < before.connections or use.refused < before.refused or use.bytes_sent < before.bytes_sent:
+        before = NetworkUse()
+    ended = _ended(use) - _ended(before)
+    seen_until = before.refusals[-1].at if before.refusals else 0.0
+    new = replace(
+        use,
+        bytes_sent=use.bytes_sent - before.bytes_sent,
+        bytes_received=use.bytes_received - before.bytes_received,
+        connections=use.connections - before.connections,
+        refused=use.refused - before.refused,
+        refusals=tuple(refusal for refusal in use.refusals if refusal.at > seen_until),
+        ended=use.ended[-ended:] if ended > 0 else (),
+    )
+    is_new = new.bytes_sent or new.bytes_received or new.connections or new.refused or ended
+    return new if is_new else None
+
+
+def _ended(use: NetworkUse) -> int:
+    return use.connections - use.open_connections
