@@ -66,12 +66,15 @@ class Target:
     def _filled(self, text: str) -> str:
         for name in ("session_id", "process_id", "key_id", "webhook_id", "revocation_id", "worker_id"):
             text = text.replace(f"{{{name}}}", getattr(self, name))
-        return text.replace("{name}", "kept")
+        return text.replace("{name}", "kept").replace("{port}", "3000")
 
     async def provide(self) -> None:
-        """A tenant, a key, a webhook, a revocation and a dead worker for those requests that are about one."""
+        """A tenant, a key, a webhook, a secret, a revocation and a dead worker for requests that are about one."""
         self.place.bury()
         async with self.http.put(self.url("/api/admin/tenants/{name}"), json={"quota": {"sessions": 1000}}) as answer:
+            assert answer.status == 200
+        secret = {"value": "bad-input", "hosts": ["api.example.com"], "header": "X-Key"}
+        async with self.http.put(self.url("/api/secrets/{name}"), json=secret) as answer:
             assert answer.status == 200
         self.key_id = await self._one("/api/admin/keys", "keys", {"name": "kept"})
         self.webhook_id = await self._one("/api/webhooks", "webhooks", {"url": NOBODY, "events": ["quota.reached"]})

@@ -51,6 +51,7 @@ class Request:
 _S = "/api/sessions/{session_id}"
 _P = f"{_S}/processes/{{process_id}}"
 _W = "/api/webhooks/{webhook_id}"
+_SE = "/api/secrets/{name}"
 _K = "/api/admin/keys/{key_id}"
 _T = "/api/admin/tenants/{name}"
 _C = "/api/cluster"
@@ -76,6 +77,10 @@ GOOD = [
     Request("POST", f"{_P}/resize", 204, json={"rows": 10, "columns": 20}),
     Request("POST", f"{_P}/kill", json={"grace_s": 0}),
     Request("POST", f"{_S}/kill-all"),
+    Request("GET", f"{_S}/ports"),
+    Request("PUT", f"{_S}/ports/{{port}}", json={"host_header": "localhost"}),
+    Request("POST", f"{_S}/links", 201, json={"port": 3000}),
+    Request("DELETE", f"{_S}/links"),
     Request("GET", f"{_S}/files"),
     Request("DELETE", f"{_S}/files", 204, {"path": "kept.txt"}),
     Request("GET", f"{_S}/files/stat", query={"path": "kept.txt"}),
@@ -108,6 +113,10 @@ GOOD = [
     Request("POST", f"{_W}/rotate"),
     Request("POST", f"{_W}/test"),
     Request("GET", f"{_W}/deliveries"),
+    Request("PUT", _SE, json={"value": "bad-input", "hosts": ["api.example.com"], "header": "X-Key"}),
+    Request("GET", "/api/secrets"),
+    Request("GET", _SE),
+    Request("DELETE", _SE, 204),
     Request("GET", "/api/whoami"),
     Request("GET", "/api/audit"),
     Request("GET", "/api/usage"),

@@ -197,6 +197,7 @@ async def build_tenancy(
     settings: Settings, store: SessionStore, link: RedisLink, clock: Clock, environments: Environments
 ) -> Tenancy:
     sender = WebhookSender(read_networks(settings.webhook_networks))
+    encryption = build_encryption(settings)
     audit = None
     if settings.audit:
         commands = CommandText(settings.audit_commands)
@@ -206,7 +207,8 @@ async def build_tenancy(
         clock,
         environments,
         audit=audit,
-        webhooks=Webhooks(store.records, clock, sender, build_encryption(settings)),
+        webhooks=Webhooks(store.records, clock, sender, encryption),
+        encryption=encryption,
         counters=RedisCounters(redis_url(settings), settings.redis_namespace),
     )
 

@@ -16,13 +16,14 @@ from warren.config.settings import Settings, check_provider, environment_with
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import ProviderUnavailable
+from warren.model.errors import InvalidRequest, ProviderUnavailable
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
 from warren.worker.images.store import ImageStore
 
 if TYPE_CHECKING:
     import ssl
+    from pathlib import Path
 
     from starlette.types import ASGIApp
 
@@ -198,6 +199,7 @@ async def build_tenancy(
         environments,
         audit=await build_audit(settings),
         webhooks=Webhooks(store.records, clock, sender, encryption),
+        encryption=encryption,
     )
 
 
@@ -225,7 +227,7 @@ def build_lifecycle(
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.network_meter import NetworkMeter
 
-    return Lifecycle(
+    lifecycle = Lifecycle(
         store,
         {worker.name: worker},
         clock,
@@ -234,8 +236,11 @@ def build_lifecycle(
         events=tenancy.events,
         egress=build_egress(settings),
         network_meter=NetworkMeter(clock, tenancy.networks.report),
+        secrets=tenancy.secrets,
         fault=fault,
     )
+    tenancy.secrets.when_changed(lifecycle.secret_changed)
+    return lifecycle
 
 
 def build_egress(settings: Settings) -> "Egress":
@@ -258,7 +263,22 @@ def build_egress_policy(settings: Settings) -> "EgressPolicy":
         denied=settings.egress_denied,
         connections=settings.egress_connections,
         mbps=settings.egress_mbps,
+        authorities=_read_authorities(settings.egress_ca_file),
     )
+
+
+def _read_authorities(path: "Path | None") -> str:
+    if path is None:
+        return ""
+    import ssl
+
+    try:
+        text = path.read_text("ascii")
+        ssl.create_default_context(cadata=text)
+    except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+        why = getattr(exc, "strerror", "") or "it holds no certificates in PEM"
+        raise InvalidRequest(f"the authorities in {path} (egress_ca_file) cannot be used: {why}") from exc
+    return text
 
 
 def build_sessions(

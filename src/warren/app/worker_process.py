@@ -92,6 +92,8 @@ class WorkerService(Service):
         await self._heartbeat.beat()
         self.tenancy.start(deliver_webhooks=False)
         self._run(self._heartbeat.run(), "heartbeat")
+        assert self._lifecycle is not None
+        self._run(self._lifecycle.watch_secrets(), "secrets")
 
     async def _reconcile(self) -> None:
         """Destroys the sandboxes of sessions that are not ours any more, and checks that the others have theirs."""

@@ -149,14 +149,14 @@ class Outside:
     @asynccontextmanager
     async def opened(self, sandbox: Sandbox, rules: NetworkRules) -> AsyncIterator[OpenableNetwork]:
         network = self.network_of(sandbox)
-        await network.set(rules, ())
+        await network.set(rules)
         self.received.clear()
         self.asked.clear()
         try:
             yield network
         finally:
             with contextlib.suppress(WarrenError):
-                await network.set(NO_NETWORK, ())
+                await network.set(NO_NETWORK)
 
     async def has_got(self, token: str) -> bool:
         """Whether something came out, by a server or in a name."""

@@ -159,6 +159,34 @@ async def _webhooks(arena: ApiArena) -> ProbeResult:
 
 
 @_two_tenants
+async def _secrets(arena: ApiArena) -> ProbeResult:
+    value, path = secrets.token_hex(16), f"/api/secrets/attack-{secrets.token_hex(4)}"
+    body = {"value": value, "hosts": ["api.example.com"], "header": "Authorization"}
+    made = await arena.call("PUT", path, body, tenant=arena.other)
+    if made.status != 200:
+        return not_applicable(f"secrets cannot be set here: {made}")
+    name = path.rpartition("/")[2]
+    try:
+        answers = [
+            await arena.call("GET", path),
+            await arena.call("DELETE", path),
+            await arena.call("POST", "/api/sessions", {"secrets": [name], "max_lifetime_s": 60}),
+            await arena.call("GET", "/api/secrets"),
+        ]
+        own = [await arena.call("GET", where, tenant=arena.other) for where in (path, "/api/secrets")]
+    finally:
+        await arena.call("DELETE", path, tenant=arena.other)
+    shown = [str(answer.values) for answer in (made, *answers, *own)]
+    held = (
+        [answer.status for answer in answers[:3]] == [404, 404, 422] and name not in shown[4] and own[0].status == 200
+    )
+    return judged(
+        held and not any(value in text for text in shown),
+        f"the other tenant's secret gives {', '.join(map(str, answers[:3]))}, and no answer holds a value",
+    )
+
+
+@_two_tenants
 async def _race(arena: ApiArena) -> ProbeResult:
     """Requests of both tenants on one connection, mixed, and the other's key with one's own session."""
     wrong = []
@@ -208,6 +236,7 @@ PROBES: tuple[ApiProbe, ...] = (
     ApiProbe("across-command-keys", _G, "get the other's answer by its Idempotency-Key", _idempotent_commands),
     ApiProbe("across-create-keys", _G, "get the other's session by its Idempotency-Key", _idempotent_creates),
     ApiProbe("across-webhooks", _G, "see, use or delete the other tenant's webhook", _webhooks),
+    ApiProbe("across-secrets", _G, "see, use, replace or delete the other tenant's secret", _secrets),
     ApiProbe("across-connections", _G, "get the other's answers by racing it, or on its connection", _race),
     ApiProbe("across-untouched", _G, "have changed anything of the other tenant's by all this", _untouched),
 )

@@ -371,10 +371,10 @@ async def _changes(arena: Arena) -> ProbeResult:
     ):
         came = 0
         for _ in range(12):
-            await network.set(LISTED, ())
+            await network.set(LISTED)
             await asyncio.sleep(0.3)
             came += word.encode() in outside.received
-            await network.set(NO_NETWORK, ())
+            await network.set(NO_NETWORK)
             await asyncio.sleep(0.05)  # what was under way in the attack's own servers
             outside.received.clear()
             await asyncio.sleep(0.2)

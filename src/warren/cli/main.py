@@ -49,6 +49,7 @@ _GROUPS = {
         "audit": "warren.cli.records:audit",
         "usage": "warren.cli.records:usage",
         "webhooks": "warren.cli.webhooks:webhooks",
+        "secrets": "warren.cli.secrets:secrets",
     },
     "Sandboxes of this machine, without a server": {
         "run": "warren.cli.run:run",

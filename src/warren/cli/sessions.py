@@ -63,6 +63,7 @@ _CLEAR_SCREEN: Final = "\033[H\033[2J"
 @click.option("--disk", "disk_mb", type=Size(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g.")
 @click.option("-e", "variables", multiple=True, metavar="K=V", help="Environment variable for every command in it.")
 @click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation.")
+@click.option("--secret", "secret_names", multiple=True, metavar="NAME", help="A secret that its requests carry.")
 @click.option("--provider", default="", metavar="P", help="What makes the sandbox, one of the server's providers.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="What its worker must have: gpu=1.")
 @click.option("--metadata", multiple=True, metavar="K=V", help="A note of your own, to find it by.")
@@ -79,6 +80,7 @@ def create(
     variables: tuple[str, ...],
     metadata: tuple[str, ...],
     require: tuple[str, ...],
+    secret_names: tuple[str, ...],
     labels: tuple[str, ...],
     allow: tuple[str, ...],
     deny: tuple[str, ...],
@@ -98,6 +100,7 @@ def create(
         "limits": drop_empty({"memory_mb": memory_mb, "cpus": cpus, "disk_mb": disk_mb}),
         "env": parse_pairs("-e", variables),
         "require": list(require),
+        "secrets": list(secret_names),
         "labels": parse_pairs("--label", labels),
         "metadata": parse_pairs("--metadata", metadata),
         "network": network_values(allow, deny, internet, no_network),

@@ -426,6 +426,8 @@ _ROWS = (
     Option("egress_connections", whole_number(1, 100_000), 1000, "How many connections a sandbox may have open."),
     Option("egress_mbps", whole_number(0, MIB), 0,
            "The megabits a second that a sandbox may send, and receive, over its network; 0 is no limit."),
+    Option("egress_ca_file", PATH, None,
+           "Authorities, in PEM, that vouch for hosts of secrets, beside those of the system."),
     Option("tls_cert", PATH, None, "The server's certificate, in PEM; with it and its key the server speaks HTTPS.",
            flag="--tls-cert"),
     Option("tls_key", PATH, None, "The key of the certificate, in PEM and without a password.", flag="--tls-key"),

@@ -39,6 +39,7 @@ _KEYS = {
     "provider": _TEXT,
     "needs": _LIST,
     "network": _MAPPING,
+    "secrets": _LIST,
 }
 _REQUIRED = ("name", "image")
 
@@ -175,6 +176,7 @@ def read_environment(path: Path) -> Environment:
     policy = values.pop("policy", None)
     network = values.pop("network", None)
     env = values.pop("env", {})
+    secrets = _read_secrets(path, values.pop("secrets", []))
     needs = _read_needs(path, values.pop("needs", []))
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
@@ -182,7 +184,17 @@ def read_environment(path: Path) -> Environment:
     try:
         rules = Policy() if policy is None else Policy.from_mapping(policy)
         reach = NO_NETWORK if network is None else NetworkRules.from_mapping(network)
-        return Environment(limits=limits, io=io, env=env, pool=pool, policy=rules, needs=needs, network=reach, **values)
+        return Environment(
+            limits=limits,
+            io=io,
+            env=env,
+            pool=pool,
+            policy=rules,
+            needs=needs,
+            network=reach,
+            secrets=secrets,
+            **values,
+        )
     except InvalidRequest as exc:
         raise InvalidRequest(f"{path}: {exc.message}", remedy=exc.remedy) from exc
 
@@ -206,6 +218,13 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, types):
             raise InvalidRequest(f"{path}: {key} is {value!r}, it must be {in_words}")
     return values
+
+
+def _read_secrets(path: Path, names: list[Any]) -> tuple[str, ...]:
+    for name in names:
+        if not isinstance(name, str):
+            raise InvalidRequest(f"{path}: secrets are names, {name!r} is none", remedy="the values are set elsewhere")
+    return tuple(names)
 
 
 def _read_needs(path: Path, names: list[Any]) -> frozenset[Capability]:

@@ -114,6 +114,7 @@ class Settings:
     egress_presets: Path | None
     egress_connections: int
     egress_mbps: int
+    egress_ca_file: Path | None
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: tuple[str, ...]

@@ -16,6 +16,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from warren.egress import confinement
+from warren.egress.broker import BrokerSetup
 from warren.egress.messages import (
     MAX_MESSAGE,
     BrokenMessage,
@@ -23,7 +24,6 @@ from warren.egress.messages import (
     pack,
     pack_use,
     unpack_rules,
-    unpack_secret,
 )
 from warren.egress.proxy import SandboxEgress, Shared
 from warren.model.errors import WarrenError
@@ -71,12 +71,11 @@ class Server:
         name = message["sandbox"]
         if (old := self._sandboxes.pop(name, None)) is not None:
             old.close()
-        secrets = [unpack_secret(each) for each in message["secrets"]]
-        self._sandboxes[name] = SandboxEgress(tcp, udp, unpack_rules(message["rules"]), self._shared, secrets)
+        rules, broker = unpack_rules(message["rules"]), _read_broker(message)
+        self._sandboxes[name] = SandboxEgress(tcp, udp, rules, self._shared, broker)
 
     def _on_set(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
-        secrets = [unpack_secret(each) for each in message["secrets"]]
-        self._sandboxes[message["sandbox"]].set_rules(unpack_rules(message["rules"]), secrets)
+        self._sandboxes[message["sandbox"]].set_rules(unpack_rules(message["rules"]), _read_broker(message))
 
     def _on_use(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
         answer["use"] = pack_use(self._sandboxes[message["sandbox"]].use())
@@ -95,6 +94,10 @@ class Server:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _read_broker(message: dict[str, Any]) -> BrokerSetup | None:
+    return None if message["broker"] is None else BrokerSetup.from_mapping(message["broker"])
 
 
 def read_first(control: socket.socket, reader: MessageReader) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from warren.model.network import BoundSecret, Connection, NetworkRules, NetworkUse, Refusal
+from warren.model.network import Connection, NetworkRules, NetworkUse, Refusal
 
 MAX_MESSAGE: Final = 8 << 20
 MAX_ANSWER: Final = 1 << 20
@@ -59,14 +59,6 @@ def pack_rules(rules: NetworkRules) -> Message:
 
 def unpack_rules(message: Message) -> NetworkRules:
     return NetworkRules(bool(message["internet"]), tuple(message["allow"]), tuple(message["deny"]))
-
-
-def pack_secret(secret: BoundSecret) -> Message:
-    return {name: getattr(secret, name) for name in ("name", "hosts", "header", "query", "format", "value")}
-
-
-def unpack_secret(message: Message) -> BoundSecret:
-    return BoundSecret(**{**message, "hosts": tuple(message["hosts"])})
 
 
 def pack_use(use: NetworkUse) -> Message:

@@ -12,17 +12,23 @@ Rules are looked at again after everything that takes time, so that rules that w
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
+import ssl
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
 from warren.egress import dns
+from warren.egress.broker import Broker, BrokerSetup
+from warren.egress.broker_streams import CHUNK, SocketStream
+from warren.egress.certificates import upstream_context
 from warren.egress.hello import Malformed
 from warren.egress.inspector import Inspector
 from warren.egress.judge import Destination, Judge, Refused
@@ -32,8 +38,8 @@ from warren.egress.rate import Bucket
 from warren.egress.relay import Relay, reset
 from warren.egress.resolver import NotResolved, Resolver
 from warren.model.addresses import Address
-from warren.model.network import BoundSecret, EgressPolicy, NetworkRules, NetworkUse, Refusal
 from warren.model.network import Connection as Ended
+from warren.model.network import EgressPolicy, NetworkRules, NetworkUse, Refusal
 
 HELLO_S: Final = 15.0
 CONNECT_S: Final = 10.0
@@ -44,9 +50,10 @@ _MOST_ADDRESSES: Final = 4
 # Of each sandbox, a second and at once: so that none takes all of this process's time from the others.
 _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
-_FEW: Final = 64
+# What connections hold in the kernel is charged to this process: the more a sandbox has, the less each may hold.
+_FEW, _SEVERAL = 16, 64
+_BUFFER: Final = 256 << 10
 _SMALL_BUFFER: Final = 32 << 10
-_BUFFER: Final = 512 << 10
 _IP_PKTINFO: Final = 8
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -62,6 +69,26 @@ class Connection:
         self.task: asyncio.Task[None] | None = None
         self.relay: Relay | None = None
         self.sent = self.received = 0
+        self.is_brokered = False
+
+
+class _Counted(SocketStream):
+    """Counts what a client sends and gets, and slows it down to its rate."""
+
+    def __init__(self, sock: socket.socket, count: Callable[[int, int], float]) -> None:
+        super().__init__(sock)
+        self._count = count
+
+    async def read(self, limit: int = CHUNK) -> bytes:
+        data = await super().read(limit)
+        if wait := self._count(len(data), 0):
+            await asyncio.sleep(wait)
+        return data
+
+    async def write(self, data: bytes) -> None:
+        if wait := self._count(0, len(data)):
+            await asyncio.sleep(wait)
+        await super().write(data)
 
 
 class SandboxEgress:
@@ -71,11 +98,14 @@ class SandboxEgress:
         udp: socket.socket,
         rules: NetworkRules,
         shared: "Shared",
-        secrets: Sequence[BoundSecret],
+        broker: BrokerSetup | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._tcp, self._udp, self._shared = tcp, udp, shared
-        self.rules, self.secrets = rules, tuple(secrets)
+        self.rules = rules
+        self._broker_setup: BrokerSetup | None = None
+        self._broker: Broker | None = None
+        self._set_broker(broker)
         self._names = NameTable()
         self._connections: set[Connection] = set()
         self._refusals: deque[Refusal] = deque(maxlen=KEPT)
@@ -96,9 +126,12 @@ class SandboxEgress:
             *(tuple(self._refusals), tuple(self._lately)),
         )
 
-    def set_rules(self, rules: NetworkRules, secrets: Sequence[BoundSecret]) -> None:
-        self.rules, self.secrets = rules, tuple(secrets)
+    def set_rules(self, rules: NetworkRules, broker: BrokerSetup | None = None) -> None:
+        self.rules = rules
+        self._set_broker(broker)
         for connection in list(self._connections):
+            if connection.is_brokered:
+                continue
             try:
                 self._shared.judge.check(rules, connection.to)
             except Refused:
@@ -112,6 +145,39 @@ class SandboxEgress:
             sock.close()
         for connection in list(self._connections):
             self._drop(connection)
+
+    # -- secrets
+
+    def _set_broker(self, setup: BrokerSetup | None) -> None:
+        """A change of any secret ends all connections that carry one."""
+        if setup == self._broker_setup:
+            return
+        if self._broker is not None:
+            self._broker.close()
+        self._broker_setup, self._broker = setup, None
+        if setup is not None:
+            self._broker = Broker(setup, self._shared.upstream, self._dial_bound, refused=self._note_broker)
+
+    async def _serve_broker(self, broker: Broker, connection: Connection) -> None:
+        connection.is_brokered = True
+        self._opened += 1
+        _prepare(connection.client, _BUFFER if len(self._connections) < _FEW else _SMALL_BUFFER)
+        stream = _Counted(connection.client, partial(self._count, connection))
+        try:
+            await broker.serve(connection.to.name, connection.to.port, stream)
+        finally:
+            self._ended(connection, None)
+
+    async def _dial_bound(self, host: str, port: int) -> socket.socket:
+        to = Destination(host, None, port)
+        try:
+            return (await self._connect(to, NetworkRules(allow=(to.rule,))))[0]
+        except (Refused, NotResolved) as exc:
+            self._note(to, str(exc), "")
+            raise OSError(errno.EACCES, str(exc)) from exc
+
+    def _note_broker(self, name: str, port: int, reason: str) -> None:
+        self._note(Destination(name, None, port), reason, "")
 
     # -- names
 
@@ -133,6 +199,8 @@ class SandboxEgress:
                 return
 
     def _look_up(self, name: str) -> IPv4Address | None:
+        if self._broker is not None and self._broker.knows_name(name):
+            return self._names.address_of(name)
         if self._shared.judge.knows_name(self.rules, name):
             return self._names.address_of(name)
         is_denied = self.rules.knows_name(name)
@@ -214,6 +282,8 @@ class SandboxEgress:
 
     async def _open(self, connection: Connection) -> None:
         to, judge = connection.to, self._shared.judge
+        if self._broker is not None and self._broker.takes(to.name, to.port):
+            return await self._serve_broker(self._broker, connection)
         judge.check(self.rules, to)
         inspector = self._inspect(connection)
         first = b""
@@ -223,15 +293,17 @@ class SandboxEgress:
                 if not data:
                     raise Malformed("it ended before it said which host it is for")
                 first = inspector.feed(data)
-        server, connection.to = await self._connect(to)
+        server, connection.to = await self._connect(to, self.rules)
         try:
             judge.check(self.rules, connection.to)  # they may have been replaced
         except Refused:
             server.close()
             raise
         self._opened += 1
+        count = len(self._connections)
+        buffer = 0 if count <= _FEW else _BUFFER if count <= _SEVERAL else _SMALL_BUFFER
         for sock in (connection.client, server):
-            _prepare(sock, _BUFFER if len(self._connections) < _FEW else _SMALL_BUFFER)
+            _prepare(sock, buffer)
         connection.relay = Relay(
             *(connection.client, server, None if inspector.is_over else inspector),
             count=lambda sent, received: self._count(connection, sent, received),
@@ -259,7 +331,7 @@ class SandboxEgress:
 
         return Inspector(to.port, check_tls, check_http, strict=bool(to.name))
 
-    async def _connect(self, to: Destination) -> tuple[socket.socket, Destination]:
+    async def _connect(self, to: Destination, rules: NetworkRules) -> tuple[socket.socket, Destination]:
         """Connects to the first address that may be reached and answers. Raises Refused, NotResolved, OSError."""
         addresses: Sequence[Address] = (
             await self._shared.resolver.resolve(to.name) if to.address is None else [to.address]
@@ -268,7 +340,7 @@ class SandboxEgress:
         for address in addresses[:_MOST_ADDRESSES]:
             found = replace(to, address=address)
             try:
-                self._shared.judge.check(self.rules, found)
+                self._shared.judge.check(rules, found)
                 return await _dial(address, to.port), found
             except TimeoutError:
                 failure = OSError(0, "it does not answer")
@@ -337,6 +409,11 @@ class Shared:
         self.connections = 0
         self._most = most_connections
 
+    @cached_property
+    def upstream(self) -> ssl.SSLContext:
+        """Of all brokers."""
+        return upstream_context(self.policy.authorities)
+
     def has_room(self) -> bool:
         return self.connections < self._most
 
@@ -382,11 +459,12 @@ def _set(future: "asyncio.Future[None]") -> None:
 
 
 def _prepare(sock: socket.socket, buffer: int) -> None:
+    """`buffer` is 0 for what the kernel finds right."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for level, option, value in _KEEPALIVE:
             sock.setsockopt(level, option, value)
-        if buffer < _BUFFER:
+        if buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
 

@@ -34,7 +34,8 @@ TAGS: Final = [
     {"name": "processes", "description": "Commands and terminals in the background"},
     {
         "name": "ports",
-        "description": "Servers inside a sandbox: which ports they listen on, and previews of them",
+        "description": "Servers inside a sandbox: their ports, and links to previews of them. Any request to "
+        "`/api/sessions/{session_id}/ports/{port}/…`, with any method and as a WebSocket, reaches such a server",
     },
     {
         "name": "files",
@@ -43,6 +44,7 @@ TAGS: Final = [
     {"name": "flat", "description": "The same in the words of older clients"},
     {"name": "e2b", "description": "Code and files in the words of E2B-style clients"},
     {"name": "webhooks", "description": "Addresses that get the events of sessions"},
+    {"name": "secrets", "description": "Credentials that sessions use and never see"},
     {"name": "records", "description": "What was done, and what was used"},
     {"name": "admin", "description": "Keys and tenants, for the operator of a server"},
     {"name": "cluster", "description": "Workers, for the operator of a cluster"},

@@ -6,6 +6,7 @@ from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
+from warren.model.secrets import check_names
 from warren.model.session import check_seconds
 from warren.model.spec import IoLimits, Limits, check_env, check_image_name
 
@@ -57,9 +58,11 @@ class Environment:
     io: IoLimits = field(default_factory=IoLimits)
     needs: frozenset[Capability] = frozenset()
     network: NetworkRules = NO_NETWORK
+    secrets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_image_name(self.image)
+        check_names(self.secrets)
         for name, value in self.env.items():
             check_env(name, value)
         for name in ("idle_timeout_s", "max_lifetime_s"):

@@ -160,6 +160,14 @@ class NetworkRules:
                 raise InvalidRequest(f"network.{name} must be a list of texts", remedy=_REMEDY)
         return cls(internet, tuple(dict.fromkeys(lists["allow"])), tuple(dict.fromkeys(lists["deny"])))
 
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> "NetworkRules":
+        """Rules that were checked before they were stored: checking long lists takes a good part of a second."""
+        rules = object.__new__(cls)
+        lists = {name: tuple(values.get(name, ())) for name in ("allow", "deny")}
+        rules.__dict__.update(internet=bool(values.get("internet")), **lists)
+        return rules
+
     def __str__(self) -> str:
         opened = [*(["internet"] if self.internet else []), *self.allow[:_SHOWN]]
         shown = ", ".join(opened) + (f" and {len(self.allow) - _SHOWN} more" if len(self.allow) > _SHOWN else "")
@@ -255,27 +263,13 @@ class NetworkUse:
 
 
 @dataclass(frozen=True, slots=True)
-class BoundSecret:
-    """A credential that requests to `hosts` get on their way out, in a `header` or a parameter of the `query`.
-
-    `format` holds `{value}` and may say more, as in `Bearer {value}`.
-    """
-
-    name: str
-    hosts: tuple[str, ...]
-    header: str = ""
-    query: str = ""
-    format: str = "{value}"
-    value: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class EgressPolicy:
     """What the operator says about all sandboxes; no rules of a session can change it.
 
     `networks` may be reached although they are not public. `denied` may be reached by nobody. If there are `allowed`,
     nothing else may be reached. `connections` are open at the same time for one sandbox at most, and `mbps` is how
-    many megabits a second one sandbox may send and receive; 0 is no limit.
+    many megabits a second one sandbox may send and receive; 0 is no limit. `authorities`, in PEM, vouch for hosts of
+    secrets beside those of the system.
     """
 
     networks: tuple[str, ...] = ()
@@ -283,6 +277,7 @@ class EgressPolicy:
     allowed: tuple[str, ...] = ()
     connections: int = 1000
     mbps: int = 0
+    authorities: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ class Session:
     force; None, in rows of older versions: the environment's. `network` is what its sandbox may reach, presets by name.
     `reason` and `detail` say why it was lost or ended. `key_id` names the key that created it; `disk_mb` and
     `memory_mb` are the most that it may use. The values of `env` may be secrets: only the names are ever shown.
+    `secrets` are the names of those that the sandbox's broker adds to its requests.
     """
 
     id: str
@@ -179,6 +180,12 @@ class Session:
     detail: str = ""
     ended: float | None = None
     previews: PreviewRules = NO_PREVIEW_RULES
+    secrets: tuple[str, ...] = ()
+
+    @property
+    def opens_network(self) -> bool:
+        """Whether its sandbox reaches anything outside."""
+        return self.network.is_open or bool(self.secrets)
 
     @property
     def active(self) -> bool:

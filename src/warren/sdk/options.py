@@ -32,6 +32,7 @@ class SandboxOptions(ServerOptions, total=False):
     env: Mapping[str, str] | None
     metadata: Mapping[str, str] | None
     require: Sequence[str]
+    secrets: Sequence[str]
     labels: Mapping[str, str] | None
     provider: str
     network: "NetworkRules | Mapping[str, Any] | None"

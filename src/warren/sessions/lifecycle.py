@@ -8,13 +8,15 @@ makes the server lose track of them.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
 
 from warren.clock import Clock
 from warren.interfaces.sandbox import Sandbox
+from warren.interfaces.secrets import NoSecrets, SecretSource
 from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Claim, Worker
 from warren.logs import get_log
@@ -47,6 +49,8 @@ MAX_KEPT_BYTES: Final = 4096
 _POLL_S: Final = (0.005, 0.1)
 _CONFIRM_S: Final = 2.0
 _REAPPLY_S: Final = 5.0
+_LOOK_AT_SECRETS_S: Final = 2.0
+_RENEWED_AT_ONCE: Final = 20
 _CALLER_LEFT: Final = "the caller went away"
 _LOST_PREFIX: Final = "the sandbox is lost: "
 _REASON_TEXTS: Final = {
@@ -77,12 +81,14 @@ class Lifecycle:
         events: EventHub | None = None,
         egress: Egress | None = None,
         network_meter: NetworkMeter | None = None,
+        secrets: SecretSource | None = None,
         fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.store = store
         self.egress = egress or Egress()
         self.network_meter = network_meter or NetworkMeter(clock)
         self.network_meter.reopen = self.keep_network
+        self.secrets = secrets or NoSecrets()
         self.workers = workers
         self.clock = clock
         self._claim_timeout_s = claim_timeout_s
@@ -93,6 +99,7 @@ class Lifecycle:
         self._ending: dict[str, asyncio.Task[Session]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._network_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._secret_users: dict[str, _SecretUser] = {}  # by session id, those whose sandboxes are here
         self._owners: dict[str, tuple[str, str]] = {}  # sandbox id -> tenant and session id
         self._unsaved_ends: dict[str, Session] = {}  # the store could not save them yet
         self._undestroyed: dict[str, Session] = {}  # in STOPPING, and the worker could not destroy the sandbox
@@ -139,7 +146,7 @@ class Lifecycle:
             await run_shielded(self._fail(session, exc))
             raise
         self._fault("claimed")
-        if session.network.is_open:
+        if session.opens_network:
             try:
                 await self._apply_network(session, claimed.sandbox)
             except BaseException as exc:
@@ -219,10 +226,15 @@ class Lifecycle:
     async def _apply_network(self, session: Session, sandbox: Sandbox) -> None:
         """Gives the sandbox the rules of its session's row. If this fails, the sandbox reaches nothing."""
         rules = await self.egress.in_force(session.network)
-        if not rules.is_open:
+        if not session.opens_network:
             await self.network_meter.finish(sandbox.id)
-        await sandbox.set_network(rules)
-        if rules.is_open:
+        if session.secrets:
+            versions = await self.secrets.versions(session.tenant, session.secrets)
+            await sandbox.set_network(rules, await self.secrets.find(session.tenant, session.secrets))
+            self._secret_users[session.id] = _SecretUser(session, sandbox, versions)
+        else:
+            await sandbox.set_network(rules)
+        if session.opens_network:
             self.network_meter.follow(session, sandbox)
 
     async def apply_network(self, session: Session) -> None:
@@ -258,6 +270,47 @@ class Lifecycle:
     def network_lock(self, session_id: str) -> asyncio.Lock:
         """Held from the reading of a row to the applying of its rules, so that older ones never come last."""
         return self._network_locks.setdefault(session_id, asyncio.Lock())
+
+    # -- secrets
+
+    async def secret_changed(self, tenant: str, name: str) -> None:
+        """Gives a secret that was set or deleted to the running sandboxes that use it, or takes it from them. Of one
+        for which that fails the network is closed, and it is tried again."""
+        users = [user for user in self._secret_users.values() if user.session.tenant == tenant]
+        await self._renew_secrets([user for user in users if name in user.session.secrets])
+
+    async def watch_secrets(self) -> None:
+        """In a cluster other processes set and delete secrets: looks every two seconds whether one has changed."""
+        while True:
+            await self.clock.sleep(_LOOK_AT_SECRETS_S)
+            names: dict[str, set[str]] = {}
+            for user in self._secret_users.values():
+                names.setdefault(user.session.tenant, set()).update(user.session.secrets)
+            try:
+                now = {tenant: await self.secrets.versions(tenant, sorted(found)) for tenant, found in names.items()}
+            except WarrenError as exc:
+                _log.warning("secrets_not_compared", action="retry", error=exc.message)
+                continue
+            users = [user for user in self._secret_users.values() if user.session.tenant in now]
+            await self._renew_secrets([user for user in users if user.differs_from(now[user.session.tenant])])
+
+    async def _renew_secrets(self, users: Sequence["_SecretUser"]) -> None:
+        for at in range(0, len(users), _RENEWED_AT_ONCE):
+            some = users[at : at + _RENEWED_AT_ONCE]
+            await asyncio.gather(*map(self._renew_secrets_of, some))
+
+    async def _renew_secrets_of(self, user: "_SecretUser") -> None:
+        session = user.session
+        try:
+            async with self.network_lock(session.id):
+                current = await self.store.get(session.tenant, session.id)
+                if current is None or not current.state.holds_sandbox:
+                    self._secret_users.pop(session.id, None)
+                else:
+                    await self._apply_network(current, user.sandbox)
+        except WarrenError as exc:
+            _log.warning("secrets_not_renewed", session=session.id, error=exc.message)
+            self.keep_network(session, after_s=_REAPPLY_S)
 
     # -- ending
 
@@ -310,6 +363,7 @@ class Lifecycle:
     async def _destroy_sandbox(self, session: Session) -> None:
         """Does nothing for a sandbox of another worker: that worker destroys it when it comes back."""
         self._owners.pop(session.sandbox_id, None)
+        self._secret_users.pop(session.id, None)
         if not self._is_elsewhere(session):
             await self.network_meter.finish(session.sandbox_id)
             await self.worker_of(session).destroy(session.sandbox_id)
@@ -516,6 +570,18 @@ class Lifecycle:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as seen: whoever waits gets it, and there may be nobody
+
+
+@dataclass(frozen=True, slots=True)
+class _SecretUser:
+    """A session whose sandbox has secrets, and which versions of them."""
+
+    session: Session
+    sandbox: Sandbox
+    versions: Mapping[str, str]
+
+    def differs_from(self, versions: Mapping[str, str]) -> bool:
+        return any(self.versions.get(name) != versions.get(name) for name in self.session.secrets)
 
 
 def _beginning(texts: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
 from warren.interfaces.worker import WorkerStats
 from warren.model.access import Caller
-from warren.model.capability import network_needs
+from warren.model.capability import Capability, network_needs
 from warren.model.egress import Presets
 from warren.model.environment import Environment
 from warren.model.errors import (
@@ -36,6 +36,7 @@ from warren.model.errors import (
 )
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.preview import PreviewRules
+from warren.model.secrets import BoundSecret, broker_variables, check_names, check_together
 from warren.model.session import (
     FAILED_CREATIONS,
     EndReason,
@@ -98,7 +99,9 @@ class Sessions:
         environment = self._environments(request.environment or self._defaults.environment)
         rules = environment.network if request.network is None else request.network
         presets = await self._check_network(rules, caller, environment.network)
-        row = self._new_row(tenant, request, caller, environment, rules, presets.env(rules.allow))
+        secrets = await self._find_secrets(tenant, environment, request, caller)
+        variables = {**presets.env(rules.allow), **broker_variables(secrets)}
+        row = self._new_row(tenant, request, caller, environment, rules, variables, [each.name for each in secrets])
         idempotency = Key(tenant, "create", check_key(key), fingerprint(request)) if key else None
         counted = False
         while True:
@@ -176,6 +179,7 @@ class Sessions:
         environment: Environment,
         network: NetworkRules,
         network_env: Mapping[str, str],
+        secrets: Sequence[str],
     ) -> Session:
         if request.thread_id:
             check_thread_id(request.thread_id)
@@ -185,10 +189,11 @@ class Sessions:
             check_env(name, value)
         check_env_size(request.env)
         provider = request.provider or environment.provider
-        self.lifecycle.check_provider(provider, network_needs(network) | environment.needs)
-        if network.is_open and Layer.NO_NETWORK in request.require:
+        needs = environment.needs | network_needs(network) | ({Capability.EGRESS} if secrets else set())
+        self.lifecycle.check_provider(provider, needs)
+        if (network.is_open or secrets) and Layer.NO_NETWORK in request.require:
             raise InvalidRequest(
-                f"the session requires no_network, and its rules open: {network}",
+                f"the session requires no_network, and its rules open: {network if network.is_open else 'secrets'}",
                 remedy="leave no_network out of require, or send an empty network",
             )
         in_force = changed_limits(environment.limits, request.limits)
@@ -219,9 +224,30 @@ class Sessions:
             provider=provider,
             require=request.require,
             network=network,
+            secrets=tuple(secrets),
             env={**network_env, **request.env},
             metadata=check_metadata(dict(request.metadata)),
         )
+
+    async def _find_secrets(
+        self, tenant: str, environment: Environment, request: NewSession, caller: Caller
+    ) -> Sequence[BoundSecret]:
+        """Those that the environment and the request name. Raises InvalidRequest if the tenant does not have one, and
+        Forbidden if the caller may not reach the hosts of one."""
+        names = check_names((*environment.secrets, *request.secrets))
+        if not names:
+            return ()
+        found = await self.lifecycle.secrets.find(tenant, names)
+        missing = sorted(set(names) - {secret.name for secret in found})
+        if missing:
+            whose = "" if missing[0] in request.secrets else f", which the environment {environment.name!r} needs"
+            raise InvalidRequest(
+                f"there is no valid secret {missing[0]!r}{whose}", remedy=f"set it: warren secrets set {missing[0]}"
+            )
+        check_together(found)
+        hosts = dict.fromkeys(f"{host}:443" for secret in found for host in secret.hosts)
+        await self._check_network(NetworkRules(allow=tuple(hosts)), caller)
+        return found
 
     def _choose_seconds(self, name: str, *sources: object) -> float:
         """The value of the first source that has one; the last source is the server's default."""

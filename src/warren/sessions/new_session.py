@@ -35,6 +35,7 @@ class NewSession:
     replace_lost: bool = False
     provider: str = ""
     network: NetworkRules | None = None
+    secrets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class CreateResult:
 def fingerprint(request: Any) -> str:
     """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
     values = asdict(request)
-    for name in ("provider", "judged_as", "network"):
+    for name in ("provider", "judged_as", "network", "secrets"):
         if not values.get(name):
             values.pop(name, None)
     text = json.dumps(values, sort_keys=True, default=_to_json)

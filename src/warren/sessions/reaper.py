@@ -137,7 +137,7 @@ class Reaper:
             await self._lifecycle.mark_lost(current, why)
         elif current.state.can_be_lost:
             self._lifecycle.track(current)
-            if current.network.is_open:
+            if current.opens_network:
                 self._lifecycle.keep_network(current)
             self._sessions.metering.follow(self._meter_again(current, worker), f"metering {current.id} again")
 

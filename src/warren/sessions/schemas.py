@@ -1,5 +1,6 @@
 """The JSON of the API: models of request bodies and answers, and functions that show sessions, results and files."""
 
+import asyncio
 import base64
 import binascii
 from collections.abc import Callable, Iterator
@@ -15,12 +16,14 @@ from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
 from warren.model.network import MAX_RULES, PRESETS, NetworkRules, NetworkUse
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
+from warren.model.secrets import MAX_OF_SESSION, check_names
 from warren.model.session import Session, SessionState
 from warren.model.spec import USER, WORKSPACE, Isolation, Layer
 from warren.sessions.long_values import LongText
 from warren.sessions.new_session import NewSession
 
 MAX_VARIABLES = 4096
+_FEW_RULES = 100
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400, allow_inf_nan=False)]
 Timeout = Annotated[float, Field(ge=0, le=30 * 86400, allow_inf_nan=False)]
 """Seconds that a command may run; 0 stands for as long as the server allows."""
@@ -70,8 +73,12 @@ class NetworkBody(Body):
     )
     deny: list[str] = Field([], description="With `internet`: what is refused all the same", max_length=MAX_RULES)
 
-    def to_rules(self) -> NetworkRules:
-        return NetworkRules.from_mapping(self.model_dump())
+    async def to_rules(self) -> NetworkRules:
+        """In a thread if there are many: to check one takes up to 50 microseconds."""
+        values = self.model_dump()
+        if len(self.allow) + len(self.deny) > _FEW_RULES:
+            return await asyncio.to_thread(NetworkRules.from_mapping, values)
+        return NetworkRules.from_mapping(values)
 
 
 class SessionBody(Body):
@@ -97,6 +104,12 @@ class SessionBody(Body):
     network: NetworkBody | None = Field(
         None, description="What the sandbox may reach instead of what its environment says; see docs/network.md"
     )
+    secrets: list[str] = Field(
+        [],
+        description="Names of secrets that its requests carry without the sandbox having them; see docs/secrets.md",
+        examples=[["openai"]],
+        max_length=MAX_OF_SESSION,
+    )
     env: dict[str, str] = Field({}, description="Environment variables of every command", max_length=MAX_VARIABLES)
     metadata: dict[str, str] = Field({}, description="Labels of your own", examples=[{"user": "u-7"}])
     idle_timeout_s: Seconds | None = Field(None, description="Ends when it was not used for so long", examples=[1800])
@@ -105,12 +118,13 @@ class SessionBody(Body):
         False, description="If the thread's sandbox has died: make a fresh one. The files of the old one are gone"
     )
 
-    def to_new_session(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "labels", "network"})
+    async def to_new_session(self) -> NewSession:
+        values = self.model_dump(exclude={"limits", "require", "labels", "network", "secrets"})
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
-        network = self.network.to_rules() if self.network else None
+        network = await self.network.to_rules() if self.network else None
         require = frozenset(_layer(name) for name in self.require)
-        return NewSession(**values, limits=limits, require=require, network=network)
+        secrets = check_names(self.secrets)
+        return NewSession(**values, limits=limits, require=require, network=network, secrets=secrets)
 
 
 def _layer(name: str) -> Layer:
@@ -285,6 +299,7 @@ class EnvironmentView(BaseModel):
     idle_timeout_s: float | None = Field(description="null: the server's default")
     max_lifetime_s: float | None = Field(description="null: the server's default")
     needs: list[str] = Field(description="Capabilities that its provider must have")
+    secrets: list[str] = Field(description="Names of secrets that your tenant must have for it")
     network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
     default: bool = Field(description="A session that names no environment gets this one")
 
@@ -329,6 +344,7 @@ class SessionView(BaseModel):
     metadata: dict[str, str]
     env_names: list[str]
     network: NetworkView
+    secrets: list[str] = Field(description="Names of the secrets that its requests carry")
     previous: PreviousView | None
     reason: str | None
     detail: str | None
@@ -445,6 +461,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "metadata": dict(session.metadata),
         "env_names": sorted(session.env),
         "network": session.network.as_mapping(),
+        "secrets": list(session.secrets),
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
         "reason": session.reason or None,
         "detail": session.detail or None,
@@ -464,12 +481,14 @@ def network_view(rules: NetworkRules, use: NetworkUse) -> dict[str, Any]:
     }
 
 
-def isolation_view(isolation: Isolation, network: NetworkRules) -> dict[str, Any]:
+def isolation_view(isolation: Isolation, session: Session) -> dict[str, Any]:
     in_force = {str(layer): evidence for layer, evidence in isolation.layers.items()}
     missing = {str(layer): why for layer, why in isolation.missing.items()}
-    if network.is_open:
+    if session.opens_network:
         in_force.pop(Layer.NO_NETWORK, None)
-        missing[Layer.NO_NETWORK] = f"the session's rules open the network: {network}"
+        opened = [str(session.network)] if session.network.is_open else []
+        opened += [f"the hosts of the secret {name}" for name in session.secrets]
+        missing[Layer.NO_NETWORK] = f"the session's rules open the network: {', '.join(opened)}"
     return {"provider": isolation.provider, "runtime": isolation.runtime, "in_force": in_force, "missing": missing}
 
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from warren.clock import Clock
 from warren.interfaces.audit import AuditLog
 from warren.interfaces.records import RecordStore
+from warren.logs import get_log
 from warren.model.access import Caller
 from warren.model.audit import AuditEntry
 from warren.model.environment import Environment
-from warren.model.errors import NotFound
+from warren.model.errors import NotFound, WarrenError
 from warren.model.events import (
     CommandEndedData,
     Event,
@@ -27,6 +28,7 @@ from warren.model.policy import Policy
 from warren.model.session import Session
 from warren.model.usage import Usage
 from warren.sessions.event_hub import EventHub
+from warren.stores.encryption import Encryption
 from warren.tenancy.audit.refusals import RefusalLimit
 from warren.tenancy.counters import Counters
 from warren.tenancy.keys import Keys
@@ -34,6 +36,7 @@ from warren.tenancy.metered_sandbox import Metering
 from warren.tenancy.networks import Networks
 from warren.tenancy.quotas import Quotas
 from warren.tenancy.revocations import Revocations
+from warren.tenancy.secrets import Secrets
 from warren.tenancy.session_policies import Policies
 from warren.tenancy.tenants import Tenants
 from warren.tenancy.usage import UsageBook, day_of
@@ -41,6 +44,7 @@ from warren.tenancy.usage import UsageBook, day_of
 if TYPE_CHECKING:
     from warren.tenancy.webhooks.outbox import Webhooks
 
+_log = get_log(__name__)
 _COUNTED_AS: Final = {"exec_seconds": "exec_s", "bytes_out": "bytes_out", "egress_bytes": "egress_bytes"}
 
 
@@ -54,12 +58,14 @@ class Tenancy:
         audit: AuditLog | None = None,
         webhooks: "Webhooks | None" = None,
         counters: Counters | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
-        """Without `counters` this process counts quotas in its memory."""
+        """Without `counters` this process counts quotas in its memory; without `encryption` secrets end with it."""
         self._clock = clock
         self.keys = Keys(records, clock)
         self.revocations = Revocations(records, clock)
         self.tenants = Tenants(records, clock)
+        self.secrets = Secrets(records, clock, encryption)
         self.usage = UsageBook(records, clock)
         self.audit = audit
         self.refusals = None if audit is None else RefusalLimit(clock, audit.record)
@@ -88,6 +94,8 @@ class Tenancy:
     def start(self, *, deliver_webhooks: bool = True) -> None:
         """Without `deliver_webhooks` this process only queues deliveries, and another one sends them."""
         self._run(self.usage.run(), "usage")
+        if deliver_webhooks:
+            self._run(self._renew_secrets(), "renewing secrets")
         if self.webhooks is not None and deliver_webhooks:
             self._run(self.webhooks.run(), "webhooks")
 
@@ -108,6 +116,12 @@ class Tenancy:
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(asyncio.create_task(work, name=name))
+
+    async def _renew_secrets(self) -> None:
+        try:
+            await self.secrets.renew_encryption()
+        except WarrenError as exc:
+            _log.warning("secrets_not_renewed", action="at_next_start", error=exc.message)
 
     # -- events
 

@@ -19,7 +19,7 @@ from warren.model.errors import (
     ProcessNotFound,
     SandboxLost,
 )
-from warren.model.network import NO_NETWORK, BoundSecret, ListeningPort, NetworkRules, NetworkUse
+from warren.model.network import NO_NETWORK, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Change,
     Command,
@@ -33,6 +33,7 @@ from warren.model.operations import (
     SearchMatch,
     SearchSummary,
 )
+from warren.model.secrets import BoundSecret
 from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
 from warren.testing.fake_files import FakeFiles, normalize_path, uid_of
 from warren.testing.fake_process import FakeProcess
@@ -351,7 +352,8 @@ class FakeSandbox:
         return machine
 
     async def ports(self) -> Sequence[ListeningPort]:
-        raise lacks(self._check_alive().isolation.provider, Capability.PORTS)
+        self._check_alive()
+        return ()  # no server can run in it
 
     async def dial(self, port: int) -> socket.socket:
         raise lacks(self._check_alive().isolation.provider, Capability.PORTS)

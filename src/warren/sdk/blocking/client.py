@@ -54,7 +54,8 @@ class SandboxClient(Files):
     sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone. `labels`: what
     the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the server's
     providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what the
-    environment says, which is nothing unless the operator has changed it.
+    environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
+    the sandbox carry.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class SandboxClient(Files):
         env: Mapping[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
         require: Sequence[str] = (),
+        secrets: Sequence[str] = (),
         labels: Mapping[str, str] | None = None,
         provider: str = "",
         network: "NetworkRules | Mapping[str, Any] | None" = None,
@@ -100,6 +102,7 @@ class SandboxClient(Files):
                 "env": dict(env or {}),
                 "metadata": dict(metadata or {}),
                 "require": list(require),
+                "secrets": list(secrets),
                 "labels": dict(labels or {}),
                 "provider": provider,
                 "network": None if network is None else network_values(network),

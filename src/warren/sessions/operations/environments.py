@@ -53,6 +53,7 @@ def _show(environment: Environment, *, is_default: bool) -> Values:
         "idle_timeout_s": environment.idle_timeout_s,
         "max_lifetime_s": environment.max_lifetime_s,
         "needs": sorted(environment.needs),
+        "secrets": list(environment.secrets),
         "network": environment.network.as_mapping(),
         "default": is_default,
     }

@@ -1,13 +1,20 @@
 """The sandbox of interfaces/sandbox.py, over the link to its agent."""
 
+import asyncio
+import contextlib
+import posixpath
 import socket
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
+from warren.egress.broker import BrokerSetup
+from warren.egress.certificates import Certificates, new_certificates
 from warren.interfaces.sandbox import Process
 from warren.model.capability import Capability, lacks
-from warren.model.network import BoundSecret, ListeningPort, NetworkRules, NetworkUse
+from warren.model.errors import FileExists, FileNotFound, IsDirectory, NotADirectory, PermissionDenied
+from warren.model.network import ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import Command, ExecResult, ProcessInfo
+from warren.model.secrets import CA_BUNDLE, BoundSecret
 from warren.model.spec import Isolation
 from warren.worker.agent.files import AgentFiles
 from warren.worker.agent.link import AgentLink
@@ -15,11 +22,19 @@ from warren.worker.agent.process import Commands
 from warren.worker.agent.wire import Request
 from warren.worker.network.ports import SandboxPorts
 
+_IMAGE_BUNDLES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+_MAX_BUNDLE: Final = 4 * 1024 * 1024
+
 
 class SandboxNetwork(Protocol):
     """The way of one sandbox to the outside. `adapt` says in its isolation what is open now."""
 
-    async def set(self, rules: NetworkRules, secrets: Sequence[BoundSecret]) -> None: ...
+    async def set(self, rules: NetworkRules, broker: BrokerSetup | None = None) -> None: ...
     async def use(self) -> NetworkUse: ...
     def adapt(self, isolation: Isolation) -> Isolation: ...
 
@@ -45,6 +60,7 @@ class AgentSandbox(AgentFiles):
         self._id = sandbox_id
         self._isolation = isolation
         self._network = network
+        self._certificates: tuple[list[str], Certificates] | None = None
         self._commands = Commands(link, env, oom_kills)
         self._ports = ports
         link.why_lost = why_lost
@@ -81,7 +97,28 @@ class AgentSandbox(AgentFiles):
         return await self._commands.kill_all()
 
     async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None:
-        await self._open_network().set(rules, secrets)
+        network = self._open_network()
+        hosts = sorted({host for secret in secrets for host in secret.hosts})
+        if not hosts:
+            return await network.set(rules, None)
+        if self._certificates is None or self._certificates[0] != hosts:
+            certificates = await asyncio.to_thread(new_certificates, hosts)
+            await self._trust(certificates)
+            self._certificates = hosts, certificates
+        await network.set(rules, BrokerSetup(tuple(secrets), self._certificates[1]))
+
+    async def _trust(self, certificates: Certificates) -> None:
+        """Writes the bundle that the variables of `broker_variables` name: the image's authorities, and this one. The
+        sandbox user may change it, to nobody's loss but its own."""
+        bundle = b""
+        for path in _IMAGE_BUNDLES:
+            with contextlib.suppress(FileNotFound, IsDirectory, NotADirectory, PermissionDenied):
+                async for data in self.read(path, length=_MAX_BUNDLE):
+                    bundle += data
+                break
+        with contextlib.suppress(FileExists):
+            await self.mkdir(posixpath.dirname(CA_BUNDLE))
+        await self.write(CA_BUNDLE, bundle + b"\n" + certificates.authority.encode(), mode=0o644)
 
     async def network_use(self) -> NetworkUse:
         return await self._open_network().use()

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from warren.egress.messages import KEPT, BrokenMessage, pack_rules, pack_secret, unpack_use
+from warren.egress.broker import BrokerSetup
+from warren.egress.messages import KEPT, BrokenMessage, pack_rules, unpack_use
 from warren.logs import get_log
 from warren.model.errors import IsolationUnavailable, ProviderUnavailable, SandboxLost
-from warren.model.network import NO_NETWORK, BoundSecret, EgressPolicy, NetworkRules, NetworkUse
+from warren.model.network import NO_NETWORK, EgressPolicy, NetworkRules, NetworkUse
 from warren.model.spec import Isolation, Layer
 from warren.shielding import run_shielded
 from warren.worker.network import sk_lookup
@@ -164,7 +165,7 @@ class OpenableNetwork:
         self._lock = asyncio.Lock()
         self._way: _WayOut | None = None
         self._on: ProxyProcess | None = None
-        self._secrets: tuple[BoundSecret, ...] = ()
+        self._broker: BrokerSetup | None = None
         self._before = self._last = NetworkUse()
         self._is_forgotten = False
         self.rules = NO_NETWORK
@@ -183,11 +184,13 @@ class OpenableNetwork:
         layers = dict(isolation.layers)
         layers.pop(Layer.NO_NETWORK, None)
         what = "the Internet" if self.rules.internet else f"what {len(self.rules.allow)} rules allow"
+        if self._broker is not None:
+            what += f" and the hosts of {len(self._broker.secrets)} secrets"
         open_network = {Layer.NO_NETWORK: f"its network is open to {what}, through the worker's proxy"}
         return replace(isolation, layers=layers, missing={**isolation.missing, **open_network})
 
-    async def set(self, rules: NetworkRules, secrets: Sequence[BoundSecret]) -> None:
-        wanted = rules.is_open or bool(secrets)
+    async def set(self, rules: NetworkRules, broker: BrokerSetup | None = None) -> None:
+        wanted = rules.is_open or broker is not None
         if wanted and Layer.NO_NETWORK in self._record.spec.require:
             raise IsolationUnavailable(
                 "this sandbox was required to have no network",
@@ -196,7 +199,7 @@ class OpenableNetwork:
         async with self._lock:
             try:
                 self._check_alive()
-                self.rules, self._secrets = rules, tuple(secrets)
+                self.rules, self._broker = rules, broker
                 await (self._apply() if wanted else self._shut())
             except BaseException as exc:
                 await run_shielded(self._shut())
@@ -254,8 +257,8 @@ class OpenableNetwork:
                     raise ProviderUnavailable("the process of the network has ended twice") from None
 
     def _say(self) -> dict[str, Any]:
-        rules, secrets = pack_rules(self.rules), [pack_secret(secret) for secret in self._secrets]
-        return {"sandbox": self.sandbox_id, "rules": rules, "secrets": secrets}
+        broker = None if self._broker is None else self._broker.as_mapping()
+        return {"sandbox": self.sandbox_id, "rules": pack_rules(self.rules), "broker": broker}
 
     async def _replace(self, proxy: ProxyProcess) -> None:
         await proxy.ask("set", **self._say())
@@ -276,7 +279,7 @@ class OpenableNetwork:
             sk_lookup.put_socket(way.sockets, sk_lookup.SLOT_UDP, udp)
 
     async def _shut(self, *, is_dying: bool = False) -> None:
-        self.rules, self._secrets = NO_NETWORK, ()
+        self.rules, self._broker = NO_NETWORK, None
         proxy, self._on = self._on, None
         way, self._way = self._way, None
         try:
