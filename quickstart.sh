@@ -196,6 +196,7 @@ cat <<END
 Warren works. From any terminal, and as often as you like:
     $try
     $url/docs in a browser shows every request there is.
+    .venv/bin/python has the client (from warren import SandboxClient), and .venv/bin/warren --help lists the commands.
 Without the server:
     $shown run -- python3 -c 'print(6 * 7)'
     $shown shell

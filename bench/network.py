@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import this_run  # noqa: E402
+from docker_engine import DockerEngine  # noqa: E402
 from network_world import ADDRESSES, NetworkWorld  # noqa: E402
 
 from warren.interfaces.sandbox import Sandbox  # noqa: E402
@@ -209,13 +210,67 @@ class Bench:
             await box.set_network(rules)
 
     def rivals(self) -> None:
-        for program, what in (("slirp4netns", "slirp4netns"), ("pasta", "pasta")):
+        for program in ("slirp4netns", "dockerd"):
             if shutil.which(program) is None:
-                self.table.add(what, "not installed")
+                self.table.add(program, "not installed")
+        if shutil.which("slirp4netns"):
+            self._measure_slirp()
+        if shutil.which("dockerd"):
+            self._measure_bridge()
+
+    def _measure_slirp(self) -> None:
+        """The time until it is up, for a namespace that is there."""
+        with subprocess.Popen(["unshare", "--net", "sleep", "60"]) as holder:
+            time.sleep(0.2)
+            ready, told = os.pipe()
+            start = time.perf_counter()
+            options = ("--configure", "--disable-host-loopback", f"--ready-fd={told}", str(holder.pid), "tap0")
+            with subprocess.Popen(["slirp4netns", *options], pass_fds=(told,), stderr=subprocess.DEVNULL) as process:
+                os.close(told)
+                os.read(ready, 1)
+                took = (time.perf_counter() - start) * 1000
+                memory = private_memory(process.pid)
+                process.terminate()
+            os.close(ready)
+            holder.terminate()
+        self.table.add("slirp4netns, for one sandbox, until it is up", f"{took:.1f} ms")
+        self.table.add("  its memory, for each sandbox", f"{memory:,} KiB")
+
+    def _measure_bridge(self) -> None:
+        """A container with the engine's bridge network, and a server at the engine's end of it: no names, no rules."""
+        engine = DockerEngine("172.30.99.1/24")
+        try:
+            engine.start()
+            engine.import_rootfs(ROOT / "build" / "test-state" / "images" / "base" / "rootfs", "bench")
+            times = {}
+            for kind in ("none", "bridge"):
+                run = ("run", "--rm", "--network", kind, "bench", "true")
+                engine.docker(*run)
+                times[kind] = statistics.median(_timed(lambda run=run: engine.docker(*run)) for _ in range(5))
+            more = (times["bridge"] - times["none"]) * 1000
+            self.table.add("Docker's bridge network, more for each container", f"{more:.0f} ms")
+            inside_engine = ("nsenter", f"--net=/proc/{engine.pid}/ns/net")
+            code = _SERVERS.replace(SERVER, "172.30.99.1")
+            with subprocess.Popen([*inside_engine, sys.executable, "-c", code], stdout=subprocess.PIPE) as servers:
+                assert servers.stdout is not None
+                servers.stdout.readline()
+                run = ("run", "--rm", "--network", "bridge", "bench", "python3", "-c", _CLIENT, "172.30.99.1")
+                connect, down = (float(engine.docker(*run, what).stdout) for what in ("connect", "down"))
+                servers.kill()
+            self.table.add("  connect, send a byte, get one, p50", f"{connect:.2f} ms")
+            self.table.add("  receive 1 GiB", f"{down:,.0f} MiB/s")
+        finally:
+            engine.close()
 
     async def destroy_all(self) -> None:
         for sandbox_id in await self.provider.list_ids():
             await self.provider.destroy(sandbox_id)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 async def _at_once(workers: int, count: int, work: Callable[[], Awaitable[None]]) -> None:

@@ -19,9 +19,11 @@ _STOP_S = 20.0
 
 
 class DockerEngine:
-    """`url` is what DOCKER_HOST takes. `kill` and `start` may be used to see what outlives the engine."""
+    """`url` is what DOCKER_HOST takes. `kill` and `start` may be used to see what outlives the engine. Its containers
+    have no network but `bridge`, if that is given: the address of the engine's own end of it, with its mask."""
 
-    def __init__(self) -> None:
+    def __init__(self, bridge: str = "") -> None:
+        self._network = ("--bip", bridge) if bridge else ("--bridge=none",)
         self.root = Path(tempfile.mkdtemp(prefix="docker-"))
         self.url = f"unix://{self.root}/docker.sock"
         self._process: subprocess.Popen[bytes] | None = None
@@ -32,13 +34,18 @@ class DockerEngine:
         command = [
             *("unshare", "--net", "--", "dockerd", "--config-file", f"{self.root}/daemon.json", "--host", self.url),
             *("--data-root", f"{self.root}/data", "--exec-root", f"{self.root}/exec"),
-            *("--pidfile", f"{self.root}/docker.pid", "--iptables=false", "--ip6tables=false", "--bridge=none"),
+            *("--pidfile", f"{self.root}/docker.pid", "--iptables=false", "--ip6tables=false", *self._network),
         ]
         with (self.root / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self._wait_until_ready(self._process)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _START_S

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -392,6 +393,23 @@ class NetworkContract:
         use = await sandbox.network_use()
         assert use.bytes_sent == use.bytes_received == 32 << 20
 
+    async def test_a_sandbox_sends_and_receives_no_more_than_its_rate(
+        self, world: NetworkWorld, new_provider: Callable[[Egress], Provider]
+    ) -> None:
+        Echo(world.listen(WEB, 7000))
+        provider = new_provider(Egress(EgressPolicy(mbps=64), within=world.within))
+        try:
+            sandbox = await provider.create(self.spec())
+            await sandbox.set_network(NetworkRules(allow=("web.example",)))
+            start = time.monotonic()
+            result = await sandbox.exec(Command(argv=("python3", "-c", _BULK.replace("* 32", "* 8"))))
+            took = time.monotonic() - start
+            assert result.stdout == "same 8388608\n", result.stderr
+            assert took > 1.6  # 16 MiB, of which 2 MB come at once, at 8 MB a second
+            await provider.destroy(sandbox.id)
+        finally:
+            await provider.close()
+
     async def test_without_its_process_nothing_is_reached_and_a_new_one_has_the_newest_rules(
         self, sandbox: Sandbox, world: NetworkWorld, egress: Egress
     ) -> None:
@@ -415,6 +433,7 @@ class NetworkContract:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{egress.pid}/status").read_text().splitlines())
         assert 0 not in {int(uid) for uid in (*status["Uid"].split(), *status["Gid"].split())}
         assert not status["Groups"].strip()
+        assert status["Name"].strip() == "warren-egress"
         assert {int(status[f"Cap{kind}"], 16) for kind in ("Inh", "Prm", "Eff", "Bnd", "Amb")} == {0}
         assert (status["NoNewPrivs"].strip(), status["Seccomp"].strip()) == ("1", "2")
         secret = "WARREN_" + "SECRETS"

@@ -21,6 +21,7 @@ from warren.model.errors import (
     UnknownEnvironment,
     WarrenError,
 )
+from warren.model.network import NetworkRules
 from warren.sdk.aio.batch import AsyncBatchSandboxClient
 from warren.sdk.aio.client import AsyncSandboxClient
 from warren.sdk.aio.platform import run_parallel
@@ -403,6 +404,20 @@ class AsyncCommandContract:
             process = await client.spawn("exec sleep 60")
             assert await client.kill_all() >= 1
             assert (await process.wait(30)).reason == "cancelled"
+
+    async def test_the_network_is_shown_and_changed(self, new: New) -> None:
+        async with new(network={"allow": []}) as client:
+            assert (await client.network()).allow == []
+            if (await client.info()).provider == "fake":
+                with pytest.raises(InvalidRequest, match="capability egress"):
+                    await client.set_network(internet=True)
+                return
+            assert (await client.set_network(NetworkRules(allow=("one.example",)))).allow == ["one.example"]
+            assert (await client.execute("getent hosts one.example")).ok
+            assert not (await client.execute("getent hosts two.example")).ok
+            assert "two.example" in {each["rule"] for each in (await client.network()).refusals}
+            assert (await client.set_network()).allow == []
+            assert not (await client.execute("getent hosts one.example")).ok
 
     async def test_a_process_id_that_has_odd_characters_is_refused_not_misread(self, new: New) -> None:
         async with new() as client:

@@ -23,6 +23,7 @@ from warren.model.errors import (
     UnknownEnvironment,
     WarrenError,
 )
+from warren.model.network import NetworkRules
 from warren.sdk.blocking.batch import BatchSandboxClient
 from warren.sdk.blocking.client import SandboxClient
 from warren.sdk.blocking.platform import run_parallel
@@ -395,6 +396,20 @@ class CommandContract:
             process = client.spawn("exec sleep 60")
             assert client.kill_all() >= 1
             assert (process.wait(30)).reason == "cancelled"
+
+    def test_the_network_is_shown_and_changed(self, new: New) -> None:
+        with new(network={"allow": []}) as client:
+            assert client.network().allow == []
+            if client.info().provider == "fake":
+                with pytest.raises(InvalidRequest, match="capability egress"):
+                    client.set_network(internet=True)
+                return
+            assert client.set_network(NetworkRules(allow=("one.example",))).allow == ["one.example"]
+            assert client.execute("getent hosts one.example").ok
+            assert not client.execute("getent hosts two.example").ok
+            assert "two.example" in {each["rule"] for each in client.network().refusals}
+            assert client.set_network().allow == []
+            assert not client.execute("getent hosts one.example").ok
 
     def test_a_process_id_that_has_odd_characters_is_refused_not_misread(self, new: New) -> None:
         with new() as client, pytest.raises(WarrenError):

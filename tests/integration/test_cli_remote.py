@@ -108,9 +108,7 @@ def test_network_shows_changes_and_explains(cli: RemoteCli) -> None:
     session = cli.say("create", "--allow", "one.example", "--allow", "*.two.example:443").strip()
     assert cli.document("network", session)["allow"] == ["one.example", "*.two.example:443"]
     cli.run("exec", session, "--", "getent", "hosts", "three.example")
-    cli.run(
-        "exec", session, "--", "bash", "-c", "exec 3<> /dev/tcp/93.184.216.34/80; read -u 3"
-    )
+    cli.run("exec", session, "--", "bash", "-c", "exec 3<> /dev/tcp/93.184.216.34/80; read -u 3")
     shown = cli.say("network", session)
     assert "*.two.example:443" in shown
     assert "--add --allow three.example" in shown

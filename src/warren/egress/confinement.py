@@ -8,7 +8,7 @@ from typing import Final
 UID: Final = 0x77FFFFF0
 """Below the uids of sandboxes, and above what distributions, systemd and container engines give out."""
 
-_SET_DUMPABLE, _SET_NO_NEW_PRIVS, _SET_SECCOMP, _DROP_BOUNDING = 4, 38, 22, 24
+_SET_DUMPABLE, _SET_NAME, _SET_NO_NEW_PRIVS, _SET_SECCOMP, _DROP_BOUNDING = 4, 15, 38, 22, 24
 _LAST_CAPABILITY: Final = 63
 _MEMORY: Final = 4 << 30
 _THREADS: Final = 4096  # of all processes with this uid
@@ -19,6 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 def give_up_rights() -> None:
     """Raises OSError. Afterwards no program can be started with more rights, and no other process can look into it."""
+    _libc.prctl(_SET_NAME, b"warren-egress", 0, 0, 0)
     if os.geteuid() == 0:
         for capability in range(_LAST_CAPABILITY + 1):
             _libc.prctl(_DROP_BOUNDING, capability, 0, 0, 0)  # there may be fewer

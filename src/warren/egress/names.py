@@ -5,7 +5,7 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
 NETWORK: Final = IPv4Network("198.18.0.0/15")
-MOST_NAMES: Final = 4096
+MOST_NAMES: Final = 1024
 _FIRST: Final = 2
 
 

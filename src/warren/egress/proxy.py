@@ -50,9 +50,10 @@ _MOST_ADDRESSES: Final = 4
 # Of each sandbox, a second and at once: so that none takes all of this process's time from the others.
 _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
-_FEW: Final = 64
+# What connections hold in the kernel is charged to this process: the more a sandbox has, the less each may hold.
+_FEW, _SEVERAL = 16, 64
+_BUFFER: Final = 256 << 10
 _SMALL_BUFFER: Final = 32 << 10
-_BUFFER: Final = 512 << 10
 _IP_PKTINFO: Final = 8
 _KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -299,8 +300,10 @@ class SandboxEgress:
             server.close()
             raise
         self._opened += 1
+        count = len(self._connections)
+        buffer = 0 if count <= _FEW else _BUFFER if count <= _SEVERAL else _SMALL_BUFFER
         for sock in (connection.client, server):
-            _prepare(sock, _BUFFER if len(self._connections) < _FEW else _SMALL_BUFFER)
+            _prepare(sock, buffer)
         connection.relay = Relay(
             *(connection.client, server, None if inspector.is_over else inspector),
             count=lambda sent, received: self._count(connection, sent, received),
@@ -456,11 +459,12 @@ def _set(future: "asyncio.Future[None]") -> None:
 
 
 def _prepare(sock: socket.socket, buffer: int) -> None:
+    """`buffer` is 0 for what the kernel finds right."""
     with contextlib.suppress(OSError):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for level, option, value in _KEEPALIVE:
             sock.setsockopt(level, option, value)
-        if buffer < _BUFFER:
+        if buffer:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
 

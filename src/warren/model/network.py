@@ -160,6 +160,14 @@ class NetworkRules:
                 raise InvalidRequest(f"network.{name} must be a list of texts", remedy=_REMEDY)
         return cls(internet, tuple(dict.fromkeys(lists["allow"])), tuple(dict.fromkeys(lists["deny"])))
 
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> "NetworkRules":
+        """Rules that were checked before they were stored: checking long lists takes a good part of a second."""
+        rules = object.__new__(cls)
+        lists = {name: tuple(values.get(name, ())) for name in ("allow", "deny")}
+        rules.__dict__.update(internet=bool(values.get("internet")), **lists)
+        return rules
+
     def __str__(self) -> str:
         opened = [*(["internet"] if self.internet else []), *self.allow[:_SHOWN]]
         shown = ", ".join(opened) + (f" and {len(self.allow) - _SHOWN} more" if len(self.allow) > _SHOWN else "")

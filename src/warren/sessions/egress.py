@@ -1,13 +1,16 @@
 """Decides whether a session may have the network rules it asks for, and turns them into those its sandbox gets."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from functools import partial
+from typing import Final
 
 from warren.model.access import Caller
 from warren.model.egress import NO_CEILING, NO_PRESETS, Ceiling, Presets
 from warren.model.errors import Forbidden
 from warren.model.network import NO_NETWORK, PRESETS, NetworkRules
 
+_FEW_PAIRS: Final = 2000
 FindPresets = Callable[[], Awaitable[Presets]]
 
 
@@ -44,7 +47,11 @@ class Egress:
         presets = await self._presets_for(texts)
         presets.expanded(rules.allow)
         for whose, ceiling in ceilings:
-            ceiling.check(rules, presets, whose, "ask for less, or ask the operator for more")
+            check = partial(ceiling.check, rules, presets, whose, "ask for less, or ask the operator for more")
+            if len(ceiling.texts) * len(rules.allow) > _FEW_PAIRS:
+                await asyncio.to_thread(check)
+            else:
+                check()
         return presets
 
     async def in_force(self, rules: NetworkRules) -> NetworkRules:
@@ -52,7 +59,7 @@ class Egress:
         if not rules.presets:
             return rules
         presets = await self._find_presets()
-        return replace(rules, allow=presets.expanded(rules.allow))
+        return NetworkRules.stored({**rules.as_mapping(), "allow": presets.expanded(rules.allow)})
 
     async def _presets_for(self, texts: tuple[str, ...]) -> Presets:
         return await self._find_presets() if any(text in PRESETS for text in texts) else NO_PRESETS

@@ -103,7 +103,7 @@ async def create_session(call: Call, body: SessionBody | None) -> Values:
     """With `thread_id`: the thread's session, made if it has none. POST /api/sessions says more about it."""
     body = body or SessionBody()
     check_labels(call.context, body.labels)
-    result = await call.sessions.create(call.tenant, body.to_new_session(), call.key)
+    result = await call.sessions.create(call.tenant, await body.to_new_session(), call.key)
     session = result.session
     return {
         "session_id": session.id,

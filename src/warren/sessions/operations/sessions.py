@@ -49,7 +49,7 @@ async def create_session(call: Call, body: SessionBody | None) -> Reply:
     """
     body = body or SessionBody()
     check_labels(call.context, body.labels)
-    result = await call.sessions.create(call.tenant, body.to_new_session(), call.key)
+    result = await call.sessions.create(call.tenant, await body.to_new_session(), call.key)
     view = show(call, result.session)
     headers = {"Location": view["url"], **({"Idempotency-Replayed": "true"} if result.replayed else {})}
     return Reply({**view, "created": result.created}, 201 if result.created or result.replayed else 200, headers)
@@ -99,7 +99,8 @@ async def show_page(call: Call, page: Page) -> tuple[list[Values] | LongList, st
 
 def _weight(session: Session) -> int:
     texts = (*session.metadata.items(), *session.env.items())
-    return sum(len(name) + len(value) for name, value in texts)
+    rules = (*session.network.allow, *session.network.deny)
+    return sum(len(name) + len(value) for name, value in texts) + sum(map(len, rules))
 
 
 def read_pairs(metadata: Sequence[str]) -> dict[str, str]:

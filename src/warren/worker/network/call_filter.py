@@ -31,8 +31,9 @@ _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _X32: Final = 0x40000000
 
 
-def compiled() -> bytes:
-    machine = platform.machine()
+def compiled(machine: str = "") -> bytes:
+    """For a kind of machine, by default this one."""
+    machine = machine or platform.machine()
     known = numbers(machine)
     code = [
         _step(_LOAD, _MACHINE),
