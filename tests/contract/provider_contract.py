@@ -18,6 +18,7 @@ from warren.model.errors import (
     InvalidRequest,
     IsolationUnavailable,
     NoSpace,
+    PortClosed,
     SandboxLost,
     SandboxNotFound,
     WarrenError,
@@ -176,6 +177,34 @@ class ProviderContract(ProviderHooks):
             else:
                 with pytest.raises(InvalidRequest, match=f"provider {provider.name} .*capability terminals"):
                     await box.start(command)
+        finally:
+            await provider.destroy(box.id)
+
+    async def test_a_port_is_reached_where_the_provider_declares_it_and_refused_elsewhere(
+        self, provider: Provider
+    ) -> None:
+        box = await provider.create(self.spec())
+        try:
+            if Capability.PORTS not in provider.capabilities:
+                with pytest.raises(InvalidRequest, match=f"provider {provider.name} .*capability ports"):
+                    await box.dial(3000)
+                return
+            with pytest.raises(PortClosed):
+                await box.dial(3000)
+            program = "import socket; s = socket.create_server(('127.0.0.1', 3000)); s.accept()[0].sendall(b'hello')"
+            await box.start(Command(argv=("python3", "-c", program)))
+            with anyio.fail_after(20):
+                while not await box.ports():
+                    await asyncio.sleep(0.02)
+                again = await self.reopened(provider)
+                after_restart = await again.adopt(box.id)
+                assert [(each.port, each.address) for each in await after_restart.ports()] == [(3000, "127.0.0.1")]
+                with await after_restart.dial(3000) as connected:
+                    assert await asyncio.get_running_loop().sock_recv(connected, 9) == b"hello"
+                await after_restart.close()
+            await self.lose(provider, box)
+            with pytest.raises(SandboxLost):
+                await box.dial(3000)
         finally:
             await provider.destroy(box.id)
 

@@ -399,17 +399,17 @@ class CommandContract:
 
     def test_the_network_is_shown_and_changed(self, new: New) -> None:
         with new(network={"allow": []}) as client:
-            assert client.network().allow == []
-            if client.info().provider == "fake":
+            assert (client.network()).allow == []
+            if (client.info()).provider == "fake":
                 with pytest.raises(InvalidRequest, match="capability egress"):
                     client.set_network(internet=True)
                 return
-            assert client.set_network(NetworkRules(allow=("one.example",))).allow == ["one.example"]
-            assert client.execute("getent hosts one.example").ok
-            assert not client.execute("getent hosts two.example").ok
-            assert "two.example" in {each["rule"] for each in client.network().refusals}
-            assert client.set_network().allow == []
-            assert not client.execute("getent hosts one.example").ok
+            assert (client.set_network(NetworkRules(allow=("one.example",)))).allow == ["one.example"]
+            assert (client.execute("getent hosts one.example")).ok
+            assert not (client.execute("getent hosts two.example")).ok
+            assert "two.example" in {each["rule"] for each in (client.network()).refusals}
+            assert (client.set_network()).allow == []
+            assert not (client.execute("getent hosts one.example")).ok
 
     def test_a_process_id_that_has_odd_characters_is_refused_not_misread(self, new: New) -> None:
         with new() as client, pytest.raises(WarrenError):

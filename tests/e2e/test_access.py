@@ -44,7 +44,7 @@ class Way:
         return f"{self.method} {self.path}"
 
     def at(self, session_id: str) -> str:
-        named = self.path.replace("{session_id}", session_id).replace("{process_id}", "p_1")
+        named = self.path.replace("{session_id}", session_id).replace("{process_id}", "p_1").replace("{port}", "1")
         for name in ("{key_id}", "{name}", "{webhook_id}", "{hook_id}", "{delivery_id}", "{revocation_id}"):
             named = named.replace(name, "none")
         named = named.replace("{worker_id}", DEAD)

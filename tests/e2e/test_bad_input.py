@@ -99,7 +99,7 @@ async def refused(target: Target, requests: Iterable[Request], **expected: Any) 
 def test_every_route_is_in_the_table() -> None:
     assert {(good.method, good.path) for good in GOOD} == http_routes()
     assert len(GOOD) == len(http_routes())
-    assert len(socket_paths()) == 3
+    assert len(socket_paths()) == 4
 
 
 @pytest.mark.parametrize("good", GOOD, ids=str)

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+import aiohttp
 import pytest
 from e2e.api_client import Api
 from e2e.bad_input_routes import FORM_TYPE, GOOD, http_routes, socket_paths
@@ -75,7 +76,7 @@ class Target:
             return int(answer.status)
 
     def at(self, path: str) -> str:
-        names = {"session_id": self.session_id, "process_id": "noise"}
+        names = {"session_id": self.session_id, "process_id": "noise", "port": "3000"}
         for name in ("webhook_id", "key_id", "name", "worker_id"):
             names.setdefault(name, "unknown")
         for name, value in names.items():
@@ -143,6 +144,7 @@ def long_answers() -> Iterator[Case]:
         yield Case("GET", _P, process, _ask("GET", path))
         yield Case("WEBSOCKET", f"{_P}/attach", process, _attach(process))
     yield Case("WEBSOCKET", f"{_S}/terminal", "noise", _terminal())
+    yield Case("WEBSOCKET", f"{_S}/forward/{{port}}", "many bytes", _forward())
     yield asked("GET", f"{_S}/processes", "many with long commands")
     for path in ("links", "many"):
         yield asked("GET", f"{_S}/files", path, path=path, depth="100")
@@ -271,6 +273,19 @@ def _terminal() -> Work:
     async def work(target: Target) -> None:
         async with target.api.socket(target.at(f"{_S}/terminal"), command=_NOISE) as socket:
             await _until_closed(socket)
+
+    return work
+
+
+def _forward() -> Work:
+    program = "import socket; s = socket.create_server(('127.0.0.1', 3000)); s.accept()[0].sendall(bytes(1 << 25))"
+
+    async def work(target: Target) -> None:
+        await target.api.post(target.at(f"{_S}/processes"), {"command": ["python3", "-c", program]}, status=201)
+        await target.api.get(target.at(f"{_S}/ports"), wait_for="3000")
+        async with target.api.socket(target.at(f"{_S}/forward/{{port}}")) as socket:
+            while (await socket.raw.receive()).type is aiohttp.WSMsgType.BINARY:
+                pass
 
     return work
 

@@ -10,10 +10,11 @@ from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Re
 from warren.sdk.aio.remote import _request
 
 ROWS = list(OPERATIONS.values())
+PARAMETERS = {"session_id": "ses_1", "process_id": "p_1", "port": "3000"}
 
 
 def path_of(row: Operation) -> str:
-    return row.path.format(session_id="ses_1", process_id="p_1")
+    return row.path.format(**PARAMETERS)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
@@ -21,7 +22,7 @@ def test_an_operation_is_found_by_its_method_and_path(row: Operation) -> None:
     found = OperationFinder().find(row.method, path_of(row))
     assert found is not None
     assert found[0] is row
-    assert found[1] == {name: {"session_id": "ses_1", "process_id": "p_1"}[name] for name in row.names_in_path}
+    assert found[1] == {name: PARAMETERS[name] for name in row.names_in_path}
 
 
 @pytest.mark.parametrize(

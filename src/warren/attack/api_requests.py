@@ -11,6 +11,8 @@ _TAR: Final = bytes(1024)  # the end of a tar: an archive of nothing
 _BODIES: Final[Mapping[str, dict[str, Any]]] = {
     "change_session": {"metadata": {"attack": "yes"}},
     "set_network": {"allow": [], "internet": False},
+    "change_port": {"host_header": "localhost"},
+    "create_link": {"port": 3000},
     "run_command": {"command": "echo reached"},
     "start_process": {"command": "sleep 1"},
     "write_stdin": {"data": "x"},
@@ -50,7 +52,7 @@ class ApiRequest:
 
 
 def request_for(row: Operation, session: str, process: str) -> ApiRequest:
-    path = row.path.replace("{session_id}", session).replace("{process_id}", process)
+    path = row.path.replace("{session_id}", session).replace("{process_id}", process).replace("{port}", "3000")
     query, body = dict(_QUERIES.get(row.name, {})), _BODIES.get(row.name)
     if row.session_in is SessionIn.QUERY:
         query["session_id"] = session
@@ -101,4 +103,4 @@ GUARDED_ROUTES: Final = (
 
 
 def target_of(path: str, tenant: Tenant) -> str:
-    return path.replace("{session_id}", tenant.session).replace("{process_id}", tenant.process)
+    return path.replace("{session_id}", tenant.session).replace("{process_id}", tenant.process).replace("{port}", "1")

@@ -192,7 +192,7 @@ async def _traversal(arena: ApiArena) -> ProbeResult:
         for text in _TRAVERSALS:
             ids = [(text, "p_1")] + ([(arena.own.session, text)] if "process_id" in row.names_in_path else [])
             for session, process in ids:
-                raw = row.path.replace("{session_id}", session).replace("{process_id}", process)
+                raw = row.path.replace("{session_id}", session).replace("{process_id}", process).replace("{port}", "1")
                 target = raw.replace(" ", "%20").replace("\r\n", "%0d%0a").replace('"', "%22")
                 answer = await arena.call(row.method, target, {} if row.method in ("POST", "PATCH") else None)
                 tried += 1

@@ -34,7 +34,8 @@ TAGS: Final = [
     {"name": "processes", "description": "Commands and terminals in the background"},
     {
         "name": "ports",
-        "description": "Servers inside a sandbox: which ports they listen on, and previews of them",
+        "description": "Servers inside a sandbox: their ports, and links to previews of them. Any request to "
+        "`/api/sessions/{session_id}/ports/{port}/…`, with any method and as a WebSocket, reaches such a server",
     },
     {
         "name": "files",

@@ -82,7 +82,7 @@ class Sandbox(Protocol):
 
     Ports: `ports` gives the TCP ports on which servers inside listen. `dial` connects to a port of the sandbox's own
     loopback, 127.0.0.1 and then ::1, and gives a non-blocking socket that the caller closes; it raises PortClosed if
-    nothing listens there. A provider without the capability refuses both.
+    nothing listens there. A provider without the capability refuses it.
 
     `when_lost` calls back once, with the reason, when the sandbox has died or cannot be reached any more (at once if
     that has happened already), but not after `close`. `close` disconnects from the sandbox and leaves it running.

@@ -118,13 +118,8 @@ class SessionBody(Body):
         False, description="If the thread's sandbox has died: make a fresh one. The files of the old one are gone"
     )
 
-<<<<<<< HEAD
-    def to_new_session(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "labels", "network", "secrets"})
-=======
     async def to_new_session(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "labels", "network"})
->>>>>>> netapi
+        values = self.model_dump(exclude={"limits", "require", "labels", "network", "secrets"})
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
         network = await self.network.to_rules() if self.network else None
         require = frozenset(_layer(name) for name in self.require)

@@ -57,13 +57,9 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
     if "require" in values:
         values["require"] = frozenset(map(Layer, values["require"]))
     if "network" in values:
-<<<<<<< HEAD
-        values["network"] = NetworkRules.from_mapping(values["network"])
+        values["network"] = NetworkRules.stored(values["network"])
     if "secrets" in values:
         values["secrets"] = tuple(values["secrets"])
-=======
-        values["network"] = NetworkRules.stored(values["network"])
->>>>>>> netapi
     if isinstance(values.get("env"), str):
         values["env"] = json.loads(decrypt(encryption, values["env"], values["id"]))
     if "previous" in values:
