@@ -15,13 +15,12 @@ import contextlib
 import errno
 import os
 import socket
-import ssl
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
@@ -410,13 +409,9 @@ class Shared:
         self.policy = policy
         self.judge = Judge(policy)
         self.resolver = Resolver()
+        self.upstream = upstream_context(policy.authorities)  # takes a while, so not when sandboxes wait
         self.connections = 0
         self._most = most_connections
-
-    @cached_property
-    def upstream(self) -> ssl.SSLContext:
-        """Of all brokers."""
-        return upstream_context(self.policy.authorities)
 
     def has_room(self) -> bool:
         return self.connections < self._most
