@@ -41,6 +41,7 @@ _HTTP_HOOKS = {
     *("on_body", "on_message_complete", "on_response_complete", "shutdown", "_start_asgi_task"),
 }
 _WEBSOCKET_HOOKS = {
+    "handle_connect",
     "receive",
     "data_received",
     "send",
@@ -123,7 +124,7 @@ async def test_uvicorn_has_the_attributes_that_we_use(kind: type) -> None:
     if kind is HttpConnection:
         protocol.on_message_begin()
     missing = {name for name in _attributes_of(kind, "self") if not hasattr(protocol, name)}
-    assert missing <= {"_response_transport", "_flow"}  # made with the connection
+    assert missing <= {"_response_transport", "_flow", "scope"}  # made with the connection
 
 
 @pytest.mark.anyio

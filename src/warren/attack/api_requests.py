@@ -39,6 +39,7 @@ _QUERIES: Final[Mapping[str, dict[str, str]]] = {
     "flat_download_file": {"path": "secret"},
     "flat_list_files": {"path": "/workspace"},
 }
+_FIRST_MESSAGES: Final = {"exec_socket": b'{"command": "true"}', "forward_socket": b"eof"}
 _BOUNDARY: Final = "warren-attack-boundary"
 
 
@@ -59,7 +60,7 @@ def request_for(row: Operation, session: str, process: str) -> ApiRequest:
     if row.session_in is SessionIn.JSON:
         body = {**(body or {}), "session_id": session}
     if row.method == "WEBSOCKET":
-        return ApiRequest("WEBSOCKET", path, query, b'{"command": "true"}' if row.name == "exec_socket" else b"")
+        return ApiRequest("WEBSOCKET", path, query, _FIRST_MESSAGES.get(row.name, b""))
     if row.reads is Reads.FORM:
         return ApiRequest(
             row.method, path, query, _form(session), {"Content-Type": f"multipart/form-data; boundary={_BOUNDARY}"}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import anyio
 
-from warren.attack import probes_api_input, probes_api_keys, probes_api_load, probes_api_tenants
+from warren.attack import probes_api_input, probes_api_keys, probes_api_load, probes_api_previews, probes_api_tenants
 from warren.attack.api_arena import ApiArena
 from warren.attack.probe import ApiProbe, Finding
 from warren.attack.suite import Progress, run_probe
@@ -17,6 +17,7 @@ PROBES: tuple[ApiProbe, ...] = (
     *probes_api_keys.PROBES,
     *probes_api_input.PROBES,
     *probes_api_tenants.PROBES,
+    *probes_api_previews.PROBES,
     *probes_api_load.PROBES,
 )
 _PROBE_S = 120.0

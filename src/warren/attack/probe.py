@@ -24,6 +24,7 @@ class Group(StrEnum):
     API_INPUT = "api input"
     API_LOAD = "api load"
     API_TENANTS = "api tenants"
+    API_PREVIEWS = "api previews"
 
 
 class ProbeVerdict(StrEnum):

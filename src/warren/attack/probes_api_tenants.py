@@ -61,6 +61,10 @@ async def _own(arena: ApiArena, row: Operation) -> tuple[str, str]:
         answer = await arena.new_session()
         return str((answer.values or {}).get("session_id", "")), ""
     await arena.run("cd /workspace && rm -rf attack-* && touch attack-file attack-file-2")
+    if row.name == "forward_socket":
+        at, command = f"/api/sessions/{arena.own.session}", "python3 -m http.server 3000"
+        await arena.call("POST", f"{at}/processes", {"command": command})
+        await arena.call("GET", f"{at}/ports", query={"wait_for": 3000, "timeout_s": 60})
     process = await arena.start() if row.name in ("kill_process", "forget_process") else arena.own.process
     return arena.own.session, process
 
@@ -225,7 +229,9 @@ async def _untouched(arena: ApiArena) -> ProbeResult:
 
 def _is_across(row: Operation) -> bool:
     return (
-        row.session_in not in (SessionIn.NOWHERE, SessionIn.HEADER, SessionIn.HOST) and row.makes is not Makes.SESSION
+        row.session_in not in (SessionIn.HEADER, SessionIn.HOST)
+        and row.makes is not Makes.SESSION
+        and (row.session_in is not SessionIn.NOWHERE or "session_id" in row.names_in_path)
     )
 
 
