@@ -49,7 +49,6 @@ _WEBSOCKET_HOOKS = {
     "handle_cont",
     "keepalive_timeout",
     "handle_parser_exception",
-    "handle_connect",
 }
 
 
