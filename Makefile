@@ -13,7 +13,8 @@ CACHE := build/test-state
 PYTHON_FILES := src tests bench scripts examples compat hatch_build.py
 DIST := dist
 DIST_VENV := build/dist-venv
-SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents scripts/foreign-machine
+SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents scripts/foreign-machine scripts/try-host \
+    scripts/try-host.d/configure scripts/try-host.d/initrd
 
 .DEFAULT_GOAL := build
 .PHONY: setup build agent launcher test-agents images check docs test test-all root endurance dist clean

@@ -16,6 +16,7 @@ from e2e.network_suite import NetworkSuite
 from e2e.once_suite import OnceSuite
 from e2e.preview_suite import PreviewSuite, http, preview  # noqa: F401
 from e2e.process_suite import LinuxProcessSuite, ProcessSuite
+from e2e.secret_suite import SecretSuite
 from e2e.server_suite import ServerSuite
 from e2e.server_time import RealTime, ServerTime
 from e2e.session_suite import LinuxSessionSuite, SessionSuite
@@ -88,6 +89,10 @@ class TestPreviews(PreviewSuite):
 
 
 class TestNetworks(NetworkSuite):
+    pass
+
+
+class TestSecrets(SecretSuite):
     pass
 
 

@@ -15,6 +15,7 @@ from server_process import ServerProcess
 from this_run import new_state_dir
 
 from warren.worker.host.cgroups import Hierarchies
+from warren.worker.providers.record import Record
 
 
 @pytest.fixture
@@ -74,6 +75,26 @@ def test_purging_ends_server_and_sandboxes_and_leaves_nothing(server: ServerProc
     assert not [path for path in tops if path.exists()]
     assert cli.say("uninstall", "--purge") == "There is nothing to remove.\n"
     assert cli.say("uninstall") == "There is no service to remove; --purge removes the rest.\n"
+
+
+def test_purging_ends_the_sandboxes_that_a_cluster_here_has_left(image_cache: Path) -> None:
+    state = new_state_dir(image_cache)
+    worker = ServerProcess(state / "cluster" / "worker-1", "--pool-size", "0", WARREN_API_KEY="a-key-of-the-operator")
+    worker.state_dir.mkdir(parents=True)
+    (worker.state_dir / "images").symlink_to(state / "images")
+    worker.start()
+    try:
+        sandbox = cli_of(worker).document("create")["sandbox_id"]
+    finally:
+        worker.stop()
+    record = Record.load(worker.state_dir / "sandboxes" / sandbox)
+    assert record is not None
+    assert record.alive()
+    done = RemoteCli("", WARREN_STATE_DIR=str(state)).run("uninstall", "--purge", "--yes")
+    assert (done.returncode, done.stderr) == (0, b""), done
+    assert b"1 sandboxes of the provider oci" in done.stdout
+    assert not record.alive()
+    assert not state.exists()
 
 
 def test_the_unit_keeps_sandboxes_alive_and_a_machine_without_systemd_is_told() -> None:

@@ -513,8 +513,11 @@ class TestManyConnections:
         assert (await ask(served.port, GET)).status == 200
 
     async def test_a_new_connection_takes_the_place_of_one_that_is_unused_for_longest(self, serve: Any) -> None:
-        served = await serve(replace(SHORT, header_timeout_s=5, max_connections=5))
-        unused = [await dial(served.port) for _ in range(5)]
+        served = await serve(replace(SHORT, header_timeout_s=30, max_connections=5))
+        unused = []
+        for _ in range(5):
+            unused.append(await dial(served.port))
+            await asyncio.sleep(0.05)  # or some of them would be as old as others
         assert (await ask(served.port, GET)).status == 200
         assert await unused[0][0].read() == b""
         for _, writer in unused[1:]:

@@ -19,7 +19,7 @@ from warren.egress.judge import Destination, Judge, Refused
 from warren.egress.messages import BrokenMessage, MessageReader, pack, pack_use, unpack_use
 from warren.egress.names import MOST_NAMES, NETWORK, NameTable
 from warren.egress.rate import Bucket
-from warren.egress.requests import RequestGuard, may_be_http
+from warren.egress.requests import RequestGuard, is_http
 from warren.model.network import Connection, EgressPolicy, NetworkRules, NetworkUse, Refusal
 
 ADDRESS = IPv4Address("198.18.0.9")
@@ -281,10 +281,21 @@ class TestRequests:
         with contextlib.suppress(Malformed, Refused):
             assert data.startswith(b"".join(guard.feed(part) for part in cut(data, *ends)))
 
-    def test_methods_are_known_from_their_first_byte(self) -> None:
-        assert all(may_be_http(GOOD[:end]) for end in range(20))
-        assert not may_be_http(b"HELO x")
-        assert not may_be_http(b"SSH-2.0")
+    def test_requests_are_known_from_their_first_line(self) -> None:
+        assert all(is_http(GOOD[:end]) is None for end in range(16))
+        assert is_http(GOOD)
+        assert is_http(GOOD.replace(b"\r\n", b"\n"))
+        assert is_http(b"GET /" + b"x" * 9000)
+        others = (
+            b"HELO x",
+            b"SSH-2.0",
+            b"GET key\r\n",
+            b"OPTIONS rtsp://a/ RTSP/1.0\r\n",
+            b"PRI * HTTP/2.0\r\n",
+            b"PING",
+        )
+        assert not any(is_http(data) for data in others)
+        assert all(is_http(data) is not None for data in others)
 
 
 class TestInspector:
@@ -297,7 +308,7 @@ class TestInspector:
 
     @given(st.binary(min_size=1, max_size=60), st.lists(st.integers(0), max_size=4))
     def test_on_other_ports_all_else_passes(self, data: bytes, ends: list[int]) -> None:
-        if data[:1] == b"\x16" or may_be_http(data[:1]):
+        if data[:1] == b"\x16" or is_http(data[:1]) is None:
             data = b"\0" + data
         inspector = self._inspector(5432)
         assert b"".join(inspector.feed(part) for part in cut(data, *ends) if part) == data

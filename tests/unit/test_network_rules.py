@@ -197,6 +197,20 @@ async def test_rules_that_could_not_be_applied_are_applied_later() -> None:
         assert machine_of(there, session.sandbox_id).network == ONE
 
 
+async def test_a_server_stops_though_a_network_cannot_be_opened() -> None:
+    async with world(provider=FakeProvider(capabilities=NETWORKED)) as there:
+        session = (await there.sessions.create(TENANT, NewSession())).session
+
+        async def fails(rules: NetworkRules) -> NetworkRules:
+            raise Unavailable("never")
+
+        there.lifecycle.egress.in_force = fails  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            await there.sessions.set_network(TENANT, session.id, ONE)
+        async with asyncio.timeout(5):
+            await there.lifecycle.wait_for_tasks()
+
+
 async def test_a_sandbox_that_was_taken_over_gets_the_rules_of_its_row() -> None:
     provider = FakeProvider(capabilities=NETWORKED)
     async with world(provider=provider) as there:
@@ -266,8 +280,9 @@ async def test_what_is_new_is_reported_once() -> None:
 
 async def test_a_quota_that_is_used_up_closes_the_network_until_the_next_day() -> None:
     async with world(provider=FakeProvider(capabilities=NETWORKED)) as there:
+        there.clock.set_wall(20_833 * 86400.0 - 40)
         await there.tenancy.tenants.put(Tenant(TENANT, Quota(egress_bytes_per_day=100)))
-        session = (await there.sessions.create(TENANT, NewSession(network=ONE, max_lifetime_s=10 * 86400))).session
+        session = (await there.sessions.create(TENANT, NewSession(network=ONE))).session
         metering = asyncio.create_task(there.lifecycle.network_meter.run())
         await asyncio.sleep(0)
         machine = machine_of(there, session.sandbox_id)
@@ -280,6 +295,6 @@ async def test_a_quota_that_is_used_up_closes_the_network_until_the_next_day() -
         caller = Caller(TENANT, quota=Quota(egress_bytes_per_day=100))
         with pytest.raises(QuotaExceeded):
             await there.tenancy.metering.check_network(caller)
-        await there.clock.advance(86400 + READ_S)
+        await there.clock.advance(40 + READ_S)
         assert machine.network == ONE
         metering.cancel()

@@ -41,6 +41,7 @@ _HTTP_HOOKS = {
     *("on_body", "on_message_complete", "on_response_complete", "shutdown", "_start_asgi_task"),
 }
 _WEBSOCKET_HOOKS = {
+    "handle_connect",
     "receive",
     "data_received",
     "send",
@@ -48,7 +49,6 @@ _WEBSOCKET_HOOKS = {
     "handle_cont",
     "keepalive_timeout",
     "handle_parser_exception",
-    "handle_connect",
 }
 
 

@@ -77,6 +77,12 @@ def test_a_mistake_in_the_network_is_said(tmp_path: Path, network: str, said: st
         write(tmp_path, "x", f"name: x\nimage: x\nnetwork: {network}\n").read("x")
 
 
+def test_an_environment_may_name_the_secrets_of_its_sessions(tmp_path: Path) -> None:
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "x.yaml").write_text("name: x\nimage: base\nsecrets: [openai, git]\n")
+    assert Registry(tmp_path).environment("x").secrets == ("openai", "git")
+
+
 def test_an_environment_may_say_its_provider_and_what_it_needs_of_it(tmp_path: Path) -> None:
     text = "name: x\nimage: x\nprovider: docker\nneeds: [terminals, gpu]\n"
     environment = write(tmp_path, "x", text).environment("x")
@@ -146,6 +152,8 @@ def test_a_directory_of_the_user_adds_and_replaces(tmp_path: Path) -> None:
         ("name: x\nimage: x\nprovider: [oci]", "provider is .*, it must be a text"),
         ("name: x\nimage: x\nneeds: gpu", "needs is 'gpu', it must be a list"),
         ("name: x\nimage: x\nneeds: [cake]", "there is no capability 'cake'"),
+        ("name: x\nimage: x\nsecrets: [{a: b}]", "secrets are names"),
+        ("name: x\nimage: x\nsecrets: [Upper]", "the name of a secret"),
         ("name: x\nimage: x\nneeds: [{gpu: 1}]", "there is no capability"),
         ("name: !!python/object/apply:os.getcwd []\nimage: x", "not YAML"),
     ],

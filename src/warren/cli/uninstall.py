@@ -7,6 +7,8 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,8 +53,9 @@ def uninstall(purge: bool, yes: bool) -> int:
         click.confirm("Go on?", abort=True)
     remove_service()
     if purge:
-        _stop_server(settings.state_dir)
-        _destroy_sandboxes(settings)
+        for state in (settings.state_dir, *_cluster_dirs(settings.state_dir)):
+            _stop_server(state)
+            _destroy_sandboxes(replace(settings, state_dir=state))
         shutil.rmtree(settings.state_dir)
     click.echo("Done.")
     return 0
@@ -63,12 +66,21 @@ def _describe(settings: Settings, purge: bool) -> list[str]:
     state = settings.state_dir
     if not purge or not state.is_dir():
         return lines
-    if pid := _server_pid(state):
-        lines.append(f"the running server: process {pid}")
-    for name, count in asyncio.run(_count_sandboxes(settings)).items():
+    counts: Counter[str] = Counter()
+    for each in (state, *_cluster_dirs(state)):
+        if pid := _server_pid(each):
+            lines.append(f"a running server: process {pid}")
+        counts.update(asyncio.run(_count_sandboxes(replace(settings, state_dir=each))))
+    for name, count in counts.items():
         lines.append(f"{count} sandboxes of the provider {name}, with their processes, disks and files")
     parts = ", ".join(sorted(path.name for path in state.iterdir())) or "empty"
     return [*lines, f"the state directory {state}: {parts}"]
+
+
+def _cluster_dirs(state: Path) -> list[Path]:
+    """The state directories of a cluster that `warren cluster up` has run there; its own process first."""
+    cluster = state / "cluster"
+    return [cluster, *sorted(cluster.glob("worker-*"))] if cluster.is_dir() else []
 
 
 async def _count_sandboxes(settings: Settings) -> dict[str, int]:

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Final
 
 from warren.egress.hello import MAX_HELLO, Malformed, may_be_tls, read_server_name
-from warren.egress.requests import RequestGuard, may_be_http
+from warren.egress.requests import RequestGuard, is_http
 
 HTTP, TLS = 80, 443
 _MOST_READS: Final = 64
-_MOST_METHOD: Final = 16
 
 
 class Inspector:
@@ -48,11 +47,12 @@ class Inspector:
             return self._read_tls()
         if self._must == TLS:
             raise Malformed("what is sent to port 443 is not TLS")
-        if self._must == HTTP or (len(self._held) >= _MOST_METHOD and may_be_http(self._held)):
+        request = self._must == HTTP or is_http(self._held)
+        if request is None:
+            return b""
+        if request:
             self._requests = RequestGuard(self._check_http)
             return self.feed(self._take())
-        if may_be_http(self._held):
-            return b""
         self.is_over = True
         return self._take()
 

@@ -14,10 +14,7 @@ from warren.egress.hello import Malformed
 
 MAX_HEAD: Final = 64 << 10
 _MAX_LINE: Final = 4096
-_METHODS: Final = (
-    *(b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT "),
-    b"PRI * HTTP/2.0",
-)
+_METHODS: Final = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ")
 _LINE: Final = re.compile(rb"([A-Za-z-]{1,32}) ([\x21-\x7e]+) HTTP/1\.([01])")
 _FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
 _HOST: Final = re.compile(r"([a-z0-9_.-]{1,254}|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
@@ -36,9 +33,15 @@ class _State(Enum):
     UNREAD = auto()
 
 
-def may_be_http(data: bytes | bytearray) -> bool:
-    """Whether these can be the first bytes of a request with one of the usual methods."""
-    return any(method.startswith(data[: len(method)]) for method in _METHODS)
+def is_http(data: bytes | bytearray) -> bool | None:
+    """Whether these are the first bytes of a request with one of the usual methods; None if more are needed to tell.
+    Other protocols have the same words, but not the end of the line."""
+    if not any(method.startswith(data[: len(method)]) for method in _METHODS):
+        return False
+    line, end, _ = data.partition(b"\n")
+    if not end:
+        return True if len(line) > _MAX_LINE else None
+    return re.fullmatch(rb".* HTTP/[0-9.]+\r?", line, re.S) is not None
 
 
 class RequestGuard:

@@ -98,6 +98,7 @@ class Lifecycle:
         self._starting: dict[str, asyncio.Task[Session]] = {}
         self._ending: dict[str, asyncio.Task[Session]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._keeping: set[asyncio.Task[None]] = set()  # they try until networks are open
         self._network_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._secret_users: dict[str, _SecretUser] = {}  # by session id, those whose sandboxes are here
         self._owners: dict[str, tuple[str, str]] = {}  # sandbox id -> tenant and session id
@@ -249,7 +250,9 @@ class Lifecycle:
     def keep_network(self, session: Session, after_s: float = 0.0) -> None:
         """Applies the rules in a task of its own, also for a sandbox that was taken over after a restart: it reaches
         nothing until then."""
-        self._run_task(self._keep_network(session, after_s), f"network of {session.id}")
+        task = self._run_task(self._keep_network(session, after_s), f"network of {session.id}")
+        self._keeping.add(task)
+        task.add_done_callback(self._keeping.discard)
 
     async def _keep_network(self, session: Session, pause_s: float) -> None:
         while True:
@@ -549,6 +552,9 @@ class Lifecycle:
             await asyncio.wait(set(self._starting.values()))
 
     async def wait_for_tasks(self) -> None:
+        """Networks that cannot be opened are left to the next process: they stay closed."""
+        for task in self._keeping:
+            task.cancel()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 

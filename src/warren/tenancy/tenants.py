@@ -80,7 +80,7 @@ class Tenants:
     async def get(self, name: str) -> Tenant:
         record = await self._records.get(KIND, name)
         if record is None:
-            raise NotFound(f"nothing is set for the tenant {name[:80]!r}", remedy="PUT /api/admin/tenants/NAME sets it")
+            raise NotFound(f"nothing is set for the tenant {name[:80]!r}", remedy="`warren tenants set NAME` sets it")
         return _read(record, name)
 
     async def list(self) -> list[Tenant]:

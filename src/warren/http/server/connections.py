@@ -186,9 +186,7 @@ class HttpConnection(HttpToolsProtocol):
             self.connections.discard(connection)
             connection.abort()
         if chosen:
-            _log.warning(
-                "connections_evicted", count=len(chosen), owner=chosen[0].owner, limit=self._limits.max_connections
-            )
+            _log.warning("unused_connections_closed", count=len(chosen), owner=chosen[0].owner)
         return len(chosen)
 
     @property

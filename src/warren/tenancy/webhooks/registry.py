@@ -105,7 +105,9 @@ class WebhookRegistry:
     async def _record_of(self, tenant: str, hook_id: str) -> Record:
         record = await self._records.get(_KIND, hook_id)
         if record is None or record.group != tenant:
-            raise NotFound(f"there is no webhook {hook_id[:80]!r}", remedy="listing them shows those there are")
+            raise NotFound(
+                f"there is no webhook {hook_id[:80]!r}", remedy="`warren webhooks list` shows those there are"
+            )
         return record
 
     async def find(self, hook_id: str) -> Webhook | None:

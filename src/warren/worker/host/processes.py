@@ -7,6 +7,7 @@ its stderr open: the text is read when the program has ended, not at end of file
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from warren.model.errors import ProviderUnavailable
 ENVIRONMENT: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _MAX_STDERR: Final = 16 * 1024
 _PF_EXITING: Final = 0x4
+_CRASH: Final = re.compile(r"(panic|fatal error|runtime(/cgo)?|SIG[A-Z]+): ")
 
 
 @cache
@@ -79,8 +81,10 @@ class Finished:
 
     @property
     def last_line(self) -> str:
+        """Why it failed: the last line, but the first of a crash of a Go program, whose last are its registers."""
         lines = [line.strip() for line in self.stderr.splitlines() if line.strip()]
-        return lines[-1][:500] if lines else f"ended with {self.code}, without a word"
+        crash = next((line for line in lines if _CRASH.match(line)), "")
+        return (crash or lines[-1])[:500] if lines else f"ended with {self.code}, without a word"
 
 
 async def run(

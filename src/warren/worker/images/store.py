@@ -160,7 +160,11 @@ class ImageStore:
 
 
 def _missing(name: str) -> NoReturn:
-    remedy = f"warren image build {name}" if name in BUILDABLE else "warren image import; warren image list"
+    remedy = (
+        f"warren image build {name}"
+        if name in BUILDABLE
+        else "`warren image list` shows those there are, `warren image import` adds one"
+    )
     raise ImageNotFound(f"there is no image {name!r} on this machine", remedy=remedy)
 
 

@@ -117,7 +117,9 @@ class Versions:
         that is used goes when its last sandbox ends, and its name at once."""
         version = self.current(which) or (which if which in self._all() else "")
         if not version:
-            raise ImageNotFound(f"there is no image {which!r} on this machine", remedy="warren image list")
+            raise ImageNotFound(
+                f"there is no image {which!r} on this machine", remedy="`warren image list` shows those there are"
+            )
         with self.temporary() as temporary, self.locked():
             names = self._names()
             found = self._show(version, names)

@@ -168,9 +168,8 @@ class ProxyProcess:
 
 
 def _spawn(within: Sequence[str], control: int) -> "subprocess.Popen[bytes]":
-    """With nothing of our environment: it may hold keys."""
-    packages = str(Path(__file__).parents[3])
-    path = os.pathsep.join(filter(None, (packages, os.environ.get("PYTHONPATH"))))
+    """With nothing of our environment, which may hold keys; it finds the same packages as this process."""
+    path = os.pathsep.join((str(Path(__file__).parents[3]), *filter(os.path.isabs, sys.path)))
     resolver = {"RES_OPTIONS": "timeout:3 attempts:2"}
     return subprocess.Popen(
         [*within, sys.executable, "-P", "-m", "warren.egress", str(control)],
