@@ -28,6 +28,7 @@ from contract.store_values import (
 
 from warren.interfaces.store import Added, KeyRecord, Page, SessionStore
 from warren.model.errors import Conflict
+from warren.model.preview import PreviewRules
 from warren.model.session import Session, SessionState
 
 
@@ -276,6 +277,14 @@ class StoreContract(StoreKeysContract, StoreCapsContract, RecordsContract):
         assert [await store.get("acme", one.id) for one in (*old, kept, running)] == [None, None, kept, running]
         assert await store.of_thread("acme", "10.0") is None
         assert await store.purge(EPOCH, 30.0) == 0
+
+    async def test_the_server_finds_a_session_of_any_tenant_with_its_previews(self, store: SessionStore) -> None:
+        one = await added(store)
+        changed = one.changed(previews=PreviewRules(2, (3000,), (8888,))) if one.state.can_run else one
+        if changed is not one:
+            assert await store.swap(changed)
+        assert await store.find(one.id) == changed == await store.get("acme", one.id)
+        assert await store.find("ses_nothing") is None
 
     async def test_purge_forgets_what_ended_in_another_epoch(self, store: SessionStore) -> None:
         for epoch in ("a", EPOCH, "z"):

@@ -141,7 +141,7 @@ def hurried(case: Any) -> None:
     """Nobody waits for minutes here."""
     if _name(case) == "flat_execute" and isinstance(case.body, dict) and _is_time(case.body.get("timeout")):
         case.body["timeout"] = 2
-    name = {"wait_for_process": "timeout_s", "read_output": "wait_s"}.get(_name(case))
+    name = {"wait_for_process": "timeout_s", "read_output": "wait_s", "list_ports": "timeout_s"}.get(_name(case))
     if name is None:
         return
     query = case.query = dict(case.query or {})

@@ -20,7 +20,7 @@ PortNumber = Annotated[int, Field(ge=1, le=65535)]
 
 class PortsQuery(BaseModel):
     wait_for: PortNumber | None = Field(None, description="Answer when something listens on this port")
-    timeout_s: Annotated[float, Field(ge=0, le=600, allow_inf_nan=False, description="Wait at most so long")] = 30.0
+    timeout_s: Annotated[float, Field(ge=0, le=300, allow_inf_nan=False, description="Wait at most so long")] = 30.0
 
 
 class PortBody(Body):
