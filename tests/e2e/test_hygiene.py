@@ -197,8 +197,11 @@ async def test_junk_for_a_request_id_does_not_come_back(server: ServerProcess, j
 
 
 async def provided(api: Api, path: str) -> str:
-    """With the tenant or the webhook that it is about."""
-    if "{name}" in path:
+    """With the tenant, the secret or the webhook that it is about."""
+    if path.startswith("/api/secrets"):
+        secret = {"value": "something to keep", "hosts": ["api.example.com"], "header": "Authorization"}
+        await api.call("PUT", "/api/secrets/kept", secret)
+    elif "{name}" in path:
         await api.call("PUT", "/api/admin/tenants/kept", {"quota": {"sessions": 1000}})
     if "{webhook_id}" in path:
         body = {"url": "https://hooks.example.com/nobody", "events": ["quota.reached"]}

@@ -412,7 +412,7 @@ _ROWS = (
     Option("audit_mb", whole_number(1, 1_000_000), 256,
            "How much of the record is kept; the oldest entries are removed first."),
     Option("preview_domain", PREVIEW_DOMAIN, "",
-           "The domain below which every preview of a port has a name of its own, all of which lead here.",
+           "The domain below which every preview has a name of its own; all names below it must lead here.",
            default_text="previews have names below localhost, and paths"),
     Option("preview_public", SWITCH, False, "Whether callers may make previews public, for everybody to open."),
     Option("webhook_networks", NETWORKS, (), "Networks that webhooks may call although they are not public."),

@@ -15,13 +15,12 @@ import contextlib
 import errno
 import os
 import socket
-import ssl
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from typing import Final
 
@@ -55,7 +54,8 @@ _FEW, _SEVERAL = 16, 64
 _BUFFER: Final = 256 << 10
 _SMALL_BUFFER: Final = 32 << 10
 _IP_PKTINFO: Final = 8
-_KEEPALIVE: Final = (
+_OPTIONS: Final = (
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 120),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 30),
@@ -116,6 +116,7 @@ class SandboxEgress:
         bytes_s = shared.policy.mbps * 125_000
         self._rate = Bucket(bytes_s, bytes_s / 4, self._loop.time) if bytes_s else None
         self._pauses: dict[int, asyncio.TimerHandle] = {}
+        _set_options(tcp)  # connections that are accepted have what their listener has
         for sock, read in ((tcp, self._accept), (udp, self._answer_query)):
             sock.setblocking(False)
             self._loop.add_reader(sock.fileno(), read)
@@ -161,7 +162,7 @@ class SandboxEgress:
     async def _serve_broker(self, broker: Broker, connection: Connection) -> None:
         connection.is_brokered = True
         self._opened += 1
-        _prepare(connection.client, _BUFFER if len(self._connections) < _FEW else _SMALL_BUFFER)
+        _limit_buffers(connection.client, _BUFFER if len(self._connections) <= _SEVERAL else _SMALL_BUFFER)
         stream = _Counted(connection.client, partial(self._count, connection))
         try:
             await broker.serve(connection.to.name, connection.to.port, stream)
@@ -293,9 +294,11 @@ class SandboxEgress:
                 if not data:
                     raise Malformed("it ended before it said which host it is for")
                 first = inspector.feed(data)
-        server, connection.to = await self._connect(to, self.rules)
+        rules = self.rules
+        server, connection.to = await self._connect(to)
         try:
-            judge.check(self.rules, connection.to)  # they may have been replaced
+            if self.rules is not rules:  # they were replaced meanwhile
+                judge.check(self.rules, connection.to)
         except Refused:
             server.close()
             raise
@@ -303,7 +306,7 @@ class SandboxEgress:
         count = len(self._connections)
         buffer = 0 if count <= _FEW else _BUFFER if count <= _SEVERAL else _SMALL_BUFFER
         for sock in (connection.client, server):
-            _prepare(sock, buffer)
+            _limit_buffers(sock, buffer)
         connection.relay = Relay(
             *(connection.client, server, None if inspector.is_over else inspector),
             count=lambda sent, received: self._count(connection, sent, received),
@@ -331,7 +334,7 @@ class SandboxEgress:
 
         return Inspector(to.port, check_tls, check_http, strict=bool(to.name))
 
-    async def _connect(self, to: Destination, rules: NetworkRules) -> tuple[socket.socket, Destination]:
+    async def _connect(self, to: Destination, rules: NetworkRules | None = None) -> tuple[socket.socket, Destination]:
         """Connects to the first address that may be reached and answers. Raises Refused, NotResolved, OSError."""
         addresses: Sequence[Address] = (
             await self._shared.resolver.resolve(to.name) if to.address is None else [to.address]
@@ -340,7 +343,7 @@ class SandboxEgress:
         for address in addresses[:_MOST_ADDRESSES]:
             found = replace(to, address=address)
             try:
-                self._shared.judge.check(rules, found)
+                self._shared.judge.check(rules or self.rules, found)
                 return await _dial(address, to.port), found
             except TimeoutError:
                 failure = OSError(0, "it does not answer")
@@ -406,13 +409,9 @@ class Shared:
         self.policy = policy
         self.judge = Judge(policy)
         self.resolver = Resolver()
+        self.upstream = upstream_context(policy.authorities)  # takes a while, so not when sandboxes wait
         self.connections = 0
         self._most = most_connections
-
-    @cached_property
-    def upstream(self) -> ssl.SSLContext:
-        """Of all brokers."""
-        return upstream_context(self.policy.authorities)
 
     def has_room(self) -> bool:
         return self.connections < self._most
@@ -427,6 +426,7 @@ async def _dial(address: Address, port: int) -> socket.socket:
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
+        _set_options(sock)
         async with asyncio.timeout(CONNECT_S):
             await _connected(sock, (str(address), port))
     except BaseException:
@@ -458,13 +458,15 @@ def _set(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
-def _prepare(sock: socket.socket, buffer: int) -> None:
+def _set_options(sock: socket.socket) -> None:
+    for level, option, value in _OPTIONS:
+        sock.setsockopt(level, option, value)
+
+
+def _limit_buffers(sock: socket.socket, buffer: int) -> None:
     """`buffer` is 0 for what the kernel finds right."""
-    with contextlib.suppress(OSError):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for level, option, value in _KEEPALIVE:
-            sock.setsockopt(level, option, value)
-        if buffer:
+    if buffer:
+        with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
 

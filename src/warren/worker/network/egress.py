@@ -266,12 +266,15 @@ class OpenableNetwork:
     async def _hand_over(self, proxy: ProxyProcess) -> None:
         self._before, self._last = _added(self._before, self._last), NetworkUse()
         self._on = None
-        way = self._way = self._way or await _make_way(self._record)
-        self._egress.keep(self)
         with contextlib.ExitStack() as ours:
             sockets: list[socket.socket] = []
             ours.callback(_close_all, sockets)
-            await namespace_thread().run(way.namespace, lambda: _make_sockets(sockets))
+            way = self._way
+            if way is None:
+                way = self._way = await _make_way(self._record, sockets)
+                self._egress.keep(self)
+            else:
+                await namespace_thread().run(way.namespace, lambda: _make_sockets(sockets))
             tcp, udp = sockets
             await proxy.ask("open", descriptors=(tcp.fileno(), udp.fileno()), **self._say())
             self._on = proxy
@@ -313,11 +316,17 @@ def _added(before: NetworkUse, use: NetworkUse) -> NetworkUse:
     )
 
 
-async def _make_way(record: Record) -> _WayOut:
+async def _make_way(record: Record, sockets: list[socket.socket]) -> _WayOut:
+    """And the first sockets, which are added to the list."""
     made: list[_WayOut] = []
     namespace = open_namespace(record)
+
+    def make() -> None:
+        made.append(_WayOut.make(namespace))
+        _make_sockets(sockets)
+
     try:
-        await namespace_thread().run(namespace, lambda: made.append(_WayOut.make(namespace)))
+        await namespace_thread().run(namespace, make)
         return made[0]
     except BaseException:
         for way in made:
