@@ -93,8 +93,15 @@ class World:
         events = self.tenancy.events
         meter = NetworkMeter(self.clock, self.tenancy.networks.report)
         self.lifecycle = Lifecycle(
-            self.store, {"local": self.worker}, self.clock, events=events, network_meter=meter, fault=self.fault
+            self.store,
+            {"local": self.worker},
+            self.clock,
+            events=events,
+            network_meter=meter,
+            secrets=self.tenancy.secrets,
+            fault=self.fault,
         )
+        self.tenancy.secrets.when_changed(self.lifecycle.secret_changed)
         self.sessions = Sessions(self.lifecycle, environment, Defaults(), self.tenancy.metering)
         self.reaper = Reaper(self.sessions)
 

@@ -17,6 +17,7 @@ from warren.model.egress import Ceiling, Preset, Presets
 from warren.model.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded, Unavailable
 from warren.model.events import Event, EventKind, NetworkRefusedData
 from warren.model.network import NO_NETWORK, Connection, NetworkRules, NetworkUse, Refusal, parse_rule
+from warren.model.secrets import SecretBinding
 from warren.model.spec import Layer
 from warren.sessions.egress import Egress
 from warren.sessions.network_meter import READ_S
@@ -282,7 +283,9 @@ async def test_a_quota_that_is_used_up_closes_the_network_until_the_next_day() -
     async with world(provider=FakeProvider(capabilities=NETWORKED)) as there:
         there.clock.set_wall(20_833 * 86400.0 - 40)
         await there.tenancy.tenants.put(Tenant(TENANT, Quota(egress_bytes_per_day=100)))
-        session = (await there.sessions.create(TENANT, NewSession(network=ONE))).session
+        key = SecretBinding(name="key", hosts=("api.example",), header="X-Key")
+        await there.tenancy.secrets.put(TENANT, key, "first value")
+        session = (await there.sessions.create(TENANT, NewSession(network=ONE, secrets=("key",)))).session
         metering = asyncio.create_task(there.lifecycle.network_meter.run())
         await asyncio.sleep(0)
         machine = machine_of(there, session.sandbox_id)
@@ -292,6 +295,8 @@ async def test_a_quota_that_is_used_up_closes_the_network_until_the_next_day() -
         machine.network_use = NetworkUse(bytes_sent=160)
         await there.clock.advance(READ_S)
         assert machine.network == NO_NETWORK
+        await there.tenancy.secrets.put(TENANT, key, "second value")
+        assert machine.network == NO_NETWORK, "a new secret has opened it"
         caller = Caller(TENANT, quota=Quota(egress_bytes_per_day=100))
         with pytest.raises(QuotaExceeded):
             await there.tenancy.metering.check_network(caller)

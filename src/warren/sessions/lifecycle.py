@@ -309,7 +309,7 @@ class Lifecycle:
                 current = await self.store.get(session.tenant, session.id)
                 if current is None or not current.state.holds_sandbox:
                     self._secret_users.pop(session.id, None)
-                else:
+                elif not self.network_meter.is_closed(user.sandbox.id):  # it gets them when it is opened again
                     await self._apply_network(current, user.sandbox)
         except WarrenError as exc:
             _log.warning("secrets_not_renewed", session=session.id, error=exc.message)

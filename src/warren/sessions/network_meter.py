@@ -59,6 +59,11 @@ class NetworkMeter:
         else:
             known.session, known.sandbox, known.opens_at = session, sandbox, 0.0
 
+    def is_closed(self, sandbox_id: str) -> bool:
+        """Whether its network is closed until there may be something left of the quota."""
+        followed = self._followed.get(sandbox_id)
+        return followed is not None and followed.opens_at > 0
+
     async def finish(self, sandbox_id: str) -> None:
         """Reads a sandbox a last time, if it has a network, and follows it no longer."""
         followed = self._followed.pop(sandbox_id, None)
