@@ -4,12 +4,10 @@ Sandboxes have no network here: the packages are installed on the host, once for
 """
 
 import asyncio
-import io
 import json
 import re
 import subprocess
 import sys
-import tarfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -45,10 +43,8 @@ def installed(name: str, *command: str) -> bytes:
         target.mkdir(parents=True, exist_ok=True)
         subprocess.run([word.replace("{}", str(target)) for word in command], check=True, capture_output=True)
         (target / "complete").touch()
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        tar.add(target, arcname=name)
-    return packed.getvalue()
+    pack = ["tar", "--hard-dereference", "--directory", str(target.parent), "--create", target.name]
+    return subprocess.run(pack, check=True, capture_output=True).stdout
 
 
 async def unpack(session: SessionApi, tree: bytes) -> None:

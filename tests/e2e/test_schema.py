@@ -160,8 +160,9 @@ def _name(case: Any) -> str:
 
 def configured(phase: str) -> SchemathesisConfig:
     checks: dict[str, Any] = {"enabled": False, **{name: {"enabled": True} for name in _CHECKS}}
+    # 502: nothing listens on the port that was waited for.
     # 503: a layer of isolation was required that the fake does not have.
-    checks["not_a_server_error"]["expected-statuses"] = ["2xx", "3xx", "4xx", "503"]
+    checks["not_a_server_error"]["expected-statuses"] = ["2xx", "3xx", "4xx", "502", "503"]
     checks["negative_data_rejection"]["expected-statuses"] = ["4xx"]
     return SchemathesisConfig.from_dict(
         {
