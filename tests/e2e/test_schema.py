@@ -119,12 +119,22 @@ class Things:
 
         if isinstance(case.path_parameters, dict) and "webhook_id" in case.path_parameters:
             case.path_parameters["webhook_id"] = self.new_webhook()
+        if name in ("set_secret", "get_secret", "delete_secret") and case.meta.generation.mode == "positive":
+            self._aim_at_secret(case)
 
         for place, key in ((case.query, "path"), (case.body, "source")):
             if name in _OF_A_FILE and isinstance(place, dict) and isinstance(place.get(key), str):
                 place[key] = self.new_file(session_id)
         if name == "write_file" and isinstance(case.query, dict) and isinstance(case.query.get("path"), str):
             case.query["path"] = "written"  # other operations may have made a directory of the example's name
+
+    def _aim_at_secret(self, case: Any) -> None:
+        """What a secret is bound to must fit together, which no schema says."""
+        secret = {"value": "something to keep", "hosts": ["api.example.com"], "header": "Authorization"}
+        self.http.put(f"{self._url}/api/secrets/kept", json=secret, timeout=30)
+        case.path_parameters, case.query = {"name": "kept"}, {}
+        if isinstance(case.body, dict):
+            case.body = secret
 
     def _aim_at_worker(self, case: Any) -> None:
         """Never at the one that the sessions are on: the generator learns its name, and would drain it."""
