@@ -180,14 +180,9 @@ def remove(name: str, url: str, as_json: bool) -> None:
 
 def read_policy(path: Path) -> Values:
     """Reads the policy in a file, alone or under `policy:` as in an environment."""
-    import yaml
+    from warren.config.yaml_files import read_yaml
 
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeError) as exc:
-        raise InvalidRequest(f"{path}: this is not YAML: {' '.join(str(exc).split())}") from exc
-    except OSError as exc:
-        raise InvalidRequest(f"{path} cannot be read: {exc.strerror}") from exc
+    values = read_yaml(path)
     if isinstance(values, dict) and set(values) == {"policy"}:
         values = values["policy"]
     if not isinstance(values, dict) or not values:

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
 
-import yaml
-
+from warren.config.yaml_files import read_yaml
 from warren.logs import get_log
 from warren.model.egress import Preset, Presets
 from warren.model.errors import InvalidRequest
@@ -183,12 +182,7 @@ class PresetReader:
 
 def read_presets(path: Path) -> dict[str, Preset]:
     """Raises InvalidRequest, with the file and what is wrong in it."""
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeError) as exc:
-        raise InvalidRequest(f"{path}: this is not YAML: {' '.join(str(exc).split())}") from exc
-    except OSError as exc:
-        raise InvalidRequest(f"{path} cannot be read: {exc.strerror}") from exc
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise InvalidRequest(f"{path}: presets by name are expected")
     return {name: _read_preset(path, name, value) for name, value in values.items()}

@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from warren.config.yaml_files import read_yaml
 from warren.model.capability import Capability
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
@@ -200,15 +199,7 @@ def read_environment(path: Path) -> Environment:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as exc:
-        line = exc.problem_mark.line + 1 if exc.problem_mark else "?"
-        raise InvalidRequest(f"{path}, line {line}: this is not YAML: {exc.problem}") from exc
-    except (yaml.YAMLError, UnicodeError) as exc:
-        raise InvalidRequest(f"{path}: this is not YAML: {' '.join(str(exc).split())}") from exc
-    except OSError as exc:
-        raise InvalidRequest(f"{path} cannot be read: {exc.strerror}") from exc
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise InvalidRequest(f"{path}: keys and values are expected, this is {type(values).__name__}")
     for key, value in values.items():
