@@ -82,7 +82,7 @@ class Arena:
         finally:
             await marker.kill(0)
 
-    async def why_no_egress(self) -> str:
+    def why_no_egress(self) -> str:
         """Empty if sandboxes can be given a network."""
         if Capability.EGRESS not in self.provider.capabilities:
             return f"the provider {self.provider.name} does not have the capability egress"

@@ -67,7 +67,7 @@ class Case:
 
 
 async def _outside(arena: Arena) -> Outside | ProbeResult:
-    if why := await arena.why_no_egress():
+    if why := arena.why_no_egress():
         return not_applicable(f"sandboxes cannot be given a network here: {why}")
     return await arena.outside()
 

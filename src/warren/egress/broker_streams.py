@@ -21,17 +21,13 @@ class Stream(Protocol):
 
 
 class SocketStream:
-    """A connected, non-blocking socket; `begun` are bytes that were read from it before."""
+    """A connected, non-blocking socket."""
 
-    def __init__(self, sock: socket.socket, begun: bytes = b"") -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._begun = begun
         self._loop = asyncio.get_running_loop()
 
     async def read(self, limit: int = CHUNK) -> bytes:
-        if self._begun:
-            data, self._begun = self._begun[:limit], self._begun[limit:]
-            return data
         return await self._loop.sock_recv(self._socket, limit)
 
     async def write(self, data: bytes) -> None:

@@ -207,10 +207,6 @@ class NetworkRules:
             return True
         return self.internet and not _any_covers(self._deny, name, address, port)
 
-    def names_destination(self, name: str, address: Address, port: int) -> bool:
-        """Whether a rule of `allow` names it, so that more than `internet` speaks for it."""
-        return _any_covers(self._allow, name, address, port)
-
 
 NO_NETWORK: Final = NetworkRules()
 
