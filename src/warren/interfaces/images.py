@@ -5,14 +5,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from warren.model.image import NO_CONFIG, ImageConfig
+
 
 @dataclass(frozen=True, slots=True)
 class RootFs:
-    """A prepared root filesystem. With `host_usr` its /usr is empty and the host's is mounted there, read-only."""
+    """A prepared root filesystem. With `host_usr` its /usr is empty and the host's is mounted there, read-only.
+    `layers` lie above it, the uppermost first, in the form of overlayfs."""
 
     path: Path
     host_usr: bool
     version: str = ""
+    config: ImageConfig = NO_CONFIG
+    layers: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

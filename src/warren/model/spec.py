@@ -118,7 +118,9 @@ class SandboxSpec:
     """What the caller asks of a provider.
 
     `require` names layers without which nothing is started. An `ephemeral` sandbox ends by itself when
-    the process that made it is gone.
+    the process that made it is gone. `writable_root`: the root can be written to, and what is written lies on the
+    sandbox's disk. `sudo`: commands may run as the root of the sandbox's user namespace. `gpus` are the ids of graphics
+    processors that the sandbox has for itself.
     """
 
     image: str = "base"
@@ -129,6 +131,9 @@ class SandboxSpec:
     ephemeral: bool = False
     io: IoLimits = field(default_factory=IoLimits)
     labels: dict[str, str] = field(default_factory=dict)
+    writable_root: bool = False
+    sudo: bool = False
+    gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_image_name(self.image)

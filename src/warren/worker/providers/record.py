@@ -92,7 +92,8 @@ def _spec(values: dict[str, Any]) -> SandboxSpec:
     limits = Limits(**values["limits"])
     require = frozenset(Layer(name) for name in values["require"])
     io = IoLimits(**values.get("io", {}))
-    return SandboxSpec(**{**values, "limits": limits, "io": io, "require": require})
+    gpus = tuple(values.get("gpus", ()))
+    return SandboxSpec(**{**values, "limits": limits, "io": io, "require": require, "gpus": gpus})
 
 
 def is_abandoned(directory: Path, kind: type[Record] = Record) -> bool:
