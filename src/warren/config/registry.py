@@ -24,6 +24,7 @@ _TEXT: _Type = (str,), "a text"
 _MAPPING: _Type = (dict,), "keys and values"
 _NUMBER: _Type = (int, float), "a number"
 _LIST: _Type = (list,), "a list"
+_FLAG: _Type = (bool,), "true or false"
 _KEYS = {
     "name": _TEXT,
     "description": _TEXT,
@@ -39,8 +40,11 @@ _KEYS = {
     "needs": _LIST,
     "network": _MAPPING,
     "secrets": _LIST,
+    "root": _TEXT,
+    "sudo": _FLAG,
 }
 _REQUIRED = ("name", "image")
+_ROOTS = {"read-only": False, "writable": True}
 
 
 def packaged_registry() -> Path:
@@ -177,6 +181,9 @@ def read_environment(path: Path) -> Environment:
     env = values.pop("env", {})
     secrets = _read_secrets(path, values.pop("secrets", []))
     needs = _read_needs(path, values.pop("needs", []))
+    writable_root = _read_root(path, values.pop("root", "read-only"))
+    if values.get("sudo"):
+        needs |= {Capability.USER_NAMESPACE}  # without one, root inside would be the machine's root
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidRequest(f"{path}: env.{name} must be a text; put it in quotes")
@@ -192,6 +199,7 @@ def read_environment(path: Path) -> Environment:
             needs=needs,
             network=reach,
             secrets=secrets,
+            writable_root=writable_root,
             **values,
         )
     except InvalidRequest as exc:
@@ -206,7 +214,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         if key not in _KEYS:
             raise InvalidRequest(f"{path}: there is no key {key!r}", remedy=f"the keys are {', '.join(_KEYS)}")
         types, in_words = _KEYS[key]
-        if isinstance(value, bool) or not isinstance(value, types):
+        if isinstance(value, bool) != (types == (bool,)) or not isinstance(value, types):
             raise InvalidRequest(f"{path}: {key} is {value!r}, it must be {in_words}")
     return values
 
@@ -225,6 +233,12 @@ def _read_needs(path: Path, names: list[Any]) -> frozenset[Capability]:
                 f"{path}: there is no capability {name!r}", remedy=f"the capabilities are {', '.join(Capability)}"
             )
     return frozenset(map(Capability, names))
+
+
+def _read_root(path: Path, root: str) -> bool:
+    if root not in _ROOTS:
+        raise InvalidRequest(f"{path}: root is {root!r}", remedy=f"it is one of {', '.join(_ROOTS)}")
+    return _ROOTS[root]
 
 
 def _read_limits(path: Path, values: dict[Any, Any]) -> Limits:
