@@ -43,7 +43,7 @@ class Environment:
     which commands its sessions may run. `provider` is the one that makes its sandboxes unless the session names
     another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
     capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
-    else. `writable_root` and `sudo` are those of SandboxSpec: only whoever writes the environment's file grants them."""
+    else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them."""
 
     name: str
     image: str
