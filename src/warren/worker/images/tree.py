@@ -92,6 +92,13 @@ class Tree:
         found = self.stat(path)
         return found is not None and stat.S_ISREG(found.st_mode) and bool(found.st_mode & 0o111)
 
+    def has_entries(self, path: str) -> bool:
+        fd = open_in_root(self._fd, path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return bool(os.listdir(fd))
+        finally:
+            os.close(fd)
+
     def read_text(self, path: str, limit: int = 1024 * 1024) -> str:
         """The text of a regular file, empty if there is none; longer than `limit` is refused."""
         found = self.stat(path)
@@ -140,9 +147,11 @@ class Tree:
                 os.close(fd)
 
     def put_file(self, path: str, data: str | bytes, mode: int = 0o644) -> None:
+        """Writes a file without a time: what Warren writes is the same whenever it writes it."""
         raw = data.encode(errors="surrogateescape") if isinstance(data, str) else data
         with self.new_file(path, mode, replace_links=True) as fd:
             write_all(fd, raw)
+            os.utime(fd, (0, 0))
 
     def put_link(self, path: str, target: str) -> None:
         with self.parent(path) as (above, name):
