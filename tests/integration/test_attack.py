@@ -17,7 +17,7 @@ import warren
 from warren.attack.api_suite import PROBES as API_PROBES
 from warren.attack.arena import Arena, read_outcome
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
-from warren.attack.suite import PROBES, attack, choose
+from warren.attack.suite import PROBES, attack, attacker_of, choose
 from warren.model.command_output import output_of
 from warren.model.errors import InvalidRequest
 from warren.model.operations import ExecResult, Reason
@@ -69,6 +69,15 @@ async def test_what_a_neighbour_keeps_is_measured(provider: OciProvider, state_d
 async def test_the_host_image_leaks_nothing_of_the_host(provider: OciProvider, state_dir: Path) -> None:
     probes = choose((Group.ESCAPE, Group.LEAKS))
     findings = await attack(provider, SandboxSpec(image="host"), secret_paths=(state_dir, BIN), probes=probes)
+    assert open_holes(findings) == []
+
+
+@pytest.mark.timeout(400)
+async def test_root_inside_gets_no_further(provider: OciProvider, state_dir: Path) -> None:
+    spec = SandboxSpec(image="base", writable_root=True, sudo=True)
+    probes = choose((Group.ESCAPE, Group.KERNEL, Group.LEAKS, Group.NETWORK))
+    assert sum(attacker_of(probe, spec) == "root" for probe in probes) > 70
+    findings = await attack(provider, spec, secret_paths=(state_dir, BIN), probes=probes)
     assert open_holes(findings) == []
 
 

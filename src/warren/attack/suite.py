@@ -1,7 +1,8 @@
 """All probes, and the one loop that runs them.
 
 A probe that runs out of time, or breaks, is UNDECIDED. After each probe the sandbox must still be usable: a probe
-that killed it was not contained, whatever its verdict was.
+that killed it was not contained, whatever its verdict was. Where a sandbox allows root, the probes of what nobody
+inside may reach attack as root; what root may do to its own sandbox is left to the user.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from warren.attack import (
     probes_resources,
 )
 from warren.attack.arena import Arena, host_environment_canary
-from warren.attack.probe import ApiProbe, Finding, Probe, ProbeResult, ProbeVerdict, got_through, undecided
+from warren.attack.probe import ApiProbe, Finding, Group, Probe, ProbeResult, ProbeVerdict, got_through, undecided
 from warren.interfaces.provider import Provider
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.spec import SandboxSpec
@@ -48,6 +49,8 @@ PROBES: tuple[Probe, ...] = (
     *probes_promises.PROBES,
     *probes_fair_share.PROBES,
 )
+_AS_ROOT = frozenset({Group.ESCAPE, Group.KERNEL, Group.LEAKS, Group.NETWORK})
+_ROOTS_RIGHTS = frozenset({"write-system", "become-root", "capabilities", "private-files"})
 _PROBE_S = 90.0
 
 Progress = Callable[[Finding], None]
@@ -68,12 +71,18 @@ async def attack(
     try:
         await arena.open()
         for probe in probes:
+            arena.attacker = attacker_of(probe, spec)
             findings.append(await run_probe(probe, probe.attack(arena), arena))
             progress(findings[-1])
     finally:
         with anyio.CancelScope(shield=True):
             await arena.close()
     return findings
+
+
+def attacker_of(probe: Probe, spec: SandboxSpec) -> str:
+    """The user who attacks; empty for the sandbox's own."""
+    return "root" if spec.sudo and probe.group in _AS_ROOT and probe.id not in _ROOTS_RIGHTS else ""
 
 
 def choose(wanted: Sequence[str]) -> Sequence[Probe]:
