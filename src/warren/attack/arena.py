@@ -119,6 +119,7 @@ class Arena:
 
     async def usable(self, *, memory_mib: int = 16) -> str:
         """Why the sandbox is not usable any more; empty if it is."""
+        self.user = ""
         try:
             async with asyncio.timeout(20):
                 await self.sandbox.ping()
