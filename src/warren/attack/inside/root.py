@@ -152,7 +152,12 @@ def kernel_settings() -> ProbeVerdict:
                 account.attempt(path, lambda path=path: os.close(os.open(path, os.O_WRONLY)))  # type: ignore[misc]
     for name in sorted(os.listdir("/proc")):
         path = f"/proc/{name}"
-        if not name.isdigit() and os.path.isfile(path) and not stat.S_ISCHR(os.stat(path).st_mode):
+        if (
+            not name.isdigit()
+            and os.path.isfile(path)
+            and not os.path.islink(path)
+            and not stat.S_ISCHR(os.stat(path).st_mode)
+        ):
             account.attempt(path, lambda path=path: os.close(os.open(path, os.O_WRONLY)))  # type: ignore[misc]
             account.attempt(f"chmod {path}", lambda path=path: os.chmod(path, 0o777))  # type: ignore[misc]
     return account.verdict()
