@@ -66,7 +66,7 @@ class ImageStore:
         if name not in BUILDABLE:
             raise InvalidRequest(f"Warren cannot build {name!r}", remedy=f"it builds {' and '.join(BUILDABLE)}")
         build = build_base if name == "base" else build_host
-        return self._make(
+        return self.make(
             name,
             "built on this machine",
             lambda path: build(path, path.parents[1], progress),
@@ -89,7 +89,7 @@ class ImageStore:
             with _new_tree(path) as tree:
                 copy_directory(source, tree)
 
-        return self._make(name, f"directory {source}", fill, progress, shell_needed=shell_needed)
+        return self.make(name, f"directory {source}", fill, progress, shell_needed=shell_needed)
 
     def import_tar(
         self,
@@ -105,7 +105,7 @@ class ImageStore:
             with _new_tree(path) as tree:
                 unpack_tar(stream, tree)
 
-        return self._make(name, source, fill, progress, shell_needed=shell_needed)
+        return self.make(name, source, fill, progress, shell_needed=shell_needed)
 
     def import_docker(
         self, name: str, reference: str, docker_url: str, progress: Progress = silent, *, shell_needed: bool = True
@@ -120,7 +120,7 @@ class ImageStore:
                 unpack = partial(unpack_tar, tree=tree)
                 asyncio.run(unpack_docker_image(docker_url, reference, owner=path, unpack=unpack))
 
-        return self._make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
+        return self.make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
 
     def remove(self, which: str, *, when_unused: bool = False) -> ImageVersion:
         """Removes the current version of the image of that name, or the version of that id. Raises Conflict if
@@ -133,7 +133,7 @@ class ImageStore:
         with explain_errors("removing versions of images", self._images):
             return self._versions.prune()
 
-    def _make(
+    def make(
         self,
         name: str,
         source: str,
@@ -144,6 +144,8 @@ class ImageStore:
         shell_needed: bool = True,
         config: ImageConfig = NO_CONFIG,
     ) -> ImageVersion:
+        """Makes a version of what `fill` puts at the path it is called with. `fill` may use the directory two above
+        that path for what it needs meanwhile."""
         check_image_name(name)
         with self._versions.temporary() as temporary, explain_errors(f"making the image {name}", temporary):
             new = temporary / "new"
