@@ -54,7 +54,7 @@ def show(kind: str, name: str, url: str, as_json: bool) -> None:
     Example: warren registry show agents coder
     """
     with Server(url) as server:
-        entry = server.backend.call("get_registry_entry", kind=kind, name=name)
+        entry = server.backend.call("get_registry_entry", kind=kind, entry=name)
     if as_json:
         print_json(entry)
         return
@@ -109,7 +109,7 @@ def render(name: str, variables: tuple[str, ...], url: str, as_json: bool) -> No
 
 def _render(server: Server, name: str, given: dict[str, str]) -> str:
     try:
-        text: str = server.backend.call("render_prompt", name=name, variables=given)["text"]
+        text: str = server.backend.call("render_prompt", entry=name, variables=given)["text"]
         return text
     except EntryNotFound as not_a_prompt:
         try:
@@ -124,5 +124,5 @@ def _render(server: Server, name: str, given: dict[str, str]) -> str:
 
 
 def _get(server: Server, kind: str, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = server.backend.call("get_registry_entry", kind=kind, name=name)
+    found: dict[str, Any] = server.backend.call("get_registry_entry", kind=kind, entry=name)
     return found

@@ -85,7 +85,7 @@ class Agent:
             given.name("name"),
             given.text("description", MAX_DESCRIPTION),
             given.text("environment", 255),
-            AgentPrompt.from_value(given.values["prompt"], ("prompt",)) if given.values.get("prompt") else None,
+            None if (prompt := given.values.get("prompt")) is None else AgentPrompt.from_value(prompt, ("prompt",)),
             tools,
             _read_limits(given),
             _read_env(given),

@@ -166,11 +166,11 @@ _ROWS: Final = (
         session_in=SessionIn.NOWHERE, in_sandbox=False,
     ),
     Operation(
-        "get_registry_entry", "GET", "/api/registry/{kind}/{name}", Scope.READ, "Show an entry of the registry",
+        "get_registry_entry", "GET", "/api/registry/{kind}/{entry}", Scope.READ, "Show an entry of the registry",
         session_in=SessionIn.NOWHERE, in_sandbox=False,
     ),
     Operation(
-        "render_prompt", "POST", "/api/registry/prompts/{name}/render", Scope.READ, "Fill in a prompt's variables",
+        "render_prompt", "POST", "/api/registry/prompts/{entry}/render", Scope.READ, "Fill in a prompt's variables",
         reads=Reads.OPTIONAL_JSON, session_in=SessionIn.NOWHERE, in_sandbox=False, repeatable=True,
     ),
     # -- commands

@@ -194,7 +194,7 @@ class AsyncSandboxClient(AsyncFiles):
         cls, kind: str, name: str, server_url: str = "", **options: Unpack[ServerOptions]
     ) -> dict[str, Any]:
         """An entry of the registry, as its file has it."""
-        return await cls._ask_for(server_url, "get_registry_entry", options, kind=kind, name=name)
+        return await cls._ask_for(server_url, "get_registry_entry", options, kind=kind, entry=name)
 
     @classmethod
     async def render_prompt(
@@ -206,7 +206,7 @@ class AsyncSandboxClient(AsyncFiles):
     ) -> str:
         """The text of a prompt of the registry with these values for its variables."""
         values = dict(variables or {})
-        text: str = (await cls._ask_for(server_url, "render_prompt", options, name=name, variables=values))["text"]
+        text: str = (await cls._ask_for(server_url, "render_prompt", options, entry=name, variables=values))["text"]
         return text
 
     @classmethod

@@ -196,7 +196,7 @@ class SandboxClient(Files):
         cls, kind: str, name: str, server_url: str = "", **options: Unpack[ServerOptions]
     ) -> dict[str, Any]:
         """An entry of the registry, as its file has it."""
-        return cls._ask_for(server_url, "get_registry_entry", options, kind=kind, name=name)
+        return cls._ask_for(server_url, "get_registry_entry", options, kind=kind, entry=name)
 
     @classmethod
     def render_prompt(
@@ -208,7 +208,7 @@ class SandboxClient(Files):
     ) -> str:
         """The text of a prompt of the registry with these values for its variables."""
         values = dict(variables or {})
-        text: str = (cls._ask_for(server_url, "render_prompt", options, name=name, variables=values))["text"]
+        text: str = (cls._ask_for(server_url, "render_prompt", options, entry=name, variables=values))["text"]
         return text
 
     @classmethod

@@ -85,7 +85,7 @@ class Call:
     process_id: str = ""
     port: str = ""
     kind: str = ""
-    name: str = ""
+    entry: str = ""
     key: str = ""
     base_url: Callable[[], str] = lambda: "/"
     byte_range: ByteRange | None = None

@@ -47,11 +47,11 @@ async def list_registry(call: Call) -> Values:
 async def get_registry_entry(call: Call) -> Values:
     """All of it, as its file has it; of variables of an environment or an agent only the names."""
     found = await _usable(call)
-    one = next((each for each in found if each.name == call.name), None)
+    one = next((each for each in found if each.name == call.entry), None)
     if one is None:
         names = [each.name for each in found]
-        remedy = f"{suggest(call.name, names)}there are: {', '.join(names) or 'none'}"
-        raise EntryNotFound(f"there is no {call.kind[:-1]} {call.name[:100]!r} that you may use", remedy=remedy)
+        remedy = f"{suggest(call.entry, names)}there are: {', '.join(names) or 'none'}"
+        raise EntryNotFound(f"there is no {call.kind[:-1]} {call.entry[:100]!r} that you may use", remedy=remedy)
     if call.kind == "environments":
         return show_environment(one, is_default=one.name == call.context.default_environment)
     shown: Values = one.as_mapping()
@@ -61,7 +61,7 @@ async def get_registry_entry(call: Call) -> Values:
 async def render_prompt(call: Call, body: RenderBody | None) -> Values:
     """Variables that are left out have their defaults; one that has none must be given."""
     try:
-        prompt = call.context.environments.entries.prompts.get(call.name)
+        prompt = call.context.environments.entries.prompts.get(call.entry)
     except UnknownEntry as exc:
         raise EntryNotFound(exc.message, remedy=exc.remedy) from exc
     return {"name": prompt.name, "text": prompt.render(body.variables if body else {})}
