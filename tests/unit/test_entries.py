@@ -235,8 +235,8 @@ def test_an_inline_agent_is_read_by_the_same_reader_and_bounded() -> None:
     agent = Agent.inline({"environment": "base", "tools": ["a"], "env": {"KEY": "secret"}, "limits": {"pids": 9}})
     assert agent.as_mapping()["env_names"] == ["KEY"]
     assert "secret" not in json.dumps(agent.as_mapping())
-    with pytest.raises(InvalidRequest, match="agent_config: there is no key 'type'"):
-        Agent.inline({"type": "code_executor"})
+    with pytest.raises(InvalidRequest, match="agent_config: there is no key 'tool'"):
+        Agent.inline({"tool": "code_executor"})
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]

@@ -17,7 +17,7 @@ from warren.model.tool import Tool
 MAX_INLINE: Final = 64 * 1024
 _KEYS: Final = (
     *("name", "description", "environment", "prompt", "tools", "limits", "env"),
-    *("idle_timeout_s", "max_lifetime_s", "metadata"),
+    *("idle_timeout_s", "max_lifetime_s", "metadata", "type"),
 )
 _LIMITS: Final = tuple(each.name for each in fields(Limits))
 
@@ -61,8 +61,8 @@ class AgentPrompt:
 @dataclass(frozen=True, slots=True)
 class Agent:
     """`tools` are names of tools of the registry, or tools of its own. `limits` change those of the environment. The
-    values of `env` may be secrets: only the names are ever shown. `metadata` is for whoever reads the entry, such as
-    the model that it is meant for."""
+    values of `env` may be secrets: only the names are ever shown. `type` and `metadata` are for whoever reads the
+    entry: what kind of agent it is, the model that it is meant for."""
 
     name: str = ""
     description: str = ""
@@ -74,6 +74,7 @@ class Agent:
     idle_timeout_s: float | None = None
     max_lifetime_s: float | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    type: str = ""
 
     @classmethod
     def from_mapping(cls, values: Any) -> "Agent":
@@ -92,6 +93,7 @@ class Agent:
             given.seconds("idle_timeout_s", check_seconds),
             given.seconds("max_lifetime_s", check_seconds),
             _read_metadata(given),
+            given.text("type", 255),
         )
 
     @classmethod
@@ -109,6 +111,7 @@ class Agent:
         return {
             "name": self.name,
             "description": self.description,
+            "type": self.type,
             "environment": self.environment,
             "prompt": None if self.prompt is None else self.prompt.as_mapping(),
             "tools": [each if isinstance(each, str) else each.as_mapping() for each in self.tools],
