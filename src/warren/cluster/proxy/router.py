@@ -17,8 +17,8 @@ import contextlib
 import json
 import ssl
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -85,6 +85,7 @@ class Router:
         *,
         environment: str,
         provider_of: Callable[[str], str] = lambda environment: "",
+        agent_of: Callable[[object], Mapping[str, Any]] = lambda config: {},
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
@@ -95,6 +96,7 @@ class Router:
         self._liveness = liveness
         self._environment = environment
         self._provider_of = provider_of
+        self._agent_of = agent_of
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
@@ -280,14 +282,15 @@ class Router:
         values = target.values
         labels = values.get("labels")
         provider = values.get("provider")
-        environment = values.get("environment")
+        agent = self._agent_of(values.get("agent_config"))
+        environment = values.get("environment") or agent.get("environment")
         name = environment if isinstance(environment, str) and environment else self._environment
         return Requirements(
             name,
             caller.tenant,
             provider if isinstance(provider, str) and provider else self._provider_of(name),
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
-            pooled=not (values.get("image") or values.get("limits")),
+            pooled=not (values.get("image") or values.get("limits") or agent.get("limits")),
         )
 
     # -- forwarding one HTTP request
