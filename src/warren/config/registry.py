@@ -13,6 +13,7 @@ from warren.config.yaml_files import read_yaml
 from warren.model.capability import Capability
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
+from warren.model.gpus import read_gpus
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.spec import IoLimits, Limits
@@ -39,6 +40,7 @@ _KEYS = {
     "needs": _LIST,
     "network": _MAPPING,
     "secrets": _LIST,
+    "gpus": ((int, list), "a number or a list of ids"),
 }
 _REQUIRED = ("name", "image")
 
@@ -177,6 +179,7 @@ def read_environment(path: Path) -> Environment:
     env = values.pop("env", {})
     secrets = _read_secrets(path, values.pop("secrets", []))
     needs = _read_needs(path, values.pop("needs", []))
+    wanted_gpus = values.pop("gpus", 0)
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidRequest(f"{path}: env.{name} must be a text; put it in quotes")
@@ -192,6 +195,7 @@ def read_environment(path: Path) -> Environment:
             needs=needs,
             network=reach,
             secrets=secrets,
+            gpus=read_gpus(wanted_gpus),
             **values,
         )
     except InvalidRequest as exc:

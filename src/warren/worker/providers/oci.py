@@ -36,6 +36,7 @@ from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import oci_bundle, oci_launch
+from warren.worker.providers.gpu_access import INSIDE, Grant
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
@@ -65,7 +66,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     ) -> None:
         super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self._images = images
-        self._agent_layer = Path()
+        self._agent_layer = self._gpu_agent_layer = Path()
         self._runtimes = Runtimes(self._state, self._probe, runtime)
         self._runtime: Runtime | None = None
         self._programs: dict[bool, bytes] = {}  # by whether tracing is allowed
@@ -103,6 +104,8 @@ class OciProvider(HostProvider[Record, Runtime]):
         async with self._ready_lock:
             if self._runtime is None:
                 await self._prepare_host()
+                if Capability.GPU in self.capabilities:
+                    await self.gpus.found()
                 self._runtime = await self._runtimes.choose()
             return self._runtime
 
@@ -125,6 +128,8 @@ class OciProvider(HostProvider[Record, Runtime]):
         for name in ("", "sandboxes", "agent"):
             (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._agent_layer = oci_launch.agent_layer(self._agent, self._state / "agent")
+        if Capability.GPU in self.capabilities:
+            self._gpu_agent_layer = oci_launch.agent_layer(self._agent, self._state / "agent", mount_point=INSIDE)
 
     async def _probe(self, runtime: str) -> Finished:
         """Starts and ends a sandbox without an image, whose agent only prints its version."""
@@ -150,12 +155,14 @@ class OciProvider(HostProvider[Record, Runtime]):
     async def _plan(self, spec: SandboxSpec) -> Runtime:
         runtime = await self._ready()
         self._images.version(spec.image)
+        await self._check_gpus(spec)
         return runtime
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
         runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
+        spec, grant = self._claim_gpus(spec, directory)
         rootfs = self._images.hold(spec.image, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
@@ -165,12 +172,13 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._fault("disk")
         await self._take_disk(spec, directory)
         self._fault("socket")
-        config = oci_launch.in_memory(self._config(record))
+        gpu_tree = await self._gpu_tree(sandbox_id) if grant else None
+        config = oci_launch.in_memory(self._config(record, grant))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
             outcome = await run(
-                self._launch_argv(record, rootfs),
+                self._launch_argv(record, rootfs, grant, gpu_tree),
                 stdin=stdin,
                 pass_fd=(listener.fileno(), oci_bundle.LISTEN_FD),
                 timeout_s=self._start_timeout_s,
@@ -187,6 +195,9 @@ class OciProvider(HostProvider[Record, Runtime]):
         await self._keep_program(record)
         return sandbox
 
+    async def _gpu_tree(self, sandbox_id: str) -> Path:
+        return await self.gpus.tree(self._state, lambda: self._has_gpu_sandboxes(but=sandbox_id))
+
     async def _keep_program(self, record: Record) -> None:
         """Keeps what the runtime has compiled the rules for system calls to, from a sandbox that was found good:
         compiling them is a good part of its work. What the next sandboxes load is read back and judged all the same."""
@@ -199,7 +210,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self.directory(sandbox_id)
 
-    def _config(self, record: Record) -> str:
+    def _config(self, record: Record, grant: Grant | None = None) -> str:
         return oci_bundle.config_json(
             record.spec,
             sandbox_id=record.sandbox_id,
@@ -207,17 +218,29 @@ class OciProvider(HostProvider[Record, Runtime]):
             swap_limit=self._hierarchies.limits_swap,
             program=self._programs.get(record.spec.ptrace, b""),
             network_sysctls=network_sysctls(),
+            devices=tuple((node.major, node.minor) for node in grant.nodes) if grant else (),
         )
 
     async def _take_disk(self, spec: SandboxSpec, directory: Path) -> None:
         if not self.disks.why_not_loop:
             await self.disks.take(spec.limits.disk_mb, directory / oci_launch.DISK)
 
-    def _launch_argv(self, record: Record, rootfs: RootFs, *, detached: bool = True) -> list[str]:
+    def _launch_argv(
+        self,
+        record: Record,
+        rootfs: RootFs,
+        grant: Grant | None = None,
+        gpu_tree: Path | None = None,
+        *,
+        detached: bool = True,
+    ) -> list[str]:
+        layer = self._gpu_agent_layer if grant else self._agent_layer
         return oci_launch.argv(
             record,
-            oci_launch.Programs(self._launcher, self._agent_layer, self._runtimes.program(record.runtime)),
+            oci_launch.Programs(self._launcher, layer, self._runtimes.program(record.runtime)),
             rootfs=rootfs,
+            devices=[f"{node.path}:{node.name}" for node in grant.nodes] if grant else (),
+            gpu_tree=gpu_tree,
             directory=self.directory(record.sandbox_id),
             loop_disk=not self.disks.why_not_loop,
             hide=self._hierarchies.hybrid,

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from warren.model.spec import MIB, USER_UID
 from warren.worker.host.disks import tmpfs_options
 from warren.worker.host.processes import kill_if
 from warren.worker.host.uids import uid_base
+from warren.worker.providers.gpu_access import INSIDE
 from warren.worker.providers.oci_bundle import AGENT, BUNDLE, disk_directories
 from warren.worker.providers.record import Record
 
@@ -45,9 +46,11 @@ def argv(
     hide: Path | None,
     move: Path,
     detached: bool,
+    devices: Sequence[str] = (),
+    gpu_tree: Path | None = None,
 ) -> list[str]:
     """`hide`: a mount that the runtime must not see. `move`: where a process can try to move to another cgroup.
-    Not `detached`: runs to the end of the sandbox."""
+    Not `detached`: runs to the end of the sandbox. `devices`: PATH:NAME of nodes beyond the usual ones."""
     base, limits = uid_base(record.uid_index), record.spec.limits
     disk = ("--disk", str(directory / DISK)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
     return [
@@ -55,6 +58,8 @@ def argv(
         *("--base", str(base), "--owner", str(base + USER_UID)),
         *("--agent", str(programs.agent_layer), "--root", str(rootfs.path)),
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
+        *(("--tree", f"{gpu_tree}:{INSIDE}") if gpu_tree else ()),
+        *(word for device in devices for word in ("--device", device)),
         *disk,
         *_DIRECTORIES,
         *(("--hide", str(hide)) if hide else ()),
@@ -101,9 +106,10 @@ def in_memory(config: str) -> Iterator[int]:
         os.close(fd)
 
 
-def agent_layer(agent: Path, folder: Path) -> Path:
-    """A tree with only the agent in it, named after its content, so that it never changes under a sandbox."""
-    layer = folder / hashlib.sha256(agent.read_bytes()).hexdigest()[:16]
+def agent_layer(agent: Path, folder: Path, *, mount_point: str = "") -> Path:
+    """A tree with only the agent in it, and perhaps a place to mount something, named after its content, so that it
+    never changes under a sandbox."""
+    layer = folder / (hashlib.sha256(agent.read_bytes()).hexdigest()[:16] + mount_point.replace("/", "-"))
     if not layer.is_dir():
         making = Path(tempfile.mkdtemp(dir=folder))
         making.chmod(0o755)
@@ -112,6 +118,9 @@ def agent_layer(agent: Path, folder: Path) -> Path:
         shutil.copyfile(agent, inside)
         inside.chmod(0o755)
         inside.parent.chmod(0o755)
+        if mount_point:
+            (making / mount_point.strip("/")).mkdir(mode=0o755)
+            (making / mount_point.strip("/")).chmod(0o755)
         try:
             making.rename(layer)
         except OSError:  # another process was first
