@@ -19,9 +19,9 @@ from typing import Any
 import click
 
 from warren.model.egress import Ceiling
-from warren.model.gpus import check_gpus
 from warren.model.environment import MOST_POOLED, PoolSize
 from warren.model.errors import InvalidRequest
+from warren.model.gpus import check_gpus
 from warren.model.network import parse_rule
 from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S
 from warren.model.spec import MIB, check_image_name

@@ -1,7 +1,7 @@
 """The driver's libraries as a tree of their own, which sandboxes with a graphics processor mount read-only.
 
 `<state>/gpu-libraries/<name>` holds `lib` and `bin`, named after the files in it, so that it never changes under a
-sandbox: a driver that was updated gets another tree. The files are hard links where the file system allows, else copies.
+sandbox: a driver that was updated gets another tree. The files are hard links where that is possible, else copies.
 """
 
 import hashlib

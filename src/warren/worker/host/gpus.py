@@ -16,6 +16,7 @@ import stat
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,7 +122,7 @@ def find(places: Places | None = None) -> Found:
         links=tuple(sorted((name, to) for name, to in draft.links.items() if to in draft.files)),
         driver=_driver_version(places),
         source=", ".join(draft.sources) or "the nodes of /dev",
-        missing=tuple((*draft.mistakes, *_missing(draft))),
+        missing=(*draft.mistakes, *_missing(draft)),
     )
 
 
@@ -154,7 +155,7 @@ def _missing(draft: _Draft) -> Iterator[str]:
     if UVM not in draft.shared:
         yield _NO_UVM
     if not any(_is_library(name, "libcuda") for name in draft.files):
-        yield "libcuda.so.1 is nowhere to be found: install the driver's libraries (libcuda1, or nvidia-ctk cdi generate)"
+        yield "libcuda.so.1 is nowhere to be found: install the driver's libraries, or run `nvidia-ctk cdi generate`"
 
 
 def _is_library(name: str, stem: str) -> bool:
@@ -244,7 +245,7 @@ def _add_files(edits: Mapping[str, Any], draft: _Draft) -> None:
             draft.files[inside.name] = Path(os.path.realpath(host))
     for hook in _list(edits.get("hooks")):
         words = [str(word) for word in _list(hook.get("args"))]
-        for option, value in zip(words, words[1:], strict=False):
+        for option, value in pairwise(words):
             target, _, link = value.partition("::")
             if "create-symlinks" in words and option == "--link" and link:
                 draft.links[Path(link).name] = Path(target).name
