@@ -44,7 +44,8 @@ class Environment:
     which commands its sessions may run. `provider` is the one that makes its sandboxes unless the session names
     another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
     capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
-    else. `gpus` are the graphics processors that each of its sandboxes has for itself: ids, or `any`."""
+    else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them. `gpus` are the graphics
+    processors that each of its sandboxes has for itself: ids, or `any`."""
 
     name: str
     image: str
@@ -60,6 +61,8 @@ class Environment:
     needs: frozenset[Capability] = frozenset()
     network: NetworkRules = NO_NETWORK
     secrets: tuple[str, ...] = ()
+    writable_root: bool = False
+    sudo: bool = False
     gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

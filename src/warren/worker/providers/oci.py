@@ -24,7 +24,7 @@ from typing import Final, Unpack
 
 from warren.interfaces.images import Images, RootFs
 from warren.model.capability import Capability
-from warren.model.errors import ProviderUnavailable
+from warren.model.errors import ProviderUnavailable, SandboxNotFound
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
@@ -36,7 +36,7 @@ from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
 from warren.worker.providers import oci_bundle, oci_launch
-from warren.worker.providers.gpu_access import INSIDE, Grant
+from warren.worker.providers.gpu_access import Grant
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
@@ -62,14 +62,18 @@ class OciProvider(HostProvider[Record, Runtime]):
         images: Images,
         bin_dir: Path,
         runtime: str | None = None,
+        *,
+        keep_changes: bool = False,
         **options: Unpack[HostOptions],
     ) -> None:
         super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self._images = images
-        self._agent_layer = self._gpu_agent_layer = Path()
+        self._agent_layers: dict[bool, Path] = {}  # by whether `sudo` is in it
         self._runtimes = Runtimes(self._state, self._probe, runtime)
         self._runtime: Runtime | None = None
         self._programs: dict[bool, bytes] = {}  # by whether tracing is allowed
+        self._keep_changes = keep_changes
+        self._changes: dict[str, int] = {}  # by sandbox, what was written to its root
 
     def __repr__(self) -> str:
         runtime = self._runtime.name if self._runtime else "not tried yet"
@@ -89,8 +93,28 @@ class OciProvider(HostProvider[Record, Runtime]):
         await asyncio.to_thread(self._images.prune)
         return left
 
+    def changes(self, sandbox_id: str) -> int:
+        """A descriptor of the directory with all that was written to the sandbox's root, in the form of overlayfs; ids
+        are shifted by `uid_base`, and of the extended attributes `trusted.overlay.*` only `opaque` means something
+        elsewhere. The caller closes it; until then it stays good, also after the sandbox was destroyed, and keeps the
+        sandbox's disk. Can be had once, from a provider made with `keep_changes` and before `destroy`, for a sandbox
+        with a writable root."""
+        try:
+            return self._changes.pop(sandbox_id)
+        except KeyError:
+            raise SandboxNotFound(f"the changes of sandbox {sandbox_id} were not kept") from None
+
+    def uid_base(self, sandbox_id: str) -> int:
+        """The uid on the host of the sandbox's root. Raises SandboxNotFound."""
+        record = self.load_record(sandbox_id)
+        if record is None:
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
+        return uid_base(record.uid_index)
+
     async def close(self) -> None:
         await super().close()
+        for sandbox_id in [*self._changes]:
+            self._drop_changes(sandbox_id)
         if os.geteuid() == 0 and not await self.list_ids():  # others have made none
             self._hierarchies.remove_parent(oci_bundle.cgroup_path(""))
 
@@ -127,9 +151,8 @@ class OciProvider(HostProvider[Record, Runtime]):
             path.chmod(0o711)
         for name in ("", "sandboxes", "agent"):
             (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._agent_layer = oci_launch.agent_layer(self._agent, self._state / "agent")
-        if Capability.GPU in self.capabilities:
-            self._gpu_agent_layer = oci_launch.agent_layer(self._agent, self._state / "agent", mount_point=INSIDE)
+        for sudo in (False, True):
+            self._agent_layers[sudo] = oci_launch.agent_layer(self._agent, self._state / "agent", sudo=sudo)
 
     async def _probe(self, runtime: str) -> Finished:
         """Starts and ends a sandbox without an image, whose agent only prints its version."""
@@ -172,17 +195,11 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._fault("disk")
         await self._take_disk(spec, directory)
         self._fault("socket")
-        gpu_tree = await self._gpu_tree(sandbox_id) if grant else None
         config = oci_launch.in_memory(self._config(record, grant))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
-            outcome = await run(
-                self._launch_argv(record, rootfs, grant, gpu_tree),
-                stdin=stdin,
-                pass_fd=(listener.fileno(), oci_bundle.LISTEN_FD),
-                timeout_s=self._start_timeout_s,
-            )
+            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD}, stdin, grant)
         self._fault("launched")
         if outcome.code != 0:
             raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {self._without_paths(outcome.last_line)}")
@@ -194,6 +211,27 @@ class OciProvider(HostProvider[Record, Runtime]):
         sandbox = await self._connect(record, creating=True)
         await self._keep_program(record)
         return sandbox
+
+    async def _launch(
+        self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int, grant: Grant | None
+    ) -> Finished:
+        tree = await self._gpu_tree(record.sandbox_id) if grant else None
+        argv, timeout_s = self._launch_argv(record, rootfs, grant, tree), self._start_timeout_s
+        if not self._sends_changes(record):
+            return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
+        with oci_launch.changes_socket() as (ours, theirs):
+            pass_fds = {**pass_fds, theirs: oci_launch.CHANGES_FD}
+            outcome = await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
+            if outcome.code == 0:
+                self._changes[record.sandbox_id] = oci_launch.received_descriptor(ours)
+        return outcome
+
+    def _sends_changes(self, record: Record) -> bool:
+        return self._keep_changes and record.spec.writable_root
+
+    def _drop_changes(self, sandbox_id: str) -> None:
+        if (fd := self._changes.pop(sandbox_id, -1)) >= 0:
+            os.close(fd)
 
     async def _gpu_tree(self, sandbox_id: str) -> Path:
         return await self.gpus.tree(self._state, lambda: self._has_gpu_sandboxes(but=sandbox_id))
@@ -234,10 +272,10 @@ class OciProvider(HostProvider[Record, Runtime]):
         *,
         detached: bool = True,
     ) -> list[str]:
-        layer = self._gpu_agent_layer if grant else self._agent_layer
+        agent = self._agent_layers[record.spec.sudo and oci_launch.has_room_for_sudo(rootfs)]
         return oci_launch.argv(
             record,
-            oci_launch.Programs(self._launcher, layer, self._runtimes.program(record.runtime)),
+            oci_launch.Programs(self._launcher, agent, self._runtimes.program(record.runtime)),
             rootfs=rootfs,
             devices=[f"{node.path}:{node.name}" for node in grant.nodes] if grant else (),
             gpu_tree=gpu_tree,
@@ -246,6 +284,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             hide=self._hierarchies.hybrid,
             move=self._hierarchies.processes_file(oci_bundle.PARENT),
             detached=detached,
+            send_changes=detached and self._sends_changes(record),
         )
 
     # -- unmaking
@@ -253,6 +292,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     async def _unmake(self, sandbox_id: str) -> None:
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
         directory = self.directory(sandbox_id)
+        self._drop_changes(sandbox_id)
         if not directory.is_dir():
             return
         record = Record.load(directory)
