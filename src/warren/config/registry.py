@@ -17,6 +17,7 @@ from warren.model.capability import Capability
 from warren.model.entries import InvalidEntry, Place
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEntry, UnknownEnvironment
+from warren.model.gpus import read_gpus
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.prompt import Prompt
@@ -51,6 +52,7 @@ _KEYS = {
     "secrets": _LIST,
     "root": _TEXT,
     "sudo": _FLAG,
+    "gpus": ((int, list), "a number or a list of ids"),
 }
 _REQUIRED = ("name", "image")
 _ROOTS = {"read-only": False, "writable": True}
@@ -164,6 +166,8 @@ def read_environment(path: Path) -> Environment:
     writable_root = _read_root(file, values.pop("root", "read-only"))
     if values.get("sudo"):
         needs |= {Capability.USER_NAMESPACE}  # without one, root inside would be the machine's root
+    with _mistakes(file, "gpus"):
+        gpus = read_gpus(values.pop("gpus", 0))
     with _mistakes(file, "policy"):
         rules = Policy() if policy is None else Policy.from_mapping(policy)
     with _mistakes(file, "network"):
@@ -185,6 +189,7 @@ def read_environment(path: Path) -> Environment:
             network=reach,
             secrets=secrets,
             writable_root=writable_root,
+            gpus=gpus,
             **values,
         )
 
