@@ -5,7 +5,7 @@ Most are the attacks of other groups, with root's rights. The others try what on
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from warren.attack.arena import Arena
@@ -82,7 +82,7 @@ async def _bomb_of_many_users(arena: Arena) -> ProbeResult:
 async def _links(arena: Arena) -> ProbeResult:
     """File operations have the rights of their own user, wherever a link leads. One may replace the link itself."""
     await arena.inside("root:plant_links")
-    tries = {
+    tries: dict[str, Callable[[], Awaitable[object]]] = {
         "read": lambda: _first_bytes(arena, "/workspace/attack-file"),
         "write": lambda: arena.sandbox.write("/workspace/attack-file", b"x"),
         "create": lambda: arena.sandbox.write("/workspace/attack-new", b"x"),
@@ -90,7 +90,7 @@ async def _links(arena: Arena) -> ProbeResult:
         "list": lambda: arena.sandbox.list("/workspace/attack-folder/"),
         "remove": lambda: arena.sandbox.remove("/workspace/attack-folder/secret"),
     }
-    came = {}
+    came: dict[str, object] = {}
     for name, attempt in tries.items():
         with contextlib.suppress(WarrenError):
             came[name] = await attempt()
