@@ -118,6 +118,7 @@ class Settings:
     egress_connections: int
     egress_mbps: int
     egress_ca_file: Path | None
+    gpus: tuple[str, ...]
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: tuple[str, ...]
