@@ -1,10 +1,12 @@
 """Agents of the registry in real agents, with a scripted model and real sandboxes."""
 
+import subprocess
 import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from integrations.mcp_world import Tools, connected, stdio
 from integrations.scripted_model import scripted
 from integrations.test_threads import session_of, tool_texts
 from langchain.agents import create_agent
@@ -163,3 +165,33 @@ def test_a_deep_agent_is_made_of_an_entry(url: str, thread_id: str) -> None:
     assert "programs in Go." in prompt_for("coder", url, {"language": "Go"})
     with pytest.raises(InvalidRequest, match="has no variable 'langage'"):
         agent_for("coder", model, url, variables={"langage": "Go"})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("transport", ["stdio", "handshake"])
+async def test_an_mcp_server_serves_the_tools_of_an_agent(url: str, thread_id: str, transport: str) -> None:
+    async with connected(transport, stdio(url, "--agent", "coder", "--thread", thread_id)) as client:
+        listed = {tool.name: tool for tool in (await client.list_tools()).tools}
+        assert len(listed) == 14
+        assert set(listed["find_in_files"].input_schema["properties"]) == {"pattern", "directory", "files", "sandbox"}
+        tools = Tools(client)
+        assert "needs the argument pattern" in await tools.refused("find_in_files")
+        await tools.said("write_file", path="a.txt", content="needle")
+        assert await tools.said("find_in_files", pattern="needle") == "/workspace/a.txt:1:needle\n"
+        assert "[exit code 1]" in await tools.refused("find_in_files", pattern="needle", sandbox=f"{thread_id}-2")
+    assert session_of(url, thread_id).agent == "coder"
+    SandboxClient.delete_thread(f"{thread_id}-2", url)
+
+
+def test_an_mcp_server_without_its_agent_does_not_start(url: str) -> None:
+    place = stdio(url, "--agent", "nobody")
+    ended = subprocess.run(
+        [place.command, *place.args],
+        env=place.env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 125
+    assert "there is no agent 'nobody'" in ended.stderr
