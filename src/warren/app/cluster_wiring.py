@@ -272,6 +272,18 @@ def coordinator_id(settings: Settings) -> str:
     return f"{settings.worker_id}-{hashlib.sha256(advertised_address(settings).encode()).hexdigest()[:8]}"
 
 
+def build_gpus_of(environments: Environments) -> Callable[[str], tuple[str, ...]]:
+    """Which graphics processors an environment wants; none if this coordinator does not have it."""
+
+    def find(environment: str) -> tuple[str, ...]:
+        try:
+            return environments(environment).gpus
+        except WarrenError:
+            return ()
+
+    return find
+
+
 def build_provider_of(environments: Environments) -> Callable[[str], str]:
     """Which provider an environment names; empty if it names none, or if this coordinator does not have it."""
 

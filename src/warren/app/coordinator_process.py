@@ -107,6 +107,7 @@ class CoordinatorService:
                 self._liveness,
                 environment=settings.default_environment,
                 provider_of=wiring.build_provider_of(self._environments),
+                gpus_of=wiring.build_gpus_of(self._environments),
                 tls=wiring.build_client_tls(settings),
             )
 

@@ -33,7 +33,8 @@ class Report:
     of the tenants that have the most. `pressure` is how full its machine is (1: full). A worker that is `leaving` takes
     no new sessions. `provider` is its default provider, `providers` are all it has; a worker of a version that had one
     provider leaves them out. `coordinators` are the ids of those it asks when it has lost Redis: nobody else may give
-    it up, because it goes on while all of these have lost Redis too.
+    it up, because it goes on while all of these have lost Redis too. `gpus` counts its graphics processors for
+    sandboxes; `gpus_free` are the ids of those that no sandbox has.
     """
 
     id: str
@@ -52,6 +53,8 @@ class Report:
     leaving: bool = False
     providers: tuple[str, ...] = ()
     coordinators: tuple[str, ...] = ()
+    gpus: int = 0
+    gpus_free: tuple[str, ...] = ()
 
     @property
     def all_providers(self) -> tuple[str, ...]:
@@ -64,7 +67,7 @@ class Report:
     def from_json(cls, text: str | bytes) -> "Report":
         """Ignores fields of a later version, and uses the defaults for fields that an earlier one does not have."""
         values: dict[str, Any] = json.loads(text)
-        for name in ("providers", "coordinators"):
+        for name in ("providers", "coordinators", "gpus_free"):
             values[name] = tuple(values.get(name, ()))
         return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 

@@ -21,7 +21,7 @@ class Defaults:
 @dataclass(frozen=True, slots=True)
 class NewSession:
     """The session that a caller wants. With `replace_lost` a thread whose sandbox has died gets a new one. `network`
-    None: what the environment says."""
+    and `gpus` None: what the environment says."""
 
     environment: str = ""
     thread_id: str = ""
@@ -36,6 +36,7 @@ class NewSession:
     provider: str = ""
     network: NetworkRules | None = None
     secrets: tuple[str, ...] = ()
+    gpus: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class CreateResult:
 def fingerprint(request: Any) -> str:
     """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
     values = asdict(request)
-    for name in ("provider", "judged_as", "network", "secrets"):
+    for name in ("provider", "judged_as", "network", "secrets", "gpus"):
         if not values.get(name):
             values.pop(name, None)
     text = json.dumps(values, sort_keys=True, default=_to_json)

@@ -18,7 +18,7 @@ import json
 import ssl
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -50,6 +50,7 @@ from warren.model.access import Scope as KeyScope
 from warren.model.api import Makes, Operation
 from warren.model.errors import (
     Interrupted,
+    InvalidRequest,
     MachineFull,
     Misdirected,
     NoCapacity,
@@ -58,6 +59,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.model.gpus import read_gpus
 from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.lifecycle import unusable_error
@@ -85,6 +87,7 @@ class Router:
         *,
         environment: str,
         provider_of: Callable[[str], str] = lambda environment: "",
+        gpus_of: Callable[[str], tuple[str, ...]] = lambda environment: (),
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
@@ -94,7 +97,7 @@ class Router:
         self._auth = auth
         self._liveness = liveness
         self._environment = environment
-        self._provider_of = provider_of
+        self._provider_of, self._gpus_of = provider_of, gpus_of
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
@@ -288,7 +291,14 @@ class Router:
             provider if isinstance(provider, str) and provider else self._provider_of(name),
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
             pooled=not (values.get("image") or values.get("limits")),
+            gpus=self._wanted_gpus(name, values.get("gpus")),
         )
+
+    def _wanted_gpus(self, environment: str, asked: Any) -> tuple[str, ...]:
+        try:
+            return self._gpus_of(environment) if asked is None else read_gpus(asked)
+        except InvalidRequest:
+            return ()  # the worker says what is wrong with it
 
     # -- forwarding one HTTP request
 

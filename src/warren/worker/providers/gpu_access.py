@@ -77,6 +77,11 @@ class GpuAccess:
         """Whether there is any that sandboxes may have."""
         return bool(self._allowed) and (gpus.has_nodes(self._places) or bool(self._found and self._found.gpus))
 
+    @property
+    def has_cdi(self) -> bool:
+        """Whether CDI files name all of them."""
+        return bool(self._found and self._found.gpus) and all(gpu.cdi for gpu in (self._found or Found()).gpus)
+
     async def found(self) -> Found:
         """What there is, as far as it is allowed. What was complete once is not looked for again, unless a node of it
         is gone."""
@@ -124,6 +129,10 @@ class GpuAccess:
     def _grant(self, found: Found, taken: tuple[Gpu, ...]) -> Grant:
         nodes = {node.name: node for gpu in taken for node in gpu.nodes}
         return Grant(taken, (*nodes.values(), *found.shared))
+
+    def known(self) -> Sequence[str]:
+        """The ids of all that sandboxes may have; none before the first look."""
+        return [gpu.id for gpu in self._found.gpus] if self._found else ()
 
     def free(self) -> Sequence[str]:
         """The ids of those that a sandbox could have now."""

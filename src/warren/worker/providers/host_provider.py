@@ -124,6 +124,7 @@ class HostProvider(ABC, Generic[R, Plan]):
     record_class: type[R]
     promised: ClassVar[frozenset[Layer]]
     can: ClassVar[frozenset[Capability]]
+    mounts_gpu_libraries: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -259,8 +260,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         for sandbox in list(self._open):
             await sandbox.close()
 
-    def free_gpus(self) -> Sequence[str]:
-        return self.gpus.free()
+    def list_gpus(self) -> tuple[Sequence[str], Sequence[str]]:
+        return self.gpus.known(), self.gpus.free()
 
     def load_record(self, sandbox_id: str) -> R | None:
         return self.record_class.load(self.directory(sandbox_id))
@@ -331,7 +332,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             env={
                 "OMP_NUM_THREADS": str(math.ceil(record.spec.limits.cpus)),
                 **record.spec.env,
-                **variables(record.spec),
+                **(variables(record.spec) if self.mounts_gpu_libraries else {}),
             },
             oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._loss_reason(record),

@@ -55,6 +55,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     record_class = Record
     promised = isolation.PROMISED
     can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
+    mounts_gpu_libraries = True
 
     def __init__(
         self,
