@@ -44,7 +44,6 @@ from warren.worker.providers.connection import ProcIsolationReader
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_images import EngineImages
 from warren.worker.providers.docker_spec import EngineImage, container_name
-from warren.worker.providers.gpu_access import Grant
 from warren.worker.providers.hardening import TERMINALS
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_bundle import PARENT
@@ -168,7 +167,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         directory = self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
-        spec, grant = self._claim_gpus(spec, directory)
+        spec = self._claim_gpus(spec, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
@@ -179,7 +178,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._fault("files")
         self._write_files(record)
         self._fault("container")
-        container = await self.engine.create(container_name(sandbox_id), self._config(record, plan, grant))
+        container = await self.engine.create(container_name(sandbox_id), self._config(record, plan))
         self._fault("created")
         record = replace(record, container=container)
         record.save(directory)
@@ -234,7 +233,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         shutil.copyfile(self._agent, system / "agent")
         (system / "agent").chmod(0o755)
 
-    def _config(self, record: DockerRecord, image: EngineImage, grant: Grant | None) -> docker_spec.Json:
+    def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:
         directory = self.directory(record.sandbox_id)
         config = docker_spec.container(
             record.spec,
@@ -247,7 +246,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             cgroup_parent=self._cgroup_parent,
         )
         config["HostConfig"]["Sysctls"].update(network_sysctls())
-        if grant is not None:
+        if (grant := self.gpus.granted(record.spec.gpus)) is not None:
             cdi = grant.cdi_names if self._has_cdi else ()
             config["HostConfig"]["DeviceRequests"] = [docker_spec.device_request(grant.ids, cdi)]
         return config

@@ -112,11 +112,9 @@ class GpuAccess:
                 remedy="ask for fewer, or use another machine",
             )
 
-    def claim(self, wanted: Sequence[str], owner: Path) -> Grant:
-        """After `check`. Leases them to the sandbox whose directory is `owner`."""
-        found = self._found or Found()
-        taken = tuple(self.leases.claim(found.gpus, wanted, owner))
-        return self._grant(found, taken)
+    def claim(self, wanted: Sequence[str], owner: Path) -> tuple[str, ...]:
+        """After `check`. Leases them to the sandbox whose directory is `owner`, and gives their ids."""
+        return tuple(gpu.id for gpu in self.leases.claim((self._found or Found()).gpus, wanted, owner))
 
     def granted(self, ids: Sequence[str]) -> Grant | None:
         """What a sandbox that has these was given; None if it is not known here any more."""
@@ -124,9 +122,7 @@ class GpuAccess:
         known = {gpu.id: gpu for gpu in found.gpus}
         if not ids or any(name not in known for name in ids):
             return None
-        return self._grant(found, tuple(known[name] for name in ids))
-
-    def _grant(self, found: Found, taken: tuple[Gpu, ...]) -> Grant:
+        taken = tuple(known[name] for name in ids)
         nodes = {node.name: node for gpu in taken for node in gpu.nodes}
         return Grant(taken, (*nodes.values(), *found.shared))
 

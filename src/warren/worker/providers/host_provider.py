@@ -44,7 +44,7 @@ from warren.worker.providers.connection import (
     ProcIsolationReader,
     SocketDialer,
 )
-from warren.worker.providers.gpu_access import GpuAccess, Grant, read_back, variables
+from warren.worker.providers.gpu_access import GpuAccess, read_back, variables
 from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, is_abandoned
 
@@ -411,12 +411,9 @@ class HostProvider(ABC, Generic[R, Plan]):
                 raise lacks(self.name, Capability.GPU)
             await self.gpus.check(spec.gpus)
 
-    def _claim_gpus(self, spec: SandboxSpec, directory: Path) -> tuple[SandboxSpec, Grant | None]:
+    def _claim_gpus(self, spec: SandboxSpec, directory: Path) -> SandboxSpec:
         """The spec with the ids of those that the sandbox has from now on. Raises NoCapacity."""
-        if not spec.gpus:
-            return spec, None
-        grant = self.gpus.claim(spec.gpus, directory)
-        return replace(spec, gpus=grant.ids), grant
+        return replace(spec, gpus=self.gpus.claim(spec.gpus, directory)) if spec.gpus else spec
 
     def _is_over(self, directory: Path) -> bool:
         """Whether the sandbox of a directory has died, or will never be finished."""
