@@ -18,7 +18,7 @@ nearly as even, and a new and empty worker does not get every session at once; b
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
@@ -45,6 +45,7 @@ class Candidate:
     `by_tenant`: how many of them belong to the requesting tenant, 0 if unknown. `ready`: warm sandboxes of each pool,
     by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes no
     more sandboxes. `assigned`: the sessions that this coordinator has sent there since the worker's last report.
+    `capabilities`: what each provider can do; nothing of one about which the worker does not say it.
     `gpus`: how many graphics processors its sandboxes may have; `gpus_free`: the ids of those that none has.
     """
 
@@ -60,6 +61,7 @@ class Candidate:
     draining: bool
     alive: bool
     assigned: int
+    capabilities: Mapping[str, Collection[str]] = field(default_factory=dict)
     gpus: int = 0
     gpus_free: Sequence[str] = ()
 
@@ -67,13 +69,15 @@ class Candidate:
 @dataclass(frozen=True)
 class Requirements:
     """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has.
-    `gpus`: ids of graphics processors, or `any` for each."""
+    `needs` are capabilities of the provider, which is the worker's default one if none is named. `gpus`: ids of
+    graphics processors, or `any` for each."""
 
     environment: str
     tenant: str
     provider: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     pooled: bool = True
+    needs: frozenset[str] = frozenset()
     gpus: Sequence[str] = ()
 
 
@@ -124,6 +128,7 @@ def has_room(worker: Candidate) -> bool:
 def fits(required: Requirements, worker: Candidate) -> bool:
     return (
         _has_provider(required, worker)
+        and not _lacking(required, worker)
         and required.labels.items() <= worker.labels.items()
         and len(required.gpus) <= worker.gpus
     )
@@ -137,6 +142,16 @@ def has_gpus_free(required: Requirements, worker: Candidate) -> bool:
 
 def _has_provider(required: Requirements, worker: Candidate) -> bool:
     return not required.provider or required.provider in worker.providers
+
+
+def _chosen(required: Requirements, worker: Candidate) -> str:
+    return required.provider or worker.providers[0]
+
+
+def _lacking(required: Requirements, worker: Candidate) -> list[str]:
+    """What the provider that the session would have on the worker cannot do."""
+    has = worker.capabilities.get(_chosen(required, worker))
+    return [] if has is None or not required.needs else sorted(required.needs.difference(has))
 
 
 def _has_ready(required: Requirements, worker: Candidate) -> bool:
@@ -172,11 +187,14 @@ def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -
     if not with_provider:
         names = dict.fromkeys(name for worker in alive for name in worker.providers)
         return f"no worker has the provider {required.provider}, there are: {', '.join(names)}"
-    if len(required.gpus) > max(worker.gpus for worker in with_provider):
+    able = [worker for worker in with_provider if not _lacking(required, worker)]
+    if not able:
+        return f"no worker that is alive has the capability {', '.join(sorted(required.needs))}"
+    if len(required.gpus) > max(worker.gpus for worker in able):
         return f"no worker has {len(required.gpus)} GPUs for sandboxes" if len(required.gpus) > 1 else _NO_GPU
-    fitting = [worker for worker in with_provider if fits(required, worker)]
+    fitting = [worker for worker in able if fits(required, worker)]
     if not fitting:
-        return f"no worker has {_missing_labels(required, with_provider)}"
+        return f"no worker has {_missing_labels(required, able)}"
     open_to_sessions = [worker for worker in fitting if not worker.draining]
     if not open_to_sessions:
         return "all workers that could take the session are draining"
@@ -184,6 +202,17 @@ def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -
         most = max(len(worker.gpus_free) for worker in open_to_sessions)
         return f"no free GPU: {len(required.gpus)} asked for, and no worker has more than {most} free"
     return "" if any(map(has_room, open_to_sessions)) else _explain_full(open_to_sessions)
+
+
+def missing_capability(required: Requirements, candidates: Sequence[Candidate]) -> tuple[str, str, list[str]] | None:
+    """If no worker has what is needed, not even a dead one: a provider that has not, what it lacks, and the providers
+    of other names that have it."""
+    with_provider = [worker for worker in candidates if _has_provider(required, worker)]
+    if not with_provider or not all(_lacking(required, worker) for worker in with_provider):
+        return None
+    first = with_provider[0]
+    able = (name for worker in candidates for name, has in worker.capabilities.items() if required.needs.issubset(has))
+    return _chosen(required, first), _lacking(required, first)[0], list(dict.fromkeys(able))
 
 
 def _missing_labels(required: Requirements, workers: Sequence[Candidate]) -> str:

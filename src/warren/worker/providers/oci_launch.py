@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from warren.interfaces.images import RootFs
-from warren.model.spec import MIB, USER_UID, WRITABLE
+from warren.model.spec import MIB, WRITABLE
 from warren.worker.host.disk_room import DISK_POINT
 from warren.worker.host.disks import tmpfs_options
 from warren.worker.host.processes import kill_if
@@ -62,14 +62,14 @@ def argv(
     disk = ("--disk", str(directory / DISK)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
     return [
         *(str(programs.launcher), "sandbox", "--at", BUNDLE, "--move", str(move)),
-        *("--base", str(base), "--owner", str(base + USER_UID)),
+        *("--base", str(base), "--owner", str(base + rootfs.uid)),
         *("--agent", str(programs.agent_layer), "--root", str(rootfs.path)),
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
         *(("--tree", f"{gpu_tree}:{INSIDE}") if gpu_tree else ()),
         *(word for device in devices for word in ("--device", device)),
         *(word for layer in rootfs.layers for word in ("--layer", str(layer))),
         *disk,
-        *(("--writable", *_OWNED) if record.spec.writable_root else _DIRECTORIES),
+        *(("--writable", *_OWNED) if record.spec.writable_root else (*_DIRECTORIES, *_seeds(rootfs))),
         *(("--changes", str(CHANGES_FD)) if send_changes else ()),
         *(("--hide", str(hide)) if hide else ()),
         *("--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))),
@@ -77,6 +77,13 @@ def argv(
         *("--", programs.runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
         *("--bundle", BUNDLE, record.sandbox_id),
+    ]
+
+
+def _seeds(rootfs: RootFs) -> list[str]:
+    names = disk_directories()
+    return [
+        word for path in rootfs.seeded if path in names for word in ("--seed", f"{names[path][0]}:{path.strip('/')}")
     ]
 
 
