@@ -109,7 +109,9 @@ class Test:
         sandbox = await self.provider.create(self.spec)
         try:
             result = await sandbox.exec(Command(argv=("nvidia-smi", "-L"), timeout_s=60))
-            return f"exit code {result.exit_code}: {result.output.strip()[:300]}"
+            if result.exit_code != 0:
+                raise Failed(f"exit code {result.exit_code}: {result.output.strip()[:300]}")
+            return result.output.strip()[:300]
         finally:
             await self.provider.destroy(sandbox.id)
 

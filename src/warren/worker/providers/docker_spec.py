@@ -22,6 +22,7 @@ from warren.worker.providers.hardening import (
     AGENT_CAPABILITIES,
     CORE_LIMIT,
     MASKED_PATHS,
+    MEMLOCK_BYTES,
     READONLY_PATHS,
     ipc_sysctls,
     seccomp_docker,
@@ -34,7 +35,6 @@ SYSTEM: Final = "system"
 SANDBOX_LABEL: Final = "warren.sandbox"
 STATE_LABEL: Final = "warren.state"
 AGENT_UID: Final = 999
-MEMLOCK_BYTES: Final = 8 * MIB
 
 _TTY_GID: Final = 5
 _NOBODY: Final = 65534

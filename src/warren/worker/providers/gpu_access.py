@@ -169,7 +169,7 @@ def read_back(pid: int, cgroup: SandboxCgroup, grant: Grant | None, ids: Sequenc
     shown = ", ".join(f"/dev/{name} {major}:{minor}" for name, (major, minor) in sorted(nodes.items()))
     if grant is not None:
         wanted = {node.name: (node.major, node.minor) for node in grant.nodes}
-        _check_nodes(nodes, wanted)
+        check_nodes(nodes, wanted)
         for name, numbers in wanted.items():
             if rules.allows(*numbers) is False:
                 raise IsolationUnavailable(f"the device rules of the sandbox do not open /dev/{name}")
@@ -179,7 +179,7 @@ def read_back(pid: int, cgroup: SandboxCgroup, grant: Grant | None, ids: Sequenc
     return {name: f"{names.get(name) or 'NVIDIA'}: {shown}; {rules.evidence}" for name in ids}
 
 
-def _check_nodes(nodes: Mapping[str, tuple[int, int]], wanted: Mapping[str, tuple[int, int]]) -> None:
+def check_nodes(nodes: Mapping[str, tuple[int, int]], wanted: Mapping[str, tuple[int, int]]) -> None:
     for name, numbers in wanted.items():
         if nodes.get(name) != numbers:
             raise IsolationUnavailable(f"/dev/{name} of the sandbox is {nodes.get(name)}, not {numbers}")
