@@ -126,6 +126,7 @@ class ProcIsolationReader:
             system_calls=_filter(record.spec.ptrace),
             program=AGENT,
             closed=self._closed,
+            writable_root=record.spec.writable_root,
         )
 
 
