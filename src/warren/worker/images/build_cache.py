@@ -24,6 +24,7 @@ from typing import Any, Final
 from warren.worker.images.layers import LayerSize
 
 LAYERS: Final = ".layers"
+UNUSED_S: Final = 30 * 86400.0
 _KEY_FORMAT: Final = 1
 _INFO: Final = "layer.json"
 _TREE: Final = "tree"

@@ -9,8 +9,8 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -80,7 +80,7 @@ class FileTree:
         literal = not re.search(r"[*?\[\\]", wanted)
         for name in [wanted] if literal else sorted(os.listdir(directory)):
             inner = f"{path}{name}"
-            if not (literal or _component(wanted).fullmatch(name)) or self._tree.stat(inner) is None:
+            if not (literal or component_pattern(wanted).fullmatch(name)) or self._tree.stat(inner) is None:
                 continue
             if not rest:
                 if not self._ignored.hides(inner):
@@ -93,21 +93,21 @@ class FileTree:
                 finally:
                     os.close(below)
 
-    def content(self, source: Source, name: str = "", mode: int | None = None) -> Content:
-        """The members of a directory, or one file with this name."""
+    def content(self, source: Source) -> Content:
+        """The members of a directory, or one file."""
         fd = open_in_root(self._tree.fd, source.path or ".", os.O_RDONLY | os.O_NONBLOCK)
         try:
             if source.is_directory:
-                yield from self._directory(fd, "", f"{source.path}/" if source.path else "", mode, 0)
+                yield from self._directory(fd, "", f"{source.path}/" if source.path else "", 0)
             else:
-                yield from _file(fd, name or source.name, mode)
+                yield from _file(fd, source.name)
         finally:
             os.close(fd)
 
     def open(self, source: Source) -> int:
         return open_in_root(self._tree.fd, source.path, os.O_RDONLY | os.O_NONBLOCK)
 
-    def _directory(self, fd: int, inside: str, path: str, mode: int | None, depth: int) -> Content:
+    def _directory(self, fd: int, inside: str, path: str, depth: int) -> Content:
         """`inside`: where it is copied to; `path`: where it is in the build's directory."""
         if depth > _DEEPEST:
             raise InvalidRequest(f"the build's directory is more than {_DEEPEST} directories deep")
@@ -124,24 +124,24 @@ class FileTree:
                 below = os.open(name, _DIRECTORY, dir_fd=fd)
                 try:
                     if not hidden:
-                        bits = _mode(found, mode)
+                        bits = _mode(found)
                         yield Member(inside + name, FileKind.DIRECTORY, 0, bits, int(found.st_mtime))
-                    yield from self._directory(below, f"{inside}{name}/", f"{path}{name}/", mode, depth + 1)
+                    yield from self._directory(below, f"{inside}{name}/", f"{path}{name}/", depth + 1)
                 finally:
                     os.close(below)
             elif stat.S_ISREG(found.st_mode):
                 file = os.open(name, _FILE, dir_fd=fd)
                 try:
-                    yield from _file(file, inside + name, mode)
+                    yield from _file(file, inside + name)
                 finally:
                     os.close(file)
 
 
-def _file(fd: int, name: str, mode: int | None) -> Content:
+def _file(fd: int, name: str) -> Content:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise InvalidRequest(f"{name!r} is no file or directory, it cannot be copied")
-    yield Member(name, FileKind.FILE, found.st_size, _mode(found, mode), int(found.st_mtime))
+    yield Member(name, FileKind.FILE, found.st_size, _mode(found), int(found.st_mtime))
     left = found.st_size
     while left:
         data = os.read(fd, min(left, _PART))
@@ -151,8 +151,8 @@ def _file(fd: int, name: str, mode: int | None) -> Content:
         yield data
 
 
-def _mode(found: os.stat_result, mode: int | None) -> int:
-    return stat.S_IMODE(found.st_mode) & 0o777 if mode is None else mode
+def _mode(found: os.stat_result) -> int:
+    return stat.S_IMODE(found.st_mode) & 0o777
 
 
 def _parts(pattern: str) -> list[str]:
@@ -215,11 +215,11 @@ def _whole(text: str) -> re.Pattern[str]:
         if part == "**":
             out += ".*" if last else "(?:.*/)?"
         else:
-            out += _component(part).pattern + ("" if last else "/")
+            out += component_pattern(part).pattern + ("" if last else "/")
     return re.compile(out, re.DOTALL)
 
 
-def _component(text: str) -> re.Pattern[str]:
+def component_pattern(text: str) -> re.Pattern[str]:
     """A pattern for one name: `*`, `?`, `[a-z]`, and a backslash before what stands for itself."""
     out, at = "", 0
     while at < len(text):
@@ -243,3 +243,17 @@ def _component(text: str) -> re.Pattern[str]:
         return re.compile(out, re.DOTALL)
     except re.error as exc:
         raise InvalidRequest(f"the pattern {text!r} cannot be used: {exc}") from exc
+
+
+def with_mode(content: Content, mode: int | None, name: str = "") -> Content:
+    """The content with another mode of its files and directories, and with another name of its one file."""
+    for part in content:
+        if isinstance(part, Member) and part.kind is not FileKind.SYMLINK:
+            yield replace(part, mode=part.mode if mode is None else mode, path=name or part.path)
+        else:
+            yield part
+
+
+async def in_steps(content: Content) -> AsyncIterator[Member | bytes]:
+    for part in content:
+        yield part
