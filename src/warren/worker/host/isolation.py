@@ -48,7 +48,10 @@ _NAMESPACES: Final = {
     Layer.CGROUP_NAMESPACE: "cgroup",
 }
 _CAPABILITY_SETS: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-_CAP_NUMBERS: Final = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8}
+_CAP_NUMBERS: Final = {
+    **{"CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6},
+    **{"CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10},
+}
 _CPU_SLACK: Final = 0.001
 _CORE: Final = "Max core file size"
 

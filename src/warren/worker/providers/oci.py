@@ -67,7 +67,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     ) -> None:
         super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self._images = images
-        self._agent_layer = Path()
+        self._agent_layers: dict[bool, Path] = {}  # by whether `sudo` is in it
         self._runtimes = Runtimes(self._state, self._probe, runtime)
         self._runtime: Runtime | None = None
         self._programs: dict[bool, bytes] = {}  # by whether tracing is allowed
@@ -148,7 +148,8 @@ class OciProvider(HostProvider[Record, Runtime]):
             path.chmod(0o711)
         for name in ("", "sandboxes", "agent"):
             (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._agent_layer = oci_launch.agent_layer(self._agent, self._state / "agent")
+        for sudo in (False, True):
+            self._agent_layers[sudo] = oci_launch.agent_layer(self._agent, self._state / "agent", sudo=sudo)
 
     async def _probe(self, runtime: str) -> Finished:
         """Starts and ends a sandbox without an image, whose agent only prints its version."""
@@ -251,9 +252,10 @@ class OciProvider(HostProvider[Record, Runtime]):
             await self.disks.take(spec.limits.disk_mb, directory / oci_launch.DISK)
 
     def _launch_argv(self, record: Record, rootfs: RootFs, *, detached: bool = True) -> list[str]:
+        agent = self._agent_layers[record.spec.sudo and oci_launch.has_room_for_sudo(rootfs)]
         return oci_launch.argv(
             record,
-            oci_launch.Programs(self._launcher, self._agent_layer, self._runtimes.program(record.runtime)),
+            oci_launch.Programs(self._launcher, agent, self._runtimes.program(record.runtime)),
             rootfs=rootfs,
             directory=self.directory(record.sandbox_id),
             loop_disk=not self.disks.why_not_loop,

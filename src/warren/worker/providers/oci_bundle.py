@@ -15,10 +15,10 @@ from typing import Any, Final
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
 from warren.worker.host.disk_room import DISK_POINT
 from warren.worker.providers.hardening import (
-    AGENT_CAPABILITIES,
     MASKED_PATHS,
     READONLY_PATHS,
     TERMINALS,
+    agent_capabilities,
     ipc_sysctls,
     seccomp_oci,
 )
@@ -62,7 +62,7 @@ def config(
         **({"annotations": {_CRUN_PROGRAM: b64encode(program).decode()}} if program else {}),
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
-        "process": _process(agent_argv(spec)),
+        "process": _process(agent_argv(spec), agent_capabilities(sudo=spec.sudo)),
         "root": {"path": "rootfs", "readonly": not spec.writable_root},
         "mounts": [*_mounts(spec.limits), *_disk_mounts(spec, seeded)],
         "linux": {
@@ -93,7 +93,7 @@ def config_json(
     """The same as JSON. Sandboxes of one kind differ in two places only, so the rest is made once."""
     settings = tuple((network_sysctls or {}).items())
     text = _config_template(
-        spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, swap_limit, program, settings, seeded
+        spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo, swap_limit, program, settings, seeded
     )
     return text.replace(_ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
 
@@ -104,12 +104,13 @@ def _config_template(
     ptrace: bool,
     ephemeral: bool,
     writable_root: bool,
+    sudo: bool,
     swap_limit: bool,
     program: bytes,
     network_sysctls: tuple[tuple[str, str], ...],
     seeded: bool,
 ) -> str:
-    spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral, writable_root=writable_root)
+    spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral, writable_root=writable_root, sudo=sudo)
     made = config(
         spec,
         sandbox_id=_ANY_ID,
@@ -123,11 +124,13 @@ def _config_template(
 
 
 def agent_argv(spec: SandboxSpec) -> list[str]:
+    """Where commands may be root, the agent has another uid: one that no command can be started with."""
     return [
         *(AGENT, "--listen-fd", str(LISTEN_FD)),
         *("--uids", f"1-{UIDS - 2}"),
         *("--nproc", str(spec.limits.pids)),
         *(["--ephemeral"] if spec.ephemeral else []),
+        *(["--allow-root", "--become", str(UIDS - 1)] if spec.sudo else []),
     ]
 
 
@@ -144,7 +147,7 @@ def shm_bytes(limits: Limits) -> int:
     return min(64 * MIB, limits.memory_mb * MIB // 8)
 
 
-def _process(argv: list[str]) -> Json:
+def _process(argv: list[str], capabilities: tuple[str, ...]) -> Json:
     return {
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
@@ -153,7 +156,7 @@ def _process(argv: list[str]) -> Json:
         "cwd": "/",
         "noNewPrivileges": True,
         "capabilities": {
-            kind: list(AGENT_CAPABILITIES) if kind in ("bounding", "effective", "permitted") else []
+            kind: list(capabilities) if kind in ("bounding", "effective", "permitted") else []
             for kind in ("bounding", "effective", "permitted", "inheritable", "ambient")
         },
         "oomScoreAdj": 0,

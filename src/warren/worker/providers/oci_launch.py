@@ -27,6 +27,7 @@ PID: Final = "pid"
 SOCKET: Final = "agent.sock"
 
 _AGENT_NICE: Final = -10
+_SUDO: Final = ("usr/local/bin/sudo", "usr/bin/sudo")  # the first is found where an image installs its own
 CHANGES_FD: Final = 4
 _DIRECTORIES: Final = [word for name, mode in disk_directories().values() for word in ("--dir", f"{name}:{mode:o}")]
 _OWNED: Final = [word for path, mode in WRITABLE.items() for word in ("--own", f"{path}:{mode:o}")]
@@ -109,10 +110,11 @@ def in_memory(config: str) -> Iterator[int]:
         os.close(fd)
 
 
-def agent_layer(agent: Path, folder: Path) -> Path:
+def agent_layer(agent: Path, folder: Path, *, sudo: bool = False) -> Path:
     """A tree with only the agent in it and the place for the disk, named after its content, so that it never changes
-    under a sandbox."""
-    layer = folder / hashlib.sha256(DISK_POINT.encode() + agent.read_bytes()).hexdigest()[:16]
+    under a sandbox. With `sudo`, it has that name too: the agent's program is both."""
+    digest = hashlib.sha256(DISK_POINT.encode() + agent.read_bytes()).hexdigest()[:16]
+    layer = folder / (f"{digest}-sudo" if sudo else digest)
     if not layer.is_dir():
         making = Path(tempfile.mkdtemp(dir=folder))
         making.chmod(0o755)
@@ -122,11 +124,20 @@ def agent_layer(agent: Path, folder: Path) -> Path:
         inside.chmod(0o755)
         inside.parent.chmod(0o755)
         (making / DISK_POINT.strip("/")).mkdir(mode=0o755)
+        for name in _SUDO if sudo else ():
+            (making / name).parent.mkdir(mode=0o755, parents=True)
+            (making / name).symlink_to(AGENT)
         try:
             making.rename(layer)
         except OSError:  # another process was first
             shutil.rmtree(making)
     return layer
+
+
+def has_room_for_sudo(rootfs: RootFs) -> bool:
+    """Whether the directories of the layer with `sudo` would hide no link of the image."""
+    folders = {folder for name in _SUDO for folder in Path(name).parents[:-1]}
+    return not any((tree / folder).is_symlink() for tree in (rootfs.path, *rootfs.layers) for folder in folders)
 
 
 def make_mount_points(root: Path) -> None:
