@@ -163,7 +163,8 @@ class ImageStore:
         shell_needed: bool = True,
         config: ImageConfig = NO_CONFIG,
     ) -> ImageVersion:
-        """Makes a version of the tree that `fill` makes at a path, to which the name points once it is ready."""
+        """Makes a version of what `fill` puts at the path it is called with. `fill` may use the directory two above
+        that path for what it needs meanwhile."""
         check_image_name(name)
         with self._versions.temporary() as temporary, explain_errors(f"making the image {name}", temporary):
             new = temporary / "new"
