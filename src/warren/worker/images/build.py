@@ -24,8 +24,8 @@ Progress = Callable[[str, float | None], None]
 # fmt: off
 BASE_PACKAGES = (
     "apt", "bash", "bzip2", "ca-certificates", "coreutils", "curl", "diffutils", "file", "findutils", "gawk", "git",
-    "grep", "gzip", "jq", "less", "make", "nano", "nodejs", "patch", "procps", "python-is-python3",
-    "python3", "python3-pip", "python3-venv", "ripgrep", "sed", "tar", "tree", "unzip", "usr-is-merged", "xz-utils", "zip",
+    "grep", "gzip", "jq", "less", "make", "nano", "nodejs", "patch", "procps", "python-is-python3", "python3",
+    "python3-pip", "python3-venv", "ripgrep", "sed", "tar", "tree", "unzip", "usr-is-merged", "xz-utils", "zip",
 )
 _PLAIN_PACKAGES = ("apt", "ca-certificates", "usr-is-merged")
 # fmt: on

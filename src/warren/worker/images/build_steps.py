@@ -11,12 +11,11 @@ import contextlib
 import os
 import posixpath
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from warren.interfaces.images import Images, RootFs
+from warren.interfaces.images import RootFs
 from warren.model.errors import (
     BuildFailed,
     FileExists,
@@ -27,12 +26,12 @@ from warren.model.errors import (
     UnknownUser,
 )
 from warren.model.image import ImageConfig, Run
-from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.operations import Command, FileKind, Reason
-from warren.model.spec import Limits, SandboxSpec
+from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.agent.tar_stream import Member
+from warren.worker.images.build_settings import BuildNetwork, BuildProgress, BuildProvider, NewProvider, StepLimits
 from warren.worker.images.layers import LayerSize, collect
 from warren.worker.images.versions import STATE
 
@@ -48,48 +47,6 @@ _MOST_LINKS: Final = 8
 _MAX_SMALL_FILE: Final = 1024 * 1024
 
 Parts = AsyncIterator[Member | bytes]
-
-
-class BuildProvider(Protocol):
-    """What a builder needs of the provider it is given; see OciProvider with `keep_changes`."""
-
-    async def create(self, spec: SandboxSpec) -> AgentSandbox: ...
-    async def destroy(self, sandbox_id: str) -> None: ...
-    def changes(self, sandbox_id: str) -> int: ...
-    def uid_base(self, sandbox_id: str) -> int: ...
-    async def close(self) -> None: ...
-    async def list_ids(self) -> Sequence[str]: ...
-
-
-class BuildProgress(Protocol):
-    """Called with what is being done and how much of the build is done; `output` with what a step writes."""
-
-    def __call__(self, step: str, fraction: float | None) -> None: ...
-    def output(self, text: str) -> None: ...
-
-
-class SilentProgress:
-    def __call__(self, step: str, fraction: float | None) -> None:
-        """Ignores it."""
-
-    def output(self, text: str) -> None:
-        """Ignores it."""
-
-
-@dataclass(frozen=True, slots=True)
-class BuildNetwork:
-    """What commands of a build may reach, and what makes programs use it. `apt_sources` are lines for apt by the code
-    name of the release they are for. None of it stays in the image."""
-
-    rules: NetworkRules = NO_NETWORK
-    env: Mapping[str, str] = field(default_factory=dict)
-    apt_sources: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    sandbox: Limits
-    timeout_s: float
 
 
 class StepImages:
@@ -116,9 +73,6 @@ class StepImages:
 
     def prune(self) -> None:
         """The builder has none to remove."""
-
-
-NewProvider = Callable[[Path, Images], BuildProvider]
 
 
 class StepRunner:

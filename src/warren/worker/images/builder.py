@@ -26,6 +26,7 @@ from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, 
 from warren.model.spec import check_env, check_image_name
 from warren.worker.images.build import build_plain, plain_suite
 from warren.worker.images.build_cache import CachedLayer, LayerCache, key_of
+from warren.worker.images.build_settings import BuildProgress, BuildSettings
 from warren.worker.images.layers import LayerSize, flatten
 from warren.worker.images.prepare import prepare
 from warren.worker.images.store import ImageStore
@@ -35,7 +36,7 @@ from warren.worker.images.versions import explain_errors
 if TYPE_CHECKING:
     from warren.worker.agent.sandbox import AgentSandbox
     from warren.worker.images.build_context import Digest, FileTree, Source
-    from warren.worker.images.build_steps import BuildNetwork, BuildProgress, NewProvider, StepLimits, StepRunner
+    from warren.worker.images.build_steps import StepRunner
 
 SCRATCH: Final = "scratch"
 _RECORD: Final = "build.json"
@@ -44,21 +45,6 @@ _MIB: Final = 1024 * 1024
 _LAYER: Final = "layer"
 
 Act = Callable[["AgentSandbox"], Any]
-Pull = Callable[[ImageStore, str, str, "BuildProgress"], ImageVersion]
-
-
-@dataclass(frozen=True, slots=True)
-class BuildSettings:
-    """What the operator decides. `new_provider` makes the provider of the sandboxes that steps run in; `pull` takes an
-    image from a registry, and `registry` is the one that names without a registry belong to, if there is any."""
-
-    new_provider: "NewProvider"
-    find_network: "Callable[[], BuildNetwork]"
-    limits: "StepLimits"
-    cache_mb: int = 10240
-    docker_url: str = ""
-    pull: Pull | None = None
-    registry: str = ""
 
 
 def build_recipe(
@@ -68,7 +54,7 @@ def build_recipe(
     *,
     context: Path | None,
     settings: BuildSettings,
-    progress: "BuildProgress",
+    progress: BuildProgress,
     no_cache: bool = False,
 ) -> ImageVersion:
     """Makes a new version of the image `name`. If nothing has changed since the current one was made, that is returned.
@@ -90,7 +76,7 @@ def _finish(
     recipe: Recipe,
     made: "_StageState",
     build: "_Build",
-    progress: "BuildProgress",
+    progress: BuildProgress,
     *,
     no_cache: bool,
 ) -> ImageVersion:
@@ -178,7 +164,7 @@ class _Build:
         recipe: Recipe,
         context: Path | None,
         settings: BuildSettings,
-        progress: "BuildProgress",
+        progress: BuildProgress,
         *,
         no_cache: bool,
     ) -> None:
@@ -429,7 +415,7 @@ class _Build:
         return _StageState(RootFs(place, host_usr=False), key_of("", base=SCRATCH))
 
 
-def _fill_plain(path: Path, *, suite: str, progress: "BuildProgress") -> None:
+def _fill_plain(path: Path, *, suite: str, progress: BuildProgress) -> None:
     build_plain(suite, path, path.parents[1], progress)
 
 
