@@ -317,7 +317,7 @@ async def _copy_file(
 async def _expand(source: AgentSandbox, pattern: str) -> list[str]:
     from warren.worker.images.build_context import component_pattern
 
-    path = posixpath.normpath(f"/{pattern}")
+    path = posixpath.normpath(f"/{pattern.lstrip('/')}")
     folder, name = posixpath.split(path)
     if not re.search(r"[*?\[\\]", path):
         try:

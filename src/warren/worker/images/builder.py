@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from warren.interfaces.images import ImageVersion, RootFs
-from warren.model.errors import BuildFailed, ImageNotFound, InvalidRequest, SandboxLost
+from warren.model.errors import BuildFailed, ImageNotFound, InvalidRequest, NoSpace, SandboxLost
 from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, Run, Stage, Step
 from warren.model.spec import check_env, check_image_name
 from warren.worker.images.build import build_plain, plain_suite
@@ -60,14 +60,22 @@ def build_recipe(
     """Makes a new version of the image `name`. If nothing has changed since the current one was made, that is returned.
     Raises BuildFailed for a step that fails."""
     check_image_name(name)
-    with images.temporary() as making, explain_errors(f"building the image {name}", making):
-        build = _Build(images, making, recipe, context, settings, progress, no_cache=no_cache)
-        with contextlib.closing(build.cache):
-            try:
-                made = _run_until_signalled(build.run)
-                return _finish(images, name, recipe, made, build, progress, no_cache=no_cache)
-            finally:
-                images.release(making)
+    try:
+        with images.temporary() as making, explain_errors(f"building the image {name}", making):
+            build = _Build(images, making, recipe, context, settings, progress, no_cache=no_cache)
+            with contextlib.closing(build.cache):
+                try:
+                    made = _run_until_signalled(build.run)
+                    return _finish(images, name, recipe, made, build, progress, no_cache=no_cache)
+                finally:
+                    images.release(making)
+    except _Terminated:
+        signal.raise_signal(signal.SIGTERM)
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+class _Terminated(BaseException):
+    """SIGTERM came, and the build has cleaned up behind itself."""
 
 
 def _finish(
@@ -110,7 +118,7 @@ def _up_to_date(images: ImageStore, name: str, key: str) -> ImageVersion | None:
 
 
 def _run_until_signalled(run: Callable[[], Any]) -> Any:
-    """Runs it in an event loop; SIGTERM cancels it as SIGINT does, and takes effect once it has cleaned up."""
+    """Runs it in an event loop; SIGTERM cancels it as SIGINT does."""
     ended: list[int] = []
 
     async def main() -> Any:
@@ -134,9 +142,7 @@ def _run_until_signalled(run: Callable[[], Any]) -> Any:
     try:
         return asyncio.run(main())
     except asyncio.CancelledError:
-        if ended:
-            signal.raise_signal(signal.SIGTERM)
-        raise KeyboardInterrupt from None
+        raise (_Terminated if ended else KeyboardInterrupt) from None
 
 
 @dataclass(slots=True)
@@ -419,11 +425,14 @@ def _fill_plain(path: Path, *, suite: str, progress: BuildProgress) -> None:
     build_plain(suite, path, path.parents[1], progress)
 
 
-def _with_step(exc: BuildFailed, label: str, line: int) -> BuildFailed:
+def _with_step(exc: BuildFailed, label: str, line: int) -> BuildFailed | NoSpace:
     where = f" (line {line})" if line else ""
     output = "".join(f"\n    {text}" for text in exc.last_lines)
     shown = f"\nits last output:{output}" if output else ""
-    return BuildFailed(f"{label}{where}: {exc.message}{shown}", remedy=exc.remedy, last_lines=exc.last_lines)
+    message = f"{label}{where}: {exc.message}{shown}"
+    if "No space left on device" in output:
+        return NoSpace(message, remedy="free space on this machine's disk, or raise image_build_disk_mb")
+    return BuildFailed(message, remedy=exc.remedy, last_lines=exc.last_lines)
 
 
 def _needed_stages(stages: tuple[Stage, ...]) -> list[int]:
