@@ -177,7 +177,10 @@ class ImageStore:
                 size = prepare(tree, shell="/bin/bash" if host_usr and Path("/bin/bash").exists() else "")
             content = digest_of(new / "rootfs")
             info = ImageInfo(
-                *(name, source, time.time(), size.files, size.bytes, host_usr), config=config, content=content
+                *(name, source, time.time(), size.files, size.bytes, host_usr),
+                config=config,
+                content=content,
+                seeded=size.seeded,
             )
             write_info(new, info)
             version = self._versions.add(name, new)
