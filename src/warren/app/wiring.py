@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from warren.tenancy.identity import Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
+    from warren.worker.images.oci_pull import PullOptions
     from warren.worker.providers.connection import EgressService
     from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
@@ -60,6 +61,15 @@ def build_registry(settings: Settings) -> Registry:
 
 def build_images(settings: Settings) -> ImageStore:
     return ImageStore(settings.state_dir)
+
+
+def build_pull_options(settings: Settings) -> "PullOptions":
+    from warren.model.addresses import read_networks
+    from warren.worker.images.oci_pull import PullOptions
+
+    return PullOptions(
+        settings.image_registry, settings.image_insecure_registries, read_networks(settings.image_registry_networks)
+    )
 
 
 def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: None) -> Provider:

@@ -35,6 +35,7 @@ from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
+from warren.worker.images.command_defaults import with_image_env
 from warren.worker.providers import oci_bundle, oci_launch
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
@@ -159,11 +160,12 @@ class OciProvider(HostProvider[Record, Runtime]):
             directory.mkdir(mode=0o700)
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
-            config = json.loads(self._config(record))
+            rootfs = RootFs(directory / "image", host_usr=False)
+            config = json.loads(self._config(record, rootfs))
             config["process"]["args"] = [oci_bundle.AGENT, "--version"]
             oci_launch.make_mount_points(directory / "image")
             await self._take_disk(record.spec, directory)
-            argv = self._launch_argv(record, RootFs(directory / "image", host_usr=False), detached=False)
+            argv = self._launch_argv(record, rootfs, detached=False)
             with oci_launch.in_memory(json.dumps(config)) as stdin, parent_in_use():
                 self._limit_all()
                 return await run(argv, stdin=stdin, timeout_s=self._start_timeout_s)
@@ -185,12 +187,12 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
-        record = Record(sandbox_id, boot_id(), runtime.name, index, spec)
+        record = Record(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
         record.save(directory)
         self._fault("disk")
         await self._take_disk(spec, directory)
         self._fault("socket")
-        config = oci_launch.in_memory(self._config(record, seeded=bool(rootfs.seeded)))
+        config = oci_launch.in_memory(self._config(record, rootfs))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
@@ -237,7 +239,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self.directory(sandbox_id)
 
-    def _config(self, record: Record, *, seeded: bool = False) -> str:
+    def _config(self, record: Record, rootfs: RootFs) -> str:
         return oci_bundle.config_json(
             record.spec,
             sandbox_id=record.sandbox_id,
@@ -245,7 +247,8 @@ class OciProvider(HostProvider[Record, Runtime]):
             swap_limit=self._hierarchies.limits_swap,
             program=self._programs.get(record.spec.ptrace, b""),
             network_sysctls=network_sysctls(),
-            seeded=seeded,
+            seeded=bool(rootfs.seeded),
+            image=rootfs.config,
         )
 
     async def _take_disk(self, spec: SandboxSpec, directory: Path) -> None:

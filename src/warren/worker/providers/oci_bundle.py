@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
+from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
 from warren.worker.host.disk_room import DISK_POINT
+from warren.worker.images.command_defaults import default_directory, default_user
 from warren.worker.providers.hardening import (
     MASKED_PATHS,
     READONLY_PATHS,
@@ -54,15 +56,16 @@ def config(
     program: bytes = b"",
     network_sysctls: Mapping[str, str] | None = None,
     seeded: bool = False,
+    image: ImageConfig = NO_CONFIG,
 ) -> Json:
     """`swap_limit`: this kernel can limit memory and swap together. `program`: what the rules for system calls were
     compiled to before; only crun can use it, others compile the rules. `seeded`: some of the writable directories are
-    not empty in the image."""
+    not empty in the image. `image`: what the image says of itself."""
     return {
         **({"annotations": {_CRUN_PROGRAM: b64encode(program).decode()}} if program else {}),
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
-        "process": _process(agent_argv(spec), agent_capabilities(sudo=spec.sudo)),
+        "process": _process(agent_argv(spec, image), agent_capabilities(sudo=spec.sudo)),
         "root": {"path": "rootfs", "readonly": not spec.writable_root},
         "mounts": [*_mounts(spec.limits), *_disk_mounts(spec, seeded)],
         "linux": {
@@ -89,11 +92,13 @@ def config_json(
     program: bytes = b"",
     network_sysctls: Mapping[str, str] | None = None,
     seeded: bool = False,
+    image: ImageConfig = NO_CONFIG,
 ) -> str:
     """The same as JSON. Sandboxes of one kind differ in two places only, so the rest is made once."""
     settings = tuple((network_sysctls or {}).items())
     text = _config_template(
-        spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo, swap_limit, program, settings, seeded
+        *(spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo),
+        *(swap_limit, program, settings, seeded, image.user, image.workdir),
     )
     return text.replace(_ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
 
@@ -109,6 +114,8 @@ def _config_template(
     program: bytes,
     network_sysctls: tuple[tuple[str, str], ...],
     seeded: bool,
+    user: str,
+    workdir: str,
 ) -> str:
     spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral, writable_root=writable_root, sudo=sudo)
     made = config(
@@ -119,17 +126,20 @@ def _config_template(
         program=program,
         network_sysctls=dict(network_sysctls),
         seeded=seeded,
+        image=ImageConfig(user=user, workdir=workdir),
     )
     return json.dumps(made)
 
 
-def agent_argv(spec: SandboxSpec) -> list[str]:
+def agent_argv(spec: SandboxSpec, image: ImageConfig = NO_CONFIG) -> list[str]:
     """Where commands may be root, the agent has another uid: one that no command can be started with."""
     return [
         *(AGENT, "--listen-fd", str(LISTEN_FD)),
         *("--uids", f"1-{UIDS - 2}"),
         *("--nproc", str(spec.limits.pids)),
         *(["--ephemeral"] if spec.ephemeral else []),
+        *(["--user", user] if (user := default_user(image)) else []),
+        *(["--workspace", directory] if (directory := default_directory(image)) else []),
         *(["--allow-root", "--become", str(UIDS - 1)] if spec.sudo else []),
     ]
 

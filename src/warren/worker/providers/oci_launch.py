@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from warren.interfaces.images import RootFs
-from warren.model.spec import MIB, USER_UID, WRITABLE
+from warren.model.spec import MIB, WRITABLE
 from warren.worker.host.disk_room import DISK_POINT
 from warren.worker.host.disks import tmpfs_options
 from warren.worker.host.processes import kill_if
@@ -59,7 +59,7 @@ def argv(
     disk = ("--disk", str(directory / DISK)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
     return [
         *(str(programs.launcher), "sandbox", "--at", BUNDLE, "--move", str(move)),
-        *("--base", str(base), "--owner", str(base + USER_UID)),
+        *("--base", str(base), "--owner", str(base + rootfs.uid)),
         *("--agent", str(programs.agent_layer), "--root", str(rootfs.path)),
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
         *(word for layer in rootfs.layers for word in ("--layer", str(layer))),
