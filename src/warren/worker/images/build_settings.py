@@ -66,7 +66,7 @@ Pull = Callable[["ImageStore", str, str, BuildProgress], ImageVersion]
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
     """What the operator decides. `new_provider` makes the provider of the sandboxes that steps run in; `pull` takes an
-    image from a registry, and `registry` is the one that names without a registry belong to, if there is any."""
+    image from a registry; with a `registry` also one whose name has no host."""
 
     new_provider: NewProvider
     find_network: Callable[[], BuildNetwork]

@@ -93,15 +93,14 @@ def _finish(
         progress("up to date", 1.0)
         return existing
 
-    def fill(path: Path) -> None:
+    def fill(path: Path) -> ImageConfig:
         progress("putting the layers together", 0.95)
         flatten(made.base.path, [layer.tree for layer in made.layers], path)
         (path.parent / _RECORD).write_text(json.dumps({"key": key}))
+        return made.config
 
     source = recipe.source or "recipe"
-    version = images.make(
-        *(name, source, fill, progress), host_usr=made.base.host_usr, shell_needed=False, config=made.config
-    )
+    version = images.make(name, source, fill, progress, host_usr=made.base.host_usr, shell_needed=False)
     build.cache.trim(build.making, most_bytes=build.settings.cache_mb * _MIB)
     return version
 
@@ -397,8 +396,8 @@ class _Build:
             self._images.import_docker(base, reference, settings.docker_url, progress, shell_needed=False)
         elif kind == "oci" and reference:
             self._pull(base, reference)
-        elif settings.registry and settings.pull is not None:
-            self._pull(base, f"{settings.registry}/{base}")
+        elif settings.registry or _has_host(base):
+            self._pull(base, base)
         elif suite := plain_suite(base):
             fill = functools.partial(_fill_plain, suite=suite, progress=progress)
             self._images.make(base, f"{suite}, built on this machine", fill, progress)
@@ -419,6 +418,11 @@ class _Build:
         with Tree(place) as tree:
             prepare(tree)
         return _StageState(RootFs(place, host_usr=False), key_of("", base=SCRATCH))
+
+
+def _has_host(name: str) -> bool:
+    host, slash, _ = name.partition("/")
+    return bool(slash) and ("." in host or ":" in host or host == "localhost")
 
 
 def _fill_plain(path: Path, *, suite: str, progress: BuildProgress) -> None:
