@@ -18,7 +18,7 @@ from warren.config.settings import read_settings
 from warren.interfaces.images import ImageVersion
 from warren.model.image import Configure, Copy, Recipe, Run, Stage, Step
 from warren.worker.images.builder import build_recipe
-from warren.worker.images.layers import flatten
+from warren.worker.images.layers import USUAL_CAPS, LayerCaps, flatten
 from warren.worker.images.store import ImageStore
 
 _LARGEST = 3 << 20
@@ -86,12 +86,19 @@ class BuildWorld:
         return world
 
     def build(
-        self, name: str, *stages: Stage | Step, context: Path | None = None, no_cache: bool = False, **options: Any
+        self,
+        name: str,
+        *stages: Stage | Step,
+        context: Path | None = None,
+        no_cache: bool = False,
+        caps: LayerCaps = USUAL_CAPS,
+        **options: Any,
     ) -> ImageVersion:
         """Steps alone are a stage of `small`."""
         self.recorder = Recorder()
         settings = replace(read_settings(), state_dir=self.state, bin_dir=Path(warren.__file__).parent / "bin")
         settings = replace(settings, **{"image_build_disk_mb": 256, **self.options, **options})
+        built = build_image_settings(settings)
         whole = [one for one in stages if isinstance(one, Stage)]
         steps = tuple(one for one in stages if not isinstance(one, Stage))
         return build_recipe(
@@ -99,7 +106,7 @@ class BuildWorld:
             name,
             Recipe(tuple(whole) or (Stage("small", steps),), "a test"),
             context=context,
-            settings=build_image_settings(settings),
+            settings=replace(built, limits=replace(built.limits, caps=caps)),
             progress=self.recorder,
             no_cache=no_cache,
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from warren.interfaces.images import Images, ImageVersion
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.spec import Limits, SandboxSpec
+from warren.worker.images.layers import USUAL_CAPS, LayerCaps
 
 if TYPE_CHECKING:
     from warren.worker.agent.sandbox import AgentSandbox
@@ -57,6 +58,7 @@ class BuildNetwork:
 class StepLimits:
     sandbox: Limits
     timeout_s: float
+    caps: LayerCaps = USUAL_CAPS
 
 
 NewProvider = Callable[[Path, Images], BuildProvider]

@@ -125,7 +125,7 @@ class StepRunner:
                 owner = await act(sandbox)
                 uid_base = provider.uid_base(sandbox.id)
                 changes = provider.changes(sandbox.id)
-            return await asyncio.to_thread(collect, changes, uid_base, target, owner=owner)
+            return await asyncio.to_thread(collect, changes, uid_base, target, owner=owner, caps=self._limits.caps)
         finally:
             if changes >= 0:
                 os.close(changes)
@@ -175,7 +175,7 @@ class StepRunner:
             await sandbox.mkdir(_PRIVATE, user=ROOT)
         settings = (
             f'Dir::Etc::sourcelist "{_PRIVATE}/sources.list";\n'
-            'APT::Sandbox::User "root";\nAPT::Install-Recommends "false";\n'
+            'APT::Sandbox::User "root";\nAPT::Install-Recommends "false";\nAcquire::Languages "none";\n'
             'Dpkg::Options:: "--force-unsafe-io";\nDpkg::Use-Pty "0";\n'
         )
         await sandbox.write(f"{_PRIVATE}/sources.list", sources.encode(), mode=0o644, user=ROOT)
