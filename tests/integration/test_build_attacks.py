@@ -112,7 +112,7 @@ def test_what_a_step_plants_stays_in_the_tree(world: BuildWorld, tmp_path: Path)
     world.build(
         "planted",
         run(
-            f"cp -a /etc /etc.real; rm -rf /etc; ln -s / /etc; mkdir -p $(dirname {outside}); ln -s {outside} /opt/out;"
+            f"cp -a /etc /etc.real; rm -rf /etc; ln -s / /etc; mkdir -p {outside}; ln -s {outside} /opt/out;"
             f"rm -rf /proc/1/x; ln -s {outside} /var; ln -s /proc/self/root /opt/self; ln -s / /home/user/root;"
             "cp /usr/bin/cat /opt/setid; chmod 6755 /opt/setid; mkdir -m 2777 /opt/group; touch /opt/.wh.cat;"
             "mkdir /opt/wh; touch /opt/wh/.wh..wh..opq; ln /opt/setid /opt/again; mkfifo /opt/pipe;"

@@ -35,7 +35,7 @@ from warren.worker.images.build_settings import BuildNetwork, BuildProgress, Bui
 from warren.worker.images.layers import LayerSize, collect
 from warren.worker.images.versions import STATE
 
-ROOT: Final = "root"
+ROOT: Final = "0"  # an image may have no /etc/passwd
 _NAME: Final = "build"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEEP_BYTES: Final = 1024 * 1024
@@ -135,7 +135,7 @@ class StepRunner:
     async def run(self, sandbox: AgentSandbox, step: Run, config: ImageConfig) -> None:
         """Runs a command to its end. Raises BuildFailed, with what it wrote last."""
         network = await self._open_network(sandbox)
-        user = config.user or ROOT
+        user = config.user.partition(":")[0] or ROOT
         command = Command(
             argv=step.argv,
             env={"PATH": _PATH, **network.env, **config.env, **step.env, **await self._apt_env(sandbox, network)},

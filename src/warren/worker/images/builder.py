@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from warren.interfaces.images import ImageVersion, RootFs
-from warren.model.errors import BuildFailed, ImageNotFound, InvalidRequest, NoSpace, SandboxLost
+from warren.model.errors import (
+    BuildFailed,
+    FileExists,
+    FileNotFound,
+    FileProblem,
+    ImageNotFound,
+    InvalidRequest,
+    NoSpace,
+    SandboxLost,
+    WarrenError,
+)
 from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, Run, Stage, Step
 from warren.model.spec import check_env, check_image_name
 from warren.worker.images.build import build_plain, plain_suite
@@ -205,10 +215,8 @@ class _Build:
             label = f"step {self._count} of {total}: {step.text or type(step).__name__.lower()}"
             try:
                 await self._take(step, state, number, label, (self._count - 1) / (total + 1))
-            except BuildFailed as exc:
+            except (InvalidRequest, FileProblem, FileNotFound, FileExists, SandboxLost) as exc:
                 raise _with_step(exc, label, step.line) from exc
-            except SandboxLost as exc:
-                raise _with_step(BuildFailed(exc.message), label, step.line) from exc
             if len(state.layers) > _MOST_LAYERS:
                 await self._collapse(state)
         return state
@@ -429,11 +437,14 @@ def _fill_plain(path: Path, *, suite: str, progress: BuildProgress) -> None:
     build_plain(suite, path, path.parents[1], progress)
 
 
-def _with_step(exc: BuildFailed, label: str, line: int) -> BuildFailed | NoSpace:
+def _with_step(exc: WarrenError, label: str, line: int) -> WarrenError:
     where = f" (line {line})" if line else ""
+    message = f"{label}{where}: {exc.message}"
+    if not isinstance(exc, BuildFailed):
+        kind = type(exc) if isinstance(exc, InvalidRequest | NoSpace) else BuildFailed
+        return kind(message, remedy=exc.remedy)
     output = "".join(f"\n    {text}" for text in exc.last_lines)
-    shown = f"\nits last output:{output}" if output else ""
-    message = f"{label}{where}: {exc.message}{shown}"
+    message += f"\nits last output:{output}" if output else ""
     if "No space left on device" in output:
         return NoSpace(message, remedy="free space on this machine's disk, or raise image_build_disk_mb")
     return BuildFailed(message, remedy=exc.remedy, last_lines=exc.last_lines)

@@ -44,6 +44,7 @@ _DEVICES: Final = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1,
 _NAMESPACES: Final = ("pid", "ipc", "uts", "mount", "cgroup", "network")
 
 Json = dict[str, Any]
+Devices = tuple[tuple[int, int], ...]
 
 
 def config(
@@ -57,10 +58,12 @@ def config(
     network_sysctls: Mapping[str, str] | None = None,
     seeded: bool = False,
     image: ImageConfig = NO_CONFIG,
+    devices: Devices = (),
 ) -> Json:
     """`swap_limit`: this kernel can limit memory and swap together. `program`: what the rules for system calls were
     compiled to before; only crun can use it, others compile the rules. `seeded`: some of the writable directories are
-    not empty in the image. `image`: what the image says of itself."""
+    not empty in the image. `image`: what the image says of itself. `devices`: numbers of character devices beyond the
+    usual ones."""
     return {
         **({"annotations": {_CRUN_PROGRAM: b64encode(program).decode()}} if program else {}),
         "ociVersion": "1.0.2",
@@ -73,7 +76,7 @@ def config(
             "uidMappings": _mapping(uid_base),
             "gidMappings": _mapping(uid_base),
             "cgroupsPath": cgroup_path(sandbox_id),
-            "resources": _resources(spec.limits, swap_limit),
+            "resources": _resources(spec.limits, swap_limit, devices),
             "rootfsPropagation": "private",
             "sysctl": {**ipc_sysctls(shm_bytes(spec.limits)), **(network_sysctls or {})},
             "maskedPaths": [path for path in MASKED_PATHS if path != "/sys"],  # it is not mounted
@@ -93,12 +96,13 @@ def config_json(
     network_sysctls: Mapping[str, str] | None = None,
     seeded: bool = False,
     image: ImageConfig = NO_CONFIG,
+    devices: Devices = (),
 ) -> str:
     """The same as JSON. Sandboxes of one kind differ in two places only, so the rest is made once."""
     settings = tuple((network_sysctls or {}).items())
     text = _config_template(
         *(spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo),
-        *(swap_limit, program, settings, seeded, image.user, image.workdir),
+        *(swap_limit, program, settings, seeded, image.user, image.workdir, devices),
     )
     return text.replace(_ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
 
@@ -116,6 +120,7 @@ def _config_template(
     seeded: bool,
     user: str,
     workdir: str,
+    devices: Devices,
 ) -> str:
     spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral, writable_root=writable_root, sudo=sudo)
     made = config(
@@ -127,6 +132,7 @@ def _config_template(
         network_sysctls=dict(network_sysctls),
         seeded=seeded,
         image=ImageConfig(user=user, workdir=workdir),
+        devices=devices,
     )
     return json.dumps(made)
 
@@ -209,7 +215,7 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> Json:
     return {"destination": destination, "type": kind, "source": source, "options": list(options)}
 
 
-def _resources(limits: Limits, swap_limit: bool) -> Json:
+def _resources(limits: Limits, swap_limit: bool, devices: Devices = ()) -> Json:
     memory = limits.memory_mb * MIB
     return {
         "memory": {"limit": memory, "swap": memory} if swap_limit else {"limit": memory},
@@ -219,7 +225,7 @@ def _resources(limits: Limits, swap_limit: bool) -> Json:
             {"allow": False, "access": "rwm"},
             *(
                 {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rw"}
-                for _, major, minor in _DEVICES
+                for major, minor in (*((major, minor) for _, major, minor in _DEVICES), *devices)
             ),
             {"allow": True, "type": "c", "major": 5, "minor": 2, "access": "rw"},
             {"allow": True, "type": "c", "major": 136, "access": "rw"},
