@@ -17,13 +17,14 @@ import warren
 from warren.attack.api_suite import PROBES as API_PROBES
 from warren.attack.arena import Arena, read_outcome
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
-from warren.attack.suite import PROBES, attack, attacker_of, choose
+from warren.attack.suite import PROBES, attack, choose
 from warren.model.command_output import output_of
 from warren.model.errors import InvalidRequest
 from warren.model.operations import ExecResult, Reason
 from warren.model.spec import Layer, SandboxSpec
 from warren.testing.fake_provider import FakeProvider
 from warren.worker.images.store import ImageStore
+from warren.worker.network.egress import Egress
 from warren.worker.providers.oci import OciProvider
 from warren.worker.providers.record import Record
 
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def provider(state_dir: Path, image_store: ImageStore) -> AsyncIterator[OciProvider]:
-    provider = OciProvider(state_dir, image_store, BIN)
+    provider = OciProvider(state_dir, image_store, BIN, egress=Egress())
     yield provider
     left = await provider.list_ids()
     for sandbox_id in left:
@@ -50,10 +51,19 @@ def open_holes(findings: list[Finding]) -> list[str]:
 
 @pytest.mark.timeout(400)
 async def test_everything_is_contained(provider: OciProvider, state_dir: Path) -> None:
-    probes = [probe for probe in PROBES if probe.group is not Group.FAIRNESS]
+    probes = [probe for probe in PROBES if probe.group not in (Group.FAIRNESS, Group.EGRESS)]
     findings = await attack(provider, SPEC, secret_paths=(state_dir, BIN), probes=probes)
     assert len(findings) == len(probes) >= 150
     assert open_holes(findings) == []
+
+
+@pytest.mark.timeout(600)
+async def test_rules_of_a_network_hold_and_a_secret_stays_outside(provider: OciProvider, state_dir: Path) -> None:
+    probes = [probe for probe in PROBES if probe.group is Group.EGRESS]
+    findings = await attack(provider, SPEC, secret_paths=(state_dir, BIN), probes=probes)
+    assert len(findings) == len(probes) >= 150
+    assert open_holes(findings) == []
+    assert {finding.outcome.verdict for finding in findings} == {ProbeVerdict.CONTAINED}
 
 
 @pytest.mark.timeout(400)
@@ -69,15 +79,6 @@ async def test_what_a_neighbour_keeps_is_measured(provider: OciProvider, state_d
 async def test_the_host_image_leaks_nothing_of_the_host(provider: OciProvider, state_dir: Path) -> None:
     probes = choose((Group.ESCAPE, Group.LEAKS))
     findings = await attack(provider, SandboxSpec(image="host"), secret_paths=(state_dir, BIN), probes=probes)
-    assert open_holes(findings) == []
-
-
-@pytest.mark.timeout(400)
-async def test_root_inside_gets_no_further(provider: OciProvider, state_dir: Path) -> None:
-    spec = SandboxSpec(image="base", writable_root=True, sudo=True)
-    probes = choose((Group.ESCAPE, Group.KERNEL, Group.LEAKS, Group.NETWORK))
-    assert sum(attacker_of(probe, spec) == "root" for probe in probes) > 70
-    findings = await attack(provider, spec, secret_paths=(state_dir, BIN), probes=probes)
     assert open_holes(findings) == []
 
 

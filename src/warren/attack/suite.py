@@ -1,8 +1,7 @@
 """All probes, and the one loop that runs them.
 
 A probe that runs out of time, or breaks, is UNDECIDED. After each probe the sandbox must still be usable: a probe
-that killed it was not contained, whatever its verdict was. Where a sandbox allows root, the probes of what nobody
-inside may reach attack as root; what root may do to its own sandbox is left to the user.
+that killed it was not contained, whatever its verdict was.
 """
 
 import asyncio
@@ -16,6 +15,7 @@ import anyio
 
 from warren.attack import (
     probes_agent,
+    probes_broker,
     probes_egress,
     probes_escape,
     probes_fair_share,
@@ -26,9 +26,10 @@ from warren.attack import (
     probes_network,
     probes_promises,
     probes_resources,
+    probes_root,
 )
 from warren.attack.arena import Arena, host_environment_canary
-from warren.attack.probe import ApiProbe, Finding, Group, Probe, ProbeResult, ProbeVerdict, got_through, undecided
+from warren.attack.probe import ApiProbe, Finding, Probe, ProbeResult, ProbeVerdict, got_through, undecided
 from warren.interfaces.provider import Provider
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.spec import SandboxSpec
@@ -42,6 +43,7 @@ PROBES: tuple[Probe, ...] = (
     *probes_leaks.PROBES,
     *probes_network.PROBES,
     *probes_egress.PROBES,
+    *probes_broker.PROBES,
     *probes_limits.PROBES,
     *probes_kernel_state.PROBES,
     *probes_resources.PROBES,
@@ -49,8 +51,13 @@ PROBES: tuple[Probe, ...] = (
     *probes_promises.PROBES,
     *probes_fair_share.PROBES,
 )
-_AS_ROOT = frozenset({Group.ESCAPE, Group.KERNEL, Group.LEAKS, Group.NETWORK})
-_ROOTS_RIGHTS = frozenset({"write-system", "become-root", "capabilities", "private-files"})
+ROOT_PROBES = probes_root.root_probes(
+    (
+        *(*probes_escape.PROBES, *probes_agent.PROBES, *probes_leaks.PROBES, *probes_network.PROBES),
+        *(*probes_limits.PROBES, *probes_kernel_state.PROBES),
+    )
+)
+"""For sandboxes that allow root inside, in addition."""
 _PROBE_S = 90.0
 
 Progress = Callable[[Finding], None]
@@ -71,7 +78,6 @@ async def attack(
     try:
         await arena.open()
         for probe in probes:
-            arena.attacker = attacker_of(probe, spec)
             findings.append(await run_probe(probe, probe.attack(arena), arena))
             progress(findings[-1])
     finally:
@@ -80,14 +86,9 @@ async def attack(
     return findings
 
 
-def attacker_of(probe: Probe, spec: SandboxSpec) -> str:
-    """The user who attacks; empty for the sandbox's own."""
-    return "root" if spec.sudo and probe.group in _AS_ROOT and probe.id not in _ROOTS_RIGHTS else ""
-
-
-def choose(wanted: Sequence[str]) -> Sequence[Probe]:
+def choose(wanted: Sequence[str], *, sudo: bool = False) -> Sequence[Probe]:
     """The probes of these ids or groups; all of them if none is named."""
-    return chosen(PROBES, wanted)
+    return chosen((*PROBES, *ROOT_PROBES) if sudo else PROBES, wanted)
 
 
 def chosen(probes: Sequence[P], wanted: Sequence[str]) -> Sequence[P]:

@@ -107,6 +107,9 @@ class Settings:
     preview_domain: str
     preview_public: bool
     webhook_networks: tuple[str, ...]
+    image_registry: str
+    image_insecure_registries: tuple[str, ...]
+    image_registry_networks: tuple[str, ...]
     egress: bool
     egress_allowed: tuple[str, ...]
     egress_denied: tuple[str, ...]
@@ -115,6 +118,13 @@ class Settings:
     egress_connections: int
     egress_mbps: int
     egress_ca_file: Path | None
+    image_network: tuple[str, ...]
+    image_cache_mb: int
+    image_build_memory_mb: int | None
+    image_build_cpus: float | None
+    image_build_disk_mb: int | None
+    image_build_timeout_s: float
+    gpus: tuple[str, ...]
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: tuple[str, ...]

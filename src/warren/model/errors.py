@@ -3,6 +3,7 @@
 WarrenError
 ├── InvalidRequest                 the caller asked for something that cannot be
 │   ├── UnknownEnvironment
+│   ├── UnknownEntry               the registry has no such agent, tool or prompt
 │   ├── UnknownUser
 │   ├── InvalidPath
 │   ├── RangeNotSatisfiable        a part of a file that it does not have
@@ -11,13 +12,15 @@ WarrenError
 │   ├── InvalidHttp
 │   ├── HostNotAllowed             addressed by a name the server does not go by
 │   ├── OriginNotAllowed           sent by a web page from elsewhere
-│   └── TooLarge                   more than is taken in one request
-│       └── HeadTooLarge
+│   ├── TooLarge                   more than is taken in one request
+│   │   └── HeadTooLarge
+│   └── BuildFailed                a step of an image's recipe failed
 ├── NotFound
 │   ├── SessionNotFound
 │   ├── SandboxNotFound
 │   ├── ProcessNotFound
 │   ├── ImageNotFound
+│   ├── EntryNotFound              asked for an entry that the registry does not have
 │   └── FileNotFound
 ├── Unauthorized                   no key, or not the right one
 ├── Forbidden                      the key may not do this
@@ -86,6 +89,10 @@ class UnknownEnvironment(InvalidRequest):
     code = "unknown_environment"
 
 
+class UnknownEntry(InvalidRequest):
+    code = "unknown_entry"
+
+
 class UnknownUser(InvalidRequest):
     code = "unknown_user"
 
@@ -126,6 +133,23 @@ class HeadTooLarge(TooLarge):
     code, http_status = "header_too_large", 431
 
 
+class BuildFailed(InvalidRequest):
+    """`last_lines` are what the step wrote last."""
+
+    code = "build_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        retry_after_s: float | None = None,
+        last_lines: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, remedy=remedy, retry_after_s=retry_after_s)
+        self.last_lines = last_lines
+
+
 class NotFound(WarrenError):
     code, http_status = "not_found", 404
 
@@ -144,6 +168,10 @@ class ProcessNotFound(NotFound):
 
 class ImageNotFound(NotFound):
     code = "image_not_found"
+
+
+class EntryNotFound(NotFound):
+    code = "entry_not_found"
 
 
 class FileNotFound(NotFound):
