@@ -81,7 +81,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The last stage is the image. `source` says where the recipe came from, in a word or two."""
+    """The last stage is the image. `source` says where the recipe came from, in a word or two; `about` how long building
+    it takes, as people say it."""
 
     stages: tuple[Stage, ...]
     source: str = ""
+    about: str = ""
