@@ -1,4 +1,4 @@
-"""Recipes of images that are written in YAML: the `image:` block of an environment, and `images/*.yaml` of the registry.
+"""Recipes of images in YAML: the `image:` block of an environment, and `images/*.yaml` of the registry.
 
 The options of `warren image build` become the same block. A recipe's `source` has a digest of it: an image that was
 built from another recipe than the one there is now is outdated.
@@ -15,7 +15,6 @@ built from another recipe than the one there is now is outdated.
       user: user
 """
 
-import difflib
 import hashlib
 import json
 import re
@@ -25,11 +24,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from warren.config.yaml_files import line_of, read_yaml
+from warren.config.yaml_files import YamlFile
 from warren.logs import get_log
 from warren.model.errors import InvalidRequest
 from warren.model.image import Configure, Copy, Recipe, Run, Stage, Step
 from warren.model.spec import check_env, check_image_name
+from warren.model.suggestions import suggest
 
 ENVIRONMENT_IMAGES: Final = (
     "environment/"  # the names of images that environments describe; no image made by hand has one
@@ -72,7 +72,7 @@ _NPM_ENV: Final = {**_APT_ENV, "npm_config_cache": "/tmp/npm-cache", "npm_config
 class Where:
     """Names the place of a mistake: a file and the line of a key in it, or what was given on a command line."""
 
-    path: Path | None
+    file: YamlFile | None
     keys: tuple[str | int, ...] = ()
 
     def at(self, *keys: str | int) -> "Where":
@@ -83,22 +83,17 @@ class Where:
         return ".".join(str(key) for key in self.keys)
 
     def refuse(self, what: str, remedy: str = "") -> NoReturn:
-        if self.path is None:
+        if self.file is None:
             raise InvalidRequest(what, remedy=remedy)
-        line = line_of(self.path, *self.keys)
-        place = f"{self.path}, line {line}" if line else str(self.path)
-        raise InvalidRequest(f"{place}: {what}", remedy=remedy)
+        raise self.file.error(what, *self.keys, remedy=remedy)
 
 
 def recipe_of(block: Mapping[str, Any], where: Where) -> Recipe:
     """The recipe that a block describes. Raises InvalidRequest, with the file and the line."""
     for key in block:
         if key not in BLOCK_KEYS:
-            close = difflib.get_close_matches(str(key)[:64], BLOCK_KEYS, n=1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            where.at(str(key)).refuse(
-                f"there is no key {where.at(str(key)).key}", f"{hint}the keys are {', '.join(BLOCK_KEYS)}"
-            )
+            at = where.at(str(key))
+            at.refuse(f"there is no key {at.key}", f"{suggest(key, BLOCK_KEYS)}the keys are {', '.join(BLOCK_KEYS)}")
     base = _text(block.get("from", "base"), where.at("from"))
     try:
         check_image_name(base.removeprefix("docker:").removeprefix("oci:"))
@@ -271,24 +266,28 @@ class ImageRecipes:
         self._read: dict[Path, tuple[tuple[int, ...], NamedRecipe | None]] = {}
 
     def names(self) -> list[str]:
-        return sorted({path.stem for folder in self._folders() for path in folder.glob("*.yaml")})
+        return sorted({path.stem for folder in self._folders() for path in folder.glob("*.y*ml")})
 
     def find(self, name: str) -> NamedRecipe | None:
-        """None if there is no such recipe, or if its file has a mistake, which is logged. Costs a stat or two."""
+        """None if there is no such recipe, or if its file has a mistake, which is logged. Costs a few calls of stat."""
+        path = self.path(name)
+        try:
+            found = path.stat() if path else None
+        except OSError:
+            found = None  # removed just now
+        if path is None or found is None:
+            return None
+        stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
+        known = self._read.get(path)
+        if known is None or known[0] != stamp:
+            known = self._read[path] = stamp, _read_or_log(path)
+        return known[1]
+
+    def path(self, name: str) -> Path | None:
         if "/" in name or name.startswith("."):
             return None
-        for folder in reversed(self._folders()):
-            path = folder / f"{name}.yaml"
-            try:
-                found = path.stat()
-            except OSError:
-                continue
-            stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
-            known = self._read.get(path)
-            if known is None or known[0] != stamp:
-                known = self._read[path] = stamp, _read_or_log(path)
-            return known[1]
-        return None
+        candidates = (folder / f"{name}{end}" for folder in reversed(self._folders()) for end in (".yaml", ".yml"))
+        return next((path for path in candidates if path.is_file()), None)
 
     def _folders(self) -> list[Path]:
         return [directory / "images" for directory in self._directories]
@@ -304,10 +303,11 @@ def _read_or_log(path: Path) -> NamedRecipe | None:
 
 def read_recipe(path: Path) -> NamedRecipe:
     """Raises InvalidRequest, with the file and what is wrong in it."""
-    values = read_yaml(path)
-    where = Where(path)
-    if not isinstance(values, dict):
+    file = YamlFile(path)
+    where = Where(file)
+    if not isinstance(file.values, dict):
         where.refuse("keys and values are expected")
+    values = dict(file.values)
     name, description = values.pop("name", ""), values.pop("description", "")
     if name != path.stem:
         where.at("name").refuse(f"name is {_shown(name)}, the file's name says {path.stem!r}")

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from warren.config.image_recipes import ENVIRONMENT_IMAGES, NamedRecipe, Where, recipe_of
 from warren.config.registry_files import RegistryFiles
 from warren.config.yaml_files import YamlFile
 from warren.model.capability import Capability
@@ -31,7 +32,7 @@ _LIST: _Type = (list,), "a list"
 _KEYS = {
     "name": _TEXT,
     "description": _TEXT,
-    "image": _TEXT,
+    "image": ((str, dict), "a text, or keys and values"),
     "limits": _MAPPING,
     "io": _MAPPING,
     "env": _MAPPING,
@@ -60,6 +61,13 @@ class Registry(RegistryFiles[Environment]):
     def environment(self, name: str) -> Environment:
         return self.get(name)
 
+    def recipe(self, name: str) -> NamedRecipe | None:
+        """How the image of the environment is made, if its file says that. Raises what `environment` does."""
+        environment = self.environment(name)
+        if environment.recipe is None:
+            return None
+        return NamedRecipe(environment.image, environment.recipe, self._files[name].parent, environment.description)
+
 
 def read_environment(path: Path) -> Environment:
     file = YamlFile(path)
@@ -81,6 +89,10 @@ def read_environment(path: Path) -> Environment:
         rules = Policy() if policy is None else Policy.from_mapping(policy)
     with _mistakes(file, "network"):
         reach = NO_NETWORK if network is None else NetworkRules.from_mapping(network)
+    recipe = None
+    if isinstance(values["image"], dict):
+        recipe = recipe_of(values["image"], Where(file, ("image",)))
+        values["image"] = f"{ENVIRONMENT_IMAGES}{path.stem}"
     with _mistakes(file, "image"):
         check_image_name(values["image"])
     for name in ("idle_timeout_s", "max_lifetime_s"):
@@ -97,6 +109,7 @@ def read_environment(path: Path) -> Environment:
             needs=needs,
             network=reach,
             secrets=secrets,
+            recipe=recipe,
             **values,
         )
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest
+from warren.model.image import Recipe
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.secrets import check_names
@@ -43,7 +44,7 @@ class Environment:
     which commands its sessions may run. `provider` is the one that makes its sandboxes unless the session names
     another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
     capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
-    else."""
+    else. `recipe` is how its image is made, if its file says that."""
 
     name: str
     image: str
@@ -59,6 +60,7 @@ class Environment:
     needs: frozenset[Capability] = frozenset()
     network: NetworkRules = NO_NETWORK
     secrets: tuple[str, ...] = ()
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         check_image_name(self.image)

@@ -30,8 +30,8 @@ NO_CONFIG = ImageConfig()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command, with its shell already in `argv`. `text` is how it was written, `line` where; 0: in no file. `env` holds
-    for this command alone, beside the image's own."""
+    """A command, with its shell already in `argv`. `text` is how it was written, `line` where; 0: in no file. `env`
+    holds for this command alone, beside the image's own."""
 
     argv: tuple[str, ...]
     text: str
@@ -81,8 +81,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The last stage is the image. `source` says where the recipe came from, in a word or two; `about` how long building
-    it takes, as people say it."""
+    """The last stage is the image. `source` says where the recipe came from, in a word or two; `about` how long
+    building it takes, as people say it."""
 
     stages: tuple[Stage, ...]
     source: str = ""
