@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from warren.config.image_recipes import ImageRecipes, Where, is_outdated, recipe_of, split_packages
+from warren.config.image_recipes import ImageRecipes, Where, recipe_of, split_packages
 from warren.config.registry import Registry, packaged_registry, read_environment
 from warren.model.errors import InvalidRequest
 from warren.model.image import Configure, Copy, Run
@@ -110,9 +110,9 @@ def test_a_changed_recipe_makes_its_image_outdated_and_no_other() -> None:
     same = recipe_of({"python": "pandas", "about": "long"}, Where(None))
     other = recipe_of({"python": ["pandas", "numpy"]}, Where(None))
     assert first.source == same.source != other.source
-    assert not is_outdated(first.source, same)
-    assert is_outdated(first.source, other)
-    assert not is_outdated("tar from stdin", other)
+    assert not same.made_another(first.source)
+    assert other.made_another(first.source)
+    assert not other.made_another("tar from stdin")
 
 
 def test_recipes_of_the_registry(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Final, NoReturn
 from warren.config.yaml_files import YamlFile
 from warren.logs import get_log
 from warren.model.errors import InvalidRequest
-from warren.model.image import Configure, Copy, Recipe, Run, Stage, Step
+from warren.model.image import RECIPE, Configure, Copy, Recipe, Run, Stage, Step
 from warren.model.spec import check_env, check_image_name
 from warren.model.suggestions import suggest
 
@@ -35,8 +35,8 @@ ENVIRONMENT_IMAGES: Final = (
     "environment/"  # the names of images that environments describe; no image made by hand has one
 )
 BLOCK_KEYS: Final = ("from", "apt", "python", "npm", "run", "copy", "env", "workdir", "user", "about")
-SOURCE: Final = "recipe "
 _COPY_KEYS: Final = ("from", "to", "owner", "mode")
+ROOT: Final = "root"
 _MOST_ENTRIES: Final = 500
 _LONGEST: Final = 100_000
 _log = get_log(__name__)
@@ -112,7 +112,7 @@ def recipe_of(block: Mapping[str, Any], where: Where) -> Recipe:
         text = _text(command, where.at("run", number))
         if not text.strip():
             where.at("run", number).refuse("a command is empty")
-        steps.append(Run(("/bin/sh", "-ec", text), f"run {text.strip()}"))
+        steps.append(Run(("/bin/sh", "-ec", text), f"run {text.strip()}", user=ROOT))
     if user := _text(block.get("user", ""), where.at("user")):
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?", user):
             where.at("user").refuse(f"{user!r} is not a user")
@@ -123,12 +123,7 @@ def recipe_of(block: Mapping[str, Any], where: Where) -> Recipe:
 
 def _with_source(recipe: Recipe) -> Recipe:
     text = json.dumps([asdict(stage) for stage in recipe.stages], sort_keys=True)
-    return replace(recipe, source=f"{SOURCE}{hashlib.sha256(text.encode()).hexdigest()[:16]}")
-
-
-def is_outdated(source: str, recipe: Recipe) -> bool:
-    """Whether an image of this source was built from another recipe. One that was made by hand is never outdated."""
-    return source.startswith(SOURCE) and source != recipe.source
+    return replace(recipe, source=f"{RECIPE} {hashlib.sha256(text.encode()).hexdigest()[:16]}")
 
 
 # -- packages
@@ -138,14 +133,14 @@ def _package_steps(block: Mapping[str, Any], where: Where) -> list[Run]:
     found: list[Run] = []
     if names := _packages(block, "apt", where):
         script = f"{_APT} update && {_APT} install -y --no-install-recommends -- {_quoted(names)} && {_CLEAN}"
-        found.append(Run(("/bin/sh", "-ec", script), f"apt {', '.join(names)}", env=_APT_ENV))
+        found.append(Run(("/bin/sh", "-ec", script), f"apt {', '.join(names)}", env=_APT_ENV, user=ROOT))
     if names := _packages(block, "python", where):
         script = f"{_installed('pip3', 'python3-pip')}\npython3 -m pip install -q -- {_quoted(names)}"
-        found.append(Run(("/bin/sh", "-ec", script), f"python {', '.join(names)}", env=_PIP_ENV))
+        found.append(Run(("/bin/sh", "-ec", script), f"python {', '.join(names)}", env=_PIP_ENV, user=ROOT))
     if names := _packages(block, "npm", where):
         install = f"npm install -g --no-audit --no-fund --loglevel=error -- {_quoted(names)}"
         script = f'{_installed("npm", "npm")}\n{install}\nrm -rf "$npm_config_cache"'
-        found.append(Run(("/bin/sh", "-ec", script), f"npm {', '.join(names)}", env=_NPM_ENV))
+        found.append(Run(("/bin/sh", "-ec", script), f"npm {', '.join(names)}", env=_NPM_ENV, user=ROOT))
     return found
 
 

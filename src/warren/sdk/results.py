@@ -189,6 +189,7 @@ class EnvironmentInfo(Result):
     needs: list[str] = field(default_factory=list)
     network: dict[str, Any] | None = None
     default: bool = False
+    image_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
@@ -302,6 +302,9 @@ class EnvironmentView(BaseModel):
     secrets: list[str] = Field(description="Names of secrets that your tenant must have for it")
     network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
     default: bool = Field(description="A session that names no environment gets this one")
+    image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
+        description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"
+    )
 
 
 class EnvironmentList(BaseModel):

@@ -20,7 +20,7 @@ from warren.sdk.blocking.files import Files
 from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import network_values, new_key
+from warren.sdk.protocol import IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key
 from warren.sdk.results import (
     EnvironmentInfo,
     ExecuteResult,
@@ -55,7 +55,8 @@ class SandboxClient(Files):
     the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the server's
     providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what the
     environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
-    the sandbox carry.
+    the sandbox carry. `image_timeout_s`: how long the first use waits while the server builds the environment's image;
+    meanwhile `on_image_progress` is called with an ImageBuilding, whose `step`, `fraction` and `about` tell how far.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class SandboxClient(Files):
         timeout: float = COMMAND_TIMEOUT_S,
         replace_lost: bool = False,
         exactly_once: bool = False,
+        image_timeout_s: float = IMAGE_TIMEOUT_S,
+        on_image_progress: ImageProgress | None = None,
         backend: Backend | None = None,
     ) -> None:
         # All arguments but the session: enough to make another client like this one.
@@ -112,7 +115,13 @@ class SandboxClient(Files):
             }.items()
             if value
         }
-        super().__init__(backend or open_backend(mode, server_url, api_key), session_options, session_id)
+        super().__init__(
+            backend or open_backend(mode, server_url, api_key),
+            session_options,
+            session_id,
+            image_timeout_s,
+            on_image_progress,
+        )
         self._owns_backend = backend is None
         self.timeout = timeout
         self.exactly_once = exactly_once

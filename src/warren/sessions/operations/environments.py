@@ -15,7 +15,13 @@ _SHOWN_OF_IMAGE: Final = ("name", "version", "size_bytes", "files")
 async def list_environments(call: Call) -> Values:
     """As they are now, with the limits a session gets if it asks for no others. Values of variables are not shown."""
     default = call.context.default_environment
-    return {"environments": [_show(one, is_default=one.name == default) for one in await _usable(call)]}
+    lifecycle = call.context.sessions.lifecycle
+    return {
+        "environments": [
+            {**_show(one, is_default=one.name == default), "image_state": await lifecycle.image_state(one)}
+            for one in await _usable(call)
+        ]
+    }
 
 
 async def list_images(call: Call) -> Values:

@@ -56,6 +56,10 @@ class ImageStore:
     def release(self, user: Path) -> None:
         self._versions.release(user)
 
+    def source(self, name: str, version: str) -> str:
+        """What this version was made from; empty if it is not there any more."""
+        return next((one.source for one in self.list() if one.version == version), "")
+
     def list(self) -> "list[ImageVersion]":
         """All versions of all images, by name and the newest first."""
         return self._versions.show_all()
