@@ -29,6 +29,7 @@ _TEXT: _Type = (str,), "a text"
 _MAPPING: _Type = (dict,), "keys and values"
 _NUMBER: _Type = (int, float), "a number"
 _LIST: _Type = (list,), "a list"
+_FLAG: _Type = (bool,), "true or false"
 _KEYS = {
     "name": _TEXT,
     "description": _TEXT,
@@ -44,8 +45,11 @@ _KEYS = {
     "needs": _LIST,
     "network": _MAPPING,
     "secrets": _LIST,
+    "root": _TEXT,
+    "sudo": _FLAG,
 }
 _REQUIRED = ("name", "image")
+_ROOTS = {"read-only": False, "writable": True}
 
 
 def packaged_registry() -> Path:
@@ -85,6 +89,9 @@ def read_environment(path: Path) -> Environment:
     env = _read_env(file, values.pop("env", {}))
     secrets = _read_secrets(file, values.pop("secrets", []))
     needs = _read_needs(file, values.pop("needs", []))
+    writable_root = _read_root(file, values.pop("root", "read-only"))
+    if values.get("sudo"):
+        needs |= {Capability.USER_NAMESPACE}  # without one, root inside would be the machine's root
     with _mistakes(file, "policy"):
         rules = Policy() if policy is None else Policy.from_mapping(policy)
     with _mistakes(file, "network"):
@@ -109,6 +116,7 @@ def read_environment(path: Path) -> Environment:
             needs=needs,
             network=reach,
             secrets=secrets,
+            writable_root=writable_root,
             recipe=recipe,
             **values,
         )
@@ -131,7 +139,7 @@ def _read_mapping(file: YamlFile) -> dict[str, Any]:
         if key not in _KEYS:
             raise _unknown_key(file, f"there is no key {key!r}", _KEYS, key)
         types, in_words = _KEYS[key]
-        if isinstance(value, bool) or not isinstance(value, types):
+        if isinstance(value, bool) != (types == (bool,)) or not isinstance(value, types):
             raise file.error(f"{key} is {value!r}, it must be {in_words}", key)
     return values
 
@@ -167,6 +175,12 @@ def _read_needs(file: YamlFile, names: list[Any]) -> frozenset[Capability]:
             remedy = f"{suggest(name, Capability)}the capabilities are {', '.join(Capability)}"
             raise file.error(f"there is no capability {name!r}", "needs", place, remedy=remedy)
     return frozenset(map(Capability, names))
+
+
+def _read_root(file: YamlFile, root: str) -> bool:
+    if root not in _ROOTS:
+        raise file.error(f"root is {root!r}", "root", remedy=f"it is one of {', '.join(_ROOTS)}")
+    return _ROOTS[root]
 
 
 def _read_limits(file: YamlFile, values: dict[Any, Any]) -> Limits:

@@ -96,13 +96,11 @@ class ImageBuilds:
     async def state(self, image: str, recipe: Recipe | None, find_version: Callable[[], Awaitable[str]]) -> ImageState:
         version = await _version_or_none(find_version)
         recipe = self.recipe(image, recipe)
-        if recipe is None:
-            return "missing" if version is None else "ready"
+        if version is not None and (recipe is None or not await self._is_outdated(image, version, recipe)):
+            return "ready"
         if (image in self._builds and not self._has_ended(image)) or is_being_built(self._images, image):
             return "building"
-        if version is None:
-            return "missing"
-        return "outdated" if await self._is_outdated(image, version, recipe) else "ready"
+        return "missing" if version is None else "outdated"
 
     async def close(self) -> None:
         self._closed = True
