@@ -814,7 +814,11 @@ static void mount_trees(const struct options *o, int userns)
         mount_tree(source, path(tree, "tree%d", i), userns, o->writable);
         if (o->writable)
             make_upper(tree, tree);
-        lay_over(path(place, "/proc/self/fd/%d", fd), path(lower, "%s:empty", tree), o->writable ? tree : NULL, source);
+        /* What the agent's tree has at this place lies above, as it does elsewhere. */
+        if (access(path(lower, "agent%s", target), F_OK))
+            path(lower, "empty");
+        strcat(strcat(lower, ":"), tree);
+        lay_over(path(place, "/proc/self/fd/%d", fd), lower, o->writable ? tree : NULL, source);
         close(fd);
     }
 }

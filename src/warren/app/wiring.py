@@ -80,7 +80,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             bin_dir=settings.bin_dir,
             runtime=settings.runtime or None,
             fault=fault,
-            room=_host_room(settings),
+            room=build_host_room(settings),
             egress=_build_network(settings),
         )
     if name == "docker":
@@ -92,7 +92,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             bin_dir=settings.bin_dir,
             docker_url=settings.docker_url or None,
             fault=fault,
-            room=_host_room(settings),
+            room=build_host_room(settings),
             egress=_build_network(settings),
         )
     if name == "fake":
@@ -108,7 +108,7 @@ def _build_network(settings: Settings) -> "EgressService | None":
     return Egress(build_egress_policy(settings)) if settings.egress else None
 
 
-def _host_room(settings: Settings) -> "HostRoom":
+def build_host_room(settings: Settings) -> "HostRoom":
     from warren.worker.providers.host_provider import HostRoom
 
     return HostRoom(

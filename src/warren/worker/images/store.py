@@ -19,6 +19,7 @@ from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import check_image_name
 from warren.worker.images.build import Progress, build_base, build_host
+from warren.worker.images.build_cache import UNUSED_S, CacheUse, LayerCache
 from warren.worker.images.import_tree import copy_directory, unpack_tar
 from warren.worker.images.pack import digest_of
 from warren.worker.images.prepare import check_is_root_filesystem, prepare
@@ -42,8 +43,19 @@ class ImageStore:
     def __repr__(self) -> str:
         return f"<ImageStore {self._images}>"
 
+    @property
+    def folder(self) -> Path:
+        return self._images
+
+    def temporary(self) -> contextlib.AbstractContextManager[Path]:
+        """A directory beside the images, removed afterwards; deletes those that dead makers have left."""
+        return self._versions.temporary()
+
     def version(self, name: str) -> str:
         return self._versions.current(name) or _missing(name)
+
+    def info(self, version: str) -> ImageInfo | None:
+        return self._versions.info(version)
 
     def rootfs(self, name: str) -> RootFs:
         return self._versions.rootfs(self.version(name)) or _missing(name)
@@ -70,7 +82,7 @@ class ImageStore:
         if name not in BUILDABLE:
             raise InvalidRequest(f"Warren cannot build {name!r}", remedy=f"it builds {' and '.join(BUILDABLE)}")
         build = build_base if name == "base" else build_host
-        return self._make(
+        return self.make(
             name,
             "built on this machine",
             lambda path: build(path, path.parents[1], progress),
@@ -93,7 +105,7 @@ class ImageStore:
             with _new_tree(path) as tree:
                 copy_directory(source, tree)
 
-        return self._make(name, f"directory {source}", fill, progress, shell_needed=shell_needed)
+        return self.make(name, f"directory {source}", fill, progress, shell_needed=shell_needed)
 
     def import_tar(
         self,
@@ -109,7 +121,7 @@ class ImageStore:
             with _new_tree(path) as tree:
                 unpack_tar(stream, tree)
 
-        return self._make(name, source, fill, progress, shell_needed=shell_needed)
+        return self.make(name, source, fill, progress, shell_needed=shell_needed)
 
     def import_docker(
         self, name: str, reference: str, docker_url: str, progress: Progress = silent, *, shell_needed: bool = True
@@ -124,7 +136,7 @@ class ImageStore:
                 unpack = partial(unpack_tar, tree=tree)
                 asyncio.run(unpack_docker_image(docker_url, reference, owner=path, unpack=unpack))
 
-        return self._make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
+        return self.make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
 
     def remove(self, which: str, *, when_unused: bool = False) -> ImageVersion:
         """Removes the current version of the image of that name, or the version of that id. Raises Conflict if
@@ -137,7 +149,14 @@ class ImageStore:
         with explain_errors("removing versions of images", self._images):
             return self._versions.prune()
 
-    def _make(
+    def prune_layers(self, *, everything: bool = False) -> CacheUse:
+        """Removes layers of builds that were not used for a month, or all that no build uses now."""
+        cache = LayerCache(self._images)
+        with self.temporary() as temporary, explain_errors("removing layers", temporary):
+            unused_s = None if everything else UNUSED_S
+            return cache.trim(temporary, most_bytes=0 if everything else 1 << 62, unused_s=unused_s)
+
+    def make(
         self,
         name: str,
         source: str,
@@ -148,6 +167,8 @@ class ImageStore:
         shell_needed: bool = True,
         config: ImageConfig = NO_CONFIG,
     ) -> ImageVersion:
+        """Makes a version of what `fill` puts at the path it is called with. `fill` may use the directory two above
+        that path for what it needs meanwhile."""
         check_image_name(name)
         with self._versions.temporary() as temporary, explain_errors(f"making the image {name}", temporary):
             new = temporary / "new"
