@@ -83,8 +83,8 @@ class WeakProvider(OciProvider):
     promised = frozenset[Layer]()
     weaken: Weaken
 
-    def _config(self, record: Record) -> str:
-        config = json.loads(super()._config(record))
+    def _config(self, record: Record, **options: Any) -> str:
+        config = json.loads(super()._config(record, **options))
         self.weaken(config)
         return json.dumps(config)
 

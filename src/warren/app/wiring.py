@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
     from warren.worker.images.builds import ImageBuilds
+    from warren.worker.images.oci_pull import PullOptions
     from warren.worker.providers.connection import EgressService
     from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
@@ -60,11 +61,25 @@ Fault = Callable[[str], None]
 
 
 def build_registry(settings: Settings) -> Registry:
-    return Registry(packaged_registry(), *([settings.registry_dir] if settings.registry_dir else []))
+    return Registry(*recipe_folders(settings))
+
+
+def recipe_folders(settings: Settings) -> "list[Path]":
+    """The directories of the registry, the operator's last."""
+    return [packaged_registry(), *([settings.registry_dir] if settings.registry_dir else [])]
 
 
 def build_images(settings: Settings) -> ImageStore:
     return ImageStore(settings.state_dir)
+
+
+def build_pull_options(settings: Settings) -> "PullOptions":
+    from warren.model.addresses import read_networks
+    from warren.worker.images.oci_pull import PullOptions
+
+    return PullOptions(
+        settings.image_registry, settings.image_insecure_registries, read_networks(settings.image_registry_networks)
+    )
 
 
 def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: None) -> Provider:
@@ -211,7 +226,7 @@ def build_recipes(settings: Settings) -> "Callable[[str], NamedRecipe | None]":
     from warren.config.image_recipes import ENVIRONMENT_IMAGES, ImageRecipes
 
     registry = build_registry(settings)
-    recipes = ImageRecipes(packaged_registry(), *([settings.registry_dir] if settings.registry_dir else []))
+    recipes = ImageRecipes(*recipe_folders(settings))
 
     def find(image: str) -> "NamedRecipe | None":
         if not image.startswith(ENVIRONMENT_IMAGES):

@@ -1,4 +1,4 @@
-"""`warren image build`, and what builds the images of environments: `warren environments build`, `warren run`, a server.
+"""`warren image build`, and what builds images for `warren environments build`, `warren run` and a server.
 
 A server starts `warren image build --report PID NAME`: progress is then lines of JSON on stdout, and the build ends
 when the process PID does.
@@ -116,12 +116,11 @@ def build_named(
         progress("waiting for another build of it", None)
 
     with building_lock(folder, named.name, waiting):
-        if not again and (found := _current(images, named.name)) is not None:
-            if not named.recipe.made_another(found.source):
-                return found
-        for base in {stage.base for stage in named.recipe.stages} & {*_PLAIN}:
-            if _current(images, base) is None:
-                images.build(base, lambda step, fraction: progress(f"image {base}: {step}", None))
+        found = None if again else _current(images, named.name)
+        if found is not None and not named.recipe.made_another(found.source):
+            return found
+        if any(stage.base == "base" for stage in named.recipe.stages) and _current(images, "base") is None:
+            images.build("base", lambda step, _: progress(f"image base: {step}", None))
         return _build_recipe(settings, images, named, progress, no_cache)
 
 
@@ -390,7 +389,9 @@ def _read(file: Path) -> str:
     except UnicodeDecodeError as exc:
         raise InvalidRequest(f"{file} is not text in UTF-8") from exc
     except IsADirectoryError as exc:
-        raise InvalidRequest(f"{file} is a directory", remedy="-f takes the Dockerfile, the directory comes last") from exc
+        raise InvalidRequest(
+            f"{file} is a directory", remedy="-f takes the Dockerfile, the directory comes last"
+        ) from exc
     except FileNotFoundError as exc:
         raise InvalidRequest(f"there is no file {file}") from exc
 
@@ -408,7 +409,9 @@ def _build_with_docker(
 ) -> "ImageVersion":
     if engine != "docker":
         raise click.UsageError(f"--with takes docker, not {engine!r}")
-    raise InvalidRequest("--with docker is not built in here", remedy="docker build, then `warren image import docker:REF`")
+    raise InvalidRequest(
+        "--with docker is not built in here", remedy="docker build, then `warren image import docker:REF`"
+    )
 
 
 # -- for a server

@@ -34,6 +34,8 @@ _QUOTA_PERIOD_US = 100_000  # Docker's CPU quota is microseconds of every 100 ms
 LABEL = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}=[A-Za-z0-9._-]{0,63}"
 _HOST_NAME = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*"
 
+_REGISTRY_HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?"
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -208,6 +210,12 @@ def _parse_labels(text: str) -> tuple[str, ...]:
     return tuple(labels)
 
 
+def _parse_registries(text: str) -> tuple[str, ...]:
+    hosts = [part.strip().lower() for part in text.split(",")]
+    _require(all(re.fullmatch(_REGISTRY_HOST, host) for host in hosts))
+    return tuple(dict.fromkeys(hosts))
+
+
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 SWITCH = Kind("one of 1, 0, true, false, yes, no, on, off", "BOOL", _parse_switch)
 MEMORY = Kind("an amount of memory from 64m to 1t (like 512m, 1g or 536870912)", "SIZE", _parse_memory)
@@ -229,6 +237,10 @@ RULES = Kind("a list of rules such as *.example.com or 10.0.0.0/8:443, with comm
 CEILING = Kind("a list of rules and presets, with commas between them; or internet, or none", "LIST", _parse_ceiling)
 ADDRESS = Kind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
 ADDRESSES = Kind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
+REGISTRY = matching(
+    rf"{_REGISTRY_HOST}(/[a-z0-9._-]+)*", "the host of a registry, with a port or a path", "HOST[:PORT][/PATH]"
+)
+REGISTRIES = Kind("a list of hosts, with or without ports, with commas between them", "LIST", _parse_registries)
 LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
 PROVIDER_LIST = Kind(f"a list of {', '.join(PROVIDERS)}, with commas between them", "LIST", _parse_providers)
 TEXT = matching(r"[!-~]{1,4096}", "a text without spaces")
@@ -416,6 +428,11 @@ _ROWS = (
            default_text="previews have names below localhost, and paths"),
     Option("preview_public", SWITCH, False, "Whether callers may make previews public, for everybody to open."),
     Option("webhook_networks", NETWORKS, (), "Networks that webhooks may call although they are not public."),
+    Option("image_registry", REGISTRY, "", "Where `warren image pull` looks for names without a host."),
+    Option("image_insecure_registries", REGISTRIES, (),
+           "Registries that are spoken to without TLS, beside those on this machine."),
+    Option("image_registry_networks", NETWORKS, (),
+           "Networks that a registry may send a pull to although they are not public."),
     Option("egress", SWITCH, True, "Whether sessions may ask for a network at all.", flag="--egress/--no-egress"),
     Option("egress_allowed", CEILING, (), "The most that a session may open; a tenant's own bound is in its quota.",
            default_text="everything that is public"),

@@ -108,6 +108,9 @@ class Settings:
     preview_domain: str
     preview_public: bool
     webhook_networks: tuple[str, ...]
+    image_registry: str
+    image_insecure_registries: tuple[str, ...]
+    image_registry_networks: tuple[str, ...]
     egress: bool
     egress_allowed: tuple[str, ...]
     egress_denied: tuple[str, ...]

@@ -135,7 +135,7 @@ class StepRunner:
     async def run(self, sandbox: AgentSandbox, step: Run, config: ImageConfig) -> None:
         """Runs a command to its end. Raises BuildFailed, with what it wrote last."""
         network = await self._open_network(sandbox)
-        user = config.user or ROOT
+        user = step.user or config.user or ROOT
         command = Command(
             argv=step.argv,
             env={"PATH": _PATH, **network.env, **config.env, **step.env, **await self._apt_env(sandbox, network)},

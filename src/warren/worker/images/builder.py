@@ -70,6 +70,17 @@ def build_recipe(
                 images.release(making)
 
 
+def base_config(images: ImageStore, base: str, settings: BuildSettings, progress: BuildProgress) -> ImageConfig:
+    """What the image of a FROM says about itself. It is made or taken from where it can be had, if it is not here."""
+    with images.temporary() as making, explain_errors(f"looking at the image {base}", making):
+        build = _Build(images, making, Recipe(()), None, settings, progress, no_cache=False)
+        with contextlib.closing(build.cache):
+            try:
+                return build.open_base(base).config
+            finally:
+                images.release(making)
+
+
 def _finish(
     images: ImageStore,
     name: str,
@@ -85,15 +96,14 @@ def _finish(
         progress("up to date", 1.0)
         return existing
 
-    def fill(path: Path) -> None:
+    def fill(path: Path) -> ImageConfig:
         progress("putting the layers together", 0.95)
         flatten(made.base.path, [layer.tree for layer in made.layers], path)
         (path.parent / _RECORD).write_text(json.dumps({"key": key}))
+        return made.config
 
     source = recipe.source or "recipe"
-    version = images.make(
-        *(name, source, fill, progress), host_usr=made.base.host_usr, shell_needed=False, config=made.config
-    )
+    version = images.make(*(name, source, fill, progress), host_usr=made.base.host_usr, shell_needed=False)
     build.cache.trim(build.making, most_bytes=build.settings.cache_mb * _MIB)
     return version
 
@@ -221,7 +231,7 @@ class _Build:
             await self._layer(key, state, lambda sandbox: make_directory(sandbox, path), label, fraction)
         elif isinstance(step, Run):
             about = {"argv": step.argv, "own": dict(step.env), "env": dict(config.env)}
-            key = key_of(state.key, **about, workdir=config.workdir, user=config.user)
+            key = key_of(state.key, **about, workdir=config.workdir, user=step.user or config.user)
             await self._layer(key, state, lambda sandbox: self._steps().run(sandbox, step, config), label, fraction)
         elif step.stage:
             await self._copy_from_stage(step, state, number, label, fraction)
@@ -363,10 +373,10 @@ class _Build:
             if base and (stage.name == base or str(number) == base):
                 return self._made[number]
         if base not in self._bases:
-            self._bases[base] = await asyncio.to_thread(self._open_base, base)
+            self._bases[base] = await asyncio.to_thread(self.open_base, base)
         return self._bases[base]
 
-    def _open_base(self, base: str) -> _StageState:
+    def open_base(self, base: str) -> _StageState:
         if base == SCRATCH:
             return self._scratch()
         check_image_name(base)

@@ -36,13 +36,14 @@ ImageState = str  # ready, missing, outdated, building
 
 @dataclass(slots=True)
 class _Build:
-    """A build that runs, or that has failed at `failed_at`."""
+    """A build that runs, or that ended at `ended_at`."""
 
     source: str
     about: str
     step: str = "starting"
     fraction: float | None = None
-    failed_at: float | None = None
+    failed: bool = False
+    ended_at: float = 0.0
     task: asyncio.Task[None] | None = None
 
 
@@ -81,15 +82,15 @@ class ImageBuilds:
                 del self._builds[image]
             return
         build = self._builds.get(image)
-        if build is None or (self._has_ended(image) and self._may_repeat(build, recipe)):
+        if build is None or (self._has_ended(image) and self._may_repeat(build, recipe, is_missing=version is None)):
             build = self._start(image, recipe)
         if version is not None:
             return
-        if build.failed_at is not None:
+        if build.failed:
             raise ImageBuildFailed(
                 f"the image of this environment could not be built: the step {build.step[:200]!r} failed",
                 remedy="the operator finds why in the server's log, or with `warren environments build`",
-                retry_after_s=max(1.0, build.failed_at + _REPEAT_S - time.monotonic()),
+                retry_after_s=max(1.0, build.ended_at + _REPEAT_S - time.monotonic()),
             )
         raise _building(build)
 
@@ -119,10 +120,10 @@ class ImageBuilds:
         build = self._builds.get(image)
         return build is not None and (build.task is None or build.task.done())
 
-    def _may_repeat(self, build: _Build, recipe: Recipe) -> bool:
-        return (
-            build.failed_at is None or build.source != recipe.source or time.monotonic() >= build.failed_at + _REPEAT_S
-        )
+    def _may_repeat(self, build: _Build, recipe: Recipe, *, is_missing: bool) -> bool:
+        if build.source != recipe.source or (is_missing and not build.failed):
+            return True
+        return time.monotonic() >= build.ended_at + _REPEAT_S
 
     def _start(self, image: str, recipe: Recipe) -> _Build:
         if self._closed:
@@ -140,10 +141,10 @@ class ImageBuilds:
         except (OSError, ValueError) as exc:
             code, lines = 1, [str(exc)]
         seconds = round(time.monotonic() - began, 1)
+        build.ended_at, build.failed = time.monotonic(), code != 0
         if code == 0:
             _log.info("image_build_done", image=image, seconds=seconds)
             return
-        build.failed_at = time.monotonic()
         _log.error("image_build_failed", image=image, step=build.step, seconds=seconds, output="\n".join(lines[-40:]))
 
     async def _follow(self, image: str, build: _Build, lines: list[str]) -> int:

@@ -104,14 +104,43 @@ def choose(data: bytes, platform: Platform) -> Descriptor:
     for entry in _list(values.get("manifests"), "the index has no list of manifests"):
         found = _object(entry, "an entry of the index")
         of = found.get("platform")
-        its = Platform("", "") if not isinstance(of, dict) else Platform(
-            _text(of.get("os")), _text(of.get("architecture")), _text(of.get("variant"))
-        )  # fmt: skip
+        its = _platform(of) if isinstance(of, dict) else Platform("", "")
         if found.get("mediaType", MANIFEST) in (*_MANIFESTS, *_INDEXES) and _fits(its, platform):
             return _descriptor(found)
         others.append(str(its))
     has = ", ".join(sorted({name[:40] for name in others if name and "unknown" not in name})[:20]) or "none"
     raise InvalidRequest(f"the image is not there for {platform}; it is for {has}", remedy="choose one by --platform")
+
+
+def entries_of(data: bytes, platform: Platform) -> list[Descriptor]:
+    """The images in the index of a layout, less those that say they are for another platform."""
+    values = _object(_parse(data, "the index"), "the index")
+    found = []
+    for entry in _list(values.get("manifests"), "the index has no list of manifests"):
+        its = _object(entry, "an entry of the index").get("platform")
+        if not isinstance(its, dict) or _fits(_platform(its), platform):
+            found.append(_descriptor(entry))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """An image in what `docker save` writes: the names of its files."""
+
+    config: str
+    layers: tuple[str, ...]
+
+
+def read_saved(data: bytes) -> list[Saved]:
+    found = []
+    for entry in _list(_parse(data, "the manifest"), "manifest.json of the archive is no list"):
+        values = _object(entry, "an entry of manifest.json")
+        found.append(Saved(_text(values.get("Config")), _texts(values.get("Layers"))))
+    return found
+
+
+def _platform(values: Mapping[str, Any]) -> Platform:
+    return Platform(*(_text(values.get(name)) for name in ("os", "architecture", "variant")))
 
 
 def _fits(found: Platform, wanted: Platform) -> bool:
@@ -152,10 +181,9 @@ def read_config(data: bytes, *, digest: str = "") -> ReadConfig:
     diff_ids = _list(root.get("diff_ids") if isinstance(root, dict) else None, "the config has no list of diff_ids")
     if len(diff_ids) > MAX_LAYERS or not all(is_digest(each) for each in diff_ids):
         raise InvalidRequest("the config of the image has diff_ids that are no digests by sha256, or too many")
-    platform = Platform(*(_text(values.get(name)) for name in ("os", "architecture", "variant")))
     said = values.get("config")
     config = replace(engine_config(said if isinstance(said, dict) else {}), digest=digest)
-    return ReadConfig(config, tuple(diff_ids), platform)
+    return ReadConfig(config, tuple(diff_ids), _platform(values))
 
 
 def engine_config(said: Mapping[str, Any]) -> ImageConfig:

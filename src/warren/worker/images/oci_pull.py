@@ -18,6 +18,7 @@ from typing import IO, Any, Final
 from warren.interfaces.images import ImageVersion
 from warren.model.addresses import Network
 from warren.model.errors import InvalidRequest
+from warren.model.image import ImageConfig
 from warren.worker.images.build import Progress
 from warren.worker.images.import_tree import Caps
 from warren.worker.images.oci_layers import Layers
@@ -90,12 +91,13 @@ def pull_image(
         if manifest.size > options.caps.size:
             raise InvalidRequest(f"the image is larger than {options.caps.size} bytes")
 
-        def fill(path: Path) -> None:
+        def fill(path: Path) -> ImageConfig:
             path.mkdir(mode=0o755)
             with Tree(path) as tree:
                 pull.layers(manifest, config, path.parents[1], tree, progress)
+            return config.config
 
-        return store.make(name, source, fill, progress, shell_needed=shell_needed, config=config.config)
+        return store.make(name, source, fill, progress, shell_needed=shell_needed)
 
 
 def _current(store: ImageStore, name: str) -> ImageVersion | None:

@@ -1,12 +1,12 @@
 """Prepares a root filesystem for sandboxes.
 
-The root is read-only in a sandbox, so the mount points, the sandbox user and a few files of /etc are made here, once,
-wherever the tree came from.
+The root is read-only in most sandboxes, so the mount points, the sandbox user and a few files of /etc are made here,
+once, wherever the tree came from.
 """
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warren.model.errors import InvalidRequest
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE
@@ -22,8 +22,11 @@ _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 @dataclass(frozen=True, slots=True)
 class TreeSize:
+    """`seeded`: the directories of WRITABLE that are not empty."""
+
     files: int
     bytes: int
+    seeded: tuple[str, ...] = ()
 
 
 def check_is_root_filesystem(tree: Tree, what: str, *, shell_needed: bool = True) -> None:
@@ -42,6 +45,8 @@ def prepare(tree: Tree, shell: str = "") -> TreeSize:
         tree.make_directory(path, 0o755, replace_links=True)
     for path, mode in WRITABLE.items():
         tree.make_directory(path, mode, replace_links=True)
+        tree.set_owner(path, USER_UID, USER_UID)
+    seeded = tuple(path for path in WRITABLE if tree.has_entries(path))
     tree.put_file("/.warren/agent", b"", 0o755)
     shell = shell or ("/bin/bash" if tree.is_program("bin/bash") else "/bin/sh")
     tree.put_file("/etc/passwd", passwd_with_user(tree.read_text("etc/passwd"), shell))
@@ -49,7 +54,7 @@ def prepare(tree: Tree, shell: str = "") -> TreeSize:
     tree.put_file("/etc/hosts", _HOSTS)
     tree.put_file("/etc/hostname", "sandbox\n")
     tree.put_file("/etc/resolv.conf", "")
-    return _clean_and_measure(tree)
+    return replace(_clean_and_measure(tree), seeded=seeded)
 
 
 def passwd_with_user(text: str, shell: str) -> str:

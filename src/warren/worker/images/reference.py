@@ -51,7 +51,7 @@ def read_reference(text: str, registry: str = "") -> Reference:
             )
         host, _, folder = registry.partition("/")
         path = f"{folder}/{path}" if folder and "/" not in path else path
-    return _checked(Reference(host, path, tag, digest), text)
+    return _checked(Reference(host.lower(), path, tag, digest), text)
 
 
 def is_digest(text: object) -> bool:

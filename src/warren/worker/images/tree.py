@@ -98,6 +98,13 @@ class Tree:
         found = self.stat(path)
         return found is not None and stat.S_ISREG(found.st_mode) and bool(found.st_mode & 0o111)
 
+    def has_entries(self, path: str) -> bool:
+        fd = open_in_root(self._fd, path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return bool(os.listdir(fd))
+        finally:
+            os.close(fd)
+
     def read_text(self, path: str, limit: int = 1024 * 1024) -> str:
         """The text of a regular file, empty if there is none; longer than `limit` is refused."""
         found = self.stat(path)

@@ -145,6 +145,12 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 "machine's root, so no command may be root",
                 remedy="use the provider oci for environments with `sudo: true`",
             )
+        if spec.writable_root:
+            raise InvalidRequest(
+                "with the provider docker what is written to a sandbox's root would be on the engine's disk, where "
+                "disk_mb does not limit it",
+                remedy="use the provider oci for environments with `root: writable`",
+            )
         await self._ready()
         return await self._images.find(spec.image)
 

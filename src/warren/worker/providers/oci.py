@@ -190,7 +190,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._fault("disk")
         await self._take_disk(spec, directory)
         self._fault("socket")
-        config = oci_launch.in_memory(self._config(record))
+        config = oci_launch.in_memory(self._config(record, seeded=bool(rootfs.seeded)))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
@@ -237,7 +237,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self.directory(sandbox_id)
 
-    def _config(self, record: Record) -> str:
+    def _config(self, record: Record, *, seeded: bool = False) -> str:
         return oci_bundle.config_json(
             record.spec,
             sandbox_id=record.sandbox_id,
@@ -245,6 +245,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             swap_limit=self._hierarchies.limits_swap,
             program=self._programs.get(record.spec.ptrace, b""),
             network_sysctls=network_sysctls(),
+            seeded=seeded,
         )
 
     async def _take_disk(self, spec: SandboxSpec, directory: Path) -> None:

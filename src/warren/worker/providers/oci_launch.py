@@ -64,7 +64,7 @@ def argv(
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
         *(word for layer in rootfs.layers for word in ("--layer", str(layer))),
         *disk,
-        *(("--writable", *_OWNED) if record.spec.writable_root else _DIRECTORIES),
+        *(("--writable", *_OWNED) if record.spec.writable_root else (*_DIRECTORIES, *_seeds(rootfs))),
         *(("--changes", str(CHANGES_FD)) if send_changes else ()),
         *(("--hide", str(hide)) if hide else ()),
         *("--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))),
@@ -72,6 +72,13 @@ def argv(
         *("--", programs.runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
         *("--bundle", BUNDLE, record.sandbox_id),
+    ]
+
+
+def _seeds(rootfs: RootFs) -> list[str]:
+    names = disk_directories()
+    return [
+        word for path in rootfs.seeded if path in names for word in ("--seed", f"{names[path][0]}:{path.strip('/')}")
     ]
 
 
