@@ -213,7 +213,7 @@ def build_image_builds(settings: Settings) -> "ImageBuilds":
     return ImageBuilds(
         recipe_of,
         build_images(settings).source,
-        (sys.executable, "-m", "warren", "image", "build", "--report"),
+        (sys.executable, "-m", "warren.cli.main", "image", "build", "--report"),
         environment_with(
             as_variables(settings, ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress"))
         ),
