@@ -65,6 +65,19 @@ _PIP_ENV: Final = {
     "PIP_PROGRESS_BAR": "off",
     "PIP_ROOT_USER_ACTION": "ignore",
 }
+_NPM: Final = "npm install -g --no-audit --no-fund --loglevel=error"
+# Debian's npm is 25,000 files; that of the registry is a tenth of it, and installs itself.
+_NPM_INSTALLED: Final = f"""\
+if ! command -v npm >/dev/null; then
+    command -v node >/dev/null || {{ {_APT} update && {_APT} install -y -- nodejs && {_CLEAN}; }}
+    if [ -n "$npm_config_registry" ] && command -v curl >/dev/null; then
+        mkdir -p "$npm_config_cache/first"
+        curl -fsSL "${{npm_config_registry%/}}/npm/-/npm-10.9.2.tgz" | tar -xz -C "$npm_config_cache/first"
+        node "$npm_config_cache/first/package/bin/npm-cli.js" install -g --no-audit --no-fund npm@10
+    else
+        {_APT} update && {_APT} install -y --no-install-recommends -- npm && {_CLEAN}
+    fi
+fi"""
 _NPM_ENV: Final = {**_APT_ENV, "npm_config_cache": "/tmp/npm-cache", "npm_config_update_notifier": "false"}
 
 
@@ -138,8 +151,7 @@ def _package_steps(block: Mapping[str, Any], where: Where) -> list[Run]:
         script = f"{_installed('pip3', 'python3-pip')}\npython3 -m pip install -q -- {_quoted(names)}"
         found.append(Run(("/bin/sh", "-ec", script), f"python {', '.join(names)}", env=_PIP_ENV, user=ROOT))
     if names := _packages(block, "npm", where):
-        install = f"npm install -g --no-audit --no-fund --loglevel=error -- {_quoted(names)}"
-        script = f'{_installed("npm", "npm")}\n{install}\nrm -rf "$npm_config_cache"'
+        script = f'{_NPM_INSTALLED}\n{_NPM} -- {_quoted(names)}\nrm -rf "$npm_config_cache"'
         found.append(Run(("/bin/sh", "-ec", script), f"npm {', '.join(names)}", env=_NPM_ENV, user=ROOT))
     return found
 
