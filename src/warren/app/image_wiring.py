@@ -5,16 +5,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warren.app.wiring import build_egress_policy, build_host_room
+from warren.app.wiring import build_egress_policy, build_host_room, build_pull_options
 from warren.config.settings import Settings, environment_with
 from warren.model.egress import EVERYTHING, NOTHING
 from warren.model.network import NO_NETWORK, PRESETS, NetworkRules
 from warren.model.spec import MIB, Limits
 from warren.worker.guard import memory_total_mb, most_processes, usable_cores
-from warren.worker.images.build_settings import BuildNetwork, BuildProvider, BuildSettings, StepLimits
+from warren.worker.images.build_settings import BuildNetwork, BuildProgress, BuildProvider, BuildSettings, StepLimits
 
 if TYPE_CHECKING:
-    from warren.interfaces.images import Images
+    from warren.interfaces.images import Images, ImageVersion
+    from warren.worker.images.store import ImageStore
 
 _MEMORY_MB = 2048
 _DISK_MB = 10240
@@ -30,7 +31,17 @@ def build_image_settings(settings: Settings) -> BuildSettings:
         limits=StepLimits(_limits(settings), settings.image_build_timeout_s),
         cache_mb=settings.image_cache_mb,
         docker_url=settings.docker_url,
+        pull=partial(_pull, settings),
+        registry=settings.image_registry,
     )
+
+
+def _pull(
+    settings: Settings, images: "ImageStore", reference: str, name: str, progress: BuildProgress
+) -> "ImageVersion":
+    from warren.worker.images.oci_pull import pull_image
+
+    return pull_image(images, reference, name, progress, options=build_pull_options(settings), shell_needed=False)
 
 
 def _limits(settings: Settings) -> Limits:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from warren.worker.images.builds import ImageBuilds
     from warren.worker.images.oci_pull import PullOptions
     from warren.worker.providers.connection import EgressService
+    from warren.worker.providers.gpu_access import GpuAccess
     from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
 
@@ -97,6 +98,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             fault=fault,
             room=build_host_room(settings),
             egress=_build_network(settings),
+            gpus=_build_gpus(settings),
         )
     if name == "docker":
         from warren.worker.providers.docker import DockerProvider
@@ -109,6 +111,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             fault=fault,
             room=build_host_room(settings),
             egress=_build_network(settings),
+            gpus=_build_gpus(settings),
         )
     if name == "fake":
         from warren.testing.fake_provider import FakeProvider
@@ -121,6 +124,12 @@ def _build_network(settings: Settings) -> "EgressService | None":
     from warren.worker.network.egress import Egress
 
     return Egress(build_egress_policy(settings)) if settings.egress else None
+
+
+def _build_gpus(settings: Settings) -> "GpuAccess":
+    from warren.worker.providers.gpu_access import GpuAccess
+
+    return GpuAccess(settings.gpus)
 
 
 def build_host_room(settings: Settings) -> "HostRoom":
@@ -347,7 +356,7 @@ def build_sessions(
     from warren.sessions.new_session import Defaults
 
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
-    return Sessions(lifecycle, environments, defaults, tenancy.metering, build_ceilings(settings))
+    return Sessions(lifecycle, environments, defaults, tenancy.metering, build_ceilings(settings), environments.entries)
 
 
 def build_ceilings(settings: Settings) -> "Ceilings":

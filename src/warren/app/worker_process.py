@@ -118,6 +118,7 @@ class WorkerService(Service):
             self._version,
             provider=next(iter(worker.providers)),
             providers=tuple(worker.providers),
+            capabilities={name: sorted(has) for name, has in worker.providers.items()},
             labels=self._labels,
             capacity=max(1, min(settings.max_sandboxes, room.memory_total // _MB_PER_SANDBOX)),
             claimed=stats.claimed,

@@ -32,8 +32,9 @@ class Report:
     `home` identifies its state directory. `ready` counts the warm sandboxes of each environment, `tenants` the sessions
     of the tenants that have the most. `pressure` is how full its machine is (1: full). A worker that is `leaving` takes
     no new sessions. `provider` is its default provider, `providers` are all it has; a worker of a version that had one
-    provider leaves them out. `coordinators` are the ids of those it asks when it has lost Redis: nobody else may give
-    it up, because it goes on while all of these have lost Redis too.
+    provider leaves them out. `capabilities` says what each of them can do; where it says nothing, a worker of an
+    earlier version may be able to do it. `coordinators` are the ids of those it asks when it has lost Redis: nobody
+    else may give it up, because it goes on while all of these have lost Redis too.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Report:
     pressure: float = 0.0
     leaving: bool = False
     providers: tuple[str, ...] = ()
+    capabilities: Mapping[str, Sequence[str]] = field(default_factory=dict)
     coordinators: tuple[str, ...] = ()
 
     @property

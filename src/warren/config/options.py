@@ -21,6 +21,7 @@ import click
 from warren.model.egress import Ceiling
 from warren.model.environment import MOST_POOLED, PoolSize
 from warren.model.errors import InvalidRequest
+from warren.model.gpus import check_gpus
 from warren.model.network import parse_rule
 from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S
 from warren.model.spec import MIB, check_image_name
@@ -204,6 +205,12 @@ def _parse_cluster_secrets(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _parse_gpus(text: str) -> tuple[str, ...]:
+    if text.strip() == "off":
+        return ()
+    return ("all",) if text.strip() == "all" else check_gpus(tuple(part.strip() for part in text.split(",")))
+
+
 def _parse_labels(text: str) -> tuple[str, ...]:
     labels = [part.strip() for part in text.split(",")]
     _require(all(re.fullmatch(LABEL, label) for label in labels))
@@ -241,6 +248,7 @@ REGISTRY = matching(
     rf"{_REGISTRY_HOST}(/[a-z0-9._-]+)*", "the host of a registry, with a port or a path", "HOST[:PORT][/PATH]"
 )
 REGISTRIES = Kind("a list of hosts, with or without ports, with commas between them", "LIST", _parse_registries)
+GPUS = Kind("off, all, or a list of ids such as 0,1", "LIST", _parse_gpus)
 LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
 PROVIDER_LIST = Kind(f"a list of {', '.join(PROVIDERS)}, with commas between them", "LIST", _parse_providers)
 TEXT = matching(r"[!-~]{1,4096}", "a text without spaces")
@@ -454,6 +462,8 @@ _ROWS = (
     Option("image_build_disk_mb", whole_number(16, MIB), None, "The disk space that one step may write, in MiB.",
            default_text="10240, at most 80 % of what is free"),
     Option("image_build_timeout_s", time(1, LONGEST_S), 1800.0, "How long a step of an image build may run."),
+    Option("gpus", GPUS, (), "The graphics processors of this machine that sandboxes may have, each one at a time.",
+           flag="--gpus", default_text="off"),
     Option("tls_cert", PATH, None, "The server's certificate, in PEM; with it and its key the server speaks HTTPS.",
            flag="--tls-cert"),
     Option("tls_key", PATH, None, "The key of the certificate, in PEM and without a password.", flag="--tls-key"),

@@ -125,6 +125,7 @@ class Settings:
     image_build_cpus: float | None
     image_build_disk_mb: int | None
     image_build_timeout_s: float
+    gpus: tuple[str, ...]
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: tuple[str, ...]

@@ -18,8 +18,8 @@ async def list_environments(call: Call) -> Values:
     lifecycle = call.context.sessions.lifecycle
     return {
         "environments": [
-            {**_show(one, is_default=one.name == default), "image_state": await lifecycle.image_state(one)}
-            for one in await _usable(call)
+            {**show_environment(one, is_default=one.name == default), "image_state": await lifecycle.image_state(one)}
+            for one in await usable_environments(call)
         ]
     }
 
@@ -29,7 +29,7 @@ async def list_images(call: Call) -> Values:
     images of the engine can be used too; they are not listed."""
     images = await asyncio.to_thread(call.context.images.list)
     if any(quota.environments for _, quota in current_caller().quota_levels):
-        named = {one.image for one in await _usable(call)}
+        named = {one.image for one in await usable_environments(call)}
         images = [one for one in images if one.name in named]
     return {
         "images": [
@@ -40,14 +40,14 @@ async def list_images(call: Call) -> Values:
     }
 
 
-async def _usable(call: Call) -> list[Environment]:
+async def usable_environments(call: Call) -> list[Environment]:
     """The environments that the caller may use."""
     levels = [quota.environments for _, quota in current_caller().quota_levels if quota.environments]
     found = await asyncio.to_thread(call.context.environments.list)
     return [one for one in found if all(one.name in names for names in levels)]
 
 
-def _show(environment: Environment, *, is_default: bool) -> Values:
+def show_environment(environment: Environment, *, is_default: bool) -> Values:
     return {
         "name": environment.name,
         "description": environment.description,
@@ -64,6 +64,7 @@ def _show(environment: Environment, *, is_default: bool) -> Values:
         "root": "writable" if environment.writable_root else "read-only",
         "sudo": environment.sudo,
         "default": is_default,
+        "image_state": None,
     }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from warren.interfaces.images import Images, ImageVersion
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.spec import Limits, SandboxSpec
+from warren.worker.images.layers import USUAL_CAPS, LayerCaps
 
 if TYPE_CHECKING:
     from warren.worker.agent.sandbox import AgentSandbox
@@ -58,6 +59,7 @@ class BuildNetwork:
 class StepLimits:
     sandbox: Limits
     timeout_s: float
+    caps: LayerCaps = USUAL_CAPS
 
 
 NewProvider = Callable[[Path, Images], BuildProvider]
@@ -67,7 +69,7 @@ Pull = Callable[["ImageStore", str, str, BuildProgress], ImageVersion]
 @dataclass(frozen=True, slots=True)
 class BuildSettings:
     """What the operator decides. `new_provider` makes the provider of the sandboxes that steps run in; `pull` takes an
-    image from a registry, and `registry` is the one that names without a registry belong to, if there is any."""
+    image from a registry; with a `registry` also one whose name has no host."""
 
     new_provider: NewProvider
     find_network: Callable[[], BuildNetwork]

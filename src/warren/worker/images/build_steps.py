@@ -36,7 +36,7 @@ from warren.worker.images.build_settings import BuildNetwork, BuildProgress, Bui
 from warren.worker.images.layers import LayerSize, collect
 from warren.worker.images.versions import STATE
 
-ROOT: Final = "root"
+ROOT: Final = "0"  # an image may have no /etc/passwd
 _NAME: Final = "build"
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _KEEP_BYTES: Final = 1024 * 1024
@@ -126,7 +126,7 @@ class StepRunner:
                 owner = await act(sandbox)
                 uid_base = provider.uid_base(sandbox.id)
                 changes = provider.changes(sandbox.id)
-            return await asyncio.to_thread(collect, changes, uid_base, target, owner=owner)
+            return await asyncio.to_thread(collect, changes, uid_base, target, owner=owner, caps=self._limits.caps)
         finally:
             if changes >= 0:
                 os.close(changes)
@@ -136,7 +136,7 @@ class StepRunner:
     async def run(self, sandbox: AgentSandbox, step: Run, config: ImageConfig) -> None:
         """Runs a command to its end. Raises BuildFailed, with what it wrote last."""
         network = await self._open_network(sandbox)
-        user = step.user or config.user or ROOT
+        user = step.user or config.user.partition(":")[0] or ROOT
         command = Command(
             argv=step.argv,
             env={
@@ -191,7 +191,7 @@ class StepRunner:
             await sandbox.mkdir(_PRIVATE, user=ROOT)
         settings = (
             f'Dir::Etc::sourcelist "{_PRIVATE}/sources.list";\n'
-            'APT::Sandbox::User "root";\nAPT::Install-Recommends "false";\n'
+            'APT::Sandbox::User "root";\nAPT::Install-Recommends "false";\nAcquire::Languages "none";\n'
             'Dpkg::Options:: "--force-unsafe-io";\nDpkg::Use-Pty "0";\n'
         )
         await sandbox.write(f"{_PRIVATE}/sources.list", sources.encode(), mode=0o644, user=ROOT)
@@ -333,7 +333,7 @@ async def _copy_file(
 async def _expand(source: AgentSandbox, pattern: str) -> list[str]:
     from warren.worker.images.build_context import component_pattern
 
-    path = posixpath.normpath(f"/{pattern}")
+    path = posixpath.normpath(f"/{pattern.lstrip('/')}")
     folder, name = posixpath.split(path)
     if not re.search(r"[*?\[\\]", path):
         try:

@@ -21,7 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from warren.interfaces.images import ImageVersion, RootFs
-from warren.model.errors import BuildFailed, ImageNotFound, InvalidRequest, SandboxLost
+from warren.model.errors import (
+    BuildFailed,
+    FileExists,
+    FileNotFound,
+    FileProblem,
+    ImageNotFound,
+    InvalidRequest,
+    NoSpace,
+    SandboxLost,
+    WarrenError,
+)
 from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, Run, Stage, Step
 from warren.model.spec import check_env, check_image_name
 from warren.worker.images.build import build_plain, plain_suite
@@ -60,14 +70,22 @@ def build_recipe(
     """Makes a new version of the image `name`. If nothing has changed since the current one was made, that is returned.
     Raises BuildFailed for a step that fails."""
     check_image_name(name)
-    with images.temporary() as making, explain_errors(f"building the image {name}", making):
-        build = _Build(images, making, recipe, context, settings, progress, no_cache=no_cache)
-        with contextlib.closing(build.cache):
-            try:
-                made = _run_until_signalled(build.run)
-                return _finish(images, name, recipe, made, build, progress, no_cache=no_cache)
-            finally:
-                images.release(making)
+    try:
+        with images.temporary() as making, explain_errors(f"building the image {name}", making):
+            build = _Build(images, making, recipe, context, settings, progress, no_cache=no_cache)
+            with contextlib.closing(build.cache):
+                try:
+                    made = _run_until_signalled(build.run)
+                    return _finish(images, name, recipe, made, build, progress, no_cache=no_cache)
+                finally:
+                    images.release(making)
+    except _Terminated:
+        signal.raise_signal(signal.SIGTERM)
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+class _Terminated(BaseException):
+    """SIGTERM came, and the build has cleaned up behind itself."""
 
 
 def base_config(images: ImageStore, base: str, settings: BuildSettings, progress: BuildProgress) -> ImageConfig:
@@ -103,7 +121,7 @@ def _finish(
         return made.config
 
     source = recipe.source or "recipe"
-    version = images.make(*(name, source, fill, progress), host_usr=made.base.host_usr, shell_needed=False)
+    version = images.make(name, source, fill, progress, host_usr=made.base.host_usr, shell_needed=False)
     build.cache.trim(build.making, most_bytes=build.settings.cache_mb * _MIB)
     return version
 
@@ -120,7 +138,7 @@ def _up_to_date(images: ImageStore, name: str, key: str) -> ImageVersion | None:
 
 
 def _run_until_signalled(run: Callable[[], Any]) -> Any:
-    """Runs it in an event loop; SIGTERM cancels it as SIGINT does, and takes effect once it has cleaned up."""
+    """Runs it in an event loop; SIGTERM cancels it as SIGINT does."""
     ended: list[int] = []
 
     async def main() -> Any:
@@ -144,9 +162,7 @@ def _run_until_signalled(run: Callable[[], Any]) -> Any:
     try:
         return asyncio.run(main())
     except asyncio.CancelledError:
-        if ended:
-            signal.raise_signal(signal.SIGTERM)
-        raise KeyboardInterrupt from None
+        raise (_Terminated if ended else KeyboardInterrupt) from None
 
 
 @dataclass(slots=True)
@@ -210,10 +226,8 @@ class _Build:
             label = f"step {self._count} of {total}: {step.text or type(step).__name__.lower()}"
             try:
                 await self._take(step, state, number, label, (self._count - 1) / (total + 1))
-            except BuildFailed as exc:
+            except (InvalidRequest, FileProblem, FileNotFound, FileExists, SandboxLost) as exc:
                 raise _with_step(exc, label, step.line) from exc
-            except SandboxLost as exc:
-                raise _with_step(BuildFailed(exc.message), label, step.line) from exc
             if len(state.layers) > _MOST_LAYERS:
                 await self._collapse(state)
         return state
@@ -401,8 +415,8 @@ class _Build:
             self._images.import_docker(base, reference, settings.docker_url, progress, shell_needed=False)
         elif kind == "oci" and reference:
             self._pull(base, reference)
-        elif settings.registry and settings.pull is not None:
-            self._pull(base, f"{settings.registry}/{base}")
+        elif settings.registry or _has_host(base):
+            self._pull(base, base)
         elif suite := plain_suite(base):
             fill = functools.partial(_fill_plain, suite=suite, progress=progress)
             self._images.make(base, f"{suite}, built on this machine", fill, progress)
@@ -425,15 +439,26 @@ class _Build:
         return _StageState(RootFs(place, host_usr=False), key_of("", base=SCRATCH))
 
 
+def _has_host(name: str) -> bool:
+    host, slash, _ = name.partition("/")
+    return bool(slash) and ("." in host or ":" in host or host == "localhost")
+
+
 def _fill_plain(path: Path, *, suite: str, progress: BuildProgress) -> None:
     build_plain(suite, path, path.parents[1], progress)
 
 
-def _with_step(exc: BuildFailed, label: str, line: int) -> BuildFailed:
+def _with_step(exc: WarrenError, label: str, line: int) -> WarrenError:
     where = f" (line {line})" if line else ""
+    message = f"{label}{where}: {exc.message}"
+    if not isinstance(exc, BuildFailed):
+        kind = type(exc) if isinstance(exc, InvalidRequest | NoSpace) else BuildFailed
+        return kind(message, remedy=exc.remedy)
     output = "".join(f"\n    {text}" for text in exc.last_lines)
-    shown = f"\nits last output:{output}" if output else ""
-    return BuildFailed(f"{label}{where}: {exc.message}{shown}", remedy=exc.remedy, last_lines=exc.last_lines)
+    message += f"\nits last output:{output}" if output else ""
+    if "No space left on device" in output:
+        return NoSpace(message, remedy="free space on this machine's disk, or raise image_build_disk_mb")
+    return BuildFailed(message, remedy=exc.remedy, last_lines=exc.last_lines)
 
 
 def _needed_stages(stages: tuple[Stage, ...]) -> list[int]:

@@ -206,12 +206,14 @@ class ImageStore:
             with Tree(new / "rootfs") as tree:
                 if not host_usr:
                     check_is_root_filesystem(tree, source, shell_needed=shell_needed)
-                size = prepare(tree, shell="/bin/bash" if host_usr and Path("/bin/bash").exists() else "")
+                shell = "/bin/bash" if host_usr and Path("/bin/bash").exists() else ""
+                size = prepare(tree, shell, config)
             content = digest_of(new / "rootfs")
             info = ImageInfo(
                 *(name, source, time.time(), size.files, size.bytes, host_usr),
                 config=config,
                 content=content,
+                uid=size.uid,
                 seeded=size.seeded,
             )
             write_info(new, info)

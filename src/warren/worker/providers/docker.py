@@ -39,6 +39,7 @@ from warren.worker.host.disks import tmpfs_options, unmount
 from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
+from warren.worker.images.command_defaults import with_image_env
 from warren.worker.providers import docker_spec
 from warren.worker.providers.connection import ProcIsolationReader
 from warren.worker.providers.docker_engine import DockerEngine
@@ -161,7 +162,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
-        record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, spec)
+        record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, with_image_env(spec, plan.config))
         record.save(directory)
         self._fault("disk")
         await self._mount_disk(record, plan)
