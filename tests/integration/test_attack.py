@@ -18,6 +18,7 @@ from warren.attack.api_suite import PROBES as API_PROBES
 from warren.attack.arena import Arena, read_outcome
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
 from warren.attack.suite import PROBES, attack, choose
+from warren.interfaces.images import RootFs
 from warren.model.command_output import output_of
 from warren.model.errors import InvalidRequest
 from warren.model.operations import ExecResult, Reason
@@ -93,8 +94,8 @@ class WeakProvider(OciProvider):
     promised = frozenset[Layer]()
     weaken: Weaken
 
-    def _config(self, record: Record, **options: Any) -> str:
-        config = json.loads(super()._config(record, **options))
+    def _config(self, record: Record, rootfs: RootFs) -> str:
+        config = json.loads(super()._config(record, rootfs))
         self.weaken(config)
         return json.dumps(config)
 
