@@ -73,7 +73,7 @@ class Registry:
         self._reference = reference
         self._insecure = frozenset(insecure)
         self._networks = tuple(networks)
-        self._credentials = credentials or Credentials()
+        self._credentials = credentials or Credentials({})
         self._patience = patience or Patience()
         scheme = "http" if self._may_be_plain(urlsplit(f"//{reference.host}")) else "https"
         self._home = urlsplit(f"{scheme}://{reference.host}")
