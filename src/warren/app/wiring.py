@@ -90,7 +90,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             bin_dir=settings.bin_dir,
             runtime=settings.runtime or None,
             fault=fault,
-            room=_host_room(settings),
+            room=build_host_room(settings),
             egress=_build_network(settings),
             gpus=_build_gpus(settings),
         )
@@ -103,7 +103,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             bin_dir=settings.bin_dir,
             docker_url=settings.docker_url or None,
             fault=fault,
-            room=_host_room(settings),
+            room=build_host_room(settings),
             egress=_build_network(settings),
             gpus=_build_gpus(settings),
         )
@@ -126,7 +126,7 @@ def _build_gpus(settings: Settings) -> "GpuAccess":
     return GpuAccess(settings.gpus)
 
 
-def _host_room(settings: Settings) -> "HostRoom":
+def build_host_room(settings: Settings) -> "HostRoom":
     from warren.worker.providers.host_provider import HostRoom
 
     return HostRoom(

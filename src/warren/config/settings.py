@@ -118,6 +118,12 @@ class Settings:
     egress_connections: int
     egress_mbps: int
     egress_ca_file: Path | None
+    image_network: tuple[str, ...]
+    image_cache_mb: int
+    image_build_memory_mb: int | None
+    image_build_cpus: float | None
+    image_build_disk_mb: int | None
+    image_build_timeout_s: float
     gpus: tuple[str, ...]
     tls_cert: Path | None
     tls_key: Path | None

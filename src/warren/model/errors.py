@@ -12,8 +12,9 @@ WarrenError
 │   ├── InvalidHttp
 │   ├── HostNotAllowed             addressed by a name the server does not go by
 │   ├── OriginNotAllowed           sent by a web page from elsewhere
-│   └── TooLarge                   more than is taken in one request
-│       └── HeadTooLarge
+│   ├── TooLarge                   more than is taken in one request
+│   │   └── HeadTooLarge
+│   └── BuildFailed                a step of an image's recipe failed
 ├── NotFound
 │   ├── SessionNotFound
 │   ├── SandboxNotFound
@@ -130,6 +131,23 @@ class TooLarge(InvalidRequest):
 
 class HeadTooLarge(TooLarge):
     code, http_status = "header_too_large", 431
+
+
+class BuildFailed(InvalidRequest):
+    """`last_lines` are what the step wrote last."""
+
+    code = "build_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        retry_after_s: float | None = None,
+        last_lines: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, remedy=remedy, retry_after_s=retry_after_s)
+        self.last_lines = last_lines
 
 
 class NotFound(WarrenError):

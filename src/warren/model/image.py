@@ -30,11 +30,13 @@ NO_CONFIG = ImageConfig()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command, with its shell already in `argv`. `text` is how it was written, `line` where; 0: in no file."""
+    """A command, with its shell already in `argv`. `text` is how it was written, `line` where; 0: in no file. `env` holds
+    for this command alone, beside the image's own."""
 
     argv: tuple[str, ...]
     text: str
     line: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
