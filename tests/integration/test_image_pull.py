@@ -318,6 +318,26 @@ def test_passwords_do_not_follow_redirects_and_private_addresses_need_leave(stor
         assert "Authorization" not in headers
 
 
+def test_a_token_that_expires_in_the_middle_is_replaced(store: ImageStore) -> None:
+    tokens: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> bool:
+        if handler.path.startswith("/token"):
+            tokens.append(f"token-{len(tokens)}")
+            send(handler, json.dumps({"access_token": tokens[-1]}).encode(), "application/json")
+            return True
+        if tokens and handler.headers.get("Authorization") == f"Bearer {tokens[-1]}" and len(tokens) == 2:
+            return False
+        if tokens and handler.headers.get("Authorization") == f"Bearer {tokens[-1]}" and "/manifests/" in handler.path:
+            return False
+        challenge(f"http://{registry.host}/token")(handler)
+        return True
+
+    with lying_registry(Image(SHELL), answer) as registry:
+        assert pull_image(store, f"{registry.host}/x:1", "x", options=QUICK).files
+    assert len(tokens) == 2
+
+
 def test_a_broken_connection_is_tried_again(store: ImageStore) -> None:
     tries: list[str] = []
 
