@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -151,9 +152,41 @@ class TestSteps:
         assert not (root / "usr").exists()
         assert world.images.rootfs("staged").config.entrypoint == ("/bin/cat",)
 
+    def test_a_step_reaches_what_the_operator_names_and_the_image_knows_nothing_of_it(
+        self, world: BuildWorld, tmp_path: Path
+    ) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            own = probe.getsockname()[0]
+        with socket.create_server((own, 0)) as server:
+            port = server.getsockname()[1]
+            (tmp_path / "presets.yaml").write_text(
+                f"python-packages: {{allow: ['{own}:{port}'], env: {{PIP_INDEX_URL: 'http://{own}:{port}/simple'}}}}\n"
+            )
+            answer = threading.Thread(target=_answer, args=(server,))
+            answer.start()
+            world.build(
+                "reaching",
+                run(f"bash -c 'exec 3<>/dev/tcp/{own}/{port}; cat <&3 > /opt/answer'; env | grep -c ^PIP_INDEX_URL"),
+                image_network=("python-packages", "git-hosts"),
+                egress_presets=tmp_path / "presets.yaml",
+                egress_networks=(own,),
+            )
+            answer.join()
+        assert (world.text("reaching", "opt/answer"), world.recorder.text) == ("hello\n", "1\n")
+        assert "PIP_INDEX_URL" not in world.images.rootfs("reaching").config.env
+        planted = {path.name for path in world.root("reaching").rglob("*") if "warren-build" in path.name}
+        assert planted == set()
+
     def test_many_steps_are_more_layers_than_a_mount_takes(self, world: BuildWorld) -> None:
         world.build("long", *(run(f"echo {number} >> /opt/numbers") for number in range(20)))
         assert world.text("long", "opt/numbers").split() == [str(number) for number in range(20)]
+
+
+def _answer(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(b"hello\n")
 
 
 async def _output(world: BuildWorld, image: str, text: str) -> str:
@@ -352,8 +385,7 @@ class TestEnds:
             assert len(sandboxes_of(world)) == 1
             ids = [path.name for path in sandboxes_of(world)]
             world.images.prune_layers()  # the next command about images
-            cgroups = [path for path in Path("/sys/fs/cgroup").rglob("*") if path.name in ids]
-            assert cgroups == []
+            assert [path for path, _, _ in os.walk("/sys/fs/cgroup") if os.path.basename(path) in ids] == []
         assert world.left() == []
         assert world.build("stopped", run("echo after > /opt/x")).version != before.version
         assert world.recorder.cached == [True]  # the step that was done is kept

@@ -383,18 +383,25 @@ class _Build:
         if base == SCRATCH:
             return self._scratch()
         check_image_name(base)
-        if not self._has(base) or base.startswith("docker:"):
+        if not self._is_here(base):
             self._fetch(base)
         rootfs = self._images.hold(base, self.making)
         info = self._images.info(rootfs.version)
         content = info.content if info is not None else ""
         return _StageState(rootfs, key_of("", base=content or rootfs.version), rootfs.config)
 
-    def _has(self, name: str) -> bool:
+    def _is_here(self, name: str) -> bool:
+        """Whether this machine has the image; of a Docker engine, the one that the engine has now."""
         try:
-            return bool(self._images.version(name))
+            config = self._images.rootfs(name).config
         except ImageNotFound:
             return False
+        kind, _, reference = name.partition(":")
+        if kind != "docker":
+            return True
+        from warren.worker.images.from_docker import docker_image_id
+
+        return asyncio.run(docker_image_id(self.settings.docker_url, reference)) in ("", config.digest)
 
     def _fetch(self, base: str) -> None:
         """Makes an image of that name on this machine, from wherever it can be had."""
