@@ -79,6 +79,8 @@ class TestSteps:
 
     def test_files_are_copied_from_the_directory(self, world: BuildWorld, context: Path) -> None:
         (context / ".dockerignore").write_text("*.md\n")
+        (context / "large").write_bytes(os.urandom(3_000_001))
+        Path(os.fsdecode(os.fsencode(context) + b"/app/\xff\n")).write_text("odd")
         world.build(
             "copied",
             configure("workdir", "/srv"),
@@ -98,6 +100,8 @@ class TestSteps:
         assert (start.st_mode, start.st_uid, start.st_gid) == (0o100555, 1000, 7)
         assert (root / "usr/bin").stat().st_uid == 0
         assert "notes.md" not in os.listdir(root / "all")
+        assert (root / "all/large").read_bytes() == (context / "large").read_bytes()
+        assert b"\xff\n" in os.listdir(os.fsencode(root / "all/app"))
 
     def test_links_of_the_image_are_resolved_inside(self, world: BuildWorld, context: Path, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
@@ -140,7 +144,7 @@ class TestSteps:
                 (
                     copy("/out", "/result", stage="second"),
                     copy("/out/link", "/", stage="1"),
-                    copy("/usr/bin/c*t", "/bin/", stage="small"),
+                    copy("/usr/bin/c*t", "/usr/bin/bash", "/bin/", stage="small"),
                     configure("entrypoint", ("/bin/cat",)),
                 ),
             ),
@@ -149,6 +153,7 @@ class TestSteps:
         assert (root / "result/deep/file").read_text() == "made\nmore\n"
         assert (os.readlink(root / "result/link"), (root / "link").read_text()) == ("deep/file", "made\n")
         assert {"cat", "cut"} <= set(os.listdir(root / "bin"))
+        assert (root / "bin/bash").read_bytes() == (world.root("small") / "usr/bin/bash").read_bytes()
         assert not (root / "usr").exists()
         assert world.images.rootfs("staged").config.entrypoint == ("/bin/cat",)
 
