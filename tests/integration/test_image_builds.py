@@ -325,7 +325,7 @@ class TestFailures:
             world.build("x", Stage("no-such/image:1"))
         assert "image_registry" in caught.value.remedy
 
-    @pytest.mark.parametrize("size", [40, 90])
+    @pytest.mark.parametrize("size", [55, 90])
     def test_a_full_disk_keeps_the_old_image(self, world: BuildWorld, tmp_path: Path, size: int) -> None:
         """The folder of the images is on a small file system, which only this test's processes see."""
         place = tmp_path / "state"
