@@ -8,6 +8,7 @@ import asyncio
 import io
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
@@ -44,7 +45,18 @@ async def unpack_docker_image(
                 await asyncio.to_thread(unpack, cast(IO[bytes], stream))
         finally:
             await run_shielded(engine.remove(container))
-        return engine_config(found.get("Config") or {})
+        return replace(engine_config(found.get("Config") or {}), digest=str(found.get("Id", "")))
+    finally:
+        await engine.close()
+
+
+async def docker_image_id(docker_url: str, reference: str) -> str:
+    """What the engine has under this name now; empty if it has none, or does not answer."""
+    engine = DockerEngine(docker_url)
+    try:
+        return str((await engine.image(reference) or {}).get("Id", ""))
+    except ProviderUnavailable:
+        return ""
     finally:
         await engine.close()
 
