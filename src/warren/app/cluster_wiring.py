@@ -29,6 +29,7 @@ from warren.interfaces.store import SessionStore
 from warren.logs import get_log
 from warren.model.addresses import is_loopback, read_networks
 from warren.model.audit import CommandText
+from warren.model.environment import Environment
 from warren.model.errors import InvalidRequest, Unavailable, WarrenError
 from warren.stores.encryption import Encryption, read_key
 from warren.stores.redis_address import read_address
@@ -272,14 +273,14 @@ def coordinator_id(settings: Settings) -> str:
     return f"{settings.worker_id}-{hashlib.sha256(advertised_address(settings).encode()).hexdigest()[:8]}"
 
 
-def build_provider_of(environments: Environments) -> Callable[[str], str]:
-    """Which provider an environment names; empty if it names none, or if this coordinator does not have it."""
+def build_environment_of(environments: Environments) -> Callable[[str], Environment | None]:
+    """None for an environment that this coordinator does not have."""
 
-    def find(environment: str) -> str:
+    def find(environment: str) -> Environment | None:
         try:
-            return environments(environment).provider
+            return environments(environment)
         except WarrenError:
-            return ""
+            return None
 
     return find
 

@@ -118,6 +118,7 @@ class WorkerService(Service):
             self._version,
             provider=next(iter(worker.providers)),
             providers=tuple(worker.providers),
+            capabilities={name: sorted(has) for name, has in worker.providers.items()},
             labels=self._labels,
             capacity=max(1, min(settings.max_sandboxes, room.memory_total // _MB_PER_SANDBOX)),
             claimed=stats.claimed,
@@ -125,6 +126,8 @@ class WorkerService(Service):
             tenants=dict(tenants.most_common(_REPORTED_TENANTS)),
             waiting=sum(pool.waiting for pool in stats.pools.values()),
             pressure=max(_pressure(room.memory_free, reserve.memory), _pressure(room.disk_free, reserve.disk)),
+            gpus=stats.gpus,
+            gpus_free=stats.gpus_free,
             leaving=getattr(self, "sessions", None) is not None and self.sessions.stopping,
         )
 

@@ -18,7 +18,7 @@ nearly as even, and a new and empty worker does not get every session at once; b
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
@@ -33,6 +33,7 @@ TENANT_HALF: Final = 4  # this many sessions of a tenant weigh half of what any 
 QUEUE_HALF: Final = 8  # this many waiting claims weigh half of what any number can
 HIGH_PRESSURE: Final = 0.9  # a machine with more pressure is avoided
 MAX_COMPARED: Final = 64
+_NO_GPU: Final = "no worker has a GPU for sandboxes"
 DEFAULT_COORDINATORS: Final = 2  # when their number is unknown: little goes wrong with one or three
 
 
@@ -44,6 +45,8 @@ class Candidate:
     `by_tenant`: how many of them belong to the requesting tenant, 0 if unknown. `ready`: warm sandboxes of each pool,
     by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes no
     more sandboxes. `assigned`: the sessions that this coordinator has sent there since the worker's last report.
+    `capabilities`: what each provider can do; nothing of one about which the worker does not say it.
+    `gpus`: how many graphics processors its sandboxes may have; `gpus_free`: the ids of those that none has.
     """
 
     id: str
@@ -58,17 +61,24 @@ class Candidate:
     draining: bool
     alive: bool
     assigned: int
+    capabilities: Mapping[str, Collection[str]] = field(default_factory=dict)
+    gpus: int = 0
+    gpus_free: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has."""
+    """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has.
+    `needs` are capabilities of the provider, which is the worker's default one if none is named. `gpus`: ids of
+    graphics processors, or `any` for each."""
 
     environment: str
     tenant: str
     provider: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     pooled: bool = True
+    needs: frozenset[str] = frozenset()
+    gpus: Sequence[str] = ()
 
 
 def rank_workers(
@@ -102,7 +112,13 @@ def _sample_usable(
 
 
 def is_usable(required: Requirements, worker: Candidate) -> bool:
-    return worker.alive and not worker.draining and has_room(worker) and fits(required, worker)
+    return (
+        worker.alive
+        and not worker.draining
+        and has_room(worker)
+        and fits(required, worker)
+        and has_gpus_free(required, worker)
+    )
 
 
 def has_room(worker: Candidate) -> bool:
@@ -110,11 +126,32 @@ def has_room(worker: Candidate) -> bool:
 
 
 def fits(required: Requirements, worker: Candidate) -> bool:
-    return _has_provider(required, worker) and required.labels.items() <= worker.labels.items()
+    return (
+        _has_provider(required, worker)
+        and not _lacking(required, worker)
+        and required.labels.items() <= worker.labels.items()
+        and len(required.gpus) <= worker.gpus
+    )
+
+
+def has_gpus_free(required: Requirements, worker: Candidate) -> bool:
+    """By its last report: it refuses at once if they are gone by now. Only the worker knows all names of one, so a name
+    is taken for that of a free one; if it is not, the worker says so."""
+    return len(required.gpus) <= len(worker.gpus_free)
 
 
 def _has_provider(required: Requirements, worker: Candidate) -> bool:
     return not required.provider or required.provider in worker.providers
+
+
+def _chosen(required: Requirements, worker: Candidate) -> str:
+    return required.provider or worker.providers[0]
+
+
+def _lacking(required: Requirements, worker: Candidate) -> list[str]:
+    """What the provider that the session would have on the worker cannot do."""
+    has = worker.capabilities.get(_chosen(required, worker))
+    return [] if has is None or not required.needs else sorted(required.needs.difference(has))
 
 
 def _has_ready(required: Requirements, worker: Candidate) -> bool:
@@ -150,13 +187,32 @@ def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -
     if not with_provider:
         names = dict.fromkeys(name for worker in alive for name in worker.providers)
         return f"no worker has the provider {required.provider}, there are: {', '.join(names)}"
-    fitting = [worker for worker in with_provider if fits(required, worker)]
+    able = [worker for worker in with_provider if not _lacking(required, worker)]
+    if not able:
+        return f"no worker that is alive has the capability {', '.join(sorted(required.needs))}"
+    if len(required.gpus) > max(worker.gpus for worker in able):
+        return f"no worker has {len(required.gpus)} GPUs for sandboxes" if len(required.gpus) > 1 else _NO_GPU
+    fitting = [worker for worker in able if fits(required, worker)]
     if not fitting:
-        return f"no worker has {_missing_labels(required, with_provider)}"
+        return f"no worker has {_missing_labels(required, able)}"
     open_to_sessions = [worker for worker in fitting if not worker.draining]
     if not open_to_sessions:
         return "all workers that could take the session are draining"
+    if not any(has_gpus_free(required, worker) for worker in open_to_sessions):
+        most = max(len(worker.gpus_free) for worker in open_to_sessions)
+        return f"no free GPU: {len(required.gpus)} asked for, and no worker has more than {most} free"
     return "" if any(map(has_room, open_to_sessions)) else _explain_full(open_to_sessions)
+
+
+def missing_capability(required: Requirements, candidates: Sequence[Candidate]) -> tuple[str, str, list[str]] | None:
+    """If no worker has what is needed, not even a dead one: a provider that has not, what it lacks, and the providers
+    of other names that have it."""
+    with_provider = [worker for worker in candidates if _has_provider(required, worker)]
+    if not with_provider or not all(_lacking(required, worker) for worker in with_provider):
+        return None
+    first = with_provider[0]
+    able = (name for worker in candidates for name, has in worker.capabilities.items() if required.needs.issubset(has))
+    return _chosen(required, first), _lacking(required, first)[0], list(dict.fromkeys(able))
 
 
 def _missing_labels(required: Requirements, workers: Sequence[Candidate]) -> str:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from warren.config.image_recipes import ENVIRONMENT_IMAGES, NamedRecipe, Where, recipe_of
 from warren.config.registry_files import RegistryFiles
 from warren.config.yaml_files import YamlFile
 from warren.model.agent import Agent, AgentPrompt
@@ -17,6 +18,7 @@ from warren.model.capability import Capability
 from warren.model.entries import InvalidEntry, Place
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEntry, UnknownEnvironment
+from warren.model.gpus import read_gpus
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.prompt import Prompt
@@ -37,7 +39,7 @@ _FLAG: _Type = (bool,), "true or false"
 _KEYS = {
     "name": _TEXT,
     "description": _TEXT,
-    "image": _TEXT,
+    "image": ((str, dict), "a text, or keys and values"),
     "limits": _MAPPING,
     "io": _MAPPING,
     "env": _MAPPING,
@@ -51,6 +53,7 @@ _KEYS = {
     "secrets": _LIST,
     "root": _TEXT,
     "sudo": _FLAG,
+    "gpus": ((int, list), "a number or a list of ids"),
 }
 _REQUIRED = ("name", "image")
 _ROOTS = {"read-only": False, "writable": True}
@@ -74,6 +77,13 @@ class Registry(RegistryFiles[Environment]):
 
     def environment(self, name: str) -> Environment:
         return self.get(name)
+
+    def recipe(self, name: str) -> NamedRecipe | None:
+        """How the image of the environment is made, if its file says that. Raises what `environment` does."""
+        environment = self.environment(name)
+        if environment.recipe is None:
+            return None
+        return NamedRecipe(environment.image, environment.recipe, self._files[name].parent, environment.description)
 
     def check_agent(self, agent: Agent) -> None:
         """Raises for what the agent names and the registry does not have, or cannot use."""
@@ -164,10 +174,16 @@ def read_environment(path: Path) -> Environment:
     writable_root = _read_root(file, values.pop("root", "read-only"))
     if values.get("sudo"):
         needs |= {Capability.USER_NAMESPACE}  # without one, root inside would be the machine's root
+    with _mistakes(file, "gpus"):
+        gpus = read_gpus(values.pop("gpus", 0))
     with _mistakes(file, "policy"):
         rules = Policy() if policy is None else Policy.from_mapping(policy)
     with _mistakes(file, "network"):
         reach = NO_NETWORK if network is None else NetworkRules.from_mapping(network)
+    recipe = None
+    if isinstance(values["image"], dict):
+        recipe = recipe_of(values["image"], Where(file, ("image",)))
+        values["image"] = f"{ENVIRONMENT_IMAGES}{path.stem}"
     with _mistakes(file, "image"):
         check_image_name(values["image"])
     for name in ("idle_timeout_s", "max_lifetime_s"):
@@ -185,6 +201,8 @@ def read_environment(path: Path) -> Environment:
             network=reach,
             secrets=secrets,
             writable_root=writable_root,
+            gpus=gpus,
+            recipe=recipe,
             **values,
         )
 

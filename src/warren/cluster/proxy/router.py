@@ -48,8 +48,11 @@ from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.api import Makes, Operation
+from warren.model.capability import Capability
+from warren.model.environment import Environment
 from warren.model.errors import (
     Interrupted,
+    InvalidRequest,
     MachineFull,
     Misdirected,
     NoCapacity,
@@ -58,6 +61,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.model.gpus import read_gpus
 from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.lifecycle import unusable_error
@@ -69,6 +73,7 @@ _MAX_REFUSAL: Final = 64 * 1024
 _DISCARD_TIMEOUT_S: Final = 60.0
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _COORDINATOR_REJECTED: Final = 401  # the worker rejects us: the caller was authenticated here
+_UNKNOWN: Final = Environment("unknown", "unknown")
 
 _LookupKey = tuple[str, str, str]
 
@@ -84,7 +89,7 @@ class Router:
         liveness: Liveness,
         *,
         environment: str,
-        provider_of: Callable[[str], str] = lambda environment: "",
+        environment_of: Callable[[str], Environment | None] = lambda name: None,
         agent_of: Callable[[object], Mapping[str, Any]] = lambda config: {},
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -95,7 +100,7 @@ class Router:
         self._auth = auth
         self._liveness = liveness
         self._environment = environment
-        self._provider_of = provider_of
+        self._environment_of = environment_of
         self._agent_of = agent_of
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
@@ -285,12 +290,15 @@ class Router:
         agent = self._agent_of(values.get("agent_config"))
         environment = values.get("environment") or agent.get("environment")
         name = environment if isinstance(environment, str) and environment else self._environment
+        known = self._environment_of(name) or _UNKNOWN
         return Requirements(
             name,
             caller.tenant,
-            provider if isinstance(provider, str) and provider else self._provider_of(name),
+            provider if isinstance(provider, str) and provider else known.provider,
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
             pooled=not (values.get("image") or values.get("limits") or agent.get("limits")),
+            needs=frozenset(known.needs | ({Capability.EGRESS} if _opens_network(values, known) else set())),
+            gpus=_wanted_gpus(values, known),
         )
 
     # -- forwarding one HTTP request
@@ -396,6 +404,22 @@ def _interrupted(worker_id: str, exc: Broken) -> Interrupted:
         f"the worker {worker_id!r} went away during the request: {exc.reason}",
         remedy="whether it was done is not known: look, or use an Idempotency-Key and ask again",
     )
+
+
+def _wanted_gpus(values: Mapping[str, Any], environment: Environment) -> tuple[str, ...]:
+    try:
+        return environment.gpus if values.get("gpus") is None else read_gpus(values["gpus"])
+    except InvalidRequest:
+        return ()  # the worker says what is wrong with it
+
+
+def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:
+    """Whether the sandbox of a new session is to reach something; the worker checks the wish itself."""
+    network = values.get("network")
+    is_open = environment.network.is_open
+    if isinstance(network, dict):
+        is_open = bool(network.get("internet") or network.get("allow"))
+    return is_open or bool(environment.secrets or values.get("secrets"))
 
 
 def _creates_session(operation: Operation, caller: Caller, target: Target, session: Session | None) -> bool:

@@ -36,6 +36,8 @@ from warren.worker.providers.record import Record
 
 VERSIONS: Final = ".versions"
 USES: Final = "uses"
+STATE: Final = "state"
+"""In a directory where a version is made: the state directory of the sandboxes that make it."""
 _TEMPORARY: Final = ".making-"
 _TRIES: Final = 10
 _MOST_CACHED: Final = 100
@@ -90,9 +92,15 @@ class Versions:
         if len(self._found) >= _MOST_CACHED:
             self._found.clear()
         self._found[version] = found = RootFs(
-            self._versions / version / "rootfs", info.host_usr, version, info.config, uid=info.uid
+            self._versions / version / "rootfs", info.host_usr, version, info.config, uid=info.uid, seeded=info.seeded
         )
         return found
+
+    def info(self, version: str) -> ImageInfo | None:
+        return self._read(version)
+
+    def path(self, version: str) -> Path:
+        return self._versions / version
 
     def show_all(self) -> list[ImageVersion]:
         """By name, and the newest first. Also what is no version yet, with an empty version."""
@@ -263,10 +271,18 @@ class Versions:
     def _sweep(self) -> None:
         for left in self._folder.glob(f"{_TEMPORARY}*"):
             with contextlib.suppress(BlockingIOError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                self._clear(left)
                 shutil.rmtree(left, ignore_errors=True)
         for version in self._all():  # a take-over that was broken off
             if (self._versions / version).is_symlink():
                 (self._versions / version).unlink()
+
+    def _clear(self, left: Path) -> None:
+        """Sandboxes of a build that died may be in it."""
+        if (left / STATE).is_dir():
+            from warren.worker.images.build_steps import clear_abandoned  # takes a while to import
+
+            clear_abandoned(left)
 
     def _take_over(self, name: str) -> str:
         """Makes a version of the directory `images/NAME`; returns the version, or "" if there is no image in it."""
@@ -355,8 +371,8 @@ def _read_later_fields(directory: Path) -> dict[str, Any]:
         values: dict[str, Any] = json.loads((directory / "config.json").read_text())
     except FileNotFoundError:
         return {}
-    config = values.get("config", {})
-    return {name: values[name] for name in _LATER if name in values} | {"config": config_of(config)}
+    config, seeded = values.get("config", {}), tuple(values.get("seeded", ()))
+    return {name: values[name] for name in _LATER if name in values} | {"config": config_of(config), "seeded": seeded}
 
 
 def config_of(values: Mapping[str, Any]) -> ImageConfig:
