@@ -860,10 +860,10 @@ static void mount_trees(const struct options *o, int userns)
         if (o->writable)
             make_upper(tree, tree);
         /* What the agent's tree has at this place lies above, as it does elsewhere. */
-        if (access(path(lower, "agent%s", target), F_OK))
+        if (access(path(place, "agent%s", target), F_OK))
             path(lower, "%s:empty", tree);
         else
-            strcat(strcat(lower, ":"), tree);
+            path(lower, "%s:%s", place, tree);
         lay_over(path(place, "/proc/self/fd/%d", fd), lower, o->writable ? tree : NULL, source);
         close(fd);
     }
