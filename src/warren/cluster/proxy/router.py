@@ -229,7 +229,9 @@ class Router:
             if "websocket.accept" not in sent_types:
                 raise
             if "websocket.close" not in sent_types:
-                await send({"type": "websocket.close", "code": WORKER_LOST, "reason": exc.reason})
+                await send(
+                    {"type": "websocket.close", "code": WORKER_LOST, "reason": f"the worker went away: {exc.reason}"}
+                )
 
     # -- creating a session
 
