@@ -282,3 +282,15 @@ def build_provider_of(environments: Environments) -> Callable[[str], str]:
             return ""
 
     return find
+
+
+def build_image_of(environments: Environments) -> Callable[[str], str]:
+    """Which image an environment has; empty if this coordinator does not have it."""
+
+    def find(environment: str) -> str:
+        try:
+            return environments(environment).image
+        except WarrenError:
+            return ""
+
+    return find

@@ -107,10 +107,11 @@ class CoordinatorService:
                 self._liveness,
                 environment=settings.default_environment,
                 provider_of=wiring.build_provider_of(self._environments),
+                image_of=wiring.build_image_of(self._environments),
                 tls=wiring.build_client_tls(settings),
             )
 
-        app = CoordinatorMiddleware(create_app(context, wrapped=with_router), self._auth, self._fleet)
+        app = CoordinatorMiddleware(create_app(context, wrapped=with_router), self._auth, self._fleet, self._worker_client)
         return build_edge(settings, app, context)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:

@@ -213,6 +213,7 @@ class Fleet:
             draining=member.draining or report.leaving,
             alive=self._is_alive(member),
             assigned=len(assigned_at),
+            images=report.images,
         )
 
     # -- for workers that have lost Redis

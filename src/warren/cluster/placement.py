@@ -8,6 +8,8 @@ of the same tenant add up to one, waiting claims up to QUEUE_WEIGHT, chance up t
 decide among workers with about the same load, and none of them fills a worker while another is much emptier. A machine
 that runs short of memory or disk counts as loaded, too.
 
+A worker that has the session's image comes before all that lack it and would have to get it first, however full it is.
+
 What is known is as old as the last heartbeat, and other coordinators choose by the same knowledge. So a coordinator
 counts the sessions it has sent since then once for itself and once for each other coordinator, which will have done
 the same. Otherwise each of them alone would fill a worker that looks empty; and a worker with a fresh report, which
@@ -18,7 +20,7 @@ nearly as even, and a new and empty worker does not get every session at once; b
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
@@ -44,6 +46,7 @@ class Candidate:
     `by_tenant`: how many of them belong to the requesting tenant, 0 if unknown. `ready`: warm sandboxes of each pool,
     by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes no
     more sandboxes. `assigned`: the sessions that this coordinator has sent there since the worker's last report.
+    `images`: the names of the images it has.
     """
 
     id: str
@@ -58,17 +61,20 @@ class Candidate:
     draining: bool
     alive: bool
     assigned: int
+    images: Collection[str] = ()
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has."""
+    """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has.
+    `image` is empty where it is not known."""
 
     environment: str
     tenant: str
     provider: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     pooled: bool = True
+    image: str = ""
 
 
 def rank_workers(
@@ -87,22 +93,31 @@ def rank_workers(
     """
     chance = random.Random(seed)
     usable = _sample_usable(required, candidates, chance, max(MAX_COMPARED, limit))
-    scored = ((score(required, worker, coordinators, chance.random()), name) for name, worker in usable.items())
-    return [name for _, name in nsmallest(limit, scored)]
+    scored = (
+        (not has_image(required, worker), score(required, worker, coordinators, chance.random()), name)
+        for name, worker in usable.items()
+    )
+    return [name for _, _, name in nsmallest(limit, scored)]
 
 
 def _sample_usable(
     required: Requirements, candidates: Sequence[Candidate], chance: random.Random, count: int
 ) -> dict[str, Candidate]:
-    """At most `count` usable workers by their ids, from a random place in the list on."""
+    """At most `count` usable workers by their ids, from a random place in the list on; those with the image first."""
     start = chance.randrange(len(candidates)) if len(candidates) > count else 0
     rotated = [*candidates[start:], *candidates[:start]] if start else candidates
-    usable = (worker for worker in rotated if is_usable(required, worker))
+    usable = [worker for worker in rotated if is_usable(required, worker)]
+    if len(usable) > count:
+        usable.sort(key=lambda worker: not has_image(required, worker))  # the order is kept otherwise
     return {worker.id: worker for worker in islice(usable, count)}
 
 
 def is_usable(required: Requirements, worker: Candidate) -> bool:
     return worker.alive and not worker.draining and has_room(worker) and fits(required, worker)
+
+
+def has_image(required: Requirements, worker: Candidate) -> bool:
+    return not required.image or required.image in worker.images
 
 
 def has_room(worker: Candidate) -> bool:

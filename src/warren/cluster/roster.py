@@ -33,7 +33,8 @@ class Report:
     of the tenants that have the most. `pressure` is how full its machine is (1: full). A worker that is `leaving` takes
     no new sessions. `provider` is its default provider, `providers` are all it has; a worker of a version that had one
     provider leaves them out. `coordinators` are the ids of those it asks when it has lost Redis: nobody else may give
-    it up, because it goes on while all of these have lost Redis too.
+    it up, because it goes on while all of these have lost Redis too. `images` are those that other workers can have of
+    it: by name, the digest of the content.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Report:
     leaving: bool = False
     providers: tuple[str, ...] = ()
     coordinators: tuple[str, ...] = ()
+    images: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all_providers(self) -> tuple[str, ...]:

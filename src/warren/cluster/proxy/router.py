@@ -85,6 +85,7 @@ class Router:
         *,
         environment: str,
         provider_of: Callable[[str], str] = lambda environment: "",
+        image_of: Callable[[str], str] = lambda environment: "",
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
@@ -95,6 +96,7 @@ class Router:
         self._liveness = liveness
         self._environment = environment
         self._provider_of = provider_of
+        self._image_of = image_of
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
@@ -281,6 +283,7 @@ class Router:
         labels = values.get("labels")
         provider = values.get("provider")
         environment = values.get("environment")
+        image = values.get("image")
         name = environment if isinstance(environment, str) and environment else self._environment
         return Requirements(
             name,
@@ -288,6 +291,7 @@ class Router:
             provider if isinstance(provider, str) and provider else self._provider_of(name),
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
             pooled=not (values.get("image") or values.get("limits")),
+            image=image if isinstance(image, str) and image else self._image_of(name),
         )
 
     # -- forwarding one HTTP request
