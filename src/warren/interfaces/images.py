@@ -6,23 +6,31 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from warren.model.image import NO_CONFIG, ImageConfig
+from warren.model.spec import USER_UID
 
 
 @dataclass(frozen=True, slots=True)
 class RootFs:
     """A prepared root filesystem. With `host_usr` its /usr is empty and the host's is mounted there, read-only.
-    `layers` lie above it, the uppermost first, in the form of overlayfs."""
+    `layers` lie above it, the uppermost first, in the form of overlayfs. `uid` is that of the user whom commands run
+    as unless they name one."""
 
     path: Path
     host_usr: bool
     version: str = ""
     config: ImageConfig = NO_CONFIG
     layers: tuple[Path, ...] = ()
+    uid: int = USER_UID
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What image.json of a version holds. Older versions of Warren read it too, and know no more fields."""
+    """What is known of a version. image.json holds the fields up to `format`: older versions of Warren read it too, and
+    know no more. config.json beside it holds the others, and may be missing.
+
+    `content` is the digest of its files, as images/pack.py writes them. `uid` is that of the user whom commands run as
+    unless they name one.
+    """
 
     name: str
     source: str
@@ -31,6 +39,9 @@ class ImageInfo:
     size_bytes: int
     host_usr: bool = False
     format: int = 1
+    config: ImageConfig = NO_CONFIG
+    content: str = ""
+    uid: int = USER_UID
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from warren.worker.images.tree import Tree, parts_of, write_all
 
 _CHUNK = 1024 * 1024
 _MODE = 0o1777
+_LAST_TIME = 1 << 33  # ext4 keeps no later one
 _HEADER_TYPES = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -113,7 +114,7 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, bu
         with tree.new_file(path, mode) as fd:
             _own(fd, member.uid, member.gid)
             _copy(content, fd, budget)
-            os.utime(fd, (member.mtime, member.mtime))
+            _set_time(fd, member.mtime)
         return
     else:
         return  # devices, FIFOs: the sandbox has its own /dev
@@ -148,6 +149,12 @@ def _copy(source: IO[bytes], fd: int, budget: _Budget) -> None:
     while data := source.read(_CHUNK):
         budget.bytes(len(data), packed=True)
         write_all(fd, data)
+
+
+def _set_time(fd: int, mtime: float) -> None:
+    """Whole seconds, as programs compare them and a tar keeps them; a time that cannot be is the first one."""
+    seconds = int(mtime) if 0 <= mtime <= _LAST_TIME else 0
+    os.utime(fd, (seconds, seconds))
 
 
 def _own(fd: int, uid: int, gid: int) -> None:
@@ -224,6 +231,6 @@ def _copy_file(directory: int, name: str, path: str, tree: Tree, budget: _Budget
             while data := os.read(source, _CHUNK):
                 budget.bytes(len(data), packed=False)
                 write_all(target, data)
-            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+            _set_time(target, found.st_mtime)
     finally:
         os.close(source)

@@ -10,19 +10,20 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
 from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
 from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import check_image_name
 from warren.worker.images.build import Progress, build_base, build_host
 from warren.worker.images.import_tree import copy_directory, unpack_tar
+from warren.worker.images.pack import digest_of
 from warren.worker.images.prepare import check_is_root_filesystem, prepare
 from warren.worker.images.tree import Tree
-from warren.worker.images.versions import Versions, explain_errors, write_info
+from warren.worker.images.versions import Versions, explain_errors, version_of, write_info
 
 BUILDABLE = ("base", "host")
 
@@ -141,6 +142,7 @@ class ImageStore:
         *,
         host_usr: bool = False,
         shell_needed: bool = True,
+        config: ImageConfig = NO_CONFIG,
     ) -> ImageVersion:
         check_image_name(name)
         with self._versions.temporary() as temporary, explain_errors(f"making the image {name}", temporary):
@@ -152,11 +154,14 @@ class ImageStore:
                 if not host_usr:
                     check_is_root_filesystem(tree, source, shell_needed=shell_needed)
                 size = prepare(tree, shell="/bin/bash" if host_usr and Path("/bin/bash").exists() else "")
-            info = ImageInfo(name, source, time.time(), size.files, size.bytes, host_usr)
+            content = digest_of(new / "rootfs")
+            info = ImageInfo(
+                *(name, source, time.time(), size.files, size.bytes, host_usr), config=config, content=content
+            )
             write_info(new, info)
             version = self._versions.add(name, new)
         progress("done", 1.0)
-        return ImageVersion(**asdict(info), version=version)
+        return version_of(info, version)
 
 
 def _missing(name: str) -> NoReturn:

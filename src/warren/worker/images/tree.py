@@ -140,9 +140,11 @@ class Tree:
                 os.close(fd)
 
     def put_file(self, path: str, data: str | bytes, mode: int = 0o644) -> None:
+        """Writes a file without a time: what Warren writes is the same whenever it writes it."""
         raw = data.encode(errors="surrogateescape") if isinstance(data, str) else data
         with self.new_file(path, mode, replace_links=True) as fd:
             write_all(fd, raw)
+            os.utime(fd, (0, 0))
 
     def put_link(self, path: str, target: str) -> None:
         with self.parent(path) as (above, name):
