@@ -21,7 +21,7 @@ from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Capability
 from warren.model.errors import IsolationUnavailable, SandboxLost
-from warren.model.network import NO_NETWORK, EgressPolicy, NetworkRules, NetworkUse
+from warren.model.network import NO_NETWORK, EgressBound, EgressPolicy, NetworkRules, NetworkUse
 from warren.model.operations import Command
 from warren.model.spec import Layer, SandboxSpec
 from warren.worker.network.egress import Egress
@@ -410,6 +410,48 @@ class NetworkContract:
         finally:
             await provider.close()
 
+    async def test_sandboxes_of_one_owner_share_its_connections_and_its_rate(
+        self, provider: Provider, world: NetworkWorld
+    ) -> None:
+        Echo(world.listen(WEB, 7000))
+        rules, few = NetworkRules(allow=("web.example",)), EgressBound("tenant:one", connections=6)
+        first, second, other = [await provider.create(self.spec()) for _ in range(3)]
+        await first.set_network(rules, (), (few,))
+        await second.set_network(rules, (), (few, EgressBound("key:mine", connections=4)))
+        await other.set_network(rules, (), (EgressBound("tenant:two", connections=6),))
+        holding = await first.start(Command(argv=("python3", "-c", _HOLD, "4"), timeout_s=60))
+        try:
+            async with asyncio.timeout(20):
+                while (await first.network_use()).open_connections < 4:
+                    await asyncio.sleep(0.05)
+            counts = [await sandbox.exec(Command(argv=("python3", "-c", _MANY))) for sandbox in (second, other)]
+            assert [result.stdout.strip() for result in counts] == ["2 28", "6 24"]
+            reasons = {refusal.reason for refusal in (await second.network_use()).refusals}
+            assert reasons == {"all sandboxes of this tenant or key together may have 6 connections open"}
+            # The last bounds hold, whichever sandbox they were given with.
+            await second.set_network(rules, (), (EgressBound("tenant:one", connections=9), EgressBound("key:mine", 4)))
+            assert (await second.exec(Command(argv=("python3", "-c", _MANY)))).stdout.strip() == "4 26"
+        finally:
+            await holding.kill()
+        slow = (EgressBound("tenant:one", mbps=32),)
+        for sandbox in (first, second):
+            await sandbox.set_network(rules, (), slow)
+        await other.set_network(rules, (), (EgressBound("tenant:two", mbps=0),))
+        greedy = await first.start(Command(argv=("python3", "-c", _HOLD, "8", "bulk"), timeout_s=60))
+        try:
+            async with asyncio.timeout(20):
+                while _bytes(await first.network_use()) < 8 << 20:  # what all its connections take at once is over
+                    await asyncio.sleep(0.05)
+            start, before = time.monotonic(), _bytes(await first.network_use())
+            result = await second.exec(Command(argv=("python3", "-c", _BULK.replace("* 32", "* 4")), timeout_s=60))
+            took, shared = time.monotonic() - start, (_bytes(await first.network_use()) - before) / (8 << 20)
+        finally:
+            await greedy.kill()
+        assert result.stdout == "same 4194304\n", result.stderr
+        assert 3.0 < took < 8.0  # 8 MiB of the second and as much of the first, at 4 MB a second
+        assert 0.6 < shared < 2.5, "eight connections of one sandbox count as one sandbox"
+        assert await tried(other, do("talk", "web.example", 7000, b"x")) == ["ConnectionResetError"]
+
     async def test_without_its_process_nothing_is_reached_and_a_new_one_has_the_newest_rules(
         self, sandbox: Sandbox, world: NetworkWorld, egress: Egress
     ) -> None:
@@ -467,6 +509,10 @@ class NetworkContract:
             await again.close()
 
 
+def _bytes(use: NetworkUse) -> int:
+    return use.bytes_sent + use.bytes_received
+
+
 _KEEP_OPEN = """
 import socket, sys
 socks = [socket.create_connection((host, 7000), 10) for host in {hosts}]
@@ -499,6 +545,19 @@ for _ in range(30):
     except OSError:
         bad += 1
 print(good, bad)
+"""
+_HOLD = """
+import select, socket, sys
+socks = [socket.create_connection(("web.example", 7000), 10) for _ in range(int(sys.argv[1]))]
+for sock in socks:
+    sock.sendall(b"x")
+    sock.setblocking(False)
+while True:
+    ready, free, _ = select.select(socks, socks if sys.argv[2:] else [], [])
+    for sock in ready:
+        sock.recv(1 << 16)
+    for sock in free:
+        sock.send(bytes(1 << 16))
 """
 _BULK = """
 import hashlib, os, socket, threading

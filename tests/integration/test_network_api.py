@@ -240,6 +240,24 @@ def test_a_network_is_closed_when_the_bytes_of_the_day_are_used_up(client: Clien
         assert client.call("GET", "/api/admin/audit?action=quota.reached")["deeds"]
 
 
+def test_sandboxes_of_a_tenant_share_its_connections(client: Client) -> None:
+    allow = {"allow": ["here.example"]}
+    hold = "import socket, time; s = socket.create_connection(('here.example', 80)); print(1, flush=True)"
+    with tenant(client, egress_connections=1) as other, other.session(network=allow) as first:
+        script = {"command": f'python3 -c "{hold}; time.sleep(60)"'}
+        path = f"/api/sessions/{first}/processes"
+        process = other.call("POST", path, script)["process_id"]
+        until(lambda: other.call("GET", f"{path}/{process}/output")["chunks"])
+        with other.session(network=allow) as second, client.session(network=allow) as strange:
+            assert other.fetch(second, "http://here.example/") == "ConnectionResetError"
+            refusals = other.network(second)["refusals"]
+            assert "together may have 1 connections open" in refusals[-1]["reason"]
+            assert client.fetch(strange, "http://here.example/") == str(SIZE)
+            name = other.call("GET", "/api/whoami")["tenant"]
+            client.call("PUT", f"/api/admin/tenants/{name}", {"quota": {"egress_connections": 2}})
+            until(lambda: other.fetch(second, "http://here.example/") == str(SIZE))
+
+
 def test_a_restarted_server_gives_the_sandbox_its_rules_again(client: Client) -> None:
     with client.session(network={"allow": ["here.example"]}) as session:
         assert client.fetch(session, "http://here.example/") == str(SIZE)

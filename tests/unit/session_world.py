@@ -91,7 +91,7 @@ class World:
         self.audit = MemoryAudit()
         self.tenancy = Tenancy(self.store.records, self.clock, self.environment, audit=self.audit)
         events = self.tenancy.events
-        meter = NetworkMeter(self.clock, self.tenancy.networks.report)
+        meter = NetworkMeter(self.clock, self.tenancy.networks.report, self.tenancy.networks.bounds_of)
         self.lifecycle = Lifecycle(
             self.store,
             {"local": self.worker},

@@ -18,7 +18,7 @@ from warren.egress.inspector import Inspector
 from warren.egress.judge import Destination, Judge, Refused
 from warren.egress.messages import BrokenMessage, MessageReader, pack, pack_use, unpack_use
 from warren.egress.names import MOST_NAMES, NETWORK, NameTable
-from warren.egress.rate import Bucket
+from warren.egress.rate import Bucket, FairBucket
 from warren.egress.requests import RequestGuard, is_http
 from warren.model.network import Connection, EgressPolicy, NetworkRules, NetworkUse, Refusal
 
@@ -411,3 +411,20 @@ def test_a_bucket_gives_its_rate() -> None:
     now = 1.0
     assert bucket.take(0) == 0
     assert bucket.take(1) == pytest.approx(0.01)
+
+
+def test_a_fair_bucket_gives_each_member_its_part_and_the_rest_to_who_wants_it() -> None:
+    now = 0.0
+    bucket = FairBucket(100.0, 50.0, lambda: now)
+    assert bucket.take("one", 50) == 0
+    assert [bucket.take("one", 10) for _ in range(10)][-1] == pytest.approx(1.0)
+    # Another one does not wait for all of that: it gets half of the rate.
+    assert bucket.take("two", 20) == pytest.approx(0.4)
+    now = 0.4
+    assert bucket.take("two", 1) == pytest.approx(0.02)
+    assert bucket.take("three", 100) == pytest.approx(1.81)  # 80 of one, 1 of two, 100 of its own
+    now = 0.5
+    assert bucket.take("one", 0.001) == pytest.approx(1.51, abs=0.01)
+    now = 10.0
+    assert bucket.take("three", 50) == 0
+    assert bucket.take("two", 100) == pytest.approx(1.0)

@@ -16,7 +16,7 @@ from warren.model.capability import Capability
 from warren.model.egress import Ceiling, Preset, Presets
 from warren.model.errors import Conflict, Forbidden, InvalidRequest, QuotaExceeded, Unavailable
 from warren.model.events import Event, EventKind, NetworkRefusedData
-from warren.model.network import NO_NETWORK, Connection, NetworkRules, NetworkUse, Refusal, parse_rule
+from warren.model.network import NO_NETWORK, Connection, EgressBound, NetworkRules, NetworkUse, Refusal, parse_rule
 from warren.model.secrets import SecretBinding
 from warren.model.spec import Layer
 from warren.sessions.egress import Egress
@@ -302,4 +302,21 @@ async def test_a_quota_that_is_used_up_closes_the_network_until_the_next_day() -
             await there.tenancy.metering.check_network(caller)
         await there.clock.advance(40 + READ_S)
         assert machine.network == ONE
+        metering.cancel()
+
+
+async def test_a_sandbox_has_the_bounds_of_its_tenant_and_gets_new_ones() -> None:
+    async with world(provider=FakeProvider(capabilities=NETWORKED)) as there:
+        await there.tenancy.tenants.put(Tenant(TENANT, Quota(egress_connections=5, egress_mbps=8)))
+        session = (await there.sessions.create(TENANT, NewSession(network=ONE))).session
+        machine, whose = machine_of(there, session.sandbox_id), f"tenant:{TENANT}"
+        assert machine.network_bounds == (EgressBound(whose, 5, 8),)
+        metering = asyncio.create_task(there.lifecycle.network_meter.run())
+        await asyncio.sleep(0)
+        await there.tenancy.tenants.put(Tenant(TENANT, Quota(egress_mbps=2)))
+        await there.clock.advance(READ_S)
+        assert machine.network_bounds == (EgressBound(whose, None, 2),)
+        await there.tenancy.tenants.delete(TENANT)
+        await there.clock.advance(READ_S)
+        assert (machine.network, machine.network_bounds) == (ONE, ())
         metering.cancel()

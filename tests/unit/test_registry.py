@@ -1,6 +1,9 @@
 """The registry: what it brings, and that a mistake in a file is said in one sentence."""
 
+import os
 import re
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,10 @@ def write(directory: Path, name: str, text: str) -> Registry:
     (directory / "environments").mkdir(exist_ok=True)
     (directory / "environments" / f"{name}.yaml").write_text(text)
     return Registry(packaged_registry(), directory)
+
+
+def bomb() -> str:
+    return "\n".join(f"{one}: &{one} [{', '.join(['*' + before] * 8)}]" for before, one in pairwise("abcdefghi"))
 
 
 def test_four_environments_come_with_the_package() -> None:
@@ -168,6 +175,64 @@ def test_a_mistake_is_said_with_the_file_and_the_key(text: str, message: str, tm
     with pytest.raises(Unavailable, match="'x' cannot be used") as caught_by_tenant:
         registry.environment("x")
     assert str(tmp_path) not in str(caught_by_tenant.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: x\nimage: x\nlimit: {}", "line 3: there is no key 'limit' (did you mean limits? "),
+        (
+            "name: x\nimage: x\nlimits:\n  pids: 9\n  memory: 3",
+            "line 5: there is no limit 'memory' (did you mean memory_mb? ",
+        ),
+        ("name: x\nimage: x\nenv:\n  A: b\n  B: 1", "line 5: env.B must be a text"),
+        ("name: x\nimage: x\n\nnetwork:\n  permit: []", "line 4: network has no key 'permit'"),
+        ("name: x\nimage: x\nneeds:\n- terminals\n- gpus", "line 5: there is no capability 'gpus' (did you mean gpu? "),
+        ("name: x\nimage: x\nenv: {A: b}\nimage: y", "line 4: the key 'image' comes twice, first in line 2"),
+        ("name: x\nimage: x\nenv:\n  A: b\n  A: c", "line 5: the key 'A' comes twice, first in line 4"),
+        ("name: x\nimage: x\nidle_timeout_s: 0", "line 3: idle_timeout_s is 0"),
+        ('name: x\nimage: x\nenv: {A: "a\\0b"}', "line 3: "),
+        ("name: x\nimage: \0x", "not YAML"),
+        ("a: &a [x, x, x, x, x, x, x, x]\n" + bomb(), "more than 20000 values"),
+        ("name: &x [*x]", "more than 32 deep"),
+        ("[" * 500, ""),
+        ("name: " + "[" * 40 + "]" * 40, "more than 32 deep"),
+        ("name: x\nimage: x\ndescription: " + "d" * 300_000, "is longer than 256 KiB"),
+        ("name: x\nimage: x\nenv: {1: 2, [a]: b}", "not YAML"),
+        ("name: x\nimage: x\nidle_timeout_s: 2026-02-31", "not YAML"),
+        ("name: x\nimage: x\n---\nname: y", "not YAML"),
+        ("name: !!python/name:os.system x", "not YAML"),
+        ("name: !!binary AAAA\nimage: x", "it must be a text"),
+    ],
+)
+def test_hostile_and_mistaken_files_are_refused_with_their_line(text: str, message: str, tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(InvalidRequest) as caught:
+        write(tmp_path, "x", text).read("x")
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert time.monotonic() - started < 2
+
+
+def test_two_files_of_one_name_are_a_mistake(tmp_path: Path) -> None:
+    registry = write(tmp_path, "x", "name: x\nimage: one")
+    assert registry.environment("x").image == "one"
+    (tmp_path / "environments/x.yml").write_text("name: x\nimage: two")
+    assert registry.environment("x").image == "one"
+    assert "x.yml is there as well" in registry.problems()["x"]
+    (tmp_path / "environments/x.yaml").unlink()
+    assert registry.environment("x").image == "two"
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "environments").mkdir()
+    os.mkfifo(tmp_path / "environments/x.yaml")
+    (tmp_path / "environments/y.yaml").mkdir()
+    registry = Registry(tmp_path)
+    assert [problem.rpartition("/")[2] for problem in registry.problems().values()] == [
+        "x.yaml is not a file",
+        "y.yaml cannot be read: Is a directory",
+    ]
 
 
 def changes(registry: Registry) -> list[tuple[str, bool, bool, bool]]:

@@ -235,7 +235,7 @@ def build_lifecycle(
         in_cluster=in_cluster,
         events=tenancy.events,
         egress=build_egress(settings),
-        network_meter=NetworkMeter(clock, tenancy.networks.report),
+        network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of),
         secrets=tenancy.secrets,
         fault=fault,
     )

@@ -262,6 +262,8 @@ def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:
         env=environment.env,
         require=frozenset(_parse_layer(name) for name in options.require),
         ephemeral=True,
+        writable_root=environment.writable_root,
+        sudo=environment.sudo,
     )
 
 

@@ -23,6 +23,7 @@ from warren.egress.messages import (
     MessageReader,
     pack,
     pack_use,
+    unpack_bounds,
     unpack_rules,
 )
 from warren.egress.proxy import SandboxEgress, Shared
@@ -72,10 +73,11 @@ class Server:
         if (old := self._sandboxes.pop(name, None)) is not None:
             old.close()
         rules, broker = unpack_rules(message["rules"]), _read_broker(message)
-        self._sandboxes[name] = SandboxEgress(tcp, udp, rules, self._shared, broker)
+        self._sandboxes[name] = SandboxEgress(tcp, udp, rules, self._shared, broker, unpack_bounds(message))
 
     def _on_set(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
-        self._sandboxes[message["sandbox"]].set_rules(unpack_rules(message["rules"]), _read_broker(message))
+        rules, broker = unpack_rules(message["rules"]), _read_broker(message)
+        self._sandboxes[message["sandbox"]].set_rules(rules, broker, unpack_bounds(message))
 
     def _on_use(self, message: dict[str, Any], answer: dict[str, Any]) -> None:
         answer["use"] = pack_use(self._sandboxes[message["sandbox"]].use())

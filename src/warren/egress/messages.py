@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from warren.model.network import Connection, NetworkRules, NetworkUse, Refusal
+from warren.model.network import Connection, EgressBound, NetworkRules, NetworkUse, Refusal
 
 MAX_MESSAGE: Final = 8 << 20
 MAX_ANSWER: Final = 1 << 20
@@ -59,6 +59,11 @@ def pack_rules(rules: NetworkRules) -> Message:
 
 def unpack_rules(message: Message) -> NetworkRules:
     return NetworkRules(bool(message["internet"]), tuple(message["allow"]), tuple(message["deny"]))
+
+
+def unpack_bounds(message: Message) -> tuple[EgressBound, ...]:
+    """The owners are groups here, whose names say nothing."""
+    return tuple(EgressBound(owner, connections, mbps) for owner, connections, mbps in message["bounds"])
 
 
 def pack_use(use: NetworkUse) -> Message:

@@ -28,6 +28,7 @@ from warren.egress import dns
 from warren.egress.broker import Broker, BrokerSetup
 from warren.egress.broker_streams import CHUNK, SocketStream
 from warren.egress.certificates import upstream_context
+from warren.egress.groups import Group, Groups
 from warren.egress.hello import Malformed
 from warren.egress.inspector import Inspector
 from warren.egress.judge import Destination, Judge, Refused
@@ -38,7 +39,7 @@ from warren.egress.relay import Relay, reset
 from warren.egress.resolver import NotResolved, Resolver
 from warren.model.addresses import Address
 from warren.model.network import Connection as Ended
-from warren.model.network import EgressPolicy, NetworkRules, NetworkUse, Refusal
+from warren.model.network import EgressBound, EgressPolicy, NetworkRules, NetworkUse, Refusal
 
 HELLO_S: Final = 15.0
 CONNECT_S: Final = 10.0
@@ -99,6 +100,7 @@ class SandboxEgress:
         rules: NetworkRules,
         shared: "Shared",
         broker: BrokerSetup | None = None,
+        bounds: Sequence[EgressBound] = (),
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._tcp, self._udp, self._shared = tcp, udp, shared
@@ -120,6 +122,11 @@ class SandboxEgress:
         for sock, read in ((tcp, self._accept), (udp, self._answer_query)):
             sock.setblocking(False)
             self._loop.add_reader(sock.fileno(), read)
+        self._groups: tuple[Group, ...] = shared.groups.join(self, (), bounds)
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
 
     def use(self) -> NetworkUse:
         return NetworkUse(
@@ -127,8 +134,11 @@ class SandboxEgress:
             *(tuple(self._refusals), tuple(self._lately)),
         )
 
-    def set_rules(self, rules: NetworkRules, broker: BrokerSetup | None = None) -> None:
+    def set_rules(
+        self, rules: NetworkRules, broker: BrokerSetup | None = None, bounds: Sequence[EgressBound] = ()
+    ) -> None:
         self.rules = rules
+        self._groups = self._shared.groups.join(self, self._groups, bounds)
         self._set_broker(broker)
         for connection in list(self._connections):
             if connection.is_brokered:
@@ -146,6 +156,7 @@ class SandboxEgress:
             sock.close()
         for connection in list(self._connections):
             self._drop(connection)
+        self._groups = self._shared.groups.join(self, self._groups, ())
 
     # -- secrets
 
@@ -245,13 +256,17 @@ class SandboxEgress:
     def _begin(self, client: socket.socket, address: IPv4Address, port: int) -> None:
         name = self._names.name_of(address)
         connection = Connection(client, Destination(name, None if name else address, port))
+        full = next((group for group in self._groups if group.is_full), None)
         if len(self._connections) >= self._shared.policy.connections:
             self._refuse(connection, Refused(f"more than {self._shared.policy.connections} connections are open"))
+        elif full is not None:
+            whose = "all sandboxes of this tenant or key together"
+            self._refuse(connection, Refused(f"{whose} may have {full.most} connections open"))
         elif not self._shared.has_room():
             self._refuse(connection, Refused("too many connections of all sandboxes are open"))
         else:
             self._connections.add(connection)
-            self._shared.connections += 1
+            self._change_counts(1)
             connection.task = self._loop.create_task(self._serve(connection, address))
 
     async def _serve(self, connection: Connection, address: IPv4Address) -> None:
@@ -356,7 +371,10 @@ class SandboxEgress:
         connection.received += received
         self._sent += sent
         self._received += received
-        return self._rate.take(sent + received) if self._rate is not None else 0.0
+        wait = self._rate.take(sent + received) if self._rate is not None else 0.0
+        for group in self._groups:
+            wait = max(wait, group.take(self, sent + received))
+        return wait
 
     # -- how connections end
 
@@ -382,7 +400,12 @@ class SandboxEgress:
     def _end(self, connection: Connection) -> None:
         if connection in self._connections:
             self._connections.discard(connection)
-            self._shared.connections -= 1
+            self._change_counts(-1)
+
+    def _change_counts(self, by: int) -> None:
+        self._shared.connections += by
+        for group in self._groups:
+            group.connections += by
 
     def _note(self, to: Destination, reason: str, rule: str) -> None:
         self._refused += 1
@@ -409,6 +432,7 @@ class Shared:
         self.policy = policy
         self.judge = Judge(policy)
         self.resolver = Resolver()
+        self.groups = Groups()
         self.upstream = upstream_context(policy.authorities)  # takes a while, so not when sandboxes wait
         self.connections = 0
         self._most = most_connections

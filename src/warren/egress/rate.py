@@ -1,6 +1,9 @@
 """How much of something may be done in a second."""
 
 from collections.abc import Callable
+from typing import Final
+
+_CLOSE: Final = 1e-3  # of a byte
 
 
 class Bucket:
@@ -16,3 +19,42 @@ class Bucket:
         self._left = min(self._burst, self._left + (now - self._at) * self._rate) - count
         self._at = now
         return -self._left / self._rate if self._left < 0 else 0.0
+
+
+class FairBucket:
+    """`rate` a second for all members together, and `burst` at once. Those that want more than there is get equal
+    parts of it, however often they take; what one does not want the others get.
+
+    Each member has a mark: how far a turn that all waiting members go through together must come until the member has
+    got what it took. The turn advances at the rate over the number of those that wait.
+    """
+
+    def __init__(self, rate: float, burst: float, now: Callable[[], float]) -> None:
+        self._rate, self._burst, self._now = rate, burst, now
+        self._left, self._at = burst, now()
+        self._turn = 0.0
+        self._marks: dict[object, float] = {}  # of those that wait
+
+    def take(self, member: object, count: float) -> float:
+        """Returns for how many seconds the member should take nothing more, if no other one takes anything."""
+        self._advance()
+        at_once = 0.0 if self._marks else min(count, self._left)
+        self._left -= at_once
+        if count <= at_once:
+            return 0.0
+        mark = self._marks[member] = self._marks.get(member, self._turn) + count - at_once
+        return sum(min(mark, other) - self._turn for other in self._marks.values()) / self._rate
+
+    def _advance(self) -> None:
+        now = self._now()
+        got, self._at = (now - self._at) * self._rate, now
+        while self._marks and got > 0:
+            nearest = min(self._marks.values())
+            step = min(nearest - self._turn, got / len(self._marks))
+            got -= step * len(self._marks)
+            self._turn += step
+            if self._turn + _CLOSE >= nearest:
+                self._marks = {member: mark for member, mark in self._marks.items() if mark > nearest + _CLOSE}
+                self._turn = nearest if self._marks else 0.0
+        if not self._marks:
+            self._left = min(self._burst, self._left + max(0.0, got))

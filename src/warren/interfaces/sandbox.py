@@ -4,7 +4,7 @@ import socket
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from typing import Protocol
 
-from warren.model.network import ListeningPort, NetworkRules, NetworkUse
+from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Chunk,
     Command,
@@ -77,7 +77,8 @@ class Sandbox(Protocol):
 
     `set_network` replaces at once all that the sandbox may reach outside; when it returns, connections that are no
     longer allowed are cut. NO_NETWORK closes it. If it raises, the sandbox reaches nothing. A sandbox that was adopted
-    has no network until it is set again. `network_use` counts all it ever had in this process.
+    has no network until it is set again. The last `bounds` that were given for an owner hold for all of its sandboxes
+    together; connections that are open stay. `network_use` counts all it ever had in this process.
     Both raise InvalidRequest, which names the capability, where a provider has none.
 
     Ports: `ports` gives the TCP ports on which servers inside listen. `dial` connects to a port of the sandbox's own
@@ -119,7 +120,9 @@ class Sandbox(Protocol):
     def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]: ...
     def search(self, query: Search) -> AsyncIterator[SearchMatch | SearchSummary]: ...
 
-    async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None: ...
+    async def set_network(
+        self, rules: NetworkRules, secrets: Sequence[BoundSecret] = (), bounds: Sequence[EgressBound] = ()
+    ) -> None: ...
     async def network_use(self) -> NetworkUse: ...
     async def ports(self) -> Sequence[ListeningPort]: ...
     async def dial(self, port: int) -> socket.socket: ...

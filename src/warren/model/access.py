@@ -53,6 +53,8 @@ class Quota:
     exec_seconds_per_day: int | None = None
     bytes_out_per_day: int | None = None
     egress_bytes_per_day: int | None = None
+    egress_connections: int | None = None
+    egress_mbps: int | None = None
     max_lifetime_s: float | None = None
     environments: tuple[str, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
@@ -106,6 +108,8 @@ _COUNTS: Final = (
     "exec_seconds_per_day",
     "bytes_out_per_day",
     "egress_bytes_per_day",
+    "egress_connections",
+    "egress_mbps",
 )
 NO_QUOTA: Final = Quota()
 

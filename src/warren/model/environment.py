@@ -43,7 +43,7 @@ class Environment:
     which commands its sessions may run. `provider` is the one that makes its sandboxes unless the session names
     another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
     capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
-    else."""
+    else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them."""
 
     name: str
     image: str
@@ -59,6 +59,8 @@ class Environment:
     needs: frozenset[Capability] = frozenset()
     network: NetworkRules = NO_NETWORK
     secrets: tuple[str, ...] = ()
+    writable_root: bool = False
+    sudo: bool = False
 
     def __post_init__(self) -> None:
         check_image_name(self.image)

@@ -277,6 +277,16 @@ class EgressPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class EgressBound:
+    """What all sandboxes of one `owner`, a tenant or a key, may have together on a worker: open connections, and
+    megabits a second that they send and receive. None is no bound."""
+
+    owner: str
+    connections: int | None = None
+    mbps: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ListeningPort:
     """A TCP port on which a server inside a sandbox listens. `address` is what it is bound to; 0.0.0.0 or :: is all."""
 

@@ -229,14 +229,15 @@ class Lifecycle:
         rules = await self.egress.in_force(session.network)
         if not session.opens_network:
             await self.network_meter.finish(sandbox.id)
+            return await sandbox.set_network(rules)
+        bounds = await self.network_meter.bounds_of(session)
         if session.secrets:
             versions = await self.secrets.versions(session.tenant, session.secrets)
-            await sandbox.set_network(rules, await self.secrets.find(session.tenant, session.secrets))
+            await sandbox.set_network(rules, await self.secrets.find(session.tenant, session.secrets), bounds)
             self._secret_users[session.id] = _SecretUser(session, sandbox, versions)
         else:
-            await sandbox.set_network(rules)
-        if session.opens_network:
-            self.network_meter.follow(session, sandbox)
+            await sandbox.set_network(rules, (), bounds)
+        self.network_meter.follow(session, sandbox, bounds)
 
     async def apply_network(self, session: Session) -> None:
         """After a change of the row. If it fails it is tried again until it succeeds, the row has changed, or the

@@ -2,7 +2,8 @@
 
 `run` reads every sandbox that has a network each READ_S; the lifecycle has the last reading made before it destroys or
 closes one. When the report says that nothing is left of the tenant's quota, the sandbox's network is closed, and opened
-again when there may be some.
+again when there may be some. When the bounds of connections and rate have changed, the rules are applied again with the
+new ones.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from warren.clock import Clock
 from warren.interfaces.sandbox import Sandbox
 from warren.logs import get_log
 from warren.model.errors import SandboxLost, SandboxNotFound, WarrenError
-from warren.model.network import NO_NETWORK, NetworkUse
+from warren.model.network import NO_NETWORK, EgressBound, NetworkUse
 from warren.model.session import Session
 
 READ_S: Final = 3.0
@@ -24,27 +25,38 @@ _log = get_log(__name__)
 
 Report = Callable[[Session, NetworkUse], Awaitable[float]]
 """Takes what is new. Gives 0, or for how many seconds the session must do without a network."""
+Bounds = tuple[EgressBound, ...]
+BoundsOf = Callable[[Session], Awaitable[Bounds]]
 
 
 async def _unreported(session: Session, use: NetworkUse) -> float:
     return 0.0
 
 
+async def _unbounded(session: Session) -> Bounds:
+    return ()
+
+
 @dataclass(slots=True)
 class _Followed:
     session: Session
     sandbox: Sandbox
+    bounds: Bounds = ()
     last: NetworkUse = field(default_factory=NetworkUse)
     opens_at: float = 0.0
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class NetworkMeter:
-    """`reopen` applies the rules of a session again; the lifecycle sets it."""
+    """`bounds_of` gives what a session shares with others. `reopen` applies the rules of a session again; the lifecycle
+    sets it."""
 
-    def __init__(self, clock: Clock, report: Report = _unreported, read_s: float = READ_S) -> None:
+    def __init__(
+        self, clock: Clock, report: Report = _unreported, bounds_of: BoundsOf = _unbounded, read_s: float = READ_S
+    ) -> None:
         self._clock = clock
         self._report = report
+        self.bounds_of = bounds_of
         self._read_s = read_s
         self._followed: dict[str, _Followed] = {}  # by sandbox id
         self.reopen: Callable[[Session], None] = lambda session: None
@@ -52,12 +64,9 @@ class NetworkMeter:
     def __repr__(self) -> str:
         return f"<NetworkMeter: {len(self._followed)} followed>"
 
-    def follow(self, session: Session, sandbox: Sandbox) -> None:
-        known = self._followed.get(sandbox.id)
-        if known is None:
-            self._followed[sandbox.id] = _Followed(session, sandbox)
-        else:
-            known.session, known.sandbox, known.opens_at = session, sandbox, 0.0
+    def follow(self, session: Session, sandbox: Sandbox, bounds: Bounds = ()) -> None:
+        known = self._followed.setdefault(sandbox.id, _Followed(session, sandbox))
+        known.session, known.sandbox, known.bounds, known.opens_at = session, sandbox, bounds, 0.0
 
     def is_closed(self, sandbox_id: str) -> bool:
         """Whether its network is closed until there may be something left of the quota."""
@@ -75,9 +84,11 @@ class NetworkMeter:
     async def run(self) -> None:
         while True:
             await self._clock.sleep(self._read_s)
+            bounds: dict[tuple[str, str], Bounds] = {}  # by tenant and key: read once for all their sandboxes
             for sandbox_id, followed in list(self._followed.items()):
                 try:
                     await self._look_at(followed)
+                    await self._look_at_bounds(followed, bounds)
                 except (SandboxLost, SandboxNotFound):
                     self._followed.pop(sandbox_id, None)
                 except Exception as exc:
@@ -95,6 +106,13 @@ class NetworkMeter:
         if closed_s:
             followed.opens_at = now + closed_s
             await followed.sandbox.set_network(NO_NETWORK)
+
+    async def _look_at_bounds(self, followed: _Followed, known: dict[tuple[str, str], Bounds]) -> None:
+        whose = followed.session.tenant, followed.session.key_id
+        if whose not in known:
+            known[whose] = await self.bounds_of(followed.session)
+        if known[whose] != followed.bounds and not followed.opens_at:
+            self.reopen(followed.session)
 
     async def _read(self, followed: _Followed) -> float:
         async with followed.reading:

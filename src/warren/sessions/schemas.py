@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
@@ -301,6 +301,8 @@ class EnvironmentView(BaseModel):
     needs: list[str] = Field(description="Capabilities that its provider must have")
     secrets: list[str] = Field(description="Names of secrets that your tenant must have for it")
     network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
+    root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
+    sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
     default: bool = Field(description="A session that names no environment gets this one")
 
 

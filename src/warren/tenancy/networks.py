@@ -14,7 +14,7 @@ from warren.model.access import Caller
 from warren.model.audit import AuditEntry
 from warren.model.errors import WarrenError
 from warren.model.events import Event, EventKind, NetworkRefusedData
-from warren.model.network import NetworkUse, Refusal
+from warren.model.network import EgressBound, NetworkUse, Refusal
 from warren.model.session import Session
 from warren.model.usage import Usage
 from warren.sessions.event_hub import EventHub
@@ -56,6 +56,12 @@ class Networks:
         if new.refusals:
             self._tell(session, new.refusals[-1], new.refused)
         return closed_s
+
+    async def bounds_of(self, session: Session) -> tuple[EgressBound, ...]:
+        """What the session's sandbox shares with others of its tenant, and of its key. Raises Unavailable."""
+        levels = (await self._payer_of(session)).quota_levels
+        bounds = (EgressBound(whose, quota.egress_connections, quota.egress_mbps) for whose, quota in levels)
+        return tuple(bound for bound in bounds if bound != EgressBound(bound.owner))
 
     async def _spend(self, session: Session, amount: int) -> float:
         """While the counters cannot be read, networks stay open."""

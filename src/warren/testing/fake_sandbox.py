@@ -19,7 +19,7 @@ from warren.model.errors import (
     ProcessNotFound,
     SandboxLost,
 )
-from warren.model.network import NO_NETWORK, ListeningPort, NetworkRules, NetworkUse
+from warren.model.network import NO_NETWORK, EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import (
     Change,
     Command,
@@ -60,6 +60,7 @@ class FakeMachine:
         self.exports: dict[str, str] = {}
         self.next_pid = 2
         self.network, self.network_use = NO_NETWORK, NetworkUse()
+        self.network_bounds: tuple[EgressBound, ...] = ()
         self.lost = asyncio.Event()
         self.why = ""
         self.when_lost: list[tuple[FakeSandbox, Callable[[str], None]]] = []
@@ -338,8 +339,11 @@ class FakeSandbox:
             event.cancel()
             loss.cancel()
 
-    async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None:
-        self._networked().network = rules
+    async def set_network(
+        self, rules: NetworkRules, secrets: Sequence[BoundSecret] = (), bounds: Sequence[EgressBound] = ()
+    ) -> None:
+        machine = self._networked()
+        machine.network, machine.network_bounds = rules, tuple(bounds)
 
     async def network_use(self) -> NetworkUse:
         return self._networked().network_use

@@ -510,4 +510,12 @@ def _not_found(sandbox_id: str) -> SandboxNotFound:
 
 
 def _spec_of(environment: Environment) -> SandboxSpec:
-    return SandboxSpec(environment.image, environment.limits, environment.env, io=environment.io, labels=LABELS)
+    return SandboxSpec(
+        environment.image,
+        environment.limits,
+        environment.env,
+        io=environment.io,
+        labels=LABELS,
+        writable_root=environment.writable_root,
+        sudo=environment.sudo,
+    )

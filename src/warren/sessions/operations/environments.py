@@ -55,6 +55,8 @@ def _show(environment: Environment, *, is_default: bool) -> Values:
         "needs": sorted(environment.needs),
         "secrets": list(environment.secrets),
         "network": environment.network.as_mapping(),
+        "root": "writable" if environment.writable_root else "read-only",
+        "sudo": environment.sudo,
         "default": is_default,
     }
 

@@ -12,7 +12,7 @@ from warren.egress.certificates import Certificates, new_certificates
 from warren.interfaces.sandbox import Process
 from warren.model.capability import Capability, lacks
 from warren.model.errors import FileExists, FileNotFound, IsDirectory, NotADirectory, PermissionDenied
-from warren.model.network import ListeningPort, NetworkRules, NetworkUse
+from warren.model.network import EgressBound, ListeningPort, NetworkRules, NetworkUse
 from warren.model.operations import Command, ExecResult, ProcessInfo
 from warren.model.secrets import CA_BUNDLE, BoundSecret
 from warren.model.spec import Isolation
@@ -34,7 +34,9 @@ _MAX_BUNDLE: Final = 4 * 1024 * 1024
 class SandboxNetwork(Protocol):
     """The way of one sandbox to the outside. `adapt` says in its isolation what is open now."""
 
-    async def set(self, rules: NetworkRules, broker: BrokerSetup | None = None) -> None: ...
+    async def set(
+        self, rules: NetworkRules, broker: BrokerSetup | None = None, bounds: Sequence[EgressBound] = ()
+    ) -> None: ...
     async def use(self) -> NetworkUse: ...
     def adapt(self, isolation: Isolation) -> Isolation: ...
 
@@ -96,16 +98,18 @@ class AgentSandbox(AgentFiles):
     async def kill_all(self) -> int:
         return await self._commands.kill_all()
 
-    async def set_network(self, rules: NetworkRules, secrets: Sequence[BoundSecret] = ()) -> None:
+    async def set_network(
+        self, rules: NetworkRules, secrets: Sequence[BoundSecret] = (), bounds: Sequence[EgressBound] = ()
+    ) -> None:
         network = self._open_network()
         hosts = sorted({host for secret in secrets for host in secret.hosts})
         if not hosts:
-            return await network.set(rules, None)
+            return await network.set(rules, None, bounds)
         if self._certificates is None or self._certificates[0] != hosts:
             certificates = await asyncio.to_thread(new_certificates, hosts)
             await self._trust(certificates)
             self._certificates = hosts, certificates
-        await network.set(rules, BrokerSetup(tuple(secrets), self._certificates[1]))
+        await network.set(rules, BrokerSetup(tuple(secrets), self._certificates[1]), bounds)
 
     async def _trust(self, certificates: Certificates) -> None:
         """Writes the bundle that the variables of `broker_variables` name: the image's authorities, and this one. The

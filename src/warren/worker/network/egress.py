@@ -9,7 +9,9 @@ rules that hold then. When this worker ends, the program's link, the process and
 import asyncio
 import contextlib
 import errno
+import hashlib
 import os
+import secrets
 import socket
 import weakref
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from warren.egress.broker import BrokerSetup
 from warren.egress.messages import KEPT, BrokenMessage, pack_rules, unpack_use
 from warren.logs import get_log
 from warren.model.errors import IsolationUnavailable, ProviderUnavailable, SandboxLost
-from warren.model.network import NO_NETWORK, EgressPolicy, NetworkRules, NetworkUse
+from warren.model.network import NO_NETWORK, EgressBound, EgressPolicy, NetworkRules, NetworkUse
 from warren.model.spec import Isolation, Layer
 from warren.shielding import run_shielded
 from warren.worker.network import sk_lookup
@@ -38,6 +40,7 @@ _log = get_log(__name__)
 class Egress:
     def __init__(self, policy: EgressPolicy | None = None, *, within: Sequence[str] = ()) -> None:
         self._policy, self._within = policy or EgressPolicy(), tuple(within)
+        self._hidden = secrets.token_bytes(32)
         self._networks: weakref.WeakValueDictionary[str, OpenableNetwork] = weakref.WeakValueDictionary()
         self._open: dict[str, OpenableNetwork] = {}
         self._proxy: ProxyProcess | None = None
@@ -65,6 +68,10 @@ class Egress:
         if network is None:
             network = self._networks[record.sandbox_id] = OpenableNetwork(self, record)
         return network
+
+    def group_of(self, owner: str) -> str:
+        """What the process knows an owner by: enough to tell one from another, and not who it is."""
+        return hashlib.blake2b(owner.encode(), key=self._hidden, digest_size=16).hexdigest()
 
     def keep(self, network: "OpenableNetwork") -> None:
         """It is open: it has to be closed even if nobody knows its sandbox any more."""
@@ -166,6 +173,7 @@ class OpenableNetwork:
         self._way: _WayOut | None = None
         self._on: ProxyProcess | None = None
         self._broker: BrokerSetup | None = None
+        self._bounds: tuple[EgressBound, ...] = ()
         self._before = self._last = NetworkUse()
         self._is_forgotten = False
         self.rules = NO_NETWORK
@@ -189,7 +197,9 @@ class OpenableNetwork:
         open_network = {Layer.NO_NETWORK: f"its network is open to {what}, through the worker's proxy"}
         return replace(isolation, layers=layers, missing={**isolation.missing, **open_network})
 
-    async def set(self, rules: NetworkRules, broker: BrokerSetup | None = None) -> None:
+    async def set(
+        self, rules: NetworkRules, broker: BrokerSetup | None = None, bounds: Sequence[EgressBound] = ()
+    ) -> None:
         wanted = rules.is_open or broker is not None
         if wanted and Layer.NO_NETWORK in self._record.spec.require:
             raise IsolationUnavailable(
@@ -199,7 +209,7 @@ class OpenableNetwork:
         async with self._lock:
             try:
                 self._check_alive()
-                self.rules, self._broker = rules, broker
+                self.rules, self._broker, self._bounds = rules, broker, tuple(bounds)
                 await (self._apply() if wanted else self._shut())
             except BaseException as exc:
                 await run_shielded(self._shut())
@@ -258,7 +268,8 @@ class OpenableNetwork:
 
     def _say(self) -> dict[str, Any]:
         broker = None if self._broker is None else self._broker.as_mapping()
-        return {"sandbox": self.sandbox_id, "rules": pack_rules(self.rules), "broker": broker}
+        bounds = [(self._egress.group_of(each.owner), each.connections, each.mbps) for each in self._bounds]
+        return {"sandbox": self.sandbox_id, "rules": pack_rules(self.rules), "broker": broker, "bounds": bounds}
 
     async def _replace(self, proxy: ProxyProcess) -> None:
         await proxy.ask("set", **self._say())

@@ -29,7 +29,7 @@ from typing import Final, Unpack
 
 from warren.interfaces.images import Images
 from warren.model.capability import Capability
-from warren.model.errors import ProviderUnavailable, SandboxLost
+from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxLost
 from warren.model.spec import MIB, USER_UID, Layer, SandboxSpec
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
@@ -139,6 +139,12 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
     # -- making
 
     async def _plan(self, spec: SandboxSpec) -> EngineImage:
+        if spec.sudo:
+            raise InvalidRequest(
+                "with the provider docker a sandbox has no user namespace of its own: root inside would be the "
+                "machine's root, so no command may be root",
+                remedy="use the provider oci for environments with `sudo: true`",
+            )
         await self._ready()
         return await self._images.find(spec.image)
 

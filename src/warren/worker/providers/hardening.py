@@ -23,6 +23,14 @@ from typing import Any, Final
 # SETPCAP only to empty the bounding set of the commands it starts.
 AGENT_CAPABILITIES: Final = ("CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP")
 
+# What commands have that run as root, where a sandbox allows it: enough to install packages. They hold only within the
+# sandbox's user namespace. Never SETPCAP: the kernel lets nobody trace a process that has a capability more, as the
+# agent and its supervisors then do.
+ROOT_CAPABILITIES: Final = (
+    *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"),
+    "CAP_NET_BIND_SERVICE",
+)
+
 # A limit of 0 would forbid files only: where core_pattern names a program, the kernel starts it as the host's root for
 # every limit but 1. And 1 is too little for a file.
 CORE_LIMIT: Final = 1
@@ -131,6 +139,11 @@ READONLY_PATHS: Final = ("/proc/sys", "/proc/sysrq-trigger")
 _INT: Final = 0xFFFFFFFF
 
 Rule = dict[str, Any]
+
+
+def agent_capabilities(*, sudo: bool) -> tuple[str, ...]:
+    """The agent cannot give what it does not have."""
+    return tuple(dict.fromkeys((*AGENT_CAPABILITIES, *ROOT_CAPABILITIES))) if sudo else AGENT_CAPABILITIES
 
 
 @cache

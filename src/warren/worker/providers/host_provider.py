@@ -24,13 +24,13 @@ from typing import ClassVar, Final, Generic, TypedDict, TypeVar
 from warren.logs import get_log
 from warren.model.capability import Capability
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import MIB, WORKSPACE, IoLimits, Isolation, Layer, SandboxSpec
+from warren.model.spec import MIB, IoLimits, Isolation, Layer, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.guard import default_reserve_of, memory_total_mb, most_processes
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
-from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
+from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, find_disk
 from warren.worker.host.disks import STOCK, Disks, FreedImages
 from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
@@ -311,7 +311,8 @@ class HostProvider(ABC, Generic[R, Plan]):
                 self._limit_io(cgroup, record)
             in_force = await self._read_isolation(record, cgroup)
             passed_before = frozenset() if creating else isolation.GROWING
-            isolation.check(in_force, record.spec.require - passed_before, self.promised - passed_before)
+            promised = self.promised - ({Layer.READ_ONLY_ROOT} if record.spec.writable_root else set())
+            isolation.check(in_force, record.spec.require - passed_before, promised - passed_before)
             step("checked")
         except BaseException:
             await run_shielded(link.close())
@@ -345,8 +346,9 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     def _limit_io(self, cgroup: SandboxCgroup, record: R) -> None:
         try:
-            device = workspace_device(Path(f"/proc/{record.pid}/mountinfo").read_text())
-            if device is not None:  # what is in memory has no device
+            disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text())
+            if disk is not None:  # what is in memory has no device
+                _, device = disk
                 (self.directory(record.sandbox_id) / _IO_DEVICE).write_text(str(device))
                 cgroup.limit_io(device, record.spec.io)
                 self._hierarchies.limit_writeback(device, record.spec.io)
@@ -437,13 +439,14 @@ class HostProvider(ABC, Generic[R, Plan]):
     def _watched_disk(self, record: R) -> WatchedDisk | None:
         held = self.directory(record.sandbox_id) / HELD
         try:
-            device = workspace_device(Path(f"/proc/{record.pid}/mountinfo").read_text()) if record.alive() else None
+            disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text()) if record.alive() else None
         except OSError:
-            device = None
-        if device is None:
+            disk = None
+        if disk is None:
             held.unlink(missing_ok=True)
             return None
-        mounted = Path(f"/proc/{record.pid}/root{WORKSPACE}")
+        where, device = disk
+        mounted = Path(f"/proc/{record.pid}/root{where}")
         return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, held)
 
     def _end_for_disk(self, sandbox_id: str, why: str) -> None:
