@@ -130,7 +130,7 @@ static void become_elevated(const struct elevated *e) {
     int error = errno;
     const char *why = error == ENOENT && !strchr(argv[0], '/') ? "command not found" : error == EAGAIN ? "too many processes" : strerror(error);
     dprintf(2, "sudo: %s: %s\n", argv[0], why);
-    _exit(error == ENOENT || error == ENOTDIR ? 127 : 126);
+    _exit(1);
 }
 
 static void signal_command(pid_t pid, int number) {

@@ -52,11 +52,10 @@ static FILE *open_names(const char *path) {
 
 static bool user_in_passwd(const char *wanted, struct user *out) {
     FILE *f = open_names("/etc/passwd");
-    if (!f) return false;
     unsigned long wanted_uid = 0, uid, gid;
     bool by_number = number(wanted, &wanted_uid), found = false;
     char line[1024];
-    while (!found && fgets(line, sizeof line, f)) {
+    while (f && !found && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
         char *rest = line, *name = next_part(&rest);
         next_part(&rest);
@@ -72,7 +71,7 @@ static bool user_in_passwd(const char *wanted, struct user *out) {
         memcpy(out->name, name, strlen(name) + 1);
         snprintf(out->home, sizeof out->home, "%s", home && *home == '/' ? home : "/");
     }
-    fclose(f);
+    if (f) fclose(f);
     if (!found && by_number) {
         found = true;
         out->uid = (uid_t)wanted_uid;

@@ -31,6 +31,7 @@
  *   /dev                device nodes of its own, on a small tmpfs at BUNDLE/dev: a runtime would bind the
  *                       host's, whose times and file locks the sandboxes would then share. Its null also
  *                       lies over /dev/null, which crun binds over the files that a sandbox may not see.
+ *                       A graphics processor is such a node too, with the numbers of the host's.
  *   a view              files with the memory and the processors that the sandbox may use, at BUNDLE/view, for
  *                       /proc to show instead of the machine's; and an uptime that counts from the sandbox's
  *                       start (a time namespace, where the kernel has them). Programs choose by these how
@@ -56,7 +57,7 @@
  * usage: warren-launch sandbox OPTION… -- RUNTIME ARGUMENT…
  *                                            stdin holds config.json
  *          --at DIR            where the bundle appears for the runtime: config.json, the file userns, and the
- *                              directories rootfs, disk, dev, image, agent, empty, tree0, view and layer0 …
+ *                              directories rootfs, disk, dev, image, agent, empty, tree0, tree1, view and layer0 …
  *          --base UID          the sandbox's uids are BASE … BASE+65535
  *          --agent DIR         a tree that holds the agent, to lie above the image
  *          --root DIR          the image
@@ -70,6 +71,7 @@
  *          --dir NAME:MODE     a directory to make on the disk (repeatable)
  *          --seed NAME:PATH    such a directory, laid over PATH of the image (repeatable)
  *          --owner UID         who owns these directories, and those of --own
+ *          --device PATH:NAME  a node in /dev with the numbers of the host's character device PATH (repeatable)
  *          --hide DIR          a mount to take away first (repeatable)
  *          --move FILE         the cgroup.procs that a child tries to move to
  *          --memory BYTES --cpus N    what the view shows; the directory `view` is there only with these
@@ -160,7 +162,7 @@ struct options {
     const char *at, *agent, *root, *disk, *tmpfs, *pts, *move;
     uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes;
     int try_only, writable;
-    struct list trees, layers, dirs, seeds, owned, hidden;
+    struct list trees, layers, dirs, seeds, owned, devices, hidden;
     char **command;
 };
 
@@ -248,6 +250,7 @@ static void read_option(struct options *o, const char *name, const char *value)
     else if (!strcmp(name, "--seed")) append(&o->seeds, name, value);
     else if (!strcmp(name, "--tree")) append(&o->trees, name, value);
     else if (!strcmp(name, "--dir")) append(&o->dirs, name, value);
+    else if (!strcmp(name, "--device")) append(&o->devices, name, value);
     else if (!strcmp(name, "--hide")) append(&o->hidden, name, value);
     else usage("unknown option %s", name);
 }
@@ -383,7 +386,7 @@ static void write_config(const char *name)
 
 static void make_bundle(const char *at)
 {
-    static const char *const folders[] = {"rootfs", "disk", "dev", "image", "agent", "empty", "tree0"};
+    static const char *const folders[] = {"rootfs", "disk", "dev", "image", "agent", "empty", "tree0", "tree1"};
     char name[PATH_ROOM];
     size_t i;
 
@@ -627,12 +630,49 @@ static void make_entries(const char *dev)
             fail("making %s", file);
 }
 
+/* A folder in /dev for the devices of one kind, such as nvidia-caps. */
+static void make_folder(const char *dev, const char *name, uint64_t owner)
+{
+    const char *slash = strchr(name, '/');
+    char file[PATH_ROOM];
+
+    if (!slash)
+        return;
+    path(file, "%s/%.*s", dev, (int)(slash - name), name);
+    if (slash == name || !slash[1] || strchr(slash + 1, '/') || strstr(name, ".."))
+        usage("'%s' is not a name for a device", name);
+    if (mkdir(file, 0755) == 0) {
+        if (chmod(file, 0755) || chown(file, owner, owner))
+            fail("making %s", file);
+    } else if (errno != EEXIST)
+        fail("making %s", file);
+}
+
+static void copy_device(const char *dev, const char *item, uint64_t owner)
+{
+    char source[PATH_ROOM], *colon;
+    struct stat found;
+
+    path(source, "%s", item);
+    colon = strrchr(source, ':');
+    if (!colon || colon == source || !colon[1])
+        usage("--device needs PATH:NAME, not '%s'", item);
+    *colon = 0;
+    if (stat(source, &found))
+        fail("looking at the device %s", source);
+    if (!S_ISCHR(found.st_mode))
+        usage("%s is not a character device", source);
+    make_folder(dev, colon + 1, owner);
+    make_device(dev, colon + 1, major(found.st_rdev), minor(found.st_rdev), owner);
+}
+
 static void make_devices(const struct options *o)
 {
     char dev[PATH_ROOM], null[PATH_ROOM];
+    int i;
 
     path(dev, "%s/dev", o->at);
-    if (mount("dev", dev, "tmpfs", MS_NOSUID | MS_NOEXEC | MS_NOATIME, "mode=755,size=64k,nr_inodes=32"))
+    if (mount("dev", dev, "tmpfs", MS_NOSUID | MS_NOEXEC | MS_NOATIME, "mode=755,size=64k,nr_inodes=64"))
         fail("mounting a tmpfs at %s", dev);
     make_device(dev, "null", 1, 3, o->base);
     make_device(dev, "zero", 1, 5, o->base);
@@ -641,6 +681,8 @@ static void make_devices(const struct options *o)
     make_device(dev, "urandom", 1, 9, o->base);
     make_device(dev, "tty", 5, 0, o->base);
     make_entries(dev);
+    for (i = 0; i < o->devices.count; i++)
+        copy_device(dev, o->devices.items[i], o->base);
     if (chown(dev, o->base, o->base))
         fail("giving %s away", dev);
     if (mount(path(null, "%s/null", dev), "/dev/null", NULL, MS_BIND, NULL))
@@ -814,7 +856,11 @@ static void mount_trees(const struct options *o, int userns)
         mount_tree(source, path(tree, "tree%d", i), userns, o->writable);
         if (o->writable)
             make_upper(tree, tree);
-        lay_over(path(place, "/proc/self/fd/%d", fd), path(lower, "%s:empty", tree), o->writable ? tree : NULL, source);
+        /* What the agent's tree has at this place lies above, as it does elsewhere. */
+        if (access(path(lower, "agent%s", target), F_OK))
+            path(lower, "empty");
+        strcat(strcat(lower, ":"), tree);
+        lay_over(path(place, "/proc/self/fd/%d", fd), lower, o->writable ? tree : NULL, source);
         close(fd);
     }
 }

@@ -13,7 +13,6 @@ import contextlib
 import secrets
 import shlex
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -24,6 +23,8 @@ from typing import Any, Final
 
 from networks import Network
 from server_process import ServerProcess
+
+from warren.attack.name_server import answer
 
 ADDRESSES: Final = tuple(f"93.184.216.{number}" for number in range(34, 44))
 """Public addresses of the namespace outside."""
@@ -115,23 +116,11 @@ class NetworkWorld:
             except OSError:
                 return
             if query:
-                sock.sendto(self._answer(query), peer)
+                sock.sendto(answer(query, self._find), peer)
 
-    def _answer(self, query: bytes) -> bytes:
-        labels, at = [], 12
-        while query[at]:
-            labels.append(query[at + 1 : at + 1 + query[at]].decode())
-            at += query[at] + 1
-        name, (kind,) = ".".join(labels).lower(), struct.unpack_from(">H", query, at + 1)
+    def _find(self, name: str) -> Sequence[str] | None:
         self.asked.append(name)
-        addresses = self.names.get(name)
-        family, length = (socket.AF_INET, 1) if kind == 1 else (socket.AF_INET6, 28)
-        found = [a for a in addresses or () if kind in (1, 28) and (":" in a) == (kind == 28)]
-        code = 0 if addresses is not None else 3
-        head = query[:2] + struct.pack(">HHHHH", 0x8580 | code, 1, len(found), 0, 0)
-        packed = [socket.inet_pton(family, address) for address in found]
-        records = [struct.pack(">HHHIH", 0xC00C, length, 1, 0, len(data)) + data for data in packed]
-        return head + query[12 : at + 5] + b"".join(records)
+        return self.names.get(name)
 
 
 class PlacedServer(ServerProcess):

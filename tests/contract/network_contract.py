@@ -2,6 +2,7 @@
 reached. The sandbox is real, the Internet is the test's own."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import make_certificates
+from network_servers import Servers
 from network_world import ADDRESSES, PRIVATE, NetworkWorld
 
 from warren.interfaces.provider import Provider
@@ -23,6 +26,7 @@ from warren.model.capability import Capability
 from warren.model.errors import IsolationUnavailable, SandboxLost
 from warren.model.network import NO_NETWORK, EgressBound, EgressPolicy, NetworkRules, NetworkUse
 from warren.model.operations import Command
+from warren.model.secrets import BoundSecret, SecretBinding, broker_variables, new_binding
 from warren.model.spec import Layer, SandboxSpec
 from warren.worker.network.egress import Egress
 from warren.worker.providers.host_provider import HostProvider
@@ -488,6 +492,44 @@ class NetworkContract:
             await sandbox.set_network(NetworkRules(internet=True))
         assert Layer.NO_NETWORK in sandbox.isolation
 
+    async def test_programs_use_secrets_that_the_sandbox_never_has(
+        self, world: NetworkWorld, new_provider: Callable[[Egress], Provider], tmp_path: Path
+    ) -> None:
+        value, hosts = "user:0123456789abcdef", {"openai": "api.example", "git": "git.example", "pip": "pip.example"}
+        made = make_certificates(tmp_path, *hosts.values())
+        bindings = [new_binding(kind, (host,), kind=kind) for kind, host in hosts.items()]
+        bound = [BoundSecret(**fields_of(binding), value=value) for binding in bindings]
+        provider = new_provider(Egress(EgressPolicy(authorities=made.ca.read_text()), within=world.within))
+        try:
+            with Servers(tmp_path, made) as servers:
+                servers.serve_web(world.listen(WEB, 443), tls=True)
+                world.names |= dict.fromkeys(hosts.values(), [WEB])
+                sandbox = await provider.create(self.spec())
+                await sandbox.set_network(NO_NETWORK, bound)
+                printed = ""
+                for command in (
+                    "curl -sS --fail https://api.example/curl http://openai.broker.internal/v1/curl",
+                    "node -e 'fetch(`https://api.example/node`).then(a => a.text()).then(console.log)'",
+                    "git clone -q git@git.example:git/repository.git /tmp/clone && cat /tmp/clone/hello.txt",
+                    "pip install -q --no-cache-dir --target /tmp/pip tiny-package && ls /tmp/pip",
+                    "cat /proc/*/environ /proc/*/cmdline; env; grep -rs . /tmp /home /workspace /run | tail -c 1000000",
+                    "! curl -sS -m5 https://other.example/ && ! curl -sS -m5 http://api.example/",
+                ):
+                    run = Command(shell=command, env=broker_variables(bindings), timeout_s=60)
+                    result = await sandbox.exec(run)
+                    assert result.exit_code == 0, (command, result.stderr)
+                    printed += result.stdout + result.stderr
+                assert (printed.count("hello from api.example"), "tiny_package" in printed) == (3, True)
+                encoded = base64.b64encode(value.encode()).decode()
+                assert value not in printed
+                assert encoded not in printed
+                carried = {host: headers.get("Authorization") for host, _, _, headers in servers.seen}
+                basic = f"Basic {encoded}"
+                assert carried == {"api.example": f"Bearer {value}", "git.example": basic, "pip.example": basic}
+            await provider.destroy(sandbox.id)
+        finally:
+            await provider.close()
+
     async def test_an_adopted_sandbox_has_no_network_until_it_is_set_again(
         self, provider: Provider, sandbox: Sandbox, world: NetworkWorld, new_provider: Callable[[Egress], Provider]
     ) -> None:
@@ -507,6 +549,10 @@ class NetworkContract:
             with pytest.raises(SandboxLost):
                 await adopted.set_network(NetworkRules(internet=True))
             await again.close()
+
+
+def fields_of(binding: SecretBinding) -> dict[str, Any]:
+    return {name: getattr(binding, name) for name in binding.__dataclass_fields__}
 
 
 def _bytes(use: NetworkUse) -> int:

@@ -24,6 +24,7 @@ from warren.model.operations import ExecResult, Reason
 from warren.model.spec import Layer, SandboxSpec
 from warren.testing.fake_provider import FakeProvider
 from warren.worker.images.store import ImageStore
+from warren.worker.network.egress import Egress
 from warren.worker.providers.oci import OciProvider
 from warren.worker.providers.record import Record
 
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 async def provider(state_dir: Path, image_store: ImageStore) -> AsyncIterator[OciProvider]:
-    provider = OciProvider(state_dir, image_store, BIN)
+    provider = OciProvider(state_dir, image_store, BIN, egress=Egress())
     yield provider
     left = await provider.list_ids()
     for sandbox_id in left:
@@ -50,10 +51,19 @@ def open_holes(findings: list[Finding]) -> list[str]:
 
 @pytest.mark.timeout(400)
 async def test_everything_is_contained(provider: OciProvider, state_dir: Path) -> None:
-    probes = [probe for probe in PROBES if probe.group is not Group.FAIRNESS]
+    probes = [probe for probe in PROBES if probe.group not in (Group.FAIRNESS, Group.EGRESS)]
     findings = await attack(provider, SPEC, secret_paths=(state_dir, BIN), probes=probes)
     assert len(findings) == len(probes) >= 150
     assert open_holes(findings) == []
+
+
+@pytest.mark.timeout(600)
+async def test_rules_of_a_network_hold_and_a_secret_stays_outside(provider: OciProvider, state_dir: Path) -> None:
+    probes = [probe for probe in PROBES if probe.group is Group.EGRESS]
+    findings = await attack(provider, SPEC, secret_paths=(state_dir, BIN), probes=probes)
+    assert len(findings) == len(probes) >= 150
+    assert open_holes(findings) == []
+    assert {finding.outcome.verdict for finding in findings} == {ProbeVerdict.CONTAINED}
 
 
 @pytest.mark.timeout(400)
@@ -83,8 +93,8 @@ class WeakProvider(OciProvider):
     promised = frozenset[Layer]()
     weaken: Weaken
 
-    def _config(self, record: Record) -> str:
-        config = json.loads(super()._config(record))
+    def _config(self, record: Record, **options: Any) -> str:
+        config = json.loads(super()._config(record, **options))
         self.weaken(config)
         return json.dumps(config)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -29,6 +30,9 @@ def nodes(image_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     registry = tmp_path_factory.mktemp("registry")
     (registry / "environments").mkdir()
     (registry / "environments" / "real.yaml").write_text("name: real\nimage: host\nprovider: oci\n")
+    (registry / "environments" / "networked.yaml").write_text(
+        "name: networked\nimage: host\nnetwork: {internet: true}\n"
+    )
     with new_nodes(image_cache / "images") as nodes:
         nodes.worker("plain", "--registry-dir", str(registry))
         flags = ("--labels", "gpu=1,zone=a", "--registry-dir", str(registry), "--on-stop", "destroy")
@@ -71,7 +75,7 @@ def where(nodes: Nodes, made: list[SessionApi]) -> list[str]:
     found = []
     for session in made:
         data = nodes.redis.ask("HGET", f"{{warren}}:session:{len(session.id)}:{session.id}", "data")
-        found.append("special" if b'"worker":"special"' in data else "plain")
+        found.append(json.loads(data)["worker"])
     return found
 
 
@@ -148,6 +152,9 @@ async def test_a_session_goes_where_its_provider_is(nodes: Nodes, api: Api, want
         ({"labels": {"moon": "full"}}, "no worker has the label moon=full"),
         ({"labels": {"gpu": "1", "zone": "b"}}, "zone=b"),
         ({"provider": "docker"}, "no worker has the provider docker, there are: fake, oci"),
+        ({"network": {"internet": True}}, "the provider fake does not have the capability egress"),
+        ({"environment": "networked"}, "the provider fake does not have the capability egress"),
+        ({"secrets": ["key"]}, "the provider fake does not have the capability egress"),
     ],
 )
 async def test_what_no_worker_has_is_told_in_words(api: Api, wanted: dict[str, Any], words: str) -> None:
@@ -160,6 +167,20 @@ async def test_what_no_worker_has_is_told_in_words(api: Api, wanted: dict[str, A
 @pytest.mark.parametrize("wanted", [{"labels": "gpu"}, {"labels": ["gpu"]}, {"labels": {"gpu": 1}}, {"provider": 7}])
 async def test_wishes_that_are_none_are_refused_as_by_a_single_server(api: Api, wanted: dict[str, Any]) -> None:
     await api.refused("POST", "/api/sessions", wanted, status=422, code="invalid_request")
+
+
+async def test_a_session_with_a_network_goes_where_the_default_provider_can_give_it_one(nodes: Nodes, api: Api) -> None:
+    able = nodes.worker("able", "--on-stop", "destroy", provider="oci,fake", WARREN_DEFAULT_ENVIRONMENT="host")
+    try:
+        able.start()
+        await until(api, "able", "ready")
+        wanted = {"environment": "host", "network": {"allow": ["one.example"]}}
+        async with sessions(api, 3, **wanted) as made:
+            assert set(where(nodes, made)) == {"able"}
+            assert (await made[0].call("GET", "/network"))["allow"] == ["one.example"]
+    finally:
+        assert able.stop() == 0
+        nodes.all.remove(able)
 
 
 # Addresses that were named in advance.

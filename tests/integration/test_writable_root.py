@@ -14,10 +14,11 @@ import pytest
 import warren
 from warren.interfaces.images import RootFs
 from warren.interfaces.sandbox import Sandbox
-from warren.model.errors import IsolationUnavailable, ProviderUnavailable, SandboxNotFound
+from warren.model.errors import InvalidRequest, IsolationUnavailable, ProviderUnavailable, SandboxNotFound
 from warren.model.operations import Command
 from warren.model.spec import MIB, WRITABLE, Layer, Limits, SandboxSpec
 from warren.worker.images.store import ImageStore
+from warren.worker.providers.docker import DockerProvider
 from warren.worker.providers.oci import OciProvider
 
 BIN = Path(warren.__file__).parent / "bin"
@@ -232,3 +233,10 @@ async def test_a_tree_whose_ids_cannot_be_mapped_is_no_writable_root(state_dir: 
             await provider.create(SPEC)
     finally:
         await end(provider)
+
+
+async def test_docker_refuses_what_it_cannot_limit(state_dir: Path, image_store: ImageStore) -> None:
+    provider = DockerProvider(state_dir, image_store, BIN, "unix:///no/such/engine.sock")
+    with pytest.raises(InvalidRequest, match="disk_mb does not limit it"):
+        await provider.create(SPEC)
+    await provider.close()

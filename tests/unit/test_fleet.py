@@ -1,6 +1,7 @@
 """The workers as a coordinator sees them: who is there, for how long that has been known, and where sessions may go."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,6 +206,28 @@ async def test_a_worker_may_have_several_providers_and_one_of_the_version_before
     }
     with pytest.raises(InvalidRequest, match="no worker has the provider docker, there are: fake, oci"):
         world.fleet.choose_workers(Requirements("base", "acme", provider="docker"))
+
+
+async def test_a_session_with_a_network_goes_where_the_provider_can_give_it_one(world: World) -> None:
+    needs = Requirements("base", "acme", needs=frozenset({"egress"}))
+    assert {member.id for member in world.fleet.choose_workers(needs)} == {"a", "b"}, "earlier versions do not say"
+    plain = {"fake": ["ports"]}
+    for name, has in ("a", plain), ("b", {**plain, "oci": ["egress", "ports"]}):
+        report = a_report(name, provider="fake", providers=tuple(has), capabilities=has)
+        assert Report.from_json(report.to_json()) == report
+        await world.roster.beat(report, 1)
+    await world.fleet.refresh()
+    with pytest.raises(InvalidRequest, match="the provider fake does not have the capability egress") as caught:
+        world.fleet.choose_workers(needs)
+    assert caught.value.remedy == "use a provider that has it: oci"
+    named = replace(needs, provider="oci")
+    assert [member.id for member in world.fleet.choose_workers(named)] == ["b"]
+    await world.roster.beat(a_report("b", provider="oci", providers=("oci", "fake"), capabilities=has), 1)
+    await world.fleet.refresh()
+    assert [member.id for member in world.fleet.choose_workers(needs)] == ["b"]
+    await world.advance(LEASE_S, "a")
+    with pytest.raises(NoCapacity, match="no worker that is alive has the capability egress"):
+        world.fleet.choose_workers(needs)  # it may come back
 
 
 async def test_without_any_worker_it_says_so() -> None:

@@ -13,10 +13,10 @@ import secrets
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from warren.clock import Clock, ClusterClock, boot_time
@@ -29,6 +29,7 @@ from warren.interfaces.store import SessionStore
 from warren.logs import get_log
 from warren.model.addresses import is_loopback, read_networks
 from warren.model.audit import CommandText
+from warren.model.environment import Environment
 from warren.model.errors import InvalidRequest, Unavailable, WarrenError
 from warren.stores.encryption import Encryption, read_key
 from warren.stores.redis_address import read_address
@@ -272,25 +273,25 @@ def coordinator_id(settings: Settings) -> str:
     return f"{settings.worker_id}-{hashlib.sha256(advertised_address(settings).encode()).hexdigest()[:8]}"
 
 
-def build_provider_of(environments: Environments) -> Callable[[str], str]:
-    """Which provider an environment names; empty if it names none, or if this coordinator does not have it."""
+def build_environment_of(environments: Environments) -> Callable[[str], Environment | None]:
+    """None for an environment that this coordinator does not have."""
 
-    def find(environment: str) -> str:
+    def find(environment: str) -> Environment | None:
         try:
-            return environments(environment).provider
+            return environments(environment)
         except WarrenError:
-            return ""
+            return None
 
     return find
 
 
-def build_image_of(environments: Environments) -> Callable[[str], str]:
-    """Which image an environment has; empty if this coordinator does not have it."""
+def build_agent_of(environments: Environments) -> Callable[[object], Mapping[str, Any]]:
+    """What the agent that a session is made for says, by its name or as the request has it; the worker checks it."""
 
-    def find(environment: str) -> str:
-        try:
-            return environments(environment).image
-        except WarrenError:
-            return ""
+    def find(config: object) -> Mapping[str, Any]:
+        if isinstance(config, str) and config:
+            with contextlib.suppress(WarrenError):
+                return environments.entries.agents.get(config).as_mapping()
+        return config if isinstance(config, dict) else {}
 
     return find

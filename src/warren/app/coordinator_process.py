@@ -106,8 +106,8 @@ class CoordinatorService:
                 self._auth,
                 self._liveness,
                 environment=settings.default_environment,
-                provider_of=wiring.build_provider_of(self._environments),
-                image_of=wiring.build_image_of(self._environments),
+                environment_of=wiring.build_environment_of(self._environments),
+                agent_of=wiring.build_agent_of(self._environments),
                 tls=wiring.build_client_tls(settings),
             )
 

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from warren.tenancy.identity import Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
+    from warren.worker.images.oci_pull import PullOptions
     from warren.worker.providers.connection import EgressService
+    from warren.worker.providers.gpu_access import GpuAccess
     from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
 
@@ -62,6 +64,15 @@ def build_images(settings: Settings) -> ImageStore:
     return ImageStore(settings.state_dir)
 
 
+def build_pull_options(settings: Settings) -> "PullOptions":
+    from warren.model.addresses import read_networks
+    from warren.worker.images.oci_pull import PullOptions
+
+    return PullOptions(
+        settings.image_registry, settings.image_insecure_registries, read_networks(settings.image_registry_networks)
+    )
+
+
 def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: None) -> Provider:
     """The provider of that name, or the default one of the settings."""
     name = name or settings.providers[0]
@@ -77,6 +88,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             fault=fault,
             room=_host_room(settings),
             egress=_build_network(settings),
+            gpus=_build_gpus(settings),
         )
     if name == "docker":
         from warren.worker.providers.docker import DockerProvider
@@ -89,6 +101,7 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             fault=fault,
             room=_host_room(settings),
             egress=_build_network(settings),
+            gpus=_build_gpus(settings),
         )
     if name == "fake":
         from warren.testing.fake_provider import FakeProvider
@@ -101,6 +114,12 @@ def _build_network(settings: Settings) -> "EgressService | None":
     from warren.worker.network.egress import Egress
 
     return Egress(build_egress_policy(settings)) if settings.egress else None
+
+
+def _build_gpus(settings: Settings) -> "GpuAccess":
+    from warren.worker.providers.gpu_access import GpuAccess
+
+    return GpuAccess(settings.gpus)
 
 
 def _host_room(settings: Settings) -> "HostRoom":
@@ -288,7 +307,7 @@ def build_sessions(
     from warren.sessions.new_session import Defaults
 
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
-    return Sessions(lifecycle, environments, defaults, tenancy.metering, build_ceilings(settings))
+    return Sessions(lifecycle, environments, defaults, tenancy.metering, build_ceilings(settings), environments.entries)
 
 
 def build_ceilings(settings: Settings) -> "Ceilings":

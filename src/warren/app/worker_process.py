@@ -34,6 +34,7 @@ from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
 from warren.tenancy.tenancy import Tenancy
+from warren.worker.images.share import ImageSharing
 
 _COPIES_FILE: Final = "cluster.db"
 _REPORTED_TENANTS: Final = 64  # the tenants with the most sessions
@@ -49,7 +50,7 @@ class WorkerService(Service):
         self._link = wiring.build_redis_link(settings)
         self._auth = ClusterAuth(settings.cluster_secret, *settings.other_cluster_secrets)
         self._worker_client = wiring.build_worker_client(settings)
-        self._images = build_images(settings)
+        self._images = ImageSharing(build_images(settings))
         self._offered = OfferedImages(self._images)
         self._copies: SqliteStore | None = None
         self._mirror: MirroredStore | None = None
@@ -123,6 +124,7 @@ class WorkerService(Service):
             self._version,
             provider=next(iter(worker.providers)),
             providers=tuple(worker.providers),
+            capabilities={name: sorted(has) for name, has in worker.providers.items()},
             labels=self._labels,
             capacity=max(1, min(settings.max_sandboxes, room.memory_total // _MB_PER_SANDBOX)),
             claimed=stats.claimed,

@@ -12,6 +12,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ class Arena:
     neighbour_host: HostView
 
     async def open(self) -> None:
-        self.sandbox, self.host = await self.fresh()
+        self.sandbox, self.host = await self.fresh(self.spec)
         self.neighbour, self.neighbour_host = await self.fresh()
 
     async def close(self) -> None:
@@ -69,10 +70,15 @@ class Arena:
     async def renew(self) -> None:
         with contextlib.suppress(WarrenError):
             await self.provider.destroy(self.sandbox.id)
-        self.sandbox, self.host = await self.fresh()
+        self.sandbox, self.host = await self.fresh(self.spec)
 
-    async def fresh(self) -> tuple[Sandbox, HostView]:
-        sandbox = await self.provider.create(self.spec)
+    @property
+    def other_spec(self) -> SandboxSpec:
+        """Of the sandboxes beside the attacked one, which alone has the graphics processors."""
+        return replace(self.spec, gpus=())
+
+    async def fresh(self, spec: SandboxSpec | None = None) -> tuple[Sandbox, HostView]:
+        sandbox = await self.provider.create(spec or self.other_spec)
         self._made.append(sandbox.id)
         await arm(sandbox)
         token = secrets.token_hex(12)

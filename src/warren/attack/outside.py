@@ -1,8 +1,9 @@
 """An Internet of the attack's own, which the sandbox under attack may reach by rules.
 
 It is one network namespace: with addresses of every kind on its loopback, servers that answer on all of them and write
-down what they get, and a name server whose answers the attack decides. The process of the sandbox's network runs in it
-instead of in the machine's own, so that no packet leaves.
+down what they get, and a name server whose answers the attack decides. Two hosts speak TLS: one that a secret is bound
+to, and one whose certificate nobody vouches for. The process of the sandbox's network runs in it instead of in the
+machine's own, so that no packet leaves.
 """
 
 import asyncio
@@ -20,7 +21,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from warren.attack import bound_host
+from warren.attack.bound_host import BoundHost
 from warren.attack.inside.egress import MARK
+from warren.attack.name_server import answer
+from warren.egress.broker import BrokerSetup
+from warren.egress.certificates import new_certificates, server_context
 from warren.interfaces.provider import Provider
 from warren.interfaces.sandbox import Sandbox
 from warren.model.errors import WarrenError
@@ -30,12 +36,19 @@ from warren.worker.providers.host_provider import HostProvider
 
 NETWORK: Final = "93.184.216.0/24"
 ALLOWED, OTHER, DENIED, BY_ADDRESS = "93.184.216.34", "93.184.216.35", "93.184.216.37", "93.184.216.40"
+BOUND, FALSE = "93.184.216.41", "93.184.216.42"
+FALSE_HOST: Final = "false.example"
 PRIVATE, METADATA, OWN = "10.99.0.7", "169.254.169.254", "8.8.4.4"
 ADDRESSES: Final = (
-    *(ALLOWED, OTHER, DENIED, BY_ADDRESS, PRIVATE, METADATA, OWN),
+    *(ALLOWED, OTHER, DENIED, BY_ADDRESS, BOUND, FALSE, PRIVATE, METADATA, OWN),
     *("100.64.0.1", "100.100.100.200", "168.63.129.16", "172.16.0.1", "192.168.0.1", "192.0.2.1", "198.51.100.1"),
 )
 PORTS: Final = (22, 53, 80, 443, 5432, 8080)
+_LISTENERS: Final = (
+    *(("0.0.0.0", port, socket.SOCK_STREAM) for port in PORTS),
+    *((address, 443, socket.SOCK_STREAM) for address in (BOUND, FALSE)),
+    ("0.0.0.0", 53, socket.SOCK_DGRAM),
+)
 NAMES: Final = {
     "allowed.example": (ALLOWED,),
     "port.example": (ALLOWED,),
@@ -43,6 +56,8 @@ NAMES: Final = {
     "wild.example": (OTHER,),
     "other.example": (OTHER,),
     "denied.example": (DENIED,),
+    bound_host.HOST: (BOUND,),
+    FALSE_HOST: (FALSE,),
     "below.denied.example": (OTHER,),
     "private.evil.example": (PRIVATE,),
     "loopback.evil.example": ("127.0.0.1",),
@@ -67,7 +82,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Outside:
-    """`received` is what came to servers, `asked` the names that were looked up. `names` may be changed."""
+    """`received` is what came to servers, `asked` the names that were looked up. `names` may be changed. `bound` is the
+    host of a secret, which `broker` brings to a sandbox."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
@@ -78,6 +94,7 @@ class Outside:
         self._listeners: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._resolver: asyncio.DatagramTransport | None = None
+        self.bound = BoundHost(bound_host.new_secret(bound_host.HOST, FALSE_HOST))
         self._folder = tempfile.TemporaryDirectory(prefix="warren-attack-")
         self.egress: Egress
 
@@ -87,14 +104,22 @@ class Outside:
         made = threading.Thread(target=self._make_namespace)
         made.start()
         made.join()
-        if len(self._listeners) != len(PORTS) + 1:
+        if len(self._listeners) != len(_LISTENERS):
             raise WarrenError("a network for the attack cannot be made: it takes root and network namespaces")
-        *streams, datagrams = self._listeners
+        *streams, bound, false, datagrams = self._listeners
         for listener in streams:
             self._servers.append(await asyncio.start_server(self._serve, sock=listener))
+        trusted = new_certificates([bound_host.HOST])
+        for listener, host, shown in (
+            (bound, bound_host.HOST, trusted),
+            (false, FALSE_HOST, new_certificates([FALSE_HOST])),
+        ):
+            tls = server_context(shown, host)
+            self._servers.append(await asyncio.start_server(self.bound.serve, sock=listener, ssl=tls))
+        self.broker = BrokerSetup((self.bound.secret,), new_certificates(self.bound.secret.hosts))
         loop = asyncio.get_running_loop()
         self._resolver, _ = await loop.create_datagram_endpoint(lambda: _NameServer(self), sock=datagrams)
-        self.egress = Egress(EgressPolicy(networks=(NETWORK,)), within=self._within())
+        self.egress = Egress(EgressPolicy(networks=(NETWORK,), authorities=trusted.authority), within=self._within())
 
     async def close(self) -> None:
         if hasattr(self, "egress"):
@@ -117,10 +142,11 @@ class Outside:
             fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sH14x", b"lo", _UP))
         for address in ADDRESSES:
             _add_address(address)
-        for port, kind in (*((port, socket.SOCK_STREAM) for port in PORTS), (53, socket.SOCK_DGRAM)):
+        for address, port, kind in _LISTENERS:
             listener = socket.socket(socket.AF_INET, kind)
             self._listeners.append(listener)
-            listener.bind(("0.0.0.0", port))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # of two, the one for the address is taken
+            listener.bind((address, port))
             if kind == socket.SOCK_STREAM:
                 listener.listen(256)
             listener.setblocking(False)
@@ -147,10 +173,13 @@ class Outside:
         return self.egress.network_of(record)
 
     @asynccontextmanager
-    async def opened(self, sandbox: Sandbox, rules: NetworkRules) -> AsyncIterator[OpenableNetwork]:
+    async def opened(
+        self, sandbox: Sandbox, rules: NetworkRules, broker: BrokerSetup | None = None
+    ) -> AsyncIterator[OpenableNetwork]:
         network = self.network_of(sandbox)
-        await network.set(rules)
+        await network.set(rules, broker)
         self.received.clear()
+        self.bound.received.clear()
         self.asked.clear()
         try:
             yield network
@@ -186,20 +215,12 @@ class _NameServer(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
-        labels, at = [], 12
-        while data[at]:
-            labels.append(data[at + 1 : at + 1 + data[at]].decode("latin-1"))
-            at += data[at] + 1
-        (kind,) = struct.unpack_from(">H", data, at + 1)
-        name = ".".join(labels).lower()
+        self._transport.sendto(answer(data, self._find), addr)
+
+    def _find(self, name: str) -> Sequence[str] | None:
         self._outside.asked.append(name)
         known = self._outside.names.get(name)
-        addresses = known() if known is not None else ()
-        family = socket.AF_INET if kind == 1 else socket.AF_INET6
-        packed = [socket.inet_pton(family, a) for a in addresses if kind in (1, 28) and (":" in a) == (kind == 28)]
-        head = data[:2] + struct.pack(">HHHHH", 0x8580 if known else 0x8583, 1, len(packed), 0, 0)
-        records = [struct.pack(">HHHIH", 0xC00C, kind, 1, 0, len(each)) + each for each in packed]
-        self._transport.sendto(head + data[12 : at + 5] + b"".join(records), addr)
+        return None if known is None else known()
 
 
 def _add_address(address: str) -> None:

@@ -33,7 +33,7 @@ LISTED: Final = NetworkRules(
     allow=("allowed.example", "port.example:443", "*.wild.example", "*.evil.example", f"{BY_ADDRESS}:8080")
 )
 INTERNET: Final = NetworkRules(internet=True, deny=("denied.example", "*.denied.example", DENIED))
-_WORD: Final = b"WORD"
+WORD: Final = b"WORD"
 _HONEST_S: Final = 3.0
 
 
@@ -66,7 +66,7 @@ class Case:
     times: int = 1
 
 
-async def _outside(arena: Arena) -> Outside | ProbeResult:
+async def open_outside(arena: Arena) -> Outside | ProbeResult:
     if why := arena.why_no_egress():
         return not_applicable(f"sandboxes cannot be given a network here: {why}")
     return await arena.outside()
@@ -74,11 +74,11 @@ async def _outside(arena: Arena) -> Outside | ProbeResult:
 
 def _probe(case: Case) -> Probe:
     async def run(arena: Arena) -> ProbeResult:
-        outside = await _outside(arena)
+        outside = await open_outside(arena)
         if isinstance(outside, ProbeResult):
             return outside
         word = secrets.token_hex(8)
-        pieces = [_encoded(piece.replace(_WORD, word.encode())) for piece in case.pieces]
+        pieces = [encoded(piece.replace(WORD, word.encode())) for piece in case.pieces]
         host = case.host.replace("WORD", word)
         async with outside.opened(arena.sandbox, case.rules):
             outcome = await arena.inside(
@@ -93,7 +93,7 @@ def _probe(case: Case) -> Probe:
     return Probe(case.id, _G, case.tries, run)
 
 
-def _encoded(data: bytes) -> str:
+def encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
@@ -174,18 +174,18 @@ def _names() -> Iterator[Case]:
 def _tls() -> Iterator[Case]:
     allowed = b"allowed.example"
     for name, tries, pieces in (
-        ("sni-other", "another name in TLS than was looked up", (hello(b"other.example"), _WORD)),
-        ("sni-none", "no name in TLS", (hello(None), _WORD)),
-        ("sni-nul", "a name with a NUL byte", (hello(b"allowed.example\0.other.example"), _WORD)),
-        ("sni-two", "two names in TLS", (hello(allowed, b"other.example"), _WORD)),
-        ("sni-two-other-first", "two names, the allowed one last", (hello(b"other.example", allowed), _WORD)),
-        ("sni-address", "an address as the name in TLS", (hello(OTHER.encode()), _WORD)),
-        ("sni-long", "a name that only begins as an allowed one", (hello(b"allowed.example.other.example"), _WORD)),
-        ("sni-split", "another name, in pieces", (*(bytes([byte]) for byte in hello(b"other.example")), _WORD)),
+        ("sni-other", "another name in TLS than was looked up", (hello(b"other.example"), WORD)),
+        ("sni-none", "no name in TLS", (hello(None), WORD)),
+        ("sni-nul", "a name with a NUL byte", (hello(b"allowed.example\0.other.example"), WORD)),
+        ("sni-two", "two names in TLS", (hello(allowed, b"other.example"), WORD)),
+        ("sni-two-other-first", "two names, the allowed one last", (hello(b"other.example", allowed), WORD)),
+        ("sni-address", "an address as the name in TLS", (hello(OTHER.encode()), WORD)),
+        ("sni-long", "a name that only begins as an allowed one", (hello(b"allowed.example.other.example"), WORD)),
+        ("sni-split", "another name, in pieces", (*(bytes([byte]) for byte in hello(b"other.example")), WORD)),
         ("tls-not", "something else than TLS on port 443", (b"SSH-2.0-WORD\r\n",)),
         ("tls-http", "HTTP on port 443", (request(b"Host: allowed.example"),)),
-        ("tls-old", "a hello of SSL 2", (b"\x80\x2e\x01\x03\x01\x00\x15\x00\x00\x00\x10" + _WORD,)),
-        ("tls-short", "a hello whose lengths lie", (b"\x16\3\1\0\x05\1\0\xff\xff\3" + _WORD,)),
+        ("tls-old", "a hello of SSL 2", (b"\x80\x2e\x01\x03\x01\x00\x15\x00\x00\x00\x10" + WORD,)),
+        ("tls-short", "a hello whose lengths lie", (b"\x16\3\1\0\x05\1\0\xff\xff\3" + WORD,)),
     ):
         yield Case(name, tries, "allowed.example", 443, pieces)
 
@@ -214,15 +214,15 @@ def _http() -> Iterator[Case]:
         (
             "connect-other",
             "CONNECT to another host",
-            (request(fine, first=b"CONNECT other.example:443 HTTP/1.1"), _WORD),
+            (request(fine, first=b"CONNECT other.example:443 HTTP/1.1"), WORD),
         ),
         (
             "connect-self",
             "CONNECT, and then anything",
-            (request(fine, first=b"CONNECT allowed.example:80 HTTP/1.1"), _WORD),
+            (request(fine, first=b"CONNECT allowed.example:80 HTTP/1.1"), WORD),
         ),
-        ("http-2", "HTTP/2 from the first byte", (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _WORD,)),
-        ("http-not", "something else than HTTP on port 80", (b"\0\1\2\3" + _WORD,)),
+        ("http-2", "HTTP/2 from the first byte", (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + WORD,)),
+        ("http-not", "something else than HTTP on port 80", (b"\0\1\2\3" + WORD,)),
         ("second-request", "another Host in the second request", (first, hidden)),
         ("pipelined", "the same, in one piece", (first + hidden,)),
         (
@@ -286,11 +286,11 @@ def _asking(
     id: str, tries: str, names: Sequence[tuple[bytes, int]], server: str = "127.0.0.1", tcp: bool = False
 ) -> Probe:
     async def run(arena: Arena) -> ProbeResult:
-        outside = await _outside(arena)
+        outside = await open_outside(arena)
         if isinstance(outside, ProbeResult):
             return outside
         word = secrets.token_hex(8)
-        questions = [_encoded(question(name.replace(_WORD, word.encode()), kind)) for name, kind in names]
+        questions = [encoded(question(name.replace(WORD, word.encode()), kind)) for name, kind in names]
         async with outside.opened(arena.sandbox, LISTED):
             outcome = await arena.inside("egress:ask", server=server, questions=questions, tcp=tcp)
             if await outside.has_got(word):
@@ -321,7 +321,7 @@ _ASKED: Final = (
 
 
 async def _other_sandbox(arena: Arena) -> ProbeResult:
-    outside = await _outside(arena)
+    outside = await open_outside(arena)
     if isinstance(outside, ProbeResult):
         return outside
     port, token = 20000 + secrets.randbelow(20000), secrets.token_hex(8)
@@ -335,7 +335,7 @@ async def _other_sandbox(arena: Arena) -> ProbeResult:
 
 async def _honest(arena: Arena) -> ProbeResult:
     """Whether a neighbour gets through the proxy in time."""
-    piece = _encoded(request(b"Host: allowed.example"))
+    piece = encoded(request(b"Host: allowed.example"))
     return await arena.inside(
         "egress:reach", box=arena.neighbour, host="allowed.example", port=80, piece=piece, within_s=_HONEST_S
     )
@@ -343,7 +343,7 @@ async def _honest(arena: Arena) -> ProbeResult:
 
 def _beside(id: str, tries: str, attack: str, **arguments: object) -> Probe:
     async def run(arena: Arena) -> ProbeResult:
-        outside = await _outside(arena)
+        outside = await open_outside(arena)
         if isinstance(outside, ProbeResult):
             return outside
         async with outside.opened(arena.neighbour, LISTED), outside.opened(arena.sandbox, LISTED):
@@ -360,11 +360,11 @@ def _beside(id: str, tries: str, attack: str, **arguments: object) -> Probe:
 
 async def _changes(arena: Arena) -> ProbeResult:
     """Rules are replaced while the sandbox connects: once they are closed, nothing may come any more."""
-    outside = await _outside(arena)
+    outside = await open_outside(arena)
     if isinstance(outside, ProbeResult):
         return outside
     word = secrets.token_hex(8)
-    targets = [["allowed.example", 80, _encoded(request(b"Host: allowed.example", b"X-Word: " + word.encode()))]]
+    targets = [["allowed.example", 80, encoded(request(b"Host: allowed.example", b"X-Word: " + word.encode()))]]
     async with (
         outside.opened(arena.sandbox, LISTED) as network,
         arena.holding(arena.sandbox, "egress:hammer", targets=targets, seconds=20),
@@ -385,14 +385,14 @@ async def _changes(arena: Arena) -> ProbeResult:
 
 async def _killed(arena: Arena) -> ProbeResult:
     """The proxy is killed under traffic: nothing that is not allowed comes out, and afterwards all is as before."""
-    outside = await _outside(arena)
+    outside = await open_outside(arena)
     if isinstance(outside, ProbeResult):
         return outside
     good, bad = secrets.token_hex(8), secrets.token_hex(8)
     targets = [
-        ["allowed.example", 80, _encoded(request(b"Host: allowed.example", b"X-Word: " + good.encode()))],
-        [OTHER, 8080, _encoded(bad.encode())],
-        [PRIVATE, 8080, _encoded(bad.encode())],
+        ["allowed.example", 80, encoded(request(b"Host: allowed.example", b"X-Word: " + good.encode()))],
+        [OTHER, 8080, encoded(bad.encode())],
+        [PRIVATE, 8080, encoded(bad.encode())],
     ]
     async with (
         outside.opened(arena.sandbox, LISTED),
@@ -418,7 +418,7 @@ def _rebinding(probe: Probe) -> Probe:
     """The name is private in every second answer, and denied in the others: none of them may be used."""
 
     async def run(arena: Arena) -> ProbeResult:
-        outside = await _outside(arena)
+        outside = await open_outside(arena)
         if isinstance(outside, ProbeResult):
             return outside
         answers = [(PRIVATE,), ("127.0.0.1",), (METADATA,), (OWN,)]
@@ -431,7 +431,7 @@ def _rebinding(probe: Probe) -> Probe:
 
 async def _control(arena: Arena) -> ProbeResult:
     """What is allowed works: else all other probes would say nothing."""
-    outside = await _outside(arena)
+    outside = await open_outside(arena)
     if isinstance(outside, ProbeResult):
         return outside
     async with outside.opened(arena.sandbox, LISTED):
@@ -441,9 +441,7 @@ async def _control(arena: Arena) -> ProbeResult:
             ("deep.wild.example", 22, b""),
             (BY_ADDRESS, 8080, b""),
         ):
-            outcome = await arena.inside(
-                "egress:reach", host=host, port=port, piece=_encoded(piece), within_s=_HONEST_S
-            )
+            outcome = await arena.inside("egress:reach", host=host, port=port, piece=encoded(piece), within_s=_HONEST_S)
             if outcome.verdict is not ProbeVerdict.CONTAINED:
                 return undecided(f"{host}:{port} is allowed but was {outcome.evidence}")
     return contained("what is allowed is reached, so that the others mean something")
@@ -469,7 +467,7 @@ PROBES: tuple[Probe, ...] = (
         host="allowed.example",
         port=443,
         count=500,
-        piece=_encoded(b"\x16"),
+        piece=encoded(b"\x16"),
     ),
     _beside("dns-flood", "ask for names without end, beside a neighbour", "egress:ask_much", name="flood"),
     Probe("rule-changes", _G, "connect while the rules are closed", _changes),

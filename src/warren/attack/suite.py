@@ -15,6 +15,7 @@ import anyio
 
 from warren.attack import (
     probes_agent,
+    probes_broker,
     probes_egress,
     probes_escape,
     probes_fair_share,
@@ -41,6 +42,7 @@ PROBES: tuple[Probe, ...] = (
     *probes_leaks.PROBES,
     *probes_network.PROBES,
     *probes_egress.PROBES,
+    *probes_broker.PROBES,
     *probes_limits.PROBES,
     *probes_kernel_state.PROBES,
     *probes_resources.PROBES,

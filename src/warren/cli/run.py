@@ -42,6 +42,7 @@ from warren.cli.output import printable
 from warren.config.settings import Settings, read_settings
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.gpus import parse_gpus
 from warren.model.network import NetworkRules
 from warren.model.operations import Command
 from warren.model.spec import Layer, SandboxSpec
@@ -66,6 +67,7 @@ class SandboxOptions:
     deny: tuple[str, ...] = ()
     internet: bool = False
     no_network: bool = False
+    gpus: str = ""
 
 
 _OPTIONS = (
@@ -76,6 +78,7 @@ _OPTIONS = (
     click.option("--cpus", type=float, metavar="N", help="CPU limit."),
     click.option("--disk", type=Size(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g."),
     click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation."),
+    click.option("--gpus", default="", metavar="N", help="Graphics processors for it alone: a number, or id:0,1."),
 )
 
 
@@ -264,6 +267,7 @@ def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:
         ephemeral=True,
         writable_root=environment.writable_root,
         sudo=environment.sudo,
+        gpus=parse_gpus(options.gpus) if options.gpus else environment.gpus,
     )
 
 

@@ -57,6 +57,7 @@ _CLEAR_SCREEN: Final = "\033[H\033[2J"
 @click.command()
 @click.option("--thread", default="", metavar="T", help="Its thread. If the thread has a session, that one is used.")
 @environment_option("Environment of the server's registry.")
+@click.option("--agent", "agent_config", default="", metavar="A", help="Agent of the server's registry that it is for.")
 @click.option("--image", default="", metavar="I", help="Image to use instead of the environment's.")
 @click.option("-m", "--memory", "memory_mb", type=Size(), metavar="MB", help="Memory limit, in MiB or as 512m or 1g.")
 @click.option("--cpus", type=float, metavar="N", help="CPU limit.")

@@ -14,7 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from warren.cluster.placement import Candidate, Requirements, explain_no_worker, fits, rank_workers
+from warren.cluster.placement import (
+    Candidate,
+    Requirements,
+    explain_no_worker,
+    fits,
+    missing_capability,
+    rank_workers,
+)
 from warren.cluster.problem_log import ProblemLog
 from warren.cluster.roster import (
     LEASE_S,
@@ -27,6 +34,7 @@ from warren.cluster.roster import (
     unknown_worker,
 )
 from warren.logs import get_log
+from warren.model.capability import lacks
 from warren.model.errors import InvalidRequest, NoCapacity, NoSpace, Unavailable, WarrenError
 
 REFRESH_S: Final = 1.0
@@ -214,6 +222,7 @@ class Fleet:
             alive=self._is_alive(member),
             assigned=len(assigned_at),
             images=report.images,
+            capabilities=report.capabilities,
         )
 
     # -- for workers that have lost Redis
@@ -234,6 +243,8 @@ class Fleet:
 
 def _no_worker(required: Requirements, candidates: Sequence[Candidate]) -> WarrenError:
     """What no worker has, not even a dead one, will not be there later either: that is the caller's mistake."""
+    if missing := missing_capability(required, candidates):
+        return lacks(*missing)
     reason = explain_no_worker(required, candidates)
     if candidates and not any(fits(required, worker) for worker in candidates):
         return InvalidRequest(reason, remedy="ask for what `warren cluster status` shows")

@@ -178,9 +178,10 @@ def _ask(client: WorkerClient, auth: ClusterAuth, address: str, name: str) -> An
 
 def _name_in(scope: Scope) -> str:
     try:
-        return parse_qs(scope["query_string"].decode("latin-1"))["name"][0]
+        names: list[str] = parse_qs(scope["query_string"].decode("latin-1"))["name"]
     except KeyError as exc:
         raise InvalidRequest("the query must name the image by `name`") from exc
+    return names[0]
 
 
 def _encode(offer: ImageOffer) -> bytes:

@@ -47,6 +47,7 @@ class Candidate:
     by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes no
     more sandboxes. `assigned`: the sessions that this coordinator has sent there since the worker's last report.
     `images`: the names of the images it has.
+    `capabilities`: what each provider can do; nothing of one about which the worker does not say it.
     """
 
     id: str
@@ -62,18 +63,21 @@ class Candidate:
     alive: bool
     assigned: int
     images: Collection[str] = ()
+    capabilities: Mapping[str, Collection[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Requirements:
     """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has.
-    `image` is empty where it is not known."""
+    `needs` are capabilities of the provider, which is the worker's default one if none is named. `image` is empty where
+    it is not known."""
 
     environment: str
     tenant: str
     provider: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     pooled: bool = True
+    needs: frozenset[str] = frozenset()
     image: str = ""
 
 
@@ -125,11 +129,25 @@ def has_room(worker: Candidate) -> bool:
 
 
 def fits(required: Requirements, worker: Candidate) -> bool:
-    return _has_provider(required, worker) and required.labels.items() <= worker.labels.items()
+    return (
+        _has_provider(required, worker)
+        and not _lacking(required, worker)
+        and required.labels.items() <= worker.labels.items()
+    )
 
 
 def _has_provider(required: Requirements, worker: Candidate) -> bool:
     return not required.provider or required.provider in worker.providers
+
+
+def _chosen(required: Requirements, worker: Candidate) -> str:
+    return required.provider or worker.providers[0]
+
+
+def _lacking(required: Requirements, worker: Candidate) -> list[str]:
+    """What the provider that the session would have on the worker cannot do."""
+    has = worker.capabilities.get(_chosen(required, worker))
+    return [] if has is None or not required.needs else sorted(required.needs.difference(has))
 
 
 def _has_ready(required: Requirements, worker: Candidate) -> bool:
@@ -165,13 +183,27 @@ def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -
     if not with_provider:
         names = dict.fromkeys(name for worker in alive for name in worker.providers)
         return f"no worker has the provider {required.provider}, there are: {', '.join(names)}"
-    fitting = [worker for worker in with_provider if fits(required, worker)]
+    able = [worker for worker in with_provider if not _lacking(required, worker)]
+    if not able:
+        return f"no worker that is alive has the capability {', '.join(sorted(required.needs))}"
+    fitting = [worker for worker in able if fits(required, worker)]
     if not fitting:
-        return f"no worker has {_missing_labels(required, with_provider)}"
+        return f"no worker has {_missing_labels(required, able)}"
     open_to_sessions = [worker for worker in fitting if not worker.draining]
     if not open_to_sessions:
         return "all workers that could take the session are draining"
     return "" if any(map(has_room, open_to_sessions)) else _explain_full(open_to_sessions)
+
+
+def missing_capability(required: Requirements, candidates: Sequence[Candidate]) -> tuple[str, str, list[str]] | None:
+    """If no worker has what is needed, not even a dead one: a provider that has not, what it lacks, and the providers
+    of other names that have it."""
+    with_provider = [worker for worker in candidates if _has_provider(required, worker)]
+    if not with_provider or not all(_lacking(required, worker) for worker in with_provider):
+        return None
+    first = with_provider[0]
+    able = (name for worker in candidates for name, has in worker.capabilities.items() if required.needs.issubset(has))
+    return _chosen(required, first), _lacking(required, first)[0], list(dict.fromkeys(able))
 
 
 def _missing_labels(required: Requirements, workers: Sequence[Candidate]) -> str:

@@ -32,9 +32,10 @@ class Report:
     `home` identifies its state directory. `ready` counts the warm sandboxes of each environment, `tenants` the sessions
     of the tenants that have the most. `pressure` is how full its machine is (1: full). A worker that is `leaving` takes
     no new sessions. `provider` is its default provider, `providers` are all it has; a worker of a version that had one
-    provider leaves them out. `coordinators` are the ids of those it asks when it has lost Redis: nobody else may give
-    it up, because it goes on while all of these have lost Redis too. `images` are those that other workers can have of
-    it: by name, the digest of the content.
+    provider leaves them out. `capabilities` says what each of them can do; where it says nothing, a worker of an
+    earlier version may be able to do it. `coordinators` are the ids of those it asks when it has lost Redis: nobody
+    else may give it up, because it goes on while all of these have lost Redis too. `images` are those that other
+    workers can have of it: by name, the digest of the content.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Report:
     pressure: float = 0.0
     leaving: bool = False
     providers: tuple[str, ...] = ()
+    capabilities: Mapping[str, Sequence[str]] = field(default_factory=dict)
     coordinators: tuple[str, ...] = ()
     images: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,25 +1,31 @@
-"""Reads the registry: YAML files that describe environments and hold no logic.
+"""Reads the registry: YAML files that describe environments, agents, tools and prompts, and hold no logic.
 
 The package brings its own; a directory of the operator may add to them or replace them by name.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from warren.config.registry_files import RegistryFiles
 from warren.config.yaml_files import YamlFile
+from warren.model.agent import Agent, AgentPrompt
 from warren.model.capability import Capability
+from warren.model.entries import InvalidEntry, Place
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import InvalidRequest, UnknownEnvironment
+from warren.model.errors import InvalidRequest, Unavailable, UnknownEntry, UnknownEnvironment
+from warren.model.gpus import read_gpus
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
+from warren.model.prompt import Prompt
 from warren.model.secrets import check_names
 from warren.model.session import check_seconds
 from warren.model.spec import IoLimits, Limits, check_env, check_image_name
 from warren.model.suggestions import suggest
+from warren.model.tool import Tool
 
 _PACKAGED = Path(__file__).parents[1] / "registry_data"
 _CHECKOUT = Path(__file__).parents[3] / "registry"
@@ -46,6 +52,7 @@ _KEYS = {
     "secrets": _LIST,
     "root": _TEXT,
     "sudo": _FLAG,
+    "gpus": ((int, list), "a number or a list of ids"),
 }
 _REQUIRED = ("name", "image")
 _ROOTS = {"read-only": False, "writable": True}
@@ -56,13 +63,89 @@ def packaged_registry() -> Path:
 
 
 class Registry(RegistryFiles[Environment]):
-    """The environments."""
+    """The environments, and beside them agents, tools and prompts."""
 
     def __init__(self, *directories: Path) -> None:
         super().__init__("environments", read_environment, UnknownEnvironment, *directories)
+        self.agents = RegistryFiles("agents", read_agent, UnknownEntry, *directories)
+        self.tools = RegistryFiles("tools", read_tool, UnknownEntry, *directories)
+        self.prompts = RegistryFiles("prompts", read_prompt, UnknownEntry, *directories)
+        self.kinds: dict[str, RegistryFiles[Any]] = {
+            each.kind: each for each in (self, self.agents, self.tools, self.prompts)
+        }
 
     def environment(self, name: str) -> Environment:
         return self.get(name)
+
+    def check_agent(self, agent: Agent) -> None:
+        """Raises for what the agent names and the registry does not have, or cannot use."""
+        for _, find in self._references(agent):
+            find()
+
+    def _references(self, agent: Agent) -> Iterator[tuple[Place, Callable[[], object]]]:
+        if agent.environment:
+            yield ("environment",), lambda: self.get(agent.environment)
+        for place, tool in enumerate(agent.tools):
+            if isinstance(tool, str):
+                yield ("tools", place), partial(self.tools.get, tool)
+        if agent.prompt is not None and agent.prompt.name:
+            yield ("prompt",), partial(self._check_prompt, agent.prompt)
+
+    def _check_prompt(self, wanted: AgentPrompt) -> None:
+        prompt = self.prompts.get(wanted.name)
+        if unknown := [name for name in wanted.variables if name not in prompt.variables]:
+            remedy = f"{suggest(unknown[0], prompt.variables)}its variables are {', '.join(prompt.variables)}"
+            raise InvalidRequest(f"the prompt {prompt.name!r} has no variable {unknown[0]!r}", remedy=remedy)
+
+    def all_problems(self) -> dict[tuple[str, str], str]:
+        """By kind and name, what is wrong with every entry, references included; empty if nothing is."""
+        found = {
+            (kind, name): problem for kind, files in self.kinds.items() for name, problem in files.problems().items()
+        }
+        for agent in self.agents.list():
+            if not found["agents", agent.name]:
+                found["agents", agent.name] = self._problem_of(agent)
+        return found
+
+    def _problem_of(self, agent: Agent) -> str:
+        for place, find in self._references(agent):
+            try:
+                find()
+            except (InvalidRequest, Unavailable) as exc:
+                return str(YamlFile(self.agents.path(agent.name)).error(exc.message, *place, remedy=exc.remedy))
+        return ""
+
+
+def read_agent(path: Path) -> Agent:
+    return _read_entry(path, Agent.from_mapping)
+
+
+def read_tool(path: Path) -> Tool:
+    return _read_entry(path, Tool.from_mapping)
+
+
+def read_prompt(path: Path) -> Prompt:
+    return _read_entry(path, Prompt.from_mapping)
+
+
+_Named = TypeVar("_Named", Agent, Tool, Prompt)
+
+
+def _read_entry(path: Path, make: Callable[[Any], _Named]) -> _Named:
+    file = YamlFile(path)
+    try:
+        entry = make(file.values)
+    except InvalidEntry as exc:
+        raise file.error(exc.message, *exc.place, remedy=exc.remedy) from exc
+    _check_name(file, entry.name)
+    return entry
+
+
+def _check_name(file: YamlFile, name: str) -> None:
+    if not name:
+        raise file.error("the key 'name' is missing")
+    if name != file.path.stem:
+        raise file.error(f"name is {name!r}, the file's name says {file.path.stem!r}", "name")
 
 
 def read_environment(path: Path) -> Environment:
@@ -71,8 +154,7 @@ def read_environment(path: Path) -> Environment:
     for key in _REQUIRED:
         if key not in values:
             raise file.error(f"the key {key!r} is missing")
-    if values["name"] != path.stem:
-        raise file.error(f"name is {values['name']!r}, the file's name says {path.stem!r}", "name")
+    _check_name(file, values["name"])
     limits = _read_limits(file, values.pop("limits", {}))
     io = _read_io(file, values.pop("io", {}))
     pool = _read_pool(file, values.pop("pool")) if "pool" in values else None
@@ -84,6 +166,8 @@ def read_environment(path: Path) -> Environment:
     writable_root = _read_root(file, values.pop("root", "read-only"))
     if values.get("sudo"):
         needs |= {Capability.USER_NAMESPACE}  # without one, root inside would be the machine's root
+    with _mistakes(file, "gpus"):
+        gpus = read_gpus(values.pop("gpus", 0))
     with _mistakes(file, "policy"):
         rules = Policy() if policy is None else Policy.from_mapping(policy)
     with _mistakes(file, "network"):
@@ -105,6 +189,7 @@ def read_environment(path: Path) -> Environment:
             network=reach,
             secrets=secrets,
             writable_root=writable_root,
+            gpus=gpus,
             **values,
         )
 

@@ -4,7 +4,8 @@ A file that has changed is read again when its entry is next used. If it has a m
 one that was never right cannot be used. A mistake in one file does not affect the others.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -58,7 +59,7 @@ class RegistryFiles(Generic[Entry]):
         self._reported: dict[str, _Reading[Entry]] = {}
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         self._files = self._scan()
         return sorted(self._files, key=lambda name: (name.casefold(), name))
 
@@ -85,12 +86,20 @@ class RegistryFiles(Generic[Entry]):
             raise self.unknown_error(name)
         return self._read_one(self._files[name])
 
+    def list(self) -> Sequence[Entry]:
+        """Those that can be used, by name."""
+        found = []
+        for name in self.names:
+            with contextlib.suppress(Unavailable, self._unknown):
+                found.append(self.get(name))
+        return found
+
     def problems(self) -> dict[str, str]:
         """By name, what is wrong with an entry's file; empty if nothing is."""
         readings = {name: self._look_at(name) for name in self.names}
         return {name: reading.problem if reading else "" for name, reading in readings.items()}
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> Sequence[Change]:
         """Since the last call; at first, all entries that there are."""
         readings = {name: reading for name in self.names if (reading := self._look_at(name))}
         before, self._reported = self._reported, readings
@@ -100,10 +109,13 @@ class RegistryFiles(Generic[Entry]):
                 found.append(Change(name, reading.problem, kept=bool(reading.problem and reading.entry)))
         return found
 
+    def path(self, name: str) -> Path:
+        return self._files[name]
+
     def unknown_error(self, name: str) -> InvalidRequest:
         names = self.names
         remedy = f"{suggest(name, names)}there are: {', '.join(names) or 'none'}"
-        return self._unknown(f"there is no {self._word} {name!r}", remedy=remedy)
+        return self._unknown(f"there is no {self._word} {name[:100]!r}", remedy=remedy)
 
     def _scan(self) -> dict[str, Path]:
         return {

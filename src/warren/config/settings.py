@@ -107,6 +107,9 @@ class Settings:
     preview_domain: str
     preview_public: bool
     webhook_networks: tuple[str, ...]
+    image_registry: str
+    image_insecure_registries: tuple[str, ...]
+    image_registry_networks: tuple[str, ...]
     egress: bool
     egress_allowed: tuple[str, ...]
     egress_denied: tuple[str, ...]
@@ -115,6 +118,7 @@ class Settings:
     egress_connections: int
     egress_mbps: int
     egress_ca_file: Path | None
+    gpus: tuple[str, ...]
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: tuple[str, ...]

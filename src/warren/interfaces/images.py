@@ -13,7 +13,7 @@ from warren.model.spec import USER_UID
 class RootFs:
     """A prepared root filesystem. With `host_usr` its /usr is empty and the host's is mounted there, read-only.
     `layers` lie above it, the uppermost first, in the form of overlayfs. `uid` is that of the user whom commands run
-    as unless they name one."""
+    as unless they name one. `seeded` are the writable directories (model.spec.WRITABLE) in which it has files."""
 
     path: Path
     host_usr: bool
@@ -21,6 +21,7 @@ class RootFs:
     config: ImageConfig = NO_CONFIG
     layers: tuple[Path, ...] = ()
     uid: int = USER_UID
+    seeded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class ImageInfo:
     know no more. config.json beside it holds the others, and may be missing.
 
     `content` is the digest of its files, as images/pack.py writes them. `uid` is that of the user whom commands run as
-    unless they name one.
+    unless they name one. `seeded` are the writable directories (model.spec.WRITABLE) in which it has files.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ImageInfo:
     config: ImageConfig = NO_CONFIG
     content: str = ""
     uid: int = USER_UID
+    seeded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest
+from warren.model.gpus import check_gpus
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.secrets import check_names
@@ -43,7 +44,8 @@ class Environment:
     which commands its sessions may run. `provider` is the one that makes its sandboxes unless the session names
     another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
     capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
-    else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them."""
+    else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them. `gpus` are the graphics
+    processors that each of its sandboxes has for itself: ids, or `any`."""
 
     name: str
     image: str
@@ -61,10 +63,12 @@ class Environment:
     secrets: tuple[str, ...] = ()
     writable_root: bool = False
     sudo: bool = False
+    gpus: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_image_name(self.image)
         check_names(self.secrets)
+        check_gpus(self.gpus)
         for name, value in self.env.items():
             check_env(name, value)
         for name in ("idle_timeout_s", "max_lifetime_s"):

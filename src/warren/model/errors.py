@@ -3,6 +3,7 @@
 WarrenError
 ├── InvalidRequest                 the caller asked for something that cannot be
 │   ├── UnknownEnvironment
+│   ├── UnknownEntry               the registry has no such agent, tool or prompt
 │   ├── UnknownUser
 │   ├── InvalidPath
 │   ├── RangeNotSatisfiable        a part of a file that it does not have
@@ -18,6 +19,7 @@ WarrenError
 │   ├── SandboxNotFound
 │   ├── ProcessNotFound
 │   ├── ImageNotFound
+│   ├── EntryNotFound              asked for an entry that the registry does not have
 │   └── FileNotFound
 ├── Unauthorized                   no key, or not the right one
 ├── Forbidden                      the key may not do this
@@ -86,6 +88,10 @@ class UnknownEnvironment(InvalidRequest):
     code = "unknown_environment"
 
 
+class UnknownEntry(InvalidRequest):
+    code = "unknown_entry"
+
+
 class UnknownUser(InvalidRequest):
     code = "unknown_user"
 
@@ -144,6 +150,10 @@ class ProcessNotFound(NotFound):
 
 class ImageNotFound(NotFound):
     code = "image_not_found"
+
+
+class EntryNotFound(NotFound):
+    code = "entry_not_found"
 
 
 class FileNotFound(NotFound):

@@ -40,6 +40,7 @@ class SandboxOptions(ServerOptions, total=False):
     max_lifetime_s: float | None
     replace_lost: bool
     exactly_once: bool
+    agent_config: str | Mapping[str, Any]
 
 
 class ClientOptions(SandboxOptions, total=False):

@@ -117,14 +117,27 @@ class SessionBody(Body):
     replace_lost: bool = Field(
         False, description="If the thread's sandbox has died: make a fresh one. The files of the old one are gone"
     )
+    agent_config: Annotated[str | dict[str, Any], _one_of("the name of an agent, or an object")] = Field(
+        "",
+        description="The agent it is for: its name in the registry, or an agent as the registry has them. It gives the "
+        "environment, limits, variables and time-outs that the request does not name; see docs/registry.md",
+        examples=["coder"],
+    )
 
     async def to_new_session(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "labels", "network", "secrets"})
+        values = self.model_dump(exclude={"limits", "require", "labels", "network", "secrets", "agent_config"})
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
         network = await self.network.to_rules() if self.network else None
         require = frozenset(_layer(name) for name in self.require)
         secrets = check_names(self.secrets)
-        return NewSession(**values, limits=limits, require=require, network=network, secrets=secrets)
+        return NewSession(
+            **values,
+            limits=limits,
+            require=require,
+            network=network,
+            secrets=secrets,
+            agent_config=self.agent_config,
+        )
 
 
 def _layer(name: str) -> Layer:
@@ -347,6 +360,8 @@ class SessionView(BaseModel):
     env_names: list[str]
     network: NetworkView
     secrets: list[str] = Field(description="Names of the secrets that its requests carry")
+    agent: str | None = Field(description="The agent of the registry that it was made for")
+    agent_config: dict[str, Any] | None = Field(description="The agent that it was made for, as it was then")
     previous: PreviousView | None
     reason: str | None
     detail: str | None
@@ -464,6 +479,8 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "env_names": sorted(session.env),
         "network": session.network.as_mapping(),
         "secrets": list(session.secrets),
+        "agent": session.agent or None,
+        "agent_config": session.agent_config or None,
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
         "reason": session.reason or None,
         "detail": session.detail or None,

@@ -17,8 +17,8 @@ import contextlib
 import json
 import ssl
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -48,6 +48,8 @@ from warren.interfaces.store import SessionStore
 from warren.model.access import Caller
 from warren.model.access import Scope as KeyScope
 from warren.model.api import Makes, Operation
+from warren.model.capability import Capability
+from warren.model.environment import Environment
 from warren.model.errors import (
     Interrupted,
     MachineFull,
@@ -69,6 +71,7 @@ _MAX_REFUSAL: Final = 64 * 1024
 _DISCARD_TIMEOUT_S: Final = 60.0
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _COORDINATOR_REJECTED: Final = 401  # the worker rejects us: the caller was authenticated here
+_UNKNOWN: Final = Environment("unknown", "unknown")
 
 _LookupKey = tuple[str, str, str]
 
@@ -84,8 +87,8 @@ class Router:
         liveness: Liveness,
         *,
         environment: str,
-        provider_of: Callable[[str], str] = lambda environment: "",
-        image_of: Callable[[str], str] = lambda environment: "",
+        environment_of: Callable[[str], Environment | None] = lambda name: None,
+        agent_of: Callable[[object], Mapping[str, Any]] = lambda config: {},
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
@@ -95,8 +98,8 @@ class Router:
         self._auth = auth
         self._liveness = liveness
         self._environment = environment
-        self._provider_of = provider_of
-        self._image_of = image_of
+        self._environment_of = environment_of
+        self._agent_of = agent_of
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
@@ -282,16 +285,19 @@ class Router:
         values = target.values
         labels = values.get("labels")
         provider = values.get("provider")
-        environment = values.get("environment")
+        agent = self._agent_of(values.get("agent_config"))
+        environment = values.get("environment") or agent.get("environment")
         image = values.get("image")
         name = environment if isinstance(environment, str) and environment else self._environment
+        known = self._environment_of(name) or _UNKNOWN
         return Requirements(
             name,
             caller.tenant,
-            provider if isinstance(provider, str) and provider else self._provider_of(name),
+            provider if isinstance(provider, str) and provider else known.provider,
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
-            pooled=not (values.get("image") or values.get("limits")),
-            image=image if isinstance(image, str) and image else self._image_of(name),
+            pooled=not (values.get("image") or values.get("limits") or agent.get("limits")),
+            needs=frozenset(known.needs | ({Capability.EGRESS} if _opens_network(values, known) else set())),
+            image=image if isinstance(image, str) and image else known.image,
         )
 
     # -- forwarding one HTTP request
@@ -397,6 +403,15 @@ def _interrupted(worker_id: str, exc: Broken) -> Interrupted:
         f"the worker {worker_id!r} went away during the request: {exc.reason}",
         remedy="whether it was done is not known: look, or use an Idempotency-Key and ask again",
     )
+
+
+def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:
+    """Whether the sandbox of a new session is to reach something; the worker checks the wish itself."""
+    network = values.get("network")
+    is_open = environment.network.is_open
+    if isinstance(network, dict):
+        is_open = bool(network.get("internet") or network.get("allow"))
+    return is_open or bool(environment.secrets or values.get("secrets"))
 
 
 def _creates_session(operation: Operation, caller: Caller, target: Target, session: Session | None) -> bool:

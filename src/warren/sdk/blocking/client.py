@@ -22,6 +22,7 @@ from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
 from warren.sdk.protocol import network_values, new_key
 from warren.sdk.results import (
+    EntryInfo,
     EnvironmentInfo,
     ExecuteResult,
     ImageInfo,
@@ -55,7 +56,8 @@ class SandboxClient(Files):
     the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the server's
     providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what the
     environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
-    the sandbox carry.
+    the sandbox carry. `agent_config`: the agent that the session is for, by its name in the registry or as a mapping;
+    it gives what the other arguments do not.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class SandboxClient(Files):
         timeout: float = COMMAND_TIMEOUT_S,
         replace_lost: bool = False,
         exactly_once: bool = False,
+        agent_config: str | Mapping[str, Any] = "",
         backend: Backend | None = None,
     ) -> None:
         # All arguments but the session: enough to make another client like this one.
@@ -109,6 +112,7 @@ class SandboxClient(Files):
                 "idle_timeout_s": idle_timeout_s,
                 "max_lifetime_s": max_lifetime_s,
                 "replace_lost": replace_lost,
+                "agent_config": agent_config if isinstance(agent_config, str) else dict(agent_config),
             }.items()
             if value
         }
@@ -182,13 +186,44 @@ class SandboxClient(Files):
         return [ImageInfo.of(each) for each in (cls._ask(server_url, "list_images", options))]
 
     @classmethod
-    def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
+    def list_registry(cls, kind: str, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EntryInfo]:
+        """The entries of the registry of a kind: environments, agents, tools or prompts."""
+        found = cls._ask_for(server_url, "list_registry", options, kind=kind)
+        return [EntryInfo.of(each) for each in found["entries"]]
+
+    @classmethod
+    def get_registry_entry(
+        cls, kind: str, name: str, server_url: str = "", **options: Unpack[ServerOptions]
+    ) -> dict[str, Any]:
+        """An entry of the registry, as its file has it."""
+        return cls._ask_for(server_url, "get_registry_entry", options, kind=kind, entry=name)
+
+    @classmethod
+    def render_prompt(
+        cls,
+        name: str,
+        variables: Mapping[str, str] | None = None,
+        server_url: str = "",
+        **options: Unpack[ServerOptions],
+    ) -> str:
+        """The text of a prompt of the registry with these values for its variables."""
+        values = dict(variables or {})
+        text: str = (cls._ask_for(server_url, "render_prompt", options, entry=name, variables=values))["text"]
+        return text
+
+    @classmethod
+    def _ask_for(cls, server_url: str, operation: str, options: ServerOptions, **which: Any) -> dict[str, Any]:
         client = cls(server_url, **options)
         try:
-            found: list[dict[str, Any]] = (client._backend.call(operation))[operation.removeprefix("list_")]
+            found: dict[str, Any] = client._backend.call(operation, **which)
             return found
         finally:
             client.close()
+
+    @classmethod
+    def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (cls._ask_for(server_url, operation, options))[operation.removeprefix("list_")]
+        return found
 
     def __enter__(self) -> Self:
         try:

@@ -14,7 +14,9 @@ from typing import IO, Any, Final, cast
 import aiohttp
 
 from warren.model.errors import ImageNotFound, ProviderUnavailable
+from warren.model.image import ImageConfig
 from warren.shielding import run_shielded
+from warren.worker.images.oci_model import engine_config
 from warren.worker.providers.docker_engine import DockerEngine
 
 _LABEL: Final = "warren.image-import"
@@ -23,12 +25,14 @@ _PART: Final = 1024 * 1024
 
 async def unpack_docker_image(
     docker_url: str, reference: str, owner: Path, unpack: Callable[[IO[bytes]], None]
-) -> None:
-    """Calls `unpack` in a thread with the image's files as an uncompressed tar; leaves nothing in the engine."""
+) -> ImageConfig:
+    """Calls `unpack` in a thread with the image's files as an uncompressed tar; leaves nothing in the engine. Returns
+    what the image says of itself."""
     engine = DockerEngine(docker_url)
     try:
         await _remove_abandoned(engine)
-        if await engine.image(reference) is None:
+        found = await engine.image(reference)
+        if found is None:
             raise ImageNotFound(
                 f"the Docker engine has no image {reference!r}",
                 remedy="docker pull it first; `docker images` shows those it has",
@@ -40,6 +44,7 @@ async def unpack_docker_image(
                 await asyncio.to_thread(unpack, cast(IO[bytes], stream))
         finally:
             await run_shielded(engine.remove(container))
+        return engine_config(found.get("Config") or {})
     finally:
         await engine.close()
 

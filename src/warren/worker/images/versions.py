@@ -90,7 +90,7 @@ class Versions:
         if len(self._found) >= _MOST_CACHED:
             self._found.clear()
         self._found[version] = found = RootFs(
-            self._versions / version / "rootfs", info.host_usr, version, info.config, uid=info.uid
+            self._versions / version / "rootfs", info.host_usr, version, info.config, uid=info.uid, seeded=info.seeded
         )
         return found
 
@@ -355,8 +355,8 @@ def _read_later_fields(directory: Path) -> dict[str, Any]:
         values: dict[str, Any] = json.loads((directory / "config.json").read_text())
     except FileNotFoundError:
         return {}
-    config = values.get("config", {})
-    return {name: values[name] for name in _LATER if name in values} | {"config": config_of(config)}
+    config, seeded = values.get("config", {}), tuple(values.get("seeded", ()))
+    return {name: values[name] for name in _LATER if name in values} | {"config": config_of(config), "seeded": seeded}
 
 
 def config_of(values: Mapping[str, Any]) -> ImageConfig:

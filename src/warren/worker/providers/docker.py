@@ -39,6 +39,7 @@ from warren.worker.host.disks import tmpfs_options, unmount
 from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
+from warren.worker.images.command_defaults import with_image_env
 from warren.worker.providers import docker_spec
 from warren.worker.providers.connection import ProcIsolationReader
 from warren.worker.providers.docker_engine import DockerEngine
@@ -145,6 +146,12 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 "machine's root, so no command may be root",
                 remedy="use the provider oci for environments with `sudo: true`",
             )
+        if spec.writable_root:
+            raise InvalidRequest(
+                "with the provider docker what is written to a sandbox's root would be on the engine's disk, where "
+                "disk_mb does not limit it",
+                remedy="use the provider oci for environments with `root: writable`",
+            )
         await self._ready()
         return await self._images.find(spec.image)
 
@@ -155,7 +162,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
-        record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, spec)
+        record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, with_image_env(spec, plan.config))
         record.save(directory)
         self._fault("disk")
         await self._mount_disk(record, plan)

@@ -9,13 +9,16 @@ import asyncio
 import hashlib
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from warren.interfaces.images import Images
 from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.model.image import ImageConfig
 from warren.shielding import run_shielded
+from warren.worker.images.oci_model import engine_config
 from warren.worker.images.pack import tar_parts
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_spec import EngineImage
@@ -49,23 +52,23 @@ class EngineImages:
         repository, tag = f"warren/{slug(name)}", rootfs.version
         async with self._loading:
             if found := await self._engine.image(f"{repository}:{tag}"):
-                return _image(found)
+                return _image(found, rootfs.config)
             # Named after the path that images had before there were versions, so that older copies are found.
             label = f"{_LABEL}={_digest(str(rootfs.path.parents[2] / quote(name, safe='') / 'rootfs'))}"
             await self._engine.load(repository, tag, label, _tar(rootfs.path))
             found = await self._engine.image(f"{repository}:{tag}")
             assert found is not None
             await self._remove_older(label, found["Id"])
-            return _image(found)
+            return _image(found, rootfs.config)
 
     async def _find_in_engine(self, name: str) -> EngineImage:
         found = await self._engine.image(name)
         if found is None:
             raise ImageNotFound(
                 f"neither Warren nor the Docker engine has an image {name!r}",
-                remedy=f"warren image import, or: docker pull {name}",
+                remedy=f"warren image pull {name}, or: docker pull {name}",
             )
-        return _image(found)
+        return _image(found, engine_config(found.get("Config") or {}))
 
     async def _remove_older(self, label: str, current: str) -> None:
         for image_id in await self._engine.image_ids(label):
@@ -82,9 +85,9 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _image(found: dict[str, Any]) -> EngineImage:
-    config = found.get("Config") or {}
-    return EngineImage(found["Id"], tuple(sorted(config.get("Volumes") or ())))
+def _image(found: dict[str, Any], config: ImageConfig) -> EngineImage:
+    volumes = (found.get("Config") or {}).get("Volumes") or ()
+    return EngineImage(found["Id"], tuple(sorted(volumes)), replace(config, user=""))
 
 
 async def _tar(root: Path) -> AsyncIterator[bytes]:

@@ -15,7 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from warren.model.errors import InvalidRequest
+from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import HOME, MIB, SEARCH_PATH, USER, USER_UID, Limits, SandboxSpec
+from warren.worker.images.command_defaults import default_directory
 from warren.worker.providers.hardening import (
     AGENT_CAPABILITIES,
     CORE_LIMIT,
@@ -44,10 +46,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EngineImage:
-    """`volumes`: where the image wants a volume. Docker would make one on the host's disk, without a limit."""
+    """`volumes`: where the image wants a volume. Docker would make one on the host's disk, without a limit. `config`:
+    what the image says of itself; its user does not count, because a sandbox has a uid of its own on the host."""
 
     id: str
     volumes: tuple[str, ...] = ()
+    config: ImageConfig = NO_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def container(
     `cgroup_parent`: the cgroup above all sandboxes'; the engine's own if empty."""
     return {
         "Image": image.id,
-        "Entrypoint": agent_argv(spec, uid_base),
+        "Entrypoint": agent_argv(spec, uid_base, image.config),
         "Cmd": [],
         "User": "0:0",
         "WorkingDir": "/",
@@ -101,12 +105,13 @@ def container_name(sandbox_id: str) -> str:
     return f"warren-{sandbox_id}"
 
 
-def agent_argv(spec: SandboxSpec, uid_base: int) -> list[str]:
+def agent_argv(spec: SandboxSpec, uid_base: int, image: ImageConfig = NO_CONFIG) -> list[str]:
     user = str(uid_base + USER_UID)
     return [
         *(AGENT, "--socket", SOCKET, "--become", str(uid_base + AGENT_UID)),
         *("--user", user, "--uids", f"{user}-{user}", "--nproc", str(spec.limits.pids)),
         *(["--ephemeral"] if spec.ephemeral else []),
+        *(["--workspace", directory] if (directory := default_directory(image)) else []),
     ]
 
 

@@ -113,6 +113,7 @@ _PR_NAMES: Final = (0x41555856, 0x53564D41, 0x59616D61)  # GET_AUXV, SET_VMA, SE
 _NO_RANDOMIZE: Final = 0x0040000
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _ICMP, _TCP, _UDP, _ICMPV6 = 1, 6, 17, 58
+_NETLINK_AUDIT: Final = 9
 _PROTOCOLS: Final = {
     _INET: (0, _ICMP, _TCP, _UDP),
     _INET6: (0, _TCP, _UDP, _ICMPV6),
@@ -302,6 +303,8 @@ def _socket_rules() -> Iterable[Rule]:
     for family, protocols in _PROTOCOLS.items():
         for protocol in protocols:
             yield _allow(["socket"], _equal(0, family), _equal(2, protocol))
+    # useradd and its kind stop at any other error: this is what a kernel without audit answers.
+    yield _answer(["socket"], errno.EPROTONOSUPPORT, _equal(0, _NETLINK), _equal(2, _NETLINK_AUDIT))
 
 
 def _personalities(ptrace: bool) -> tuple[int, ...]:

@@ -17,12 +17,12 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypedDict, TypeVar
 
 from warren.logs import get_log
-from warren.model.capability import Capability
+from warren.model.capability import Capability, lacks
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
 from warren.model.spec import MIB, IoLimits, Isolation, Layer, SandboxSpec
 from warren.shielding import run_shielded
@@ -44,6 +44,7 @@ from warren.worker.providers.connection import (
     ProcIsolationReader,
     SocketDialer,
 )
+from warren.worker.providers.gpu_access import GpuAccess, Grant, read_back, variables
 from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, is_abandoned
 
@@ -112,6 +113,7 @@ class HostOptions(TypedDict, total=False):
     isolation_reader: IsolationReader | None
     room: HostRoom | None
     egress: EgressService | None
+    gpus: GpuAccess | None
 
 
 class HostProvider(ABC, Generic[R, Plan]):
@@ -136,10 +138,14 @@ class HostProvider(ABC, Generic[R, Plan]):
         isolation_reader: IsolationReader | None = None,
         room: HostRoom | None = None,
         egress: EgressService | None = None,
+        gpus: GpuAccess | None = None,
     ) -> None:
         self.egress = egress
         self._egress = egress if egress is not None and not egress.why_not else None
+        self.gpus = gpus or GpuAccess(())
+        self.gpus.judge_owners_by(self._is_over)
         self.capabilities = self.can | ({Capability.EGRESS} if self._egress is not None else frozenset())
+        self.capabilities |= {Capability.GPU} if self.gpus.is_usable else frozenset()
         self._room = room or HostRoom()
         self._dialer = dialer or SocketDialer()
         self._isolation_reader = isolation_reader or ProcIsolationReader()
@@ -253,6 +259,9 @@ class HostProvider(ABC, Generic[R, Plan]):
         for sandbox in list(self._open):
             await sandbox.close()
 
+    def free_gpus(self) -> Sequence[str]:
+        return self.gpus.free()
+
     def load_record(self, sandbox_id: str) -> R | None:
         return self.record_class.load(self.directory(sandbox_id))
 
@@ -319,7 +328,11 @@ class HostProvider(ABC, Generic[R, Plan]):
             raise
         sandbox = AgentSandbox(
             *(record.sandbox_id, link, in_force),
-            env={"OMP_NUM_THREADS": str(math.ceil(record.spec.limits.cpus)), **record.spec.env},
+            env={
+                "OMP_NUM_THREADS": str(math.ceil(record.spec.limits.cpus)),
+                **record.spec.env,
+                **variables(record.spec),
+            },
             oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._loss_reason(record),
             network=self._egress.network_of(record) if self._egress is not None else None,
@@ -381,7 +394,38 @@ class HostProvider(ABC, Generic[R, Plan]):
             _log.warning("total_limits_not_set", error=exc)
 
     async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
-        return await self._isolation_reader.read(self.name, record, cgroup.limits())
+        found = await self._isolation_reader.read(self.name, record, cgroup.limits())
+        if not record.spec.gpus:
+            return found
+        await self.gpus.found()
+        grant = self.gpus.granted(record.spec.gpus)
+        return replace(found, gpus=read_back(record.pid, cgroup, grant, record.spec.gpus))
+
+    # -- graphics processors
+
+    async def _check_gpus(self, spec: SandboxSpec) -> None:
+        """Raises what keeps a sandbox from having those that it asks for, whoever has them now."""
+        if spec.gpus:
+            if Capability.GPU not in self.capabilities:
+                raise lacks(self.name, Capability.GPU)
+            await self.gpus.check(spec.gpus)
+
+    def _claim_gpus(self, spec: SandboxSpec, directory: Path) -> tuple[SandboxSpec, Grant | None]:
+        """The spec with the ids of those that the sandbox has from now on. Raises NoCapacity."""
+        if not spec.gpus:
+            return spec, None
+        grant = self.gpus.claim(spec.gpus, directory)
+        return replace(spec, gpus=grant.ids), grant
+
+    def _is_over(self, directory: Path) -> bool:
+        """Whether the sandbox of a directory has died, or will never be finished."""
+        record = self.record_class.load(directory)
+        return record is not None and (record.abandoned or (record.pid > 0 and not record.alive()))
+
+    def _has_gpu_sandboxes(self, but: str) -> bool:
+        names = os.listdir(self._state / self.folder)
+        records = (self.load_record(name) for name in names if name != but and _ID.fullmatch(name))
+        return any(record is not None and record.spec.gpus for record in records)
 
     def _live_sandboxes(self) -> Iterator[WatchedSandbox]:
         """Those of this state directory, also of other processes. Called in a thread."""
@@ -463,6 +507,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._watched[sandbox_id] = None
 
     def _release_uids(self, record: R | None, directory: Path) -> None:
+        self.gpus.release(directory)
         if record is not None:
             self._uids.release(record.uid_index, directory)
         else:

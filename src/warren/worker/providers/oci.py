@@ -35,7 +35,9 @@ from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
+from warren.worker.images.command_defaults import with_image_env
 from warren.worker.providers import oci_bundle, oci_launch
+from warren.worker.providers.gpu_access import Grant
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
@@ -127,6 +129,8 @@ class OciProvider(HostProvider[Record, Runtime]):
         async with self._ready_lock:
             if self._runtime is None:
                 await self._prepare_host()
+                if Capability.GPU in self.capabilities:
+                    await self.gpus.found()
                 self._runtime = await self._runtimes.choose()
             return self._runtime
 
@@ -159,11 +163,12 @@ class OciProvider(HostProvider[Record, Runtime]):
             directory.mkdir(mode=0o700)
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
-            config = json.loads(self._config(record))
+            rootfs = RootFs(directory / "image", host_usr=False)
+            config = json.loads(self._config(record, rootfs))
             config["process"]["args"] = [oci_bundle.AGENT, "--version"]
             oci_launch.make_mount_points(directory / "image")
             await self._take_disk(record.spec, directory)
-            argv = self._launch_argv(record, RootFs(directory / "image", host_usr=False), detached=False)
+            argv = self._launch_argv(record, rootfs, detached=False)
             with oci_launch.in_memory(json.dumps(config)) as stdin, parent_in_use():
                 self._limit_all()
                 return await run(argv, stdin=stdin, timeout_s=self._start_timeout_s)
@@ -175,26 +180,28 @@ class OciProvider(HostProvider[Record, Runtime]):
     async def _plan(self, spec: SandboxSpec) -> Runtime:
         runtime = await self._ready()
         self._images.version(spec.image)
+        await self._check_gpus(spec)
         return runtime
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
         runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
+        spec, grant = self._claim_gpus(spec, directory)
         rootfs = self._images.hold(spec.image, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
-        record = Record(sandbox_id, boot_id(), runtime.name, index, spec)
+        record = Record(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
         record.save(directory)
         self._fault("disk")
         await self._take_disk(spec, directory)
         self._fault("socket")
-        config = oci_launch.in_memory(self._config(record))
+        config = oci_launch.in_memory(self._config(record, rootfs, grant))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
-            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD}, stdin)
+            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD}, stdin, grant)
         self._fault("launched")
         if outcome.code != 0:
             raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {self._without_paths(outcome.last_line)}")
@@ -207,8 +214,11 @@ class OciProvider(HostProvider[Record, Runtime]):
         await self._keep_program(record)
         return sandbox
 
-    async def _launch(self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int) -> Finished:
-        argv, timeout_s = self._launch_argv(record, rootfs), self._start_timeout_s
+    async def _launch(
+        self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int, grant: Grant | None
+    ) -> Finished:
+        tree = await self._gpu_tree(record.sandbox_id) if grant else None
+        argv, timeout_s = self._launch_argv(record, rootfs, grant, tree), self._start_timeout_s
         if not self._sends_changes(record):
             return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
         with oci_launch.changes_socket() as (ours, theirs):
@@ -225,6 +235,9 @@ class OciProvider(HostProvider[Record, Runtime]):
         if (fd := self._changes.pop(sandbox_id, -1)) >= 0:
             os.close(fd)
 
+    async def _gpu_tree(self, sandbox_id: str) -> Path:
+        return await self.gpus.tree(self._state, lambda: self._has_gpu_sandboxes(but=sandbox_id))
+
     async def _keep_program(self, record: Record) -> None:
         """Keeps what the runtime has compiled the rules for system calls to, from a sandbox that was found good:
         compiling them is a good part of its work. What the next sandboxes load is read back and judged all the same."""
@@ -237,7 +250,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self.directory(sandbox_id)
 
-    def _config(self, record: Record) -> str:
+    def _config(self, record: Record, rootfs: RootFs, grant: Grant | None = None) -> str:
         return oci_bundle.config_json(
             record.spec,
             sandbox_id=record.sandbox_id,
@@ -245,18 +258,31 @@ class OciProvider(HostProvider[Record, Runtime]):
             swap_limit=self._hierarchies.limits_swap,
             program=self._programs.get(record.spec.ptrace, b""),
             network_sysctls=network_sysctls(),
+            seeded=bool(rootfs.seeded),
+            image=rootfs.config,
+            devices=tuple((node.major, node.minor) for node in grant.nodes) if grant else (),
         )
 
     async def _take_disk(self, spec: SandboxSpec, directory: Path) -> None:
         if not self.disks.why_not_loop:
             await self.disks.take(spec.limits.disk_mb, directory / oci_launch.DISK)
 
-    def _launch_argv(self, record: Record, rootfs: RootFs, *, detached: bool = True) -> list[str]:
+    def _launch_argv(
+        self,
+        record: Record,
+        rootfs: RootFs,
+        grant: Grant | None = None,
+        gpu_tree: Path | None = None,
+        *,
+        detached: bool = True,
+    ) -> list[str]:
         agent = self._agent_layers[record.spec.sudo and oci_launch.has_room_for_sudo(rootfs)]
         return oci_launch.argv(
             record,
             oci_launch.Programs(self._launcher, agent, self._runtimes.program(record.runtime)),
             rootfs=rootfs,
+            devices=[f"{node.path}:{node.name}" for node in grant.nodes] if grant else (),
+            gpu_tree=gpu_tree,
             directory=self.directory(record.sandbox_id),
             loop_disk=not self.disks.why_not_loop,
             hide=self._hierarchies.hybrid,

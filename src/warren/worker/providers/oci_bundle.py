@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
+from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
 from warren.worker.host.disk_room import DISK_POINT
+from warren.worker.images.command_defaults import default_directory, default_user
 from warren.worker.providers.hardening import (
     MASKED_PATHS,
     READONLY_PATHS,
@@ -42,6 +44,7 @@ _DEVICES: Final = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1,
 _NAMESPACES: Final = ("pid", "ipc", "uts", "mount", "cgroup", "network")
 
 Json = dict[str, Any]
+Devices = tuple[tuple[int, int], ...]
 
 
 def config(
@@ -54,15 +57,18 @@ def config(
     program: bytes = b"",
     network_sysctls: Mapping[str, str] | None = None,
     seeded: bool = False,
+    image: ImageConfig = NO_CONFIG,
+    devices: Devices = (),
 ) -> Json:
     """`swap_limit`: this kernel can limit memory and swap together. `program`: what the rules for system calls were
     compiled to before; only crun can use it, others compile the rules. `seeded`: some of the writable directories are
-    not empty in the image."""
+    not empty in the image. `image`: what the image says of itself. `devices`: numbers of character devices beyond the
+    usual ones."""
     return {
         **({"annotations": {_CRUN_PROGRAM: b64encode(program).decode()}} if program else {}),
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
-        "process": _process(agent_argv(spec), agent_capabilities(sudo=spec.sudo)),
+        "process": _process(agent_argv(spec, image), agent_capabilities(sudo=spec.sudo)),
         "root": {"path": "rootfs", "readonly": not spec.writable_root},
         "mounts": [*_mounts(spec.limits), *_disk_mounts(spec, seeded)],
         "linux": {
@@ -70,7 +76,7 @@ def config(
             "uidMappings": _mapping(uid_base),
             "gidMappings": _mapping(uid_base),
             "cgroupsPath": cgroup_path(sandbox_id),
-            "resources": _resources(spec.limits, swap_limit),
+            "resources": _resources(spec.limits, swap_limit, devices),
             "rootfsPropagation": "private",
             "sysctl": {**ipc_sysctls(shm_bytes(spec.limits)), **(network_sysctls or {})},
             "maskedPaths": [path for path in MASKED_PATHS if path != "/sys"],  # it is not mounted
@@ -89,11 +95,14 @@ def config_json(
     program: bytes = b"",
     network_sysctls: Mapping[str, str] | None = None,
     seeded: bool = False,
+    image: ImageConfig = NO_CONFIG,
+    devices: Devices = (),
 ) -> str:
     """The same as JSON. Sandboxes of one kind differ in two places only, so the rest is made once."""
     settings = tuple((network_sysctls or {}).items())
     text = _config_template(
-        spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo, swap_limit, program, settings, seeded
+        *(spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo),
+        *(swap_limit, program, settings, seeded, image.user, image.workdir, devices),
     )
     return text.replace(_ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
 
@@ -109,6 +118,9 @@ def _config_template(
     program: bytes,
     network_sysctls: tuple[tuple[str, str], ...],
     seeded: bool,
+    user: str,
+    workdir: str,
+    devices: Devices,
 ) -> str:
     spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral, writable_root=writable_root, sudo=sudo)
     made = config(
@@ -119,17 +131,21 @@ def _config_template(
         program=program,
         network_sysctls=dict(network_sysctls),
         seeded=seeded,
+        image=ImageConfig(user=user, workdir=workdir),
+        devices=devices,
     )
     return json.dumps(made)
 
 
-def agent_argv(spec: SandboxSpec) -> list[str]:
+def agent_argv(spec: SandboxSpec, image: ImageConfig = NO_CONFIG) -> list[str]:
     """Where commands may be root, the agent has another uid: one that no command can be started with."""
     return [
         *(AGENT, "--listen-fd", str(LISTEN_FD)),
         *("--uids", f"1-{UIDS - 2}"),
         *("--nproc", str(spec.limits.pids)),
         *(["--ephemeral"] if spec.ephemeral else []),
+        *(["--user", user] if (user := default_user(image)) else []),
+        *(["--workspace", directory] if (directory := default_directory(image)) else []),
         *(["--allow-root", "--become", str(UIDS - 1)] if spec.sudo else []),
     ]
 
@@ -199,7 +215,7 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> Json:
     return {"destination": destination, "type": kind, "source": source, "options": list(options)}
 
 
-def _resources(limits: Limits, swap_limit: bool) -> Json:
+def _resources(limits: Limits, swap_limit: bool, devices: Devices = ()) -> Json:
     memory = limits.memory_mb * MIB
     return {
         "memory": {"limit": memory, "swap": memory} if swap_limit else {"limit": memory},
@@ -209,7 +225,7 @@ def _resources(limits: Limits, swap_limit: bool) -> Json:
             {"allow": False, "access": "rwm"},
             *(
                 {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rw"}
-                for _, major, minor in _DEVICES
+                for major, minor in (*((major, minor) for _, major, minor in _DEVICES), *devices)
             ),
             {"allow": True, "type": "c", "major": 5, "minor": 2, "access": "rw"},
             {"allow": True, "type": "c", "major": 136, "access": "rw"},

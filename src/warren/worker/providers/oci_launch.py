@@ -8,17 +8,18 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from warren.interfaces.images import RootFs
-from warren.model.spec import MIB, USER_UID, WRITABLE
+from warren.model.spec import MIB, WRITABLE
 from warren.worker.host.disk_room import DISK_POINT
 from warren.worker.host.disks import tmpfs_options
 from warren.worker.host.processes import kill_if
 from warren.worker.host.uids import uid_base
+from warren.worker.providers.gpu_access import INSIDE
 from warren.worker.providers.oci_bundle import AGENT, BUNDLE, disk_directories
 from warren.worker.providers.record import Record
 
@@ -51,20 +52,24 @@ def argv(
     move: Path,
     detached: bool,
     send_changes: bool = False,
+    devices: Sequence[str] = (),
+    gpu_tree: Path | None = None,
 ) -> list[str]:
     """`hide`: a mount that the runtime must not see. `move`: where a process can try to move to another cgroup.
     Not `detached`: runs to the end of the sandbox. `send_changes`: the launcher sends the descriptor of what is written
-    to the root over the socket CHANGES_FD."""
+    to the root over the socket CHANGES_FD. `devices`: PATH:NAME of nodes beyond the usual ones."""
     base, limits = uid_base(record.uid_index), record.spec.limits
     disk = ("--disk", str(directory / DISK)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
     return [
         *(str(programs.launcher), "sandbox", "--at", BUNDLE, "--move", str(move)),
-        *("--base", str(base), "--owner", str(base + USER_UID)),
+        *("--base", str(base), "--owner", str(base + rootfs.uid)),
         *("--agent", str(programs.agent_layer), "--root", str(rootfs.path)),
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
+        *(("--tree", f"{gpu_tree}:{INSIDE}") if gpu_tree else ()),
+        *(word for device in devices for word in ("--device", device)),
         *(word for layer in rootfs.layers for word in ("--layer", str(layer))),
         *disk,
-        *(("--writable", *_OWNED) if record.spec.writable_root else _DIRECTORIES),
+        *(("--writable", *_OWNED) if record.spec.writable_root else (*_DIRECTORIES, *_seeds(rootfs))),
         *(("--changes", str(CHANGES_FD)) if send_changes else ()),
         *(("--hide", str(hide)) if hide else ()),
         *("--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))),
@@ -72,6 +77,13 @@ def argv(
         *("--", programs.runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
         *("--bundle", BUNDLE, record.sandbox_id),
+    ]
+
+
+def _seeds(rootfs: RootFs) -> list[str]:
+    names = disk_directories()
+    return [
+        word for path in rootfs.seeded if path in names for word in ("--seed", f"{names[path][0]}:{path.strip('/')}")
     ]
 
 
@@ -111,9 +123,10 @@ def in_memory(config: str) -> Iterator[int]:
 
 
 def agent_layer(agent: Path, folder: Path, *, sudo: bool = False) -> Path:
-    """A tree with only the agent in it and the place for the disk, named after its content, so that it never changes
-    under a sandbox. With `sudo`, it has that name too: the agent's program is both."""
-    digest = hashlib.sha256(DISK_POINT.encode() + agent.read_bytes()).hexdigest()[:16]
+    """A tree with only the agent in it and places for disk and GPU libraries, named after its content, so that it
+    never changes under a sandbox. With `sudo`, it has that name too: the agent's program is both."""
+    points = f"{DISK_POINT} {INSIDE}".encode()
+    digest = hashlib.sha256(points + agent.read_bytes()).hexdigest()[:16]
     layer = folder / (f"{digest}-sudo" if sudo else digest)
     if not layer.is_dir():
         making = Path(tempfile.mkdtemp(dir=folder))
@@ -123,7 +136,9 @@ def agent_layer(agent: Path, folder: Path, *, sudo: bool = False) -> Path:
         shutil.copyfile(agent, inside)
         inside.chmod(0o755)
         inside.parent.chmod(0o755)
-        (making / DISK_POINT.strip("/")).mkdir(mode=0o755)
+        for point in (DISK_POINT, INSIDE):
+            (making / point.strip("/")).mkdir(mode=0o755)
+            (making / point.strip("/")).chmod(0o755)
         for name in _SUDO if sudo else ():
             (making / name).parent.mkdir(mode=0o755, parents=True)
             (making / name).symlink_to(AGENT)
