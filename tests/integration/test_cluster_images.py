@@ -67,9 +67,11 @@ async def test_a_worker_gets_the_image_it_lacks_from_another(nodes: Nodes) -> No
     assert _current(second) == _current(first)
     assert not list((second.state_dir / "images").glob(".making-*"))
     async with Api(coordinator.url, {"X-API-Key": ADMIN}) as api:
-        await api.post("/api/cluster/workers/first/drain")
+        await api.call("PATCH", "/api/cluster/workers/first", {"draining": True})
         async with api.session() as session:
             assert await session.output("cat /greeting; echo $SEEN") == GREETING + "by commands\n"
+            await session.output("cd /tmp && export KEPT='by a shell that is not bash'")
+            assert await session.output("echo $PWD: $KEPT") == "/tmp: by a shell that is not bash\n"
 
 
 async def test_a_session_goes_where_its_image_is(nodes: Nodes, tree: Path) -> None:
@@ -85,7 +87,7 @@ async def test_a_session_goes_where_its_image_is(nodes: Nodes, tree: Path) -> No
     ImageStore(second.state_dir).make("rare", "test", fill, silent)
     async with Api(coordinator.url, {"X-API-Key": ADMIN}) as api:
         async with asyncio.timeout(PATIENCE_S):
-            while b"rare" not in nodes.redis.ask("HGET", "{warren}:worker:second", "report"):
+            while b"rare" not in nodes.redis.ask("HGET", "{warren}:worker:6:second", "report"):
                 await asyncio.sleep(0.1)
         ids = []
         for _ in range(4):

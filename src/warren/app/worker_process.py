@@ -19,7 +19,7 @@ from warren.app.service import Service
 from warren.app.wiring import build_context, build_guard, build_images, build_labels
 from warren.cluster.auth import ClusterAuth, CoordinatorIdentity
 from warren.cluster.heartbeat import Heartbeat
-from warren.cluster.images import OfferedImages, send_image
+from warren.cluster.images import ImageFetcher, OfferedImages, send_image
 from warren.cluster.lease import Lease
 from warren.cluster.middleware import WorkerMiddleware
 from warren.cluster.peer_calls import PeerCalls
@@ -89,6 +89,10 @@ class WorkerService(Service):
         )
         await self._offered.refresh()
         await self._heartbeat.join()
+        heartbeat = self._heartbeat
+        fetcher = ImageFetcher(self._images, self._worker_client, self._auth, lambda: heartbeat.coordinators)
+        assert self._worker is not None
+        self._worker.fetch_images_by(fetcher.fetch)
         assert self._mirror is not None
         await self._mirror.reconcile()
 
@@ -133,6 +137,8 @@ class WorkerService(Service):
             waiting=sum(pool.waiting for pool in stats.pools.values()),
             pressure=max(_pressure(room.memory_free, reserve.memory), _pressure(room.disk_free, reserve.disk)),
             images=self._offered.contents,
+            gpus=stats.gpus,
+            gpus_free=stats.gpus_free,
             leaving=getattr(self, "sessions", None) is not None and self.sessions.stopping,
         )
 

@@ -223,6 +223,8 @@ class Fleet:
             assigned=len(assigned_at),
             images=report.images,
             capabilities=report.capabilities,
+            gpus=report.gpus,
+            gpus_free=report.gpus_free,
         )
 
     # -- for workers that have lost Redis

@@ -20,7 +20,7 @@ from warren.sdk.blocking.files import Files
 from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import network_values, new_key
+from warren.sdk.protocol import IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key
 from warren.sdk.results import (
     EntryInfo,
     EnvironmentInfo,
@@ -57,7 +57,10 @@ class SandboxClient(Files):
     providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what the
     environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
     the sandbox carry. `agent_config`: the agent that the session is for, by its name in the registry or as a mapping;
-    it gives what the other arguments do not.
+    it gives what the other arguments do not. `gpus`: graphics processors that the sandbox has for itself, how many or
+    which, where the operator allows them; by default what the environment says. `image_timeout_s`: how long the first
+    use waits while the server builds the environment's image; meanwhile `on_image_progress` is called with an
+    ImageBuilding, whose `step`, `fraction` and `about` tell how far.
     """
 
     def __init__(
@@ -78,12 +81,15 @@ class SandboxClient(Files):
         labels: Mapping[str, str] | None = None,
         provider: str = "",
         network: "NetworkRules | Mapping[str, Any] | None" = None,
+        gpus: "int | Sequence[str] | None" = None,
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         timeout: float = COMMAND_TIMEOUT_S,
         replace_lost: bool = False,
         exactly_once: bool = False,
         agent_config: str | Mapping[str, Any] = "",
+        image_timeout_s: float = IMAGE_TIMEOUT_S,
+        on_image_progress: ImageProgress | None = None,
         backend: Backend | None = None,
     ) -> None:
         # All arguments but the session: enough to make another client like this one.
@@ -109,6 +115,7 @@ class SandboxClient(Files):
                 "labels": dict(labels or {}),
                 "provider": provider,
                 "network": None if network is None else network_values(network),
+                "gpus": gpus if gpus is None or isinstance(gpus, int) else list(gpus),
                 "idle_timeout_s": idle_timeout_s,
                 "max_lifetime_s": max_lifetime_s,
                 "replace_lost": replace_lost,
@@ -116,7 +123,13 @@ class SandboxClient(Files):
             }.items()
             if value
         }
-        super().__init__(backend or open_backend(mode, server_url, api_key), session_options, session_id)
+        super().__init__(
+            backend or open_backend(mode, server_url, api_key),
+            session_options,
+            session_id,
+            image_timeout_s,
+            on_image_progress,
+        )
         self._owns_backend = backend is None
         self.timeout = timeout
         self.exactly_once = exactly_once

@@ -19,6 +19,7 @@ from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import check_image_name
 from warren.worker.images.build import Progress, build_base, build_host
+from warren.worker.images.build_cache import UNUSED_S, CacheUse, LayerCache
 from warren.worker.images.import_tree import copy_directory, unpack_tar
 from warren.worker.images.oci_archive import is_archive, unpack_archive
 from warren.worker.images.oci_model import read_platform
@@ -44,8 +45,19 @@ class ImageStore:
     def __repr__(self) -> str:
         return f"<ImageStore {self._images}>"
 
+    @property
+    def folder(self) -> Path:
+        return self._images
+
+    def temporary(self) -> contextlib.AbstractContextManager[Path]:
+        """A directory beside the images, removed afterwards; deletes those that dead makers have left."""
+        return self._versions.temporary()
+
     def version(self, name: str) -> str:
         return self._versions.current(name) or _missing(name)
+
+    def info(self, version: str) -> ImageInfo | None:
+        return self._versions.info(version)
 
     def rootfs(self, name: str) -> RootFs:
         return self._versions.rootfs(self.version(name)) or _missing(name)
@@ -58,6 +70,10 @@ class ImageStore:
 
     def release(self, user: Path) -> None:
         self._versions.release(user)
+
+    def source(self, name: str, version: str) -> str:
+        """What this version was made from; empty if it is not there any more."""
+        return next((one.source for one in self.list() if one.version == version), "")
 
     @contextlib.contextmanager
     def using(self, name: str) -> Iterator[RootFs]:
@@ -161,6 +177,13 @@ class ImageStore:
         """Removes the versions that no name points to and nobody uses; returns them."""
         with explain_errors("removing versions of images", self._images):
             return self._versions.prune()
+
+    def prune_layers(self, *, everything: bool = False) -> CacheUse:
+        """Removes layers of builds that were not used for a month, or all that no build uses now."""
+        cache = LayerCache(self._images)
+        with self.temporary() as temporary, explain_errors("removing layers", temporary):
+            unused_s = None if everything else UNUSED_S
+            return cache.trim(temporary, most_bytes=0 if everything else 1 << 62, unused_s=unused_s)
 
     def make(
         self,

@@ -36,6 +36,8 @@ from warren.worker.providers.record import Record
 
 VERSIONS: Final = ".versions"
 USES: Final = "uses"
+STATE: Final = "state"
+"""In a directory where a version is made: the state directory of the sandboxes that make it."""
 _TEMPORARY: Final = ".making-"
 _TRIES: Final = 10
 _MOST_CACHED: Final = 100
@@ -93,6 +95,12 @@ class Versions:
             self._versions / version / "rootfs", info.host_usr, version, info.config, uid=info.uid, seeded=info.seeded
         )
         return found
+
+    def info(self, version: str) -> ImageInfo | None:
+        return self._read(version)
+
+    def path(self, version: str) -> Path:
+        return self._versions / version
 
     def show_all(self) -> list[ImageVersion]:
         """By name, and the newest first. Also what is no version yet, with an empty version."""
@@ -263,10 +271,18 @@ class Versions:
     def _sweep(self) -> None:
         for left in self._folder.glob(f"{_TEMPORARY}*"):
             with contextlib.suppress(BlockingIOError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                self._clear(left)
                 shutil.rmtree(left, ignore_errors=True)
         for version in self._all():  # a take-over that was broken off
             if (self._versions / version).is_symlink():
                 (self._versions / version).unlink()
+
+    def _clear(self, left: Path) -> None:
+        """Sandboxes of a build that died may be in it."""
+        if (left / STATE).is_dir():
+            from warren.worker.images.build_steps import clear_abandoned  # takes a while to import
+
+            clear_abandoned(left)
 
     def _take_over(self, name: str) -> str:
         """Makes a version of the directory `images/NAME`; returns the version, or "" if there is no image in it."""
