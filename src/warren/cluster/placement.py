@@ -48,7 +48,8 @@ class Candidate:
     by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes no
     more sandboxes. `assigned`: the sessions that this coordinator has sent there since the worker's last report.
     `images`: the names of the images it has. `capabilities`: what each provider can do; nothing of one about which the
-    worker does not say it. `gpus`: how many graphics processors its sandboxes may have; `gpus_free`: the ids of those that none has.
+    worker does not say it. `gpus`: how many graphics processors its sandboxes may have; `gpus_free`: the ids of those
+    that none has.
     """
 
     id: str
