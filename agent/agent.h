@@ -133,6 +133,13 @@ void job_data(struct job *j, const uint8_t *p, size_t n);
 void job_eof(struct job *j);
 void job_abandon(struct job *j);
 void job_credit(struct job *j);
+bool job_has(pid_t pid);
+bool job_any(void);
+void job_continue_all(void);
+
+/* tend.c: keeps the agent's own processes going where commands may be root. */
+void tend(void);
+uint64_t tend_next(void);
 
 /* files.c, tree.c, watching.c, search.c: what runs in that process. */
 struct file_request {

@@ -16,7 +16,7 @@
  *
  * Files: main.c start and main loop; connection.c channels and frames; request.c parsing of requests; command.c the
  * life of commands; spawn.c how one is started; input.c its stdin; output.c its output; log.c the output that is kept;
- * supervise.c its process tree; elevate.c and sudo.c root inside; hold.c when to signal it; shell.c state between shell commands; file_jobs.c file
+ * supervise.c its process tree; elevate.c, sudo.c and tend.c root inside; hold.c when to signal it; shell.c state between shell commands; file_jobs.c file
  * operations; files.c, tree.c, watching.c and search.c what they do; users.c identities; wire.c encoding.
  */
 #define _GNU_SOURCE
@@ -218,7 +218,8 @@ static int parse_arguments(int argc, char **argv) {
 }
 
 static int time_left_ms(void) {
-    uint64_t next = command_next_deadline(), now = now_us();
+    uint64_t next = command_next_deadline(), tending = tend_next(), now = now_us();
+    if (tending < next) next = tending;
     if (next == UINT64_MAX) return -1;
     if (next <= now) return 0;
     uint64_t ms = (next - now + 999) / 1000;
@@ -252,6 +253,7 @@ int main(int argc, char **argv) {
         output_after_signals();
         if (children_ended) reap_all();
         command_deadlines();
+        tend();
         command_check_ended_all();
         connection_flush();
         command_tidy();

@@ -39,7 +39,8 @@
  *                       sandboxes on one would wait while another is idle.
  *   rlimits             only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail. The limit of
  *                       cores is 1: for every other one, also 0, the kernel starts the program that
- *                       core_pattern names, as the host's root.
+ *                       core_pattern names, as the host's root. That of locked memory can be left to the
+ *                       runtime: crun raises its own before it loads the rules for devices.
  *
  * The runtime will move the sandbox into its cgroups. If no process has been moved for a while, the kernel
  * lets the first one wait for some 10 ms. So a child tries such a move at once, and the kernel is ready when
@@ -76,6 +77,7 @@
  *          --move FILE         the cgroup.procs that a child tries to move to
  *          --memory BYTES --cpus N    what the view shows; the directory `view` is there only with these
  *          --nofile N --fsize BYTES
+ *          --memlock BYTES     0 leaves it to the runtime; 8 MiB without this option
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
  *          --memory BYTES --cpus N    what the view shows, which is then on the disk, in `view`
@@ -160,7 +162,7 @@ struct list {
 
 struct options {
     const char *at, *agent, *root, *disk, *tmpfs, *pts, *move;
-    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes;
+    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes, memlock;
     int try_only, writable;
     struct list trees, layers, dirs, seeds, owned, devices, hidden;
     char **command;
@@ -240,6 +242,7 @@ static void read_option(struct options *o, const char *name, const char *value)
     else if (!strcmp(name, "--base")) o->base = number(name, value);
     else if (!strcmp(name, "--owner")) o->owner = number(name, value);
     else if (!strcmp(name, "--nofile")) o->nofile = number(name, value);
+    else if (!strcmp(name, "--memlock")) o->memlock = number(name, value);
     else if (!strcmp(name, "--fsize")) o->fsize = number(name, value);
     else if (!strcmp(name, "--pid")) o->pid = number(name, value);
     else if (!strcmp(name, "--memory")) o->memory = number(name, value);
@@ -857,9 +860,10 @@ static void mount_trees(const struct options *o, int userns)
         if (o->writable)
             make_upper(tree, tree);
         /* What the agent's tree has at this place lies above, as it does elsewhere. */
-        if (access(path(lower, "agent%s", target), F_OK))
-            path(lower, "empty");
-        strcat(strcat(lower, ":"), tree);
+        if (access(path(place, "agent%s", target), F_OK))
+            path(lower, "%s:empty", tree);
+        else
+            path(lower, "%s:%s", place, tree);
         lay_over(path(place, "/proc/self/fd/%d", fd), lower, o->writable ? tree : NULL, source);
         close(fd);
     }
@@ -1017,7 +1021,8 @@ static void forbid_cores(void)
 static void lower_limits(const struct options *o)
 {
     forbid_cores();
-    lower(RLIMIT_MEMLOCK, 8 << 20);
+    if (o->memlock)
+        lower(RLIMIT_MEMLOCK, o->memlock);
     if (o->nofile)
         lower(RLIMIT_NOFILE, o->nofile);
     if (o->fsize)
@@ -1111,7 +1116,7 @@ static void disk(const struct options *o)
 
 int main(int argc, char **argv)
 {
-    struct options o = {0};
+    struct options o = {.memlock = 8 << 20};
 
     umask(077);
     if (argc == 2 && !strcmp(argv[1], "version")) {

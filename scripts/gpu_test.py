@@ -109,7 +109,9 @@ class Test:
         sandbox = await self.provider.create(self.spec)
         try:
             result = await sandbox.exec(Command(argv=("nvidia-smi", "-L"), timeout_s=60))
-            return f"exit code {result.exit_code}: {result.output.strip()[:300]}"
+            if result.exit_code != 0:
+                raise Failed(f"exit code {result.exit_code}: {result.output.strip()[:300]}")
+            return result.output.strip()[:300]
         finally:
             await self.provider.destroy(sandbox.id)
 
@@ -149,7 +151,7 @@ class Test:
     async def after_destroy(self) -> str:
         sandbox = await self.provider.create(self.spec)
         await self.provider.destroy(sandbox.id)
-        return f"free: {', '.join(self.provider.free_gpus())}; the next one: {await self.once()}"
+        return f"free: {', '.join(self.provider.list_gpus()[1])}; the next one: {await self.once()}"
 
     async def after_kill(self) -> str:
         """The maker of an ephemeral sandbox dies; the sandbox ends by itself."""
@@ -160,7 +162,7 @@ class Test:
             line = (await child.stdout.readline()).decode()
             if not line.startswith("holding"):
                 raise Failed(f"the other process did not get one: {line}")
-            held = len(self.provider.free_gpus())
+            held = len(self.provider.list_gpus()[1])
         finally:
             child.kill()
             await child.wait()
@@ -171,7 +173,7 @@ class Test:
         sandbox = await self.provider.create(self.spec)
         record = self.provider.load_record(sandbox.id)
         assert record is not None
-        held = len(self.provider.free_gpus())
+        held = len(self.provider.list_gpus()[1])
         os.kill(record.pid, signal.SIGKILL)
         waited = await self.wait_until_free(held + 1)
         shown = await self.once()
@@ -214,7 +216,7 @@ class Test:
     async def wait_until_free(self, count: int) -> float:
         began = time.monotonic()
         for _ in range(round(LEASE_S / LOOK_S)):
-            if len(self.provider.free_gpus()) >= count:
+            if len(self.provider.list_gpus()[1]) >= count:
                 return time.monotonic() - began
             await asyncio.sleep(LOOK_S)
         raise Failed(f"not free after {LEASE_S:.0f} s")

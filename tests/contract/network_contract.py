@@ -503,7 +503,7 @@ class NetworkContract:
         try:
             with Servers(tmp_path, made) as servers:
                 servers.serve_web(world.listen(WEB, 443), tls=True)
-                world.names |= dict.fromkeys(hosts.values(), [WEB])
+                world.names |= {host: [WEB] for host in hosts.values()}
                 sandbox = await provider.create(self.spec())
                 await sandbox.set_network(NO_NETWORK, bound)
                 printed = ""

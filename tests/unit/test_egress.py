@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import ssl
 import struct
+import time
 from collections.abc import Iterator
 from ipaddress import IPv4Address, ip_address
 
@@ -13,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from warren.egress import dns
-from warren.egress.hello import Malformed, read_server_name
+from warren.egress.hello import read_server_name
+from warren.egress.http_syntax import Malformed
 from warren.egress.inspector import Inspector
 from warren.egress.judge import Destination, Judge, Refused
 from warren.egress.messages import BrokenMessage, MessageReader, pack, pack_use, unpack_use
@@ -401,6 +403,29 @@ class TestMessages:
     def test_messages_that_cannot_be_are_refused(self, data: bytes) -> None:
         with pytest.raises(BrokenMessage):
             list(MessageReader(1 << 16).feed(data))
+
+
+def test_what_is_in_a_chunk_is_not_read_as_lines() -> None:
+    guard = RequestGuard(lambda host, port: None)
+    head = b"POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = b"6\r\na\nb\n\r\n\r\n" + b"0\r\n\r\n"
+    assert guard.feed(head + body) == head + body
+    assert guard.feed(head) + guard.feed(body) == head + body
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: a.example\r\nX: a" + b" " * 60_000 + b"b\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a.example\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 5000,
+        b"GET / HTTP/1.1\r\nHost: a.example\r\n" + b"a:\r\n" * 15_000 + b"\r\n",
+    ],
+    ids=["spaces", "chunks", "lines"],
+)
+def test_no_request_takes_long_to_read(data: bytes) -> None:
+    guard, begun = RequestGuard(lambda host, port: None), time.process_time()
+    assert guard.feed(data) == data
+    assert time.process_time() - begun < 1.0  # minutes, if it grew with the square of the length
 
 
 def test_a_bucket_gives_its_rate() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from warren.config.registry import Registry, packaged_registry
-from warren.model.agent import Agent
+from warren.model.agent import Agent, AgentPrompt
 from warren.model.errors import InvalidRequest, TooLarge, Unavailable, UnknownEntry
 from warren.model.prompt import MAX_RENDERED, Prompt
 from warren.model.tool import Tool
@@ -255,3 +255,24 @@ def test_what_a_packaged_tool_runs(tmp_path: Path) -> None:
     env = {"PATH": "/usr/bin:/bin", **tests.env}
     ran = subprocess.run(["bash", "-c", str(tests.command)], env=env, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_entries_that_the_documents_show_are_right(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/registry.md").read_text()
+    blocks = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    for block in blocks:
+        file = tmp_path / block.partition("\n")[0].removeprefix("# ")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(block)
+    registry = Registry(packaged_registry(), tmp_path)
+    assert {name: problem for name, problem in registry.all_problems().items() if problem} == {}
+    assert {"count_words", "head", "lookup"} <= {one.name for one in registry.tools.list()}
+    assert registry.tools.get("head").command_for({"file": "a b"}).command == ("head", "--lines=10", "--", "a b")
+    text = tmp_path / "text"
+    text.write_text("b a b")
+    call = registry.tools.get("count_words").command_for({"file": str(text), "most": 1})
+    said = subprocess.run(
+        ["bash", "-c", str(call.command)], env={"PATH": "/usr/bin:/bin", **call.env}, capture_output=True
+    )
+    assert said.stdout.split() == [b"2", b"b"]
+    assert "about weather" in AgentPrompt("analysis", variables={"subject": "weather"}).render(registry.prompts.get, {})

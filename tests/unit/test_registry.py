@@ -101,6 +101,30 @@ def test_an_environment_may_say_its_provider_and_what_it_needs_of_it(tmp_path: P
     assert (base.provider, base.needs) == ("", frozenset())
 
 
+def test_an_environment_may_have_a_writable_root_and_allow_root_inside(tmp_path: Path) -> None:
+    environment = write(tmp_path, "x", "name: x\nimage: x\nroot: writable\nsudo: true\n").environment("x")
+    assert (environment.writable_root, environment.sudo) == (True, True)
+    assert environment.needs == {Capability.USER_NAMESPACE}
+    environment = write(tmp_path, "y", "name: y\nimage: y\nroot: read-only\nsudo: false\n").environment("y")
+    assert (environment.writable_root, environment.sudo, environment.needs) == (False, False, frozenset())
+    base = Registry(packaged_registry()).environment("base")
+    assert (base.writable_root, base.sudo) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("root: rw", "root is 'rw' (it is one of read-only, writable)"),
+        ("root: true", "root is True, it must be a text"),
+        ("sudo: 1", "sudo is 1, it must be true or false"),
+        ("sudo: all", "sudo is 'all', it must be true or false"),
+    ],
+)
+def test_a_mistake_about_root_is_said(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        write(tmp_path, "x", f"name: x\nimage: x\n{line}\n").read("x")
+
+
 def test_an_environment_that_says_nothing_leaves_pool_and_times_to_the_server() -> None:
     environment = Registry(packaged_registry()).environment("base")
     assert (environment.pool, environment.idle_timeout_s, environment.max_lifetime_s) == (None, None, None)

@@ -126,6 +126,8 @@ class WorkerService(Service):
             tenants=dict(tenants.most_common(_REPORTED_TENANTS)),
             waiting=sum(pool.waiting for pool in stats.pools.values()),
             pressure=max(_pressure(room.memory_free, reserve.memory), _pressure(room.disk_free, reserve.disk)),
+            gpus=stats.gpus,
+            gpus_free=stats.gpus_free,
             leaving=getattr(self, "sessions", None) is not None and self.sessions.stopping,
         )
 

@@ -31,7 +31,9 @@ def registry() -> None:
 @click.argument("kind", type=_kind, required=False)
 @server_options
 def list_entries(kind: str | None, url: str, as_json: bool) -> None:
-    """List the entries of a server that you may use, of one KIND or of all.
+    """List the entries of a server that you may use.
+
+    Of one KIND, or of all.
 
     Example: warren registry list tools
     """
@@ -67,9 +69,10 @@ def show(kind: str, name: str, url: str, as_json: bool) -> None:
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True), required=False)
 @json_option
 def validate(directory: Path | None, as_json: bool) -> int:
-    """Check the registry in DIRECTORY, or that of this machine's settings.
+    """Check a registry as a server would.
 
-    As a server would: files, and what agents name. The exit code is 1 if there is a mistake.
+    The one in DIRECTORY, or that of this machine's settings: files, and what agents name. The exit code is 1 if
+    there is a mistake.
 
     Example: warren registry validate ./registry
     """

@@ -35,6 +35,7 @@ from warren.cli.output import (
 )
 from warren.cli.remote import Server, complete_session, report_fresh_sandbox, short_id, split_session
 from warren.model.errors import Conflict, InvalidRequest, NotFound, SandboxLost, SessionEnded
+from warren.model.gpus import gpus_value
 
 Values = dict[str, Any]
 
@@ -64,6 +65,7 @@ _CLEAR_SCREEN: Final = "\033[H\033[2J"
 @click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation.")
 @click.option("--secret", "secret_names", multiple=True, metavar="NAME", help="A secret that its requests carry.")
 @click.option("--provider", default="", metavar="P", help="What makes the sandbox, one of the server's providers.")
+@click.option("--gpus", default="", metavar="N", help="Graphics processors for it alone: a number, or id:0,1.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="What its worker must have: gpu=1.")
 @click.option("--metadata", multiple=True, metavar="K=V", help="A note of your own, to find it by.")
 @network_options
@@ -80,6 +82,7 @@ def create(
     metadata: tuple[str, ...],
     require: tuple[str, ...],
     secret_names: tuple[str, ...],
+    gpus: str,
     labels: tuple[str, ...],
     allow: tuple[str, ...],
     deny: tuple[str, ...],
@@ -100,6 +103,7 @@ def create(
         "env": parse_pairs("-e", variables),
         "require": list(require),
         "secrets": list(secret_names),
+        "gpus": gpus_value(gpus),
         "labels": parse_pairs("--label", labels),
         "metadata": parse_pairs("--metadata", metadata),
         "network": network_values(allow, deny, internet, no_network),

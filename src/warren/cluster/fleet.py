@@ -222,6 +222,8 @@ class Fleet:
             alive=self._is_alive(member),
             assigned=len(assigned_at),
             capabilities=report.capabilities,
+            gpus=report.gpus,
+            gpus_free=report.gpus_free,
         )
 
     # -- for workers that have lost Redis

@@ -33,6 +33,7 @@ TENANT_HALF: Final = 4  # this many sessions of a tenant weigh half of what any 
 QUEUE_HALF: Final = 8  # this many waiting claims weigh half of what any number can
 HIGH_PRESSURE: Final = 0.9  # a machine with more pressure is avoided
 MAX_COMPARED: Final = 64
+_NO_GPU: Final = "no worker has a GPU for sandboxes"
 DEFAULT_COORDINATORS: Final = 2  # when their number is unknown: little goes wrong with one or three
 
 
@@ -45,6 +46,7 @@ class Candidate:
     by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes no
     more sandboxes. `assigned`: the sessions that this coordinator has sent there since the worker's last report.
     `capabilities`: what each provider can do; nothing of one about which the worker does not say it.
+    `gpus`: how many graphics processors its sandboxes may have; `gpus_free`: the ids of those that none has.
     """
 
     id: str
@@ -60,12 +62,15 @@ class Candidate:
     alive: bool
     assigned: int
     capabilities: Mapping[str, Collection[str]] = field(default_factory=dict)
+    gpus: int = 0
+    gpus_free: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Requirements:
     """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has.
-    `needs` are capabilities of the provider, which is the worker's default one if none is named."""
+    `needs` are capabilities of the provider, which is the worker's default one if none is named. `gpus`: ids of
+    graphics processors, or `any` for each."""
 
     environment: str
     tenant: str
@@ -73,6 +78,7 @@ class Requirements:
     labels: Mapping[str, str] = field(default_factory=dict)
     pooled: bool = True
     needs: frozenset[str] = frozenset()
+    gpus: Sequence[str] = ()
 
 
 def rank_workers(
@@ -106,7 +112,13 @@ def _sample_usable(
 
 
 def is_usable(required: Requirements, worker: Candidate) -> bool:
-    return worker.alive and not worker.draining and has_room(worker) and fits(required, worker)
+    return (
+        worker.alive
+        and not worker.draining
+        and has_room(worker)
+        and fits(required, worker)
+        and has_gpus_free(required, worker)
+    )
 
 
 def has_room(worker: Candidate) -> bool:
@@ -118,7 +130,14 @@ def fits(required: Requirements, worker: Candidate) -> bool:
         _has_provider(required, worker)
         and not _lacking(required, worker)
         and required.labels.items() <= worker.labels.items()
+        and len(required.gpus) <= worker.gpus
     )
+
+
+def has_gpus_free(required: Requirements, worker: Candidate) -> bool:
+    """By its last report: it refuses at once if they are gone by now. Only the worker knows all names of one, so a name
+    is taken for that of a free one; if it is not, the worker says so."""
+    return len(required.gpus) <= len(worker.gpus_free)
 
 
 def _has_provider(required: Requirements, worker: Candidate) -> bool:
@@ -171,12 +190,17 @@ def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -
     able = [worker for worker in with_provider if not _lacking(required, worker)]
     if not able:
         return f"no worker that is alive has the capability {', '.join(sorted(required.needs))}"
+    if len(required.gpus) > max(worker.gpus for worker in able):
+        return f"no worker has {len(required.gpus)} GPUs for sandboxes" if len(required.gpus) > 1 else _NO_GPU
     fitting = [worker for worker in able if fits(required, worker)]
     if not fitting:
         return f"no worker has {_missing_labels(required, able)}"
     open_to_sessions = [worker for worker in fitting if not worker.draining]
     if not open_to_sessions:
         return "all workers that could take the session are draining"
+    if not any(has_gpus_free(required, worker) for worker in open_to_sessions):
+        most = max(len(worker.gpus_free) for worker in open_to_sessions)
+        return f"no free GPU: {len(required.gpus)} asked for, and no worker has more than {most} free"
     return "" if any(map(has_room, open_to_sessions)) else _explain_full(open_to_sessions)
 
 

@@ -20,9 +20,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from warren.egress.broker_http import (
+    UNTIL_END,
     AnswerHead,
-    Headers,
-    Malformed,
     RequestHead,
     Scrubber,
     format_head,
@@ -35,6 +34,7 @@ from warren.egress.broker_http import (
 )
 from warren.egress.broker_streams import Reader, SocketStream, Stream, TlsStream
 from warren.egress.certificates import Certificates, server_context
+from warren.egress.http_syntax import Fields, Malformed, read_host
 from warren.model.secrets import BoundSecret, SecretKind
 
 HTTP_PORT: Final = 80
@@ -145,10 +145,9 @@ class Broker:
 
     async def _requests(self, name: str, port: int, host: str, secrets: Sequence[BoundSecret], client: Stream) -> None:
         connection = _Connection(host, secrets, client, self._open_upstream)
-        authorities = {name.encode(), f"{name}:{port}".encode()}
         try:
             while (request := await connection.next_request()) is not None:
-                problem = _check(request, authorities)
+                problem = _check(request, name, port)
                 if not problem and any(secret.is_expired(self._wall()) for secret in secrets):
                     problem = 403, "the secret for this host has expired"
                 if problem:
@@ -172,23 +171,14 @@ class Broker:
             return tls
 
 
-def _check(request: RequestHead, authorities: set[bytes]) -> tuple[int, str] | None:
+def _check(request: RequestHead, name: str, port: int) -> tuple[int, str] | None:
     """What is wrong with a request that is well formed: a status and a sentence."""
     if request.method == b"CONNECT":
         return 405, "the broker is not a proxy: CONNECT is not taken"
-    if request.target == b"*" and request.method == b"OPTIONS":
-        return None if _names(request, authorities) else _OTHER_HOST
-    if not request.target.startswith(b"/"):
+    if not request.target.startswith(b"/") and (request.method, request.target) != (b"OPTIONS", b"*"):
         return 400, "the broker is not a proxy: send the path alone"
-    return None if _names(request, authorities) else _OTHER_HOST
-
-
-_OTHER_HOST: Final = (421, "the Host of the request is not the host of the connection")
-
-
-def _names(request: RequestHead, authorities: set[bytes]) -> bool:
-    hosts = request.values(b"host")
-    return len(hosts) == 1 and hosts[0].lower() in authorities
+    named = read_host(request.values(b"host"))
+    return None if named in ((name, 0), (name, port)) else (421, "its Host is not the host of the connection")
 
 
 class _Connection:
@@ -265,7 +255,7 @@ class _Connection:
         target = request.target
         taken = {_plain(secret.header) for secret in self._secrets if secret.header}
         taken |= {"host", *(("accept-encoding",) if self._scrubs else ())}
-        headers: Headers = [(b"Host", self._host.encode())]
+        headers: Fields = [(b"Host", self._host.encode())]
         for name, value in request.end_to_end():
             plain = _plain(name.decode())
             if plain in taken or (self._scrubs and plain == "sec-websocket-extensions"):
@@ -317,7 +307,7 @@ class _Connection:
                 502, f"{self._host} sends a compressed answer, which cannot be checked: set the secret without scrub"
             )
             return False
-        keeps = request.keeps_alive and answer.length != -2
+        keeps = request.keeps_alive and answer.length != UNTIL_END
         await self._client.write(self._answer_head(request, answer, b"keep-alive" if keeps else b"close"))
         pieces = _timed(read_body(reader, answer.length))
         if self._traces:
@@ -348,12 +338,12 @@ class _Connection:
         if not request.is_websocket or answer.tokens(b"upgrade") != {b"websocket"}:
             raise Malformed("the host changed to a protocol that nobody asked for")
         await self._client.write(self._answer_head(request, answer, b""))
-        back = read_body(reader, -2)
+        back = read_body(reader, UNTIL_END)
         if self._traces:
             back = Scrubber(self._traces).pieces(back)
         tasks = [
-            asyncio.create_task(write_body(self._client, back, -2)),
-            asyncio.create_task(write_body(upstream, read_body(self._from_client, -2), -2)),
+            asyncio.create_task(write_body(self._client, back, UNTIL_END)),
+            asyncio.create_task(write_body(upstream, read_body(self._from_client, UNTIL_END), UNTIL_END)),
         ]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

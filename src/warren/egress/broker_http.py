@@ -1,9 +1,11 @@
 """HTTP/1.1 as the broker reads and writes it: strictly, because two readers must not see different requests.
 
 What is not exactly a request is an error, never repaired: bare line ends, folded lines, spaces before colons, two
-lengths, a length beside chunks, other transfer codings, another version.
+lengths, a length beside chunks, other transfer codings, another version (http_syntax.py).
 """
 
+import asyncio
+import itertools
 import re
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
@@ -11,40 +13,41 @@ from typing import Final
 from urllib.parse import quote, unquote_plus
 
 from warren.egress.broker_streams import CHUNK, Reader, Stream
+from warren.egress.http_syntax import (
+    CHUNKED,
+    MAX_HEAD,
+    Fields,
+    Malformed,
+    read_chunk_size,
+    read_fields,
+    read_length,
+    values_of,
+)
 
-MAX_HEAD: Final = 64 * 1024
 MAX_HEADERS: Final = 200
+UNTIL_END: Final = -2
 _MAX_CHUNK_LINE: Final = 1024
-_TOKEN: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_CHUNKS_AT_ONCE: Final = 64
 _REQUEST_LINE: Final = re.compile(rb"([A-Z]{1,20}) ([\x21\x22\x24-\x7e]{1,32768}) HTTP/1\.1")
 _STATUS_LINE: Final = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9]{2})(?: ([\x20\x09\x21-\x7e\x80-\xff]*))?")
-_VALUE: Final = re.compile(rb"[\x20\x09\x21-\x7e\x80-\xff]*")
-_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
-_CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\x20\x09\x21-\x7e\x80-\xff]*)?")
 # What belongs to one connection, and is not passed on.
 _OF_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"http2-settings"}
     | {b"proxy-connection", b"proxy-authorization", b"proxy-authenticate", b"content-length"}
 )
 
-Headers = list[tuple[bytes, bytes]]
-
-
-class Malformed(Exception):
-    """What came is not HTTP as it should be. The message never holds any of it."""
-
 
 @dataclass(slots=True)
 class Head:
-    """`length` is -1 for chunks, and -2 for an answer that ends with its connection."""
+    """`length` is CHUNKED, or UNTIL_END for an answer that ends with its connection."""
 
-    headers: Headers
+    headers: Fields
     length: int = 0
     keeps_alive: bool = True
 
     def values(self, name: bytes) -> list[bytes]:
         """`name` is in lower case."""
-        return [value for each, value in self.headers if each.lower() == name]
+        return values_of(self.headers, name)
 
     def tokens(self, name: bytes) -> set[bytes]:
         return {part.strip().lower() for value in self.values(name) for part in value.split(b",") if part.strip()}
@@ -53,7 +56,7 @@ class Head:
     def is_websocket(self) -> bool:
         return self.tokens(b"upgrade") == {b"websocket"} and b"upgrade" in self.tokens(b"connection")
 
-    def end_to_end(self) -> Headers:
+    def end_to_end(self) -> Fields:
         """The headers that are passed on."""
         dropped = _OF_CONNECTION | self.tokens(b"connection")
         return [(name, value) for name, value in self.headers if name.lower() not in dropped]
@@ -79,10 +82,8 @@ async def read_request(reader: Reader) -> RequestHead | None:
     match = _REQUEST_LINE.fullmatch(lines[0])
     if match is None:
         raise Malformed("the first line is not that of an HTTP/1.1 request")
-    head = RequestHead(_read_headers(lines[1:]), method=match[1], target=match[2])
-    head.length = max(0, _read_length(head, otherwise=0))
-    if head.values(b"transfer-encoding"):
-        head.length = -1
+    fields = read_fields(lines[1:])
+    head = RequestHead(fields, read_length(fields) or 0, method=match[1], target=match[2])
     head.keeps_alive = b"close" not in head.tokens(b"connection")
     return head
 
@@ -95,12 +96,13 @@ async def read_answer(reader: Reader, method: bytes) -> AnswerHead | None:
     match = _STATUS_LINE.fullmatch(lines[0])
     if match is None:
         raise Malformed("the first line is not that of an HTTP/1.1 answer")
-    head = AnswerHead(_read_headers(lines[1:]), status=int(match[2]), reason=match[3] or b"")
+    fields = read_fields(lines[1:])
+    length = read_length(fields)
+    head = AnswerHead(fields, UNTIL_END if length is None else length, status=int(match[2]), reason=match[3] or b"")
     head.keeps_alive = match[1] == b"1" and b"close" not in head.tokens(b"connection")
-    head.length = _read_length(head, otherwise=-2)
     if method == b"HEAD" or head.status < 200 or head.status in (204, 304):
         head.length = 0
-    if head.length == -2:
+    if head.length == UNTIL_END:
         head.keeps_alive = False
     return head
 
@@ -118,36 +120,12 @@ async def _read_lines(reader: Reader) -> list[bytes] | None:
     return lines
 
 
-def _read_headers(lines: Iterable[bytes]) -> Headers:
-    headers = []
-    for line in lines:
-        name, colon, value = line.partition(b":")
-        value = value.strip(b" \t")
-        if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise Malformed("a header is not well formed")
-        headers.append((name, value))
-    return headers
-
-
-def _read_length(head: Head, otherwise: int) -> int:
-    lengths, codings = head.values(b"content-length"), head.values(b"transfer-encoding")
-    if codings:
-        if lengths or len(codings) != 1 or codings[0].lower() != b"chunked":
-            raise Malformed("the length of the body is not clear")
-        return -1
-    if not lengths:
-        return otherwise
-    if len(lengths) != 1 or not _LENGTH.fullmatch(lengths[0]):
-        raise Malformed("the length of the body is not clear")
-    return int(lengths[0])
-
-
 async def read_body(reader: Reader, length: int) -> AsyncIterator[bytes]:
     """The bytes of a body, without its chunks. Raises Malformed, or EOFError if it is cut off."""
-    if length == -2:
+    if length == UNTIL_END:
         while data := await reader.some():
             yield data
-    elif length == -1:
+    elif length == CHUNKED:
         async for data in _read_chunks(reader):
             yield data
     else:
@@ -165,11 +143,10 @@ async def _read_exactly(reader: Reader, length: int) -> AsyncIterator[bytes]:
 
 
 async def _read_chunks(reader: Reader) -> AsyncIterator[bytes]:
-    while True:
-        match = _CHUNK_LINE.fullmatch(await _read_line(reader))
-        if match is None:
-            raise Malformed("a chunk is not well formed")
-        length = int(match[1], 16)
+    for number in itertools.count(1):
+        if not number % _CHUNKS_AT_ONCE:
+            await asyncio.sleep(0)  # very many small ones are no reason for others to wait
+        length = read_chunk_size(await _read_line(reader))
         if not length:
             break
         async for data in _read_exactly(reader, length):
@@ -178,7 +155,7 @@ async def _read_chunks(reader: Reader) -> AsyncIterator[bytes]:
             raise Malformed("a chunk is longer than it says")
     total = 0
     while trailer := await _read_line(reader):  # trailers are read and dropped
-        _read_headers([trailer])
+        read_fields([trailer])
         total += len(trailer)
         if total > MAX_HEAD:
             raise Malformed("the trailers are too long")
@@ -197,17 +174,17 @@ async def _read_line(reader: Reader) -> bytes:
 async def write_body(stream: Stream, pieces: AsyncIterator[bytes], length: int) -> None:
     async for data in pieces:
         if data:
-            await stream.write(b"%x\r\n%b\r\n" % (len(data), data) if length == -1 else data)
-    if length == -1:
+            await stream.write(b"%x\r\n%b\r\n" % (len(data), data) if length == CHUNKED else data)
+    if length == CHUNKED:
         await stream.write(b"0\r\n\r\n")
 
 
-def format_head(first: bytes, headers: Headers) -> bytes:
+def format_head(first: bytes, headers: Fields) -> bytes:
     return b"\r\n".join([first, *(b"%b: %b" % each for each in headers), b"", b""])
 
 
-def framing(length: int) -> Headers:
-    if length == -1:
+def framing(length: int) -> Fields:
+    if length == CHUNKED:
         return [(b"Transfer-Encoding", b"chunked")]
     return [] if length < 0 else [(b"Content-Length", b"%d" % length)]
 

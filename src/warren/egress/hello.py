@@ -6,14 +6,12 @@ Read strictly: a message that two readers could understand differently is malfor
 import re
 from typing import Final
 
+from warren.egress.http_syntax import Malformed
+
 MAX_HELLO: Final = 32 << 10
 _NAME: Final = re.compile(r"[a-z0-9_.-]{1,253}", re.ASCII)
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
 _MAX_RECORD: Final = 16384
-
-
-class Malformed(Exception):
-    """What a client sent cannot be what its port is for; the message says why."""
 
 
 def may_be_tls(data: bytes | bytearray) -> bool:

@@ -7,11 +7,13 @@ An HTTP connection is followed to its end, of TLS only the first message can be 
 from collections.abc import Callable
 from typing import Final
 
-from warren.egress.hello import MAX_HELLO, Malformed, may_be_tls, read_server_name
+from warren.egress.hello import MAX_HELLO, may_be_tls, read_server_name
+from warren.egress.http_syntax import Malformed
 from warren.egress.requests import RequestGuard, is_http
 
 HTTP, TLS = 80, 443
 _MOST_READS: Final = 64
+_MOST_READ: Final = 16384
 
 
 class Inspector:
@@ -32,6 +34,11 @@ class Inspector:
     def comes_first(self) -> bool:
         """Whether the client has to say something before a server is called."""
         return bool(self._must)
+
+    @property
+    def most(self) -> int:
+        """How many bytes should be fed at once."""
+        return _MOST_READ if self._requests is None else self._requests.most
 
     def feed(self, data: bytes | memoryview) -> bytes:
         """What may be passed on. Raises Malformed, and what the checks raise."""

@@ -29,7 +29,7 @@ from warren.egress.broker import Broker, BrokerSetup
 from warren.egress.broker_streams import CHUNK, SocketStream
 from warren.egress.certificates import upstream_context
 from warren.egress.groups import Group, Groups
-from warren.egress.hello import Malformed
+from warren.egress.http_syntax import Malformed
 from warren.egress.inspector import Inspector
 from warren.egress.judge import Destination, Judge, Refused
 from warren.egress.messages import KEPT
@@ -50,6 +50,8 @@ _MOST_ADDRESSES: Final = 4
 # Of each sandbox, a second and at once: so that none takes all of this process's time from the others.
 _CONNECTS: Final = (200.0, 400.0)
 _QUERIES: Final = (500.0, 1000.0)
+_WORK: Final = (0.25, 0.05)  # seconds of reading requests, each of which may be made to take long
+_FIRST_READ: Final = 4096
 # What connections hold in the kernel is charged to this process: the more a sandbox has, the less each may hold.
 _FEW, _SEVERAL = 16, 64
 _BUFFER: Final = 256 << 10
@@ -115,6 +117,7 @@ class SandboxEgress:
         self._sent = self._received = self._opened = self._closed = self._refused = 0
         self._connects = Bucket(*_CONNECTS, self._loop.time)
         self._queries = Bucket(*_QUERIES, self._loop.time)
+        self._work = Bucket(*_WORK, self._loop.time)
         bytes_s = shared.policy.mbps * 125_000
         self._rate = Bucket(bytes_s, bytes_s / 4, self._loop.time) if bytes_s else None
         self._pauses: dict[int, asyncio.TimerHandle] = {}
@@ -249,7 +252,7 @@ class SandboxEgress:
             client.setblocking(False)
             address, port = client.getsockname()[:2]
             self._begin(client, IPv4Address(address), port)
-            if wait := self._connects.take(1):
+            if wait := max(self._connects.take(1), self._work.take(0)):
                 self._pause(self._tcp, self._accept, wait)
                 return
 
@@ -305,10 +308,12 @@ class SandboxEgress:
         first = b""
         async with asyncio.timeout(HELLO_S):
             while inspector.comes_first and not first:
-                data = await self._loop.sock_recv(connection.client, 16384)
+                data = await self._loop.sock_recv(connection.client, _FIRST_READ)
                 if not data:
                     raise Malformed("it ended before it said which host it is for")
+                begun = time.perf_counter()
                 first = inspector.feed(data)
+                self._work.take(time.perf_counter() - begun)
         rules = self.rules
         server, connection.to = await self._connect(to)
         try:
@@ -324,6 +329,7 @@ class SandboxEgress:
             _limit_buffers(sock, buffer)
         connection.relay = Relay(
             *(connection.client, server, None if inspector.is_over else inspector),
+            work=self._work,
             count=lambda sent, received: self._count(connection, sent, received),
             end=lambda why: self._ended(connection, why),
         )

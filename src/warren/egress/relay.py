@@ -9,8 +9,11 @@ import asyncio
 import contextlib
 import socket
 import struct
+import time
 from collections.abc import Callable
 from typing import Final, Protocol
+
+from warren.egress.rate import Bucket
 
 BUFFER: Final = 256 << 10
 _buffer = memoryview(bytearray(BUFFER))
@@ -22,6 +25,8 @@ class Guard(Protocol):
 
     @property
     def is_over(self) -> bool: ...
+    @property
+    def most(self) -> int: ...
     def feed(self, data: memoryview) -> bytes: ...
     def answered(self, data: memoryview) -> bytes: ...
 
@@ -35,7 +40,8 @@ def reset(sock: socket.socket) -> None:
 
 class Relay:
     """`count` is called with the bytes that were read from the client and from the server, and returns for how long
-    that side is not to be read. `end` is called once, with what the guard has raised."""
+    that side is not to be read. `work` has the seconds that guards of this sandbox may take of this process's time.
+    `end` is called once, with what the guard has raised."""
 
     def __init__(
         self,
@@ -43,11 +49,12 @@ class Relay:
         server: socket.socket,
         guard: Guard | None,
         *,
+        work: Bucket,
         count: Callable[[int, int], float],
         end: Callable[[Exception | None], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._guard, self._count, self._end = guard, count, end
+        self._guard, self._work, self._count, self._end = guard, work, count, end
         self._up = _Way(self, client, server)
         self._down = _Way(self, server, client)
         self._is_over = False
@@ -61,6 +68,14 @@ class Relay:
         """Resets both sides."""
         self._finish(reset, why)
 
+    def most(self, way: "_Way") -> int:
+        """How many bytes may be read at once."""
+        return BUFFER if self._guard is None or way is not self._up else min(BUFFER, self._guard.most)
+
+    def owed(self, way: "_Way") -> float:
+        """For how many seconds nothing may be read, as guards have had their part of the time."""
+        return 0.0 if self._guard is None or way is not self._up else self._work.take(0)
+
     def read(self, way: "_Way", data: memoryview) -> tuple[bytes | memoryview, float]:
         """What of the data is to be passed on, and how long to wait with reading more."""
         guard = self._guard
@@ -68,7 +83,9 @@ class Relay:
             wait = self._count(len(data), 0)
             if guard is None:
                 return data, wait
+            begun = time.perf_counter()
             passed = guard.feed(data)
+            self._work.take(time.perf_counter() - begun)
             if guard.is_over:
                 self._guard = None
             return passed, wait
@@ -128,8 +145,11 @@ class _Way:
             self._loop.add_writer(self._sink.fileno(), self._write)
 
     def _read(self) -> None:
+        if (owed := self._relay.owed(self)) > 0:
+            self._wait(owed)
+            return
         try:
-            count = self.source.recv_into(_buffer)
+            count = self.source.recv_into(_buffer, self._relay.most(self))
         except BlockingIOError:
             return
         except OSError:
@@ -146,8 +166,11 @@ class _Way:
         if passed:
             self.send(passed)
         if wait > 0 and not self.is_done and self.source.fileno() >= 0:
-            self._loop.remove_reader(self.source.fileno())
-            self._pause = self._loop.call_later(wait, self._go_on)
+            self._wait(wait)
+
+    def _wait(self, seconds: float) -> None:
+        self._loop.remove_reader(self.source.fileno())
+        self._pause = self._loop.call_later(seconds, self._go_on)
 
     def _go_on(self) -> None:
         self._pause = None

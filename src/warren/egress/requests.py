@@ -10,17 +10,23 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import Final
 
-from warren.egress.hello import Malformed
+from warren.egress.http_syntax import (
+    CHUNKED,
+    MAX_HEAD,
+    Fields,
+    Malformed,
+    read_chunk_size,
+    read_fields,
+    read_host,
+    read_length,
+    values_of,
+)
 
-MAX_HEAD: Final = 64 << 10
 _MAX_LINE: Final = 4096
+_MOST_READ: Final = 8192
 _METHODS: Final = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"TRACE ", b"CONNECT ")
 _LINE: Final = re.compile(rb"([A-Za-z-]{1,32}) ([\x21-\x7e]+) HTTP/1\.([01])")
-_FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
-_HOST: Final = re.compile(r"([a-z0-9_.-]{1,254}|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", re.ASCII)
 _ABSOLUTE: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
-_CHUNK: Final = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
-_LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 
 
 class _State(Enum):
@@ -60,6 +66,11 @@ class RequestGuard:
         """Nothing has to be read any more."""
         return self._state is _State.UNREAD
 
+    @property
+    def most(self) -> int:
+        """How many bytes should be fed at once: reading heads and chunks takes time, a body does not."""
+        return max(_MOST_READ, self._left) if self._state is _State.BODY else _MOST_READ
+
     def feed(self, data: bytes | memoryview) -> bytes:
         """Raises Malformed, and what `check` raises."""
         self._held += data
@@ -86,8 +97,8 @@ class RequestGuard:
             return self._pass_body(passed)
         most = MAX_HEAD if self._state is _State.HEAD else _MAX_LINE
         mark = b"\r\n\r\n" if self._state is _State.HEAD else b"\r\n"
-        self._check_ends_of_lines()
         end = self._held.find(mark, max(0, self._looked - len(mark)), most)
+        self._check_ends_of_lines(len(self._held) if end < 0 else end + len(mark))
         self._looked = len(self._held)
         if end < 0:
             if len(self._held) >= most:
@@ -110,14 +121,13 @@ class RequestGuard:
         self._looked = 0
         return True
 
-    def _check_ends_of_lines(self) -> None:
+    def _check_ends_of_lines(self, end: int) -> None:
         """Some servers take a line feed alone for the end of a line."""
-        at = self._held.find(b"\n", self._looked)
-        end = self._held.find(b"\r\n\r\n", max(0, self._looked - 3))
-        while at >= 0 and (end < 0 or at <= end):
+        at = self._held.find(b"\n", self._looked, end)
+        while at >= 0:
             if self._held[at - 1 : at] != b"\r":
                 raise Malformed("a line of its request ends in a line feed alone")
-            at = self._held.find(b"\n", at + 1)
+            at = self._held.find(b"\n", at + 1, end)
 
     def _pass_body(self, passed: bytearray) -> bool:
         count = min(self._left, len(self._held))
@@ -141,69 +151,42 @@ class RequestGuard:
         if found is None:
             raise Malformed("it does not begin as a request of HTTP")
         method, target = found[1], found[2]
-        fields = _read_fields(rest)
+        fields = read_fields(rest)
         if method.upper() == b"CONNECT":
             raise Malformed("it asks for a tunnel")
-        hosts = fields.get(b"host", ())
-        if len(hosts) != 1:
-            raise Malformed("its request names no host, or more than one")
-        self._check(*_read_host(hosts[0]))
+        self._check(*read_host(values_of(fields, b"host")))
         if (absolute := _ABSOLUTE.match(target)) is not None:
-            self._check(*_read_host(absolute[1]))
+            self._check(*read_host([absolute[1]]))
         elif not target.startswith(b"/") and target != b"*":
             raise Malformed("what its request is for cannot be read")
         self._frame(fields, is_newest=found[3] == b"1")
         self._requests += 1
 
-    def _frame(self, fields: dict[bytes, list[bytes]], *, is_newest: bool) -> None:
-        lengths, codings = fields.get(b"content-length", []), fields.get(b"transfer-encoding", [])
-        self._chunked = bool(codings)
-        if codings:
-            if lengths or not is_newest or [coding.lower() for coding in codings] != [b"chunked"]:
-                raise Malformed("the length of its request is ambiguous")
+    def _frame(self, fields: Fields, *, is_newest: bool) -> None:
+        length = read_length(fields)
+        self._chunked = length == CHUNKED
+        if self._chunked:
+            if not is_newest:
+                raise Malformed("the length of its body is ambiguous")
             self._state = _State.CHUNK
-        elif lengths:
-            if len(lengths) != 1 or not _LENGTH.fullmatch(lengths[0]):
-                raise Malformed("the length of its request is ambiguous")
-            self._left = int(lengths[0])
-            self._state = _State.BODY if self._left else _State.HEAD
         else:
-            self._state = _State.HEAD
-        if b"upgrade" in fields:
-            if self._requests or self._state is not _State.HEAD or b"h2c" in b",".join(fields[b"upgrade"]).lower():
+            self._left = length or 0
+            self._state = _State.BODY if self._left else _State.HEAD
+        if upgrades := values_of(fields, b"upgrade"):
+            if self._requests or self._state is not _State.HEAD or b"h2c" in b",".join(upgrades).lower():
                 raise Malformed("it wants a protocol in which hosts cannot be seen")
             self._state = _State.UPGRADING
 
     def _read_chunk(self, line: bytes) -> None:
-        found = _CHUNK.fullmatch(line)
-        if found is None:
-            raise Malformed("a chunk of its request cannot be read")
-        self._left = int(found[1], 16)
+        self._left = read_chunk_size(line)
         self._state = _State.BODY if self._left else _State.TRAILER
 
     def _read_trailer(self, line: bytes) -> None:
         if not line:
             self._state = _State.HEAD
-        elif not _FIELD.fullmatch(line):
-            raise Malformed("a line of its request cannot be read")
+        else:
+            read_fields([line])
 
 
 def _begins_as_request(data: bytearray) -> bool:
     return re.match(rb"[A-Za-z-]{1,32}(?: |\Z)", data[:33]) is not None
-
-
-def _read_fields(lines: list[bytes]) -> dict[bytes, list[bytes]]:
-    fields: dict[bytes, list[bytes]] = {}
-    for line in lines:
-        found = _FIELD.fullmatch(line)
-        if found is None:
-            raise Malformed("a line of its request cannot be read")
-        fields.setdefault(found[1].lower(), []).append(found[2])
-    return fields
-
-
-def _read_host(value: bytes) -> tuple[str, int]:
-    found = _HOST.fullmatch(value.decode("ascii", "replace").lower())
-    if found is None or int(found[2] or 0) > 65535:
-        raise Malformed("its request names a host that cannot be read")
-    return found[1].strip("[]").removesuffix("."), int(found[2] or 0)

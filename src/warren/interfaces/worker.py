@@ -14,7 +14,8 @@ from warren.model.spec import Layer, Limits
 class Claim:
     """A request for a sandbox of an environment, by default made by the environment's provider or the worker's first.
 
-    Only a claim without an `image` and without other `limits` than the environment's can be met from a pool.
+    Only a claim without an `image`, without other `limits` than the environment's and without graphics processors can
+    be met from a pool. `gpus` None: what the environment says.
     """
 
     environment: str
@@ -24,6 +25,7 @@ class Claim:
     timeout_s: float = 30.0
     tenant: str = ""
     provider: str = ""
+    gpus: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +79,24 @@ class GuardStats:
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
     """`pools` has the name of the environment for the provider that it gets by default, and
-    `environment@provider` for any other. `destroying` includes sandboxes whose destruction failed so far."""
+    `environment@provider` for any other. `destroying` includes sandboxes whose destruction failed so far. `gpus` counts
+    the graphics processors that sandboxes may have; `gpus_free` are the ids of those that no sandbox has."""
 
     sandboxes: int = 0
     claimed: int = 0
     destroying: int = 0
     pools: Mapping[str, PoolStats] = field(default_factory=dict)
     guard: GuardStats = field(default_factory=GuardStats)
+    gpus: int = 0
+    gpus_free: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "WorkerStats":
         """Also what a worker of another version wrote: unknown figures are ignored, missing ones are zero."""
         pools = {name: PoolStats(**_known(PoolStats, pool)) for name, pool in values.get("pools", {}).items()}
         guard = GuardStats(**_known(GuardStats, values.get("guard", {})))
-        return cls(**{**_known(cls, values), "pools": pools, "guard": guard})
+        free = tuple(values.get("gpus_free", ()))
+        return cls(**{**_known(cls, values), "pools": pools, "guard": guard, "gpus_free": free})
 
 
 def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:

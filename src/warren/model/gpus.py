@@ -47,6 +47,12 @@ def parse_gpus(text: str) -> tuple[str, ...]:
     return read_gpus(int(text[:4]))
 
 
+def gpus_value(text: str) -> int | list[str] | None:
+    """The same for a request; None for an empty text."""
+    found = parse_gpus(text) if text else None
+    return None if found is None else len(found) if set(found) <= {ANY} else list(found)
+
+
 def _read_id(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         value = str(value)

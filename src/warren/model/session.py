@@ -148,7 +148,8 @@ class Session:
     `reason` and `detail` say why it was lost or ended. `key_id` names the key that created it; `disk_mb` and
     `memory_mb` are the most that it may use. The values of `env` may be secrets: only the names are ever shown.
     `secrets` are the names of those that the sandbox's broker adds to its requests. `agent_config` is the agent that it
-    was made for, as it was then, and `agent` its name in the registry; empty: none.
+    was made for, as it was then, and `agent` its name in the registry; empty: none. `gpus` are the ids of its graphics
+    processors, or `any` for each until it has its sandbox.
     """
 
     id: str
@@ -184,6 +185,7 @@ class Session:
     secrets: tuple[str, ...] = ()
     agent: str = ""
     agent_config: dict[str, Any] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
 
     @property
     def opens_network(self) -> bool:

@@ -36,6 +36,7 @@ class SandboxOptions(ServerOptions, total=False):
     labels: Mapping[str, str] | None
     provider: str
     network: "NetworkRules | Mapping[str, Any] | None"
+    gpus: int | Sequence[str] | None
     idle_timeout_s: float | None
     max_lifetime_s: float | None
     replace_lost: bool

@@ -191,6 +191,8 @@ class EnvironmentInfo(Result):
     needs: list[str] = field(default_factory=list)
     network: dict[str, Any] | None = None
     default: bool = False
+    root: str = "read-only"
+    sudo: bool = False
     image_state: str | None = None
 
 

@@ -173,6 +173,7 @@ class Lifecycle:
             provider=claimed.provider,
             sandbox_id=claimed.sandbox.id,
             pooled=claimed.pooled,
+            gpus=tuple(claimed.sandbox.isolation.gpus) or session.gpus,
             started=now,
             used=now,
         )
@@ -213,6 +214,7 @@ class Lifecycle:
             shorter_claim_timeout(self._claim_timeout_s),
             session.tenant,
             session.provider,
+            session.gpus,
         )
 
     async def _fail(self, session: Session, exc: BaseException) -> None:

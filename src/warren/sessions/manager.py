@@ -207,7 +207,9 @@ class Sessions:
             check_env(name, value)
         check_env_size(request.env)
         provider = request.provider or environment.provider
+        gpus = environment.gpus if request.gpus is None else request.gpus
         needs = environment.needs | network_needs(network) | ({Capability.EGRESS} if secrets else set())
+        needs |= {Capability.GPU} if gpus else set()
         self.lifecycle.check_provider(provider, needs)
         if (network.is_open or secrets) and Layer.NO_NETWORK in request.require:
             raise InvalidRequest(
@@ -244,6 +246,7 @@ class Sessions:
             require=request.require,
             network=network,
             secrets=tuple(secrets),
+            gpus=gpus,
             env={**network_env, **request.env},
             metadata=check_metadata(dict(request.metadata)),
             agent=request.agent_config if isinstance(request.agent_config, str) else "",

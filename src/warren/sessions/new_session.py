@@ -22,8 +22,8 @@ class Defaults:
 @dataclass(frozen=True, slots=True)
 class NewSession:
     """The session that a caller wants. With `replace_lost` a thread whose sandbox has died gets a new one. `network`
-    None: what the environment says. `agent_config` is the name of an agent of the registry, or an agent as JSON has it;
-    what the request says itself wins over what the agent says."""
+    and `gpus` None: what the environment says. `agent_config` is the name of an agent of the registry, or an agent as
+    JSON has it; what the request says itself wins over what the agent says."""
 
     environment: str = ""
     thread_id: str = ""
@@ -39,6 +39,7 @@ class NewSession:
     network: NetworkRules | None = None
     secrets: tuple[str, ...] = ()
     agent_config: str | Mapping[str, Any] = ""
+    gpus: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class CreateResult:
 def fingerprint(request: Any) -> str:
     """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
     values = asdict(request)
-    for name in ("provider", "judged_as", "network", "secrets", "agent_config"):
+    for name in ("provider", "judged_as", "network", "secrets", "agent_config", "gpus"):
         if not values.get(name):
             values.pop(name, None)
     text = json.dumps(values, sort_keys=True, default=_to_json)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidato
 from warren.clock import Clock
 from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
+from warren.model.gpus import read_gpus
 from warren.model.network import MAX_RULES, PRESETS, NetworkRules, NetworkUse
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
 from warren.model.secrets import MAX_OF_SESSION, check_names
@@ -110,6 +111,12 @@ class SessionBody(Body):
         examples=[["openai"]],
         max_length=MAX_OF_SESSION,
     )
+    gpus: Annotated[int | list[str] | None, _one_of("a number, or a list of ids")] = Field(
+        None,
+        description="Graphics processors that the sandbox has for itself, where the operator allows them: how many, or "
+        "which; by default what the environment says. See docs/gpu.md",
+        examples=[1],
+    )
     env: dict[str, str] = Field({}, description="Environment variables of every command", max_length=MAX_VARIABLES)
     metadata: dict[str, str] = Field({}, description="Labels of your own", examples=[{"user": "u-7"}])
     idle_timeout_s: Seconds | None = Field(None, description="Ends when it was not used for so long", examples=[1800])
@@ -125,7 +132,7 @@ class SessionBody(Body):
     )
 
     async def to_new_session(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "labels", "network", "secrets", "agent_config"})
+        values = self.model_dump(exclude={"limits", "require", "labels", "network", "secrets", "agent_config", "gpus"})
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
         network = await self.network.to_rules() if self.network else None
         require = frozenset(_layer(name) for name in self.require)
@@ -137,6 +144,7 @@ class SessionBody(Body):
             network=network,
             secrets=secrets,
             agent_config=self.agent_config,
+            gpus=None if self.gpus is None else read_gpus(self.gpus),
         )
 
 
@@ -313,6 +321,7 @@ class EnvironmentView(BaseModel):
     max_lifetime_s: float | None = Field(description="null: the server's default")
     needs: list[str] = Field(description="Capabilities that its provider must have")
     secrets: list[str] = Field(description="Names of secrets that your tenant must have for it")
+    gpus: list[str] = Field(description="Graphics processors that its sandboxes have for themselves: ids, or `any`")
     network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
     root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
     sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
@@ -365,6 +374,7 @@ class SessionView(BaseModel):
     secrets: list[str] = Field(description="Names of the secrets that its requests carry")
     agent: str | None = Field(description="The agent of the registry that it was made for")
     agent_config: dict[str, Any] | None = Field(description="The agent that it was made for, as it was then")
+    gpus: list[str] = Field(description="The graphics processors that its sandbox has for itself")
     previous: PreviousView | None
     reason: str | None
     detail: str | None
@@ -484,6 +494,7 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "secrets": list(session.secrets),
         "agent": session.agent or None,
         "agent_config": session.agent_config or None,
+        "gpus": list(session.gpus),
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
         "reason": session.reason or None,
         "detail": session.detail or None,
@@ -511,7 +522,8 @@ def isolation_view(isolation: Isolation, session: Session) -> dict[str, Any]:
         opened = [str(session.network)] if session.network.is_open else []
         opened += [f"the hosts of the secret {name}" for name in session.secrets]
         missing[Layer.NO_NETWORK] = f"the session's rules open the network: {', '.join(opened)}"
-    return {"provider": isolation.provider, "runtime": isolation.runtime, "in_force": in_force, "missing": missing}
+    shown = {"provider": isolation.provider, "runtime": isolation.runtime, "in_force": in_force, "missing": missing}
+    return shown | ({"gpus": dict(isolation.gpus)} if isolation.gpus else {})
 
 
 def exec_view(result: ExecResult) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from warren.worker.guard import MachineGuard, usable_cores
 from warren.worker.images.builds import ImageBuilds
 from warren.worker.pool import Pool
 
+NO_POOL: Final = PoolSize(0, 0, 0)  # a graphics processor must not wait in one
 LABELS: Final = {"owner": "worker"}
 STEPS: Final = ("claimed-from-pool", "cold-created", "before-destroy", "destroyed")
 _ADOPT_AT_ONCE, _DESTROY_AT_ONCE = 16, 8
@@ -190,7 +191,8 @@ class LocalWorker:
         self._check_open()
         environment = self._environments(claim.environment)
         provider = self._provider_for(environment, claim.provider)
-        if claim.image or claim.limits not in (None, environment.limits):
+        gpus = environment.gpus if claim.gpus is None else claim.gpus
+        if claim.image or gpus or environment.gpus or claim.limits not in (None, environment.limits):
             return await self._claim_cold(claim, provider, environment)
         pool = self._pool(provider, environment)
         try:
@@ -205,8 +207,8 @@ class LocalWorker:
 
     async def _claim_cold(self, claim: Claim, provider: Provider, environment: Environment) -> Claimed:
         spec = _spec_of(environment)
-        limits = claim.limits or spec.limits
-        spec = replace(spec, image=claim.image or spec.image, limits=limits, require=claim.require)
+        limits, gpus = claim.limits or spec.limits, spec.gpus if claim.gpus is None else claim.gpus
+        spec = replace(spec, image=claim.image or spec.image, limits=limits, require=claim.require, gpus=gpus)
         sandbox = await self._make_in_time(provider, spec, claim.timeout_s)
         return await self._hand_out(Claimed(sandbox, pooled=False, provider=provider.name), "cold-created")
 
@@ -307,7 +309,7 @@ class LocalWorker:
         is_default = self._is_default_pool(provider.name, environment)
         pool = Pool(
             environment,
-            environment.pool or self._default_pool,
+            NO_POOL if environment.gpus else environment.pool or self._default_pool,
             provider=provider.name,
             create=partial(self._make, provider, _spec_of(environment)),
             destroy=self._destruction,
@@ -495,12 +497,18 @@ class LocalWorker:
                     _log.warning("sweep_failed", provider=provider.name, error=exc)
 
     def stats(self) -> WorkerStats:
+        known, free = set[str](), set[str]()
+        for provider in self._providers.values():
+            for found, ids in zip((known, free), provider.list_gpus(), strict=True):
+                found.update(ids)
         return WorkerStats(
             sandboxes=len(self._live),
             claimed=len(self._claimed),
             destroying=len(self._undestroyed | self._destroying.keys()),
             pools={self._pool_name(pool): pool.stats() for pool in self._pools.values()},
             guard=self.guard.stats(),
+            gpus=len(known),
+            gpus_free=tuple(sorted(free)),
         )
 
     def _pool_name(self, pool: Pool) -> str:
@@ -560,4 +568,5 @@ def _spec_of(environment: Environment) -> SandboxSpec:
         labels=LABELS,
         writable_root=environment.writable_root,
         sudo=environment.sudo,
+        gpus=environment.gpus,
     )

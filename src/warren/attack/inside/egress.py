@@ -103,6 +103,31 @@ def hammer(targets: "list[tuple[str, int, str]]", seconds: float = 20) -> ProbeV
     return CONTAINED, f"{count} times"
 
 
+def pour(host: str, port: int, first: str, more: str, count: int = 64, seconds: float = 20) -> ProbeVerdict:
+    """Sends a beginning on each of many connections, and then the same bytes again and again, as fast as they go."""
+    begin, again = base64.b64decode(first), base64.b64decode(more)
+    ends: "list[socket.socket]" = []
+    ready()
+    until, sent = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        if len(ends) < count:
+            try:
+                end = socket.create_connection((host, port), 2)
+                end.sendall(begin)
+                end.setblocking(False)
+                ends.append(end)
+            except OSError:
+                time.sleep(0.01)
+        for end in list(ends):
+            try:
+                sent += end.send(again)
+            except BlockingIOError:
+                pass
+            except OSError:
+                ends.remove(end)
+    return CONTAINED, f"{sent} bytes"
+
+
 def ask_much(name: str, seconds: float = 20) -> ProbeVerdict:
     ready()
     until, count = time.monotonic() + seconds, 0

@@ -52,6 +52,7 @@ from warren.model.capability import Capability
 from warren.model.environment import Environment
 from warren.model.errors import (
     Interrupted,
+    InvalidRequest,
     MachineFull,
     Misdirected,
     NoCapacity,
@@ -60,6 +61,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.model.gpus import read_gpus
 from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.lifecycle import unusable_error
@@ -296,6 +298,7 @@ class Router:
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
             pooled=not (values.get("image") or values.get("limits") or agent.get("limits")),
             needs=frozenset(known.needs | ({Capability.EGRESS} if _opens_network(values, known) else set())),
+            gpus=_wanted_gpus(values, known),
         )
 
     # -- forwarding one HTTP request
@@ -401,6 +404,13 @@ def _interrupted(worker_id: str, exc: Broken) -> Interrupted:
         f"the worker {worker_id!r} went away during the request: {exc.reason}",
         remedy="whether it was done is not known: look, or use an Idempotency-Key and ask again",
     )
+
+
+def _wanted_gpus(values: Mapping[str, Any], environment: Environment) -> tuple[str, ...]:
+    try:
+        return environment.gpus if values.get("gpus") is None else read_gpus(values["gpus"])
+    except InvalidRequest:
+        return ()  # the worker says what is wrong with it
 
 
 def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:

@@ -34,7 +34,7 @@ class Sandbox:
 
 class Sandboxes:
     """The sandboxes of one server. `thread` is the default for calls that name none. `network` is what new sandboxes
-    may reach, as the API takes it."""
+    may reach, as the API takes it; `agent` is the agent of the registry that they are made for."""
 
     def __init__(
         self,
@@ -43,9 +43,10 @@ class Sandboxes:
         thread: str = DEFAULT_THREAD,
         environment: str = "",
         network: Mapping[str, Any] | None = None,
+        agent: str = "",
     ) -> None:
         self._backend, self._thread, self._environment = backend, thread, environment
-        self._network = network
+        self._network, self._agent = network, agent
         self._editing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -72,6 +73,8 @@ class Sandboxes:
             options: dict[str, Any] = {"thread_id": thread_id, "replace_lost": True}
             if self._environment:
                 options["environment"] = self._environment
+            if self._agent:
+                options["agent_config"] = self._agent
             if self._network is not None:
                 options["network"] = dict(self._network)
             found = await create_session(self._backend, secrets.token_hex(16), options)

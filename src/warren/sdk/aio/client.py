@@ -55,9 +55,10 @@ class AsyncSandboxClient(AsyncFiles):
     providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what the
     environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
     the sandbox carry. `agent_config`: the agent that the session is for, by its name in the registry or as a mapping;
-    it gives what the other arguments do not. `image_timeout_s`: how long the first use waits while the server builds
-    the environment's image; meanwhile `on_image_progress` is called with an ImageBuilding, whose `step`, `fraction` and
-    `about` tell how far.
+    it gives what the other arguments do not. `gpus`: graphics processors that the sandbox has for itself, how many or
+    which, where the operator allows them; by default what the environment says. `image_timeout_s`: how long the first
+    use waits while the server builds the environment's image; meanwhile `on_image_progress` is called with an
+    ImageBuilding, whose `step`, `fraction` and `about` tell how far.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class AsyncSandboxClient(AsyncFiles):
         labels: Mapping[str, str] | None = None,
         provider: str = "",
         network: "NetworkRules | Mapping[str, Any] | None" = None,
+        gpus: "int | Sequence[str] | None" = None,
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         timeout: float = COMMAND_TIMEOUT_S,
@@ -111,6 +113,7 @@ class AsyncSandboxClient(AsyncFiles):
                 "labels": dict(labels or {}),
                 "provider": provider,
                 "network": None if network is None else network_values(network),
+                "gpus": gpus if gpus is None or isinstance(gpus, int) else list(gpus),
                 "idle_timeout_s": idle_timeout_s,
                 "max_lifetime_s": max_lifetime_s,
                 "replace_lost": replace_lost,

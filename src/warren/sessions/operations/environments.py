@@ -60,6 +60,7 @@ def show_environment(environment: Environment, *, is_default: bool) -> Values:
         "max_lifetime_s": environment.max_lifetime_s,
         "needs": sorted(environment.needs),
         "secrets": list(environment.secrets),
+        "gpus": list(environment.gpus),
         "network": environment.network.as_mapping(),
         "root": "writable" if environment.writable_root else "read-only",
         "sudo": environment.sudo,

@@ -15,7 +15,7 @@ from warren.worker.host.disk_room import DISK_POINT
 from warren.worker.host.process_facts import Facts, Mount, ext4_room, gather
 from warren.worker.host.seccomp_program import SystemCallFilter
 
-__all__ = ["GROWING", "PROMISED", "UNREADABLE", "Evidence", "Wanted", "check", "gather", "judge"]
+__all__ = ["GROWING", "PROMISED", "UNREADABLE", "Evidence", "Wanted", "capability_mask", "check", "gather", "judge"]
 
 # Without a limit of socket buffers a v1 kernel still makes good sandboxes; the worker's log and the doctor say it.
 PROMISED: Final = frozenset(Layer) - {Layer.GUEST_KERNEL, Layer.SOCKET_LIMIT}
@@ -142,6 +142,10 @@ def check(isolation: Isolation, required: Iterable[Layer], promised: Iterable[La
         )
 
 
+def capability_mask(names: Iterable[str]) -> int:
+    return sum(1 << _CAP_NUMBERS[name] for name in names)
+
+
 def _is_unreadable(isolation: Isolation, layer: Layer) -> bool:
     return isolation.missing.get(layer, "").startswith(UNREADABLE)
 
@@ -153,7 +157,7 @@ def _judge_identity(facts: Facts, found: Evidence, wanted: Wanted) -> None:
     shown = f"uid {facts.status.get('Uid', '?').split()[0]} on the host"
     found.note(Layer.UNIQUE_UID, all(number in uids for number in ids), f"{shown}, of {uids.start} to {uids.stop - 1}")
     found.note(Layer.NO_HOST_ROOT, 0 not in ids, shown)
-    allowed = sum(1 << _CAP_NUMBERS[name] for name in wanted.capabilities)
+    allowed = capability_mask(wanted.capabilities)
     sets = {name: int(facts.status.get(name, "ffffffffffffffff"), 16) for name in _CAPABILITY_SETS}
     evidence = ", ".join(f"{name} {value:x}" for name, value in sets.items())
     found.note(Layer.CAPABILITIES, all(value & ~allowed == 0 for value in sets.values()), evidence)

@@ -12,7 +12,7 @@ from typing import Final
 
 from warren.model.errors import InvalidRequest
 from warren.model.image import ImageConfig
-from warren.model.spec import SEARCH_PATH, USER_UID, SandboxSpec
+from warren.model.spec import SEARCH_PATH, USER_UID, WORKSPACE, SandboxSpec
 from warren.worker.images.tree import Tree
 
 _OF_THE_USER: Final = ("HOME", "USER", "LOGNAME")
@@ -47,8 +47,8 @@ def _search_path(path: str, *, of_sandbox_user: bool) -> str:
 
 
 def prepare_defaults(tree: Tree, config: ImageConfig) -> int:
-    """Makes a working directory that is missing, and a user with another group than /etc/passwd says. Returns the uid
-    of the user. Raises InvalidRequest if no sandbox can have that user."""
+    """Makes a working directory that is missing, and a user that /etc/passwd lacks or knows with another group. Returns
+    the uid of the user. Raises InvalidRequest if no sandbox can have that user."""
     uid = _prepare_user(tree, config)
     directory = default_directory(config)
     found = tree.stat(directory) if directory else None
@@ -68,7 +68,7 @@ def _prepare_user(tree: Tree, config: ImageConfig) -> int:
     number = next((number for number, line in enumerate(lines) if _is_of(line, name)), None)
     if number is None and not name.isdecimal():
         raise InvalidRequest(f"the image says USER {name[:100]}, whom its /etc/passwd does not have")
-    parts = lines[number].split(":") if number is not None else [name, "x", name, name, "", "/", "/bin/sh"]
+    parts = lines[number].split(":") if number is not None else [name, "x", name, name, "", WORKSPACE, "/bin/sh"]
     gid = _group_id(tree, group) if group else ""
     changed = [*parts[:3], gid if gid not in ("", "0") else parts[3], *parts[4:]]
     if not all(part.isdecimal() and 0 < int(part) <= _LAST_ID for part in changed[2:4]):
@@ -76,11 +76,9 @@ def _prepare_user(tree: Tree, config: ImageConfig) -> int:
             f"the image says USER {config.user[:100]}, of the ids {changed[2][:20]}:{changed[3][:20]}",
             remedy=f"the ids of users in sandboxes are 1 to {_LAST_ID}",
         )
-    if changed != parts:
-        if number is None:
-            lines.append(":".join(changed))
-        else:
-            lines[number] = ":".join(changed)
+    if number is None or changed != parts:
+        place = len(lines) if number is None else number
+        lines[place : place + 1] = [":".join(changed)]
         tree.put_file("etc/passwd", "".join(f"{line}\n" for line in lines))
     return int(changed[2])
 

@@ -169,7 +169,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _request(self, url: SplitResult, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection(url.hostname or "", url.port)
+        connection = http.client.HTTPConnection("registry", 80)  # it is given its socket and its Host
         wire = self._connect(url)
         connection.sock = cast(Any, wire)
         try:
@@ -186,8 +186,7 @@ class Registry:
         finally:
             with self._lock:
                 self._wires.discard(wire)
-            wire.close()
-            connection.close()
+            wire.end()
 
     def _connect(self, url: SplitResult) -> "_Wire":
         assert url.hostname is not None
@@ -353,6 +352,9 @@ class _Wire:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        """http.client closes it when it has the head of the last answer; the body is still to come."""
+
+    def end(self) -> None:
         self._socket.close()
 
 

@@ -20,10 +20,10 @@ from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies
 from warren.worker.host.seccomp_program import SystemCallFilter
 from warren.worker.host.uids import RANGE, uid_base
-from warren.worker.providers.docker_spec import MEMLOCK_BYTES
 from warren.worker.providers.hardening import (
     CORE_LIMIT,
     MASKED_PATHS,
+    MEMLOCK_BYTES,
     READONLY_PATHS,
     agent_capabilities,
     seccomp_oci,

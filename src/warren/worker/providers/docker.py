@@ -88,6 +88,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._images = EngineImages(images, self.engine)
         self._runtime = ""
         self._cgroup_parent = ""
+        self._has_cdi = self._has_nvidia = False
 
     def __repr__(self) -> str:
         return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
@@ -122,6 +123,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                         path.mkdir(mode=0o700, parents=True, exist_ok=True)
                         path.chmod(0o700)
                     await self.disks.probe()
+                    if Capability.GPU in self.capabilities:
+                        await self.gpus.found()
                 except OSError as exc:
                     raise translate_os_error("preparing the state directory", exc) from exc
                 self._runtime = runtime
@@ -134,6 +137,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 remedy="use an engine that runs as root, or the provider oci",
             )
         # systemd has slices of its own instead, and moves what others put beside them.
+        self._has_cdi = bool(info.get("CDISpecDirs"))
+        self._has_nvidia = "nvidia" in (info.get("Runtimes") or {})
         self._cgroup_parent = PARENT if info.get("CgroupDriver") == "cgroupfs" else ""
         return f"{info.get('DefaultRuntime', 'runc')} by docker {info.get('ServerVersion', '?')}"
 
@@ -153,12 +158,23 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 remedy="use the provider oci for environments with `root: writable`",
             )
         await self._ready()
+        await self._check_gpus(spec)
+        if spec.gpus and not self._can_give_gpus:
+            raise ProviderUnavailable(
+                "the Docker engine can give containers no GPU: it has neither CDI nor the runtime nvidia",
+                remedy="install the NVIDIA Container Toolkit, or use the provider oci",
+            )
         return await self._images.find(spec.image)
+
+    @property
+    def _can_give_gpus(self) -> bool:
+        return self._has_nvidia or (self._has_cdi and self.gpus.has_cdi)
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: EngineImage) -> AgentSandbox:
         directory = self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
+        spec = self._claim_gpus(spec, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
@@ -237,6 +253,9 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             cgroup_parent=self._cgroup_parent,
         )
         config["HostConfig"]["Sysctls"].update(network_sysctls())
+        if (grant := self.gpus.granted(record.spec.gpus)) is not None:
+            cdi = grant.cdi_names if self._has_cdi else ()
+            config["HostConfig"]["DeviceRequests"] = [docker_spec.device_request(grant.ids, cdi)]
         return config
 
     def _socket_directory(self, sandbox_id: str) -> Path:

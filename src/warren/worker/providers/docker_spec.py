@@ -9,7 +9,7 @@ The only paths of the host in it are Warren's own: the sandbox's disk, its termi
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -22,6 +22,7 @@ from warren.worker.providers.hardening import (
     AGENT_CAPABILITIES,
     CORE_LIMIT,
     MASKED_PATHS,
+    MEMLOCK_BYTES,
     READONLY_PATHS,
     ipc_sysctls,
     seccomp_docker,
@@ -34,7 +35,6 @@ SYSTEM: Final = "system"
 SANDBOX_LABEL: Final = "warren.sandbox"
 STATE_LABEL: Final = "warren.state"
 AGENT_UID: Final = 999
-MEMLOCK_BYTES: Final = 8 * MIB
 
 _TTY_GID: Final = 5
 _NOBODY: Final = 65534
@@ -99,6 +99,14 @@ def container(
             **({"CgroupParent": cgroup_parent} if cgroup_parent else {}),
         },
     }
+
+
+def device_request(ids: Sequence[str], cdi: Sequence[str]) -> Json:
+    """What the engine is asked for graphics processors: by their names in CDI files, or else by the vendor's runtime,
+    which knows them by number."""
+    if cdi:
+        return {"Driver": "cdi", "DeviceIDs": list(cdi)}
+    return {"Driver": "nvidia", "DeviceIDs": list(ids), "Capabilities": [["gpu", "compute", "utility"]]}
 
 
 def container_name(sandbox_id: str) -> str:

@@ -77,6 +77,11 @@ class GpuAccess:
         """Whether there is any that sandboxes may have."""
         return bool(self._allowed) and (gpus.has_nodes(self._places) or bool(self._found and self._found.gpus))
 
+    @property
+    def has_cdi(self) -> bool:
+        """Whether CDI files name all of them."""
+        return bool(self._found and self._found.gpus) and all(gpu.cdi for gpu in (self._found or Found()).gpus)
+
     async def found(self) -> Found:
         """What there is, as far as it is allowed. What was complete once is not looked for again, unless a node of it
         is gone."""
@@ -107,11 +112,9 @@ class GpuAccess:
                 remedy="ask for fewer, or use another machine",
             )
 
-    def claim(self, wanted: Sequence[str], owner: Path) -> Grant:
-        """After `check`. Leases them to the sandbox whose directory is `owner`."""
-        found = self._found or Found()
-        taken = tuple(self.leases.claim(found.gpus, wanted, owner))
-        return self._grant(found, taken)
+    def claim(self, wanted: Sequence[str], owner: Path) -> tuple[str, ...]:
+        """After `check`. Leases them to the sandbox whose directory is `owner`, and gives their ids."""
+        return tuple(gpu.id for gpu in self.leases.claim((self._found or Found()).gpus, wanted, owner))
 
     def granted(self, ids: Sequence[str]) -> Grant | None:
         """What a sandbox that has these was given; None if it is not known here any more."""
@@ -119,11 +122,13 @@ class GpuAccess:
         known = {gpu.id: gpu for gpu in found.gpus}
         if not ids or any(name not in known for name in ids):
             return None
-        return self._grant(found, tuple(known[name] for name in ids))
-
-    def _grant(self, found: Found, taken: tuple[Gpu, ...]) -> Grant:
+        taken = tuple(known[name] for name in ids)
         nodes = {node.name: node for gpu in taken for node in gpu.nodes}
         return Grant(taken, (*nodes.values(), *found.shared))
+
+    def known(self) -> Sequence[str]:
+        """The ids of all that sandboxes may have; none before the first look."""
+        return [gpu.id for gpu in self._found.gpus] if self._found else ()
 
     def free(self) -> Sequence[str]:
         """The ids of those that a sandbox could have now."""
@@ -164,7 +169,7 @@ def read_back(pid: int, cgroup: SandboxCgroup, grant: Grant | None, ids: Sequenc
     shown = ", ".join(f"/dev/{name} {major}:{minor}" for name, (major, minor) in sorted(nodes.items()))
     if grant is not None:
         wanted = {node.name: (node.major, node.minor) for node in grant.nodes}
-        _check_nodes(nodes, wanted)
+        check_nodes(nodes, wanted)
         for name, numbers in wanted.items():
             if rules.allows(*numbers) is False:
                 raise IsolationUnavailable(f"the device rules of the sandbox do not open /dev/{name}")
@@ -174,7 +179,7 @@ def read_back(pid: int, cgroup: SandboxCgroup, grant: Grant | None, ids: Sequenc
     return {name: f"{names.get(name) or 'NVIDIA'}: {shown}; {rules.evidence}" for name in ids}
 
 
-def _check_nodes(nodes: Mapping[str, tuple[int, int]], wanted: Mapping[str, tuple[int, int]]) -> None:
+def check_nodes(nodes: Mapping[str, tuple[int, int]], wanted: Mapping[str, tuple[int, int]]) -> None:
     for name, numbers in wanted.items():
         if nodes.get(name) != numbers:
             raise IsolationUnavailable(f"/dev/{name} of the sandbox is {nodes.get(name)}, not {numbers}")

@@ -17,7 +17,7 @@ import errno
 import platform
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from resource import getpagesize
+from resource import RLIM_INFINITY, RLIMIT_MEMLOCK, getpagesize, getrlimit
 from typing import Any, Final
 
 # SETPCAP only to empty the bounding set of the commands it starts.
@@ -34,6 +34,7 @@ ROOT_CAPABILITIES: Final = (
 # A limit of 0 would forbid files only: where core_pattern names a program, the kernel starts it as the host's root for
 # every limit but 1. And 1 is too little for a file.
 CORE_LIMIT: Final = 1
+MEMLOCK_BYTES: Final = 8 * 1024 * 1024
 
 # Of the 3,072 that the kernel gives to all sandboxes together unless it is told otherwise.
 TERMINALS: Final = 64
@@ -140,6 +141,12 @@ READONLY_PATHS: Final = ("/proc/sys", "/proc/sysrq-trigger")
 _INT: Final = 0xFFFFFFFF
 
 Rule = dict[str, Any]
+
+
+def memlock_limit() -> int:
+    """The limit of locked memory: never above what this process has, because root may be unable to raise it."""
+    _, most = getrlimit(RLIMIT_MEMLOCK)
+    return MEMLOCK_BYTES if most == RLIM_INFINITY else min(MEMLOCK_BYTES, most)
 
 
 def agent_capabilities(*, sudo: bool) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ from warren.worker.providers.connection import (
     ProcIsolationReader,
     SocketDialer,
 )
-from warren.worker.providers.gpu_access import GpuAccess, Grant, read_back, variables
+from warren.worker.providers.gpu_access import GpuAccess, read_back, variables
 from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, is_abandoned
 
@@ -124,6 +124,7 @@ class HostProvider(ABC, Generic[R, Plan]):
     record_class: type[R]
     promised: ClassVar[frozenset[Layer]]
     can: ClassVar[frozenset[Capability]]
+    mounts_gpu_libraries: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -259,8 +260,8 @@ class HostProvider(ABC, Generic[R, Plan]):
         for sandbox in list(self._open):
             await sandbox.close()
 
-    def free_gpus(self) -> Sequence[str]:
-        return self.gpus.free()
+    def list_gpus(self) -> tuple[Sequence[str], Sequence[str]]:
+        return self.gpus.known(), self.gpus.free()
 
     def load_record(self, sandbox_id: str) -> R | None:
         return self.record_class.load(self.directory(sandbox_id))
@@ -331,7 +332,7 @@ class HostProvider(ABC, Generic[R, Plan]):
             env={
                 "OMP_NUM_THREADS": str(math.ceil(record.spec.limits.cpus)),
                 **record.spec.env,
-                **variables(record.spec),
+                **(variables(record.spec) if self.mounts_gpu_libraries else {}),
             },
             oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._loss_reason(record),
@@ -410,12 +411,9 @@ class HostProvider(ABC, Generic[R, Plan]):
                 raise lacks(self.name, Capability.GPU)
             await self.gpus.check(spec.gpus)
 
-    def _claim_gpus(self, spec: SandboxSpec, directory: Path) -> tuple[SandboxSpec, Grant | None]:
+    def _claim_gpus(self, spec: SandboxSpec, directory: Path) -> SandboxSpec:
         """The spec with the ids of those that the sandbox has from now on. Raises NoCapacity."""
-        if not spec.gpus:
-            return spec, None
-        grant = self.gpus.claim(spec.gpus, directory)
-        return replace(spec, gpus=grant.ids), grant
+        return replace(spec, gpus=self.gpus.claim(spec.gpus, directory)) if spec.gpus else spec
 
     def _is_over(self, directory: Path) -> bool:
         """Whether the sandbox of a directory has died, or will never be finished."""

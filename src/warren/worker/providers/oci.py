@@ -37,7 +37,7 @@ from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
 from warren.worker.images.command_defaults import with_image_env
 from warren.worker.providers import oci_bundle, oci_launch
-from warren.worker.providers.gpu_access import Grant
+from warren.worker.providers.hardening import memlock_limit
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
@@ -56,6 +56,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     record_class = Record
     promised = isolation.PROMISED
     can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
+    mounts_gpu_libraries = True
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._agent_layers: dict[bool, Path] = {}  # by whether `sudo` is in it
         self._runtimes = Runtimes(self._state, self._probe, runtime)
         self._runtime: Runtime | None = None
+        self._gpu_tree: Path | None = None
         self._programs: dict[bool, bytes] = {}  # by whether tracing is allowed
         self._keep_changes = keep_changes
         self._changes: dict[str, int] = {}  # by sandbox, what was written to its root
@@ -187,7 +189,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
-        spec, grant = self._claim_gpus(spec, directory)
+        spec = self._claim_gpus(spec, directory)
         rootfs = self._images.hold(spec.image, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
@@ -197,11 +199,11 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._fault("disk")
         await self._take_disk(spec, directory)
         self._fault("socket")
-        config = oci_launch.in_memory(self._config(record, rootfs, grant))
+        config = oci_launch.in_memory(self._config(record, rootfs))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
-            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD}, stdin, grant)
+            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD}, stdin)
         self._fault("launched")
         if outcome.code != 0:
             raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {self._without_paths(outcome.last_line)}")
@@ -214,11 +216,10 @@ class OciProvider(HostProvider[Record, Runtime]):
         await self._keep_program(record)
         return sandbox
 
-    async def _launch(
-        self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int, grant: Grant | None
-    ) -> Finished:
-        tree = await self._gpu_tree(record.sandbox_id) if grant else None
-        argv, timeout_s = self._launch_argv(record, rootfs, grant, tree), self._start_timeout_s
+    async def _launch(self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int) -> Finished:
+        if record.spec.gpus:
+            self._gpu_tree = await self.gpus.tree(self._state, lambda: self._has_gpu_sandboxes(but=record.sandbox_id))
+        argv, timeout_s = self._launch_argv(record, rootfs), self._start_timeout_s
         if not self._sends_changes(record):
             return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
         with oci_launch.changes_socket() as (ours, theirs):
@@ -235,9 +236,6 @@ class OciProvider(HostProvider[Record, Runtime]):
         if (fd := self._changes.pop(sandbox_id, -1)) >= 0:
             os.close(fd)
 
-    async def _gpu_tree(self, sandbox_id: str) -> Path:
-        return await self.gpus.tree(self._state, lambda: self._has_gpu_sandboxes(but=sandbox_id))
-
     async def _keep_program(self, record: Record) -> None:
         """Keeps what the runtime has compiled the rules for system calls to, from a sandbox that was found good:
         compiling them is a good part of its work. What the next sandboxes load is read back and judged all the same."""
@@ -250,7 +248,8 @@ class OciProvider(HostProvider[Record, Runtime]):
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self.directory(sandbox_id)
 
-    def _config(self, record: Record, rootfs: RootFs, grant: Grant | None = None) -> str:
+    def _config(self, record: Record, rootfs: RootFs) -> str:
+        grant = self.gpus.granted(record.spec.gpus)
         return oci_bundle.config_json(
             record.spec,
             sandbox_id=record.sandbox_id,
@@ -260,6 +259,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             network_sysctls=network_sysctls(),
             seeded=bool(rootfs.seeded),
             image=rootfs.config,
+            memlock=memlock_limit() if oci_launch.sets_memlock(record.runtime) else 0,
             devices=tuple((node.major, node.minor) for node in grant.nodes) if grant else (),
         )
 
@@ -267,22 +267,15 @@ class OciProvider(HostProvider[Record, Runtime]):
         if not self.disks.why_not_loop:
             await self.disks.take(spec.limits.disk_mb, directory / oci_launch.DISK)
 
-    def _launch_argv(
-        self,
-        record: Record,
-        rootfs: RootFs,
-        grant: Grant | None = None,
-        gpu_tree: Path | None = None,
-        *,
-        detached: bool = True,
-    ) -> list[str]:
+    def _launch_argv(self, record: Record, rootfs: RootFs, *, detached: bool = True) -> list[str]:
+        grant = self.gpus.granted(record.spec.gpus)
         agent = self._agent_layers[record.spec.sudo and oci_launch.has_room_for_sudo(rootfs)]
         return oci_launch.argv(
             record,
             oci_launch.Programs(self._launcher, agent, self._runtimes.program(record.runtime)),
             rootfs=rootfs,
             devices=[f"{node.path}:{node.name}" for node in grant.nodes] if grant else (),
-            gpu_tree=gpu_tree,
+            gpu_tree=self._gpu_tree if grant else None,
             directory=self.directory(record.sandbox_id),
             loop_disk=not self.disks.why_not_loop,
             hide=self._hierarchies.hybrid,

@@ -59,16 +59,17 @@ def config(
     seeded: bool = False,
     image: ImageConfig = NO_CONFIG,
     devices: Devices = (),
+    memlock: int = 0,
 ) -> Json:
     """`swap_limit`: this kernel can limit memory and swap together. `program`: what the rules for system calls were
     compiled to before; only crun can use it, others compile the rules. `seeded`: some of the writable directories are
     not empty in the image. `image`: what the image says of itself. `devices`: numbers of character devices beyond the
-    usual ones."""
+    usual ones. `memlock`: the limit of locked memory, if the runtime is to set it."""
     return {
         **({"annotations": {_CRUN_PROGRAM: b64encode(program).decode()}} if program else {}),
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
-        "process": _process(agent_argv(spec, image), agent_capabilities(sudo=spec.sudo)),
+        "process": _process(agent_argv(spec, image), agent_capabilities(sudo=spec.sudo), memlock),
         "root": {"path": "rootfs", "readonly": not spec.writable_root},
         "mounts": [*_mounts(spec.limits), *_disk_mounts(spec, seeded)],
         "linux": {
@@ -97,12 +98,13 @@ def config_json(
     seeded: bool = False,
     image: ImageConfig = NO_CONFIG,
     devices: Devices = (),
+    memlock: int = 0,
 ) -> str:
     """The same as JSON. Sandboxes of one kind differ in two places only, so the rest is made once."""
     settings = tuple((network_sysctls or {}).items())
     text = _config_template(
         *(spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo),
-        *(swap_limit, program, settings, seeded, image.user, image.workdir, devices),
+        *(swap_limit, program, settings, seeded, image.user, image.workdir, devices, memlock),
     )
     return text.replace(_ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
 
@@ -121,6 +123,7 @@ def _config_template(
     user: str,
     workdir: str,
     devices: Devices,
+    memlock: int,
 ) -> str:
     spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral, writable_root=writable_root, sudo=sudo)
     made = config(
@@ -133,6 +136,7 @@ def _config_template(
         seeded=seeded,
         image=ImageConfig(user=user, workdir=workdir),
         devices=devices,
+        memlock=memlock,
     )
     return json.dumps(made)
 
@@ -163,7 +167,7 @@ def shm_bytes(limits: Limits) -> int:
     return min(64 * MIB, limits.memory_mb * MIB // 8)
 
 
-def _process(argv: list[str], capabilities: tuple[str, ...]) -> Json:
+def _process(argv: list[str], capabilities: tuple[str, ...], memlock: int) -> Json:
     return {
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
@@ -176,6 +180,7 @@ def _process(argv: list[str], capabilities: tuple[str, ...]) -> Json:
             for kind in ("bounding", "effective", "permitted", "inheritable", "ambient")
         },
         "oomScoreAdj": 0,
+        **({"rlimits": [{"type": "RLIMIT_MEMLOCK", "hard": memlock, "soft": memlock}]} if memlock else {}),
     }
 
 

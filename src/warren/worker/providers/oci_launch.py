@@ -73,6 +73,7 @@ def argv(
         *(("--changes", str(CHANGES_FD)) if send_changes else ()),
         *(("--hide", str(hide)) if hide else ()),
         *("--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))),
+        *(("--memlock", "0") if sets_memlock(record.runtime) else ()),
         *("--nofile", str(limits.open_files), "--fsize", str(limits.disk_mb * MIB)),
         *("--", programs.runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
@@ -85,6 +86,12 @@ def _seeds(rootfs: RootFs) -> list[str]:
     return [
         word for path in rootfs.seeded if path in names for word in ("--seed", f"{names[path][0]}:{path.strip('/')}")
     ]
+
+
+def sets_memlock(runtime: str) -> bool:
+    """Whether the runtime is to limit locked memory, not the launcher. crun raises its own limit before it loads the
+    rules for devices, which fails if it is low and root cannot raise it; runc could not set the sandbox's then."""
+    return runtime == "crun"
 
 
 def kill_strays(sandbox_id: str) -> int:
