@@ -125,4 +125,6 @@ async def test_an_environment_may_allow_root_and_no_request_can(api: Api, server
 def warren(server: ServerProcess, *arguments: str) -> "subprocess.CompletedProcess[str]":
     environ = {**clean_environ(), "WARREN_URL": server.url}
     argv = [sys.executable, "-m", "warren.cli.main", *arguments]
-    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done
