@@ -86,6 +86,18 @@ def test_a_mistake_in_the_network_is_said(tmp_path: Path, network: str, said: st
         write(tmp_path, "x", f"name: x\nimage: x\nnetwork: {network}\n").read("x")
 
 
+def test_an_environment_may_say_how_many_gpus_or_which(tmp_path: Path) -> None:
+    (tmp_path / "environments").mkdir()
+    for name, value in {"some": "2", "these": '["0", 1]', "wrong": '"all"', "twice": "[0, 0]"}.items():
+        (tmp_path / "environments" / f"{name}.yaml").write_text(f"name: {name}\nimage: base\ngpus: {value}\n")
+    registry = Registry(tmp_path)
+    assert registry.environment("some").gpus == ("any", "any")
+    assert registry.environment("these").gpus == ("0", "1")
+    for name in ("wrong", "twice"):
+        with pytest.raises(InvalidRequest, match="gpus"):
+            registry.read(name)
+
+
 def test_an_environment_may_name_the_secrets_of_its_sessions(tmp_path: Path) -> None:
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "x.yaml").write_text("name: x\nimage: base\nsecrets: [openai, git]\n")
