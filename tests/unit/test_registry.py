@@ -14,6 +14,8 @@ from warren.model.environment import PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
 from warren.model.spec import Limits
 
+PACKAGED = ["base", "code-interpreter", "host", "Node", "node", "polyglot", "python", "Python3"]
+
 
 def write(directory: Path, name: str, text: str) -> Registry:
     (directory / "environments").mkdir(exist_ok=True)
@@ -25,11 +27,11 @@ def bomb() -> str:
     return "\n".join(f"{one}: &{one} [{', '.join(['*' + before] * 8)}]" for before, one in pairwise("abcdefghi"))
 
 
-def test_four_environments_come_with_the_package() -> None:
+def test_environments_come_with_the_package() -> None:
     registry = Registry(packaged_registry())
-    assert registry.names == ["base", "host", "Node", "Python3"]
+    assert registry.names == PACKAGED
     assert all(registry.environment(name).description for name in registry.names)
-    assert registry.environment("Python3").image == registry.environment("Node").image == "base"
+    assert (registry.environment("Python3").image, registry.environment("Node").image) == ("python", "node")
     assert registry.environment("base").image == "base"
     assert registry.environment("host").limits == Limits()
 
@@ -37,18 +39,18 @@ def test_four_environments_come_with_the_package() -> None:
 def test_an_unknown_environment_lists_the_known_ones() -> None:
     with pytest.raises(UnknownEnvironment) as caught:
         Registry(packaged_registry()).environment("nope")
-    assert str(caught.value) == "there is no environment 'nope' (there are: base, host, Node, Python3)"
+    assert str(caught.value) == f"there is no environment 'nope' (there are: {', '.join(PACKAGED)})"
 
 
 @pytest.mark.parametrize(
     ("asked", "meant"),
-    [("python3", "Python3"), ("Python", "Python3"), ("NODE", "Node"), ("nodejs", "Node"), ("bas", "base")],
+    [("python3", "Python3"), ("Python", "python"), ("NODE", "node"), ("nodejs", "node"), ("bas", "base")],
 )
 def test_an_environment_spelled_differently_is_suggested(asked: str, meant: str) -> None:
     with pytest.raises(UnknownEnvironment) as caught:
         Registry(packaged_registry()).environment(asked)
     assert caught.value.message == f"there is no environment {asked!r}"
-    assert caught.value.remedy == f"did you mean {meant}? there are: base, host, Node, Python3"
+    assert caught.value.remedy == f"did you mean {meant}? there are: {', '.join(PACKAGED)}"
 
 
 def test_a_registry_without_environments_says_so(tmp_path: Path) -> None:
@@ -265,7 +267,7 @@ def changes(registry: Registry) -> list[tuple[str, bool, bool, bool]]:
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     registry = write(tmp_path, "x", "name: x\nimage: one")
-    assert [name for name, *_ in changes(registry)] == ["base", "host", "Node", "Python3", "x"]
+    assert [name for name, *_ in changes(registry)] == [*PACKAGED, "x"]
     assert changes(registry) == []
     assert registry.environment("x").image == "one"
     write(tmp_path, "x", "name: x\nimage: two!")
@@ -285,7 +287,7 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     (tmp_path / "environments/Node.yaml").unlink()
     with pytest.raises(UnknownEnvironment):
         registry.environment("x")
-    assert registry.environment("Node").image == "base"
+    assert registry.environment("Node").image == "node"
     assert sorted(changes(registry)) == [("Node", False, False, False), ("x", False, True, False)]
 
 

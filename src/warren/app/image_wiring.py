@@ -21,6 +21,7 @@ _MEMORY_MB = 2048
 _DISK_MB = 10240
 _PIDS = 1024
 _OPEN_FILES = 8192
+_AUTHORITIES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 
 
 def build_image_settings(settings: Settings) -> BuildSettings:
@@ -73,6 +74,17 @@ def _new_provider(settings: Settings, state_dir: Path, images: "Images") -> Buil
     )
 
 
+def read_authorities() -> str:
+    """Those that this machine trusts; empty if they are not where Debian or Red Hat have them."""
+    for file in (environment_with({}).get("SSL_CERT_FILE", ""), *_AUTHORITIES):
+        try:
+            if file:
+                return Path(file).read_text("ascii", errors="ignore")
+        except OSError:
+            continue
+    return ""
+
+
 def find_build_network(settings: Settings) -> BuildNetwork:
     """What steps of builds may reach; a preset that this machine does not know is left out."""
     from warren.config.apt_sources import read_apt_sources
@@ -81,9 +93,9 @@ def find_build_network(settings: Settings) -> BuildNetwork:
     texts = settings.image_network
     if not settings.egress or texts in ((), (NOTHING,)):
         return BuildNetwork(NO_NETWORK)
-    apt_sources = read_apt_sources()
+    apt_sources, authorities = read_apt_sources(), read_authorities()
     presets = PresetReader(settings.egress_presets, environment_with({})).read()
     known = [text for text in texts if text not in PRESETS or text in presets.known]
     if texts == (EVERYTHING,):
-        return BuildNetwork(NetworkRules(internet=True), presets.env(tuple(presets.known)), apt_sources)
-    return BuildNetwork(NetworkRules(allow=presets.expanded(known)), presets.env(known), apt_sources)
+        return BuildNetwork(NetworkRules(internet=True), presets.env(tuple(presets.known)), apt_sources, authorities)
+    return BuildNetwork(NetworkRules(allow=presets.expanded(known)), presets.env(known), apt_sources, authorities)

@@ -4,7 +4,9 @@ Functions import what only a server needs, so that `warren run` does not wait fo
 """
 
 import platform
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -12,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from warren.clock import Clock, SystemClock
 from warren.config.environments import RegistryEnvironments
 from warren.config.registry import Registry, packaged_registry
-from warren.config.settings import Settings, check_provider, environment_with
+from warren.config.settings import Settings, as_variables, check_provider, environment_with
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import InvalidRequest, ProviderUnavailable
+from warren.model.errors import InvalidRequest, ProviderUnavailable, WarrenError
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
 from warren.worker.images.store import ImageStore
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from warren.config.image_recipes import NamedRecipe
     from warren.http.context import Context
     from warren.interfaces.audit import AuditLog
     from warren.interfaces.cluster import ClusterControl
     from warren.interfaces.store import SessionStore
+    from warren.model.image import Recipe
     from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
     from warren.sessions.egress import Egress
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from warren.tenancy.identity import Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
+    from warren.worker.images.builds import ImageBuilds
     from warren.worker.images.oci_pull import PullOptions
     from warren.worker.providers.connection import EgressService
     from warren.worker.providers.gpu_access import GpuAccess
@@ -57,7 +62,12 @@ Fault = Callable[[str], None]
 
 
 def build_registry(settings: Settings) -> Registry:
-    return Registry(packaged_registry(), *([settings.registry_dir] if settings.registry_dir else []))
+    return Registry(*recipe_folders(settings))
+
+
+def recipe_folders(settings: Settings) -> "list[Path]":
+    """The directories of the registry, the operator's last."""
+    return [packaged_registry(), *([settings.registry_dir] if settings.registry_dir else [])]
 
 
 def build_images(settings: Settings) -> ImageStore:
@@ -145,6 +155,7 @@ def build_environments(settings: Settings) -> RegistryEnvironments:
         return replace(
             environment,
             image=image or environment.image,
+            recipe=None if image else environment.recipe,
             limits=replace(environment.limits, **changes),
             io=environment.io or IoLimits(settings.io_mbps, settings.io_iops),
         )
@@ -194,8 +205,46 @@ def build_worker(
         ),
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
+        builds=build_image_builds(settings),
         fault=fault,
     )
+
+
+def build_image_builds(settings: Settings) -> "ImageBuilds":
+    from warren.worker.images.builds import ImageBuilds
+
+    find = build_recipes(settings)
+
+    def recipe_of(image: str) -> "Recipe | None":
+        found = find(image)
+        return found.recipe if found else None
+
+    return ImageBuilds(
+        recipe_of,
+        build_images(settings).source,
+        (sys.executable, "-m", "warren.cli.main", "image", "build", "--report"),
+        environment_with(
+            as_variables(settings, ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress"))
+        ),
+        settings.state_dir / "images",
+    )
+
+
+def build_recipes(settings: Settings) -> "Callable[[str], NamedRecipe | None]":
+    """Finds the recipe of an image by its name: that of an environment, or one of the registry."""
+    from warren.config.image_recipes import ENVIRONMENT_IMAGES, ImageRecipes
+
+    registry = build_registry(settings)
+    recipes = ImageRecipes(*recipe_folders(settings))
+
+    def find(image: str) -> "NamedRecipe | None":
+        if not image.startswith(ENVIRONMENT_IMAGES):
+            return recipes.find(image)
+        with suppress(WarrenError):
+            return registry.recipe(image.removeprefix(ENVIRONMENT_IMAGES))
+        return None
+
+    return find
 
 
 def build_clock() -> Clock:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from warren.cli import image_transfer
+from warren.cli import image_build, image_transfer
 from warren.cli.options import json_option
 from warren.cli.output import ProgressLine, print_json, print_table
 from warren.config.settings import read_settings
@@ -38,30 +38,8 @@ def image() -> None:
     """
 
 
-for _command in (image_transfer.pull, image_transfer.export, image_transfer.show):
+for _command in (image_build.build, image_transfer.pull, image_transfer.export, image_transfer.show):
     image.add_command(_command)
-
-
-@image.command()
-@click.argument("name", default="base")
-@click.option("--if-missing", is_flag=True, help="Do nothing if the image exists.")
-@json_option
-def build(name: str, if_missing: bool, as_json: bool) -> None:
-    """Build the image base or host on this machine.
-
-    `base` is a small Debian and takes about a minute; `host` is this machine's /usr, read-only, and takes none.
-
-    Example: sudo warren image build base
-    """
-    images = _open_store()
-    existing = next((one for one in images.list() if one.name == name and one.current), None) if if_missing else None
-    if existing is not None:
-        if as_json:
-            print_json(asdict(existing))
-        return
-    with ProgressLine(f"image {name}") as progress:
-        info = images.build(name, progress)
-    _print_made(info, as_json)
 
 
 @image.command("import")
@@ -80,6 +58,7 @@ def import_image(source: str, name: str, no_shell: bool, platform: str, as_json:
     """
     images, shell_needed = _open_store(), not no_shell
     name = name or name_of(source)
+    image_build.check_own_name(name)
     with ProgressLine(f"image {name}") as progress:
         if source == "-":
             info = images.import_tar(
@@ -95,7 +74,7 @@ def import_image(source: str, name: str, no_shell: bool, platform: str, as_json:
             )
         else:
             info = _import_file(images, name, Path(source), progress, shell_needed, platform)
-    _print_made(info, as_json)
+    image_build.print_made(info, as_json)
 
 
 def _import_file(
@@ -190,10 +169,3 @@ def _row(one: "ImageVersion") -> tuple[object, ...]:
 
 def _mib(one: "ImageVersion") -> str:
     return f"{one.size_bytes / 2**20:.0f} MiB"
-
-
-def _print_made(made: "ImageVersion", as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(made))
-        return
-    click.echo(f"image {made.name}, version {made.version}: {made.files} files, {_mib(made)}", err=True)

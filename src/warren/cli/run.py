@@ -245,6 +245,8 @@ def _run_in_fresh_sandbox(
     from warren.app.wiring import build_registry
 
     spec = build_spec(settings, options)
+    if (options.provider or settings.providers[0]) == "oci":
+        _ensure_image(settings, spec.image)
     environment = build_registry(settings).read(options.environment)
     given = network_values(options.allow, options.deny, options.internet, options.no_network)
     rules = environment.network if given is None else NetworkRules.from_mapping(given)
@@ -252,6 +254,16 @@ def _run_in_fresh_sandbox(
         raise InvalidRequest(f"no_network is required, and the rules open: {rules}", remedy="give --no-network")
     provider = options.provider or environment.provider
     return asyncio.run(until_signal(_with_sandbox(settings, provider, spec, rules, work)))
+
+
+def _ensure_image(settings: Settings, image: str) -> None:
+    """Builds an image that is missing or outdated; one that is there costs no more than a look at its recipe."""
+    from warren.app.wiring import build_recipes
+
+    if build_recipes(settings)(image) is not None:
+        from warren.cli.image_build import ensure_image
+
+        ensure_image(settings, image)
 
 
 def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:

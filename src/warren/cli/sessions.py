@@ -2,7 +2,6 @@
 
 import base64
 import re
-import secrets
 import sys
 import time
 from collections import deque
@@ -37,7 +36,6 @@ from warren.cli.output import (
 from warren.cli.remote import Server, complete_session, report_fresh_sandbox, short_id, split_session
 from warren.model.errors import Conflict, InvalidRequest, NotFound, SandboxLost, SessionEnded
 from warren.model.gpus import gpus_value
-from warren.sdk.protocol import CREATE_S
 
 Values = dict[str, Any]
 
@@ -111,9 +109,7 @@ def create(
         "network": network_values(allow, deny, internet, no_network),
     }
     with Server(url) as server:
-        session = server.backend.call(
-            "create_session", key=secrets.token_hex(16), work_s=CREATE_S, **drop_empty(values)
-        )
+        session = server.create_session(drop_empty(values))
     report_fresh_sandbox(session)
     print_json(session) if as_json else click.echo(session["session_id"])
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from warren.config.image_recipes import ENVIRONMENT_IMAGES, NamedRecipe, Where, recipe_of
 from warren.config.registry_files import RegistryFiles
 from warren.config.yaml_files import YamlFile
 from warren.model.agent import Agent, AgentPrompt
@@ -38,7 +39,7 @@ _FLAG: _Type = (bool,), "true or false"
 _KEYS = {
     "name": _TEXT,
     "description": _TEXT,
-    "image": _TEXT,
+    "image": ((str, dict), "a text, or keys and values"),
     "limits": _MAPPING,
     "io": _MAPPING,
     "env": _MAPPING,
@@ -76,6 +77,13 @@ class Registry(RegistryFiles[Environment]):
 
     def environment(self, name: str) -> Environment:
         return self.get(name)
+
+    def recipe(self, name: str) -> NamedRecipe | None:
+        """How the image of the environment is made, if its file says that. Raises what `environment` does."""
+        environment = self.environment(name)
+        if environment.recipe is None:
+            return None
+        return NamedRecipe(environment.image, environment.recipe, self._files[name].parent, environment.description)
 
     def check_agent(self, agent: Agent) -> None:
         """Raises for what the agent names and the registry does not have, or cannot use."""
@@ -172,6 +180,10 @@ def read_environment(path: Path) -> Environment:
         rules = Policy() if policy is None else Policy.from_mapping(policy)
     with _mistakes(file, "network"):
         reach = NO_NETWORK if network is None else NetworkRules.from_mapping(network)
+    recipe = None
+    if isinstance(values["image"], dict):
+        recipe = recipe_of(values["image"], Where(file, ("image",)))
+        values["image"] = f"{ENVIRONMENT_IMAGES}{path.stem}"
     with _mistakes(file, "image"):
         check_image_name(values["image"])
     for name in ("idle_timeout_s", "max_lifetime_s"):
@@ -190,6 +202,7 @@ def read_environment(path: Path) -> Environment:
             secrets=secrets,
             writable_root=writable_root,
             gpus=gpus,
+            recipe=recipe,
             **values,
         )
 

@@ -23,6 +23,7 @@ __all__ = [
     "PROVIDERS",
     "WORKER_PORT",
     "Settings",
+    "as_variables",
     "check_provider",
     "environment_with",
     "given_variables",
@@ -180,6 +181,17 @@ def read_settings(
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
     """The environment of this process with additions, for a child process."""
     return {**os.environ, **more}
+
+
+def as_variables(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+    """The values of the options whose names begin so, as variables for a child process; empty ones are left out."""
+    found: dict[str, str] = {}
+    for option in OPTIONS.values():
+        value = getattr(settings, option.name)
+        if any(option.name.startswith(name) for name in names) and value not in (None, "", ()):
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            found[f"WARREN_{option.name.upper()}"] = text.lower() if isinstance(value, bool) else text
+    return found
 
 
 def given_variables(settings: Settings) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Providers
+from warren.model.environment import Environment
 from warren.model.spec import Layer, Limits
 
 
@@ -106,6 +107,9 @@ class Worker(Protocol):
     """Owns the sandboxes of one host, and the pools of those made ahead.
 
     `providers` are its providers by name, the default first, with their capabilities.
+    `prepare` comes before a claim for a new session. It raises ImageBuilding while the image of such a claim is missing
+    and being built, which it starts if need be; an outdated image is made anew behind it. It costs hardly anything.
+    `image_state` says of an environment's image: ready, missing, outdated or building; None if nobody can tell.
     `claim` returns a live sandbox that nobody has used, and never the same one twice. Waiting claims are served first
     come, first served, per provider and environment, and tenants in turn; a claim that is not served in time raises
     NoCapacity with its position in the queue. A claim that fails or is cancelled leaves nothing behind.
@@ -125,6 +129,8 @@ class Worker(Protocol):
     def name(self) -> str: ...
     @property
     def providers(self) -> Providers: ...
+    async def prepare(self, environment: str, image: str = "", provider: str = "") -> None: ...
+    async def image_state(self, environment: Environment) -> str | None: ...
     async def claim(self, claim: Claim) -> Claimed: ...
     async def check(self) -> None: ...
     async def sandbox(self, sandbox_id: str) -> Sandbox: ...

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest
 from warren.model.gpus import check_gpus
+from warren.model.image import Recipe
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.secrets import check_names
@@ -45,7 +46,8 @@ class Environment:
     another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
     capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
     else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them. `gpus` are the graphics
-    processors that each of its sandboxes has for itself: ids, or `any`."""
+    processors that each of its sandboxes has for itself: ids, or `any`. `recipe` is how its image is made, if its file
+    says that."""
 
     name: str
     image: str
@@ -64,6 +66,7 @@ class Environment:
     writable_root: bool = False
     sudo: bool = False
     gpus: tuple[str, ...] = ()
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         check_image_name(self.image)

@@ -50,6 +50,8 @@ WarrenError
     │   └── MachineFull            memory or disk of the host would run out
     ├── Stopping                   the server is being stopped
     ├── Misdirected                the session is another worker's
+    ├── ImageBuilding              the environment's image is being built
+    ├── ImageBuildFailed           it could not be built a moment ago
     └── IsolationUnavailable       a layer of isolation cannot be had: nothing was started
 
 A class carries its stable `code`, the HTTP status it becomes and whether trying again can help.
@@ -296,6 +298,29 @@ class Misdirected(Unavailable):
     def __init__(self, message: str, *, worker: str = "", retry_after_s: float | None = 1.0, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy, retry_after_s=retry_after_s)
         self.worker = worker
+
+
+class ImageBuilding(Unavailable):
+    """`step` and `fraction` say how far the build is, `about` how long the whole takes, as people say it."""
+
+    code = "image_building"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        retry_after_s: float | None = None,
+        step: str = "",
+        fraction: float | None = None,
+        about: str = "",
+    ) -> None:
+        super().__init__(message, remedy=remedy, retry_after_s=retry_after_s)
+        self.step, self.fraction, self.about = step, fraction, about
+
+
+class ImageBuildFailed(Unavailable):
+    code, retryable = "image_build_failed", False
 
 
 class IsolationUnavailable(Unavailable):

@@ -193,6 +193,7 @@ class EnvironmentInfo(Result):
     default: bool = False
     root: str = "read-only"
     sudo: bool = False
+    image_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

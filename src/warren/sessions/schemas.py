@@ -326,6 +326,9 @@ class EnvironmentView(BaseModel):
     root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
     sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
     default: bool = Field(description="A session that names no environment gets this one")
+    image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
+        description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"
+    )
 
 
 class EnvironmentList(BaseModel):

@@ -25,7 +25,7 @@ class FakeProvider:
         machines: dict[str, FakeMachine] | None = None,
         *,
         layers: frozenset[Layer] = frozenset(Layer) - {Layer.GUEST_KERNEL},
-        images: frozenset[str] = frozenset({"base", "host"}),
+        images: frozenset[str] = frozenset({"base", "host", "python", "node"}),
         name: str = "fake",
         capabilities: frozenset[Capability] = frozenset({Capability.TERMINALS}),
         fail_next: int = 0,

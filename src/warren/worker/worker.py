@@ -11,8 +11,8 @@ has one worker at a time.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -26,6 +26,8 @@ from warren.logs import get_log
 from warren.model.capability import Providers, choose_provider
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import (
+    ImageBuildFailed,
+    ImageBuilding,
     IsolationUnavailable,
     NoCapacity,
     ProtocolError,
@@ -36,9 +38,11 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.model.image import Recipe
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.guard import MachineGuard, usable_cores
+from warren.worker.images.builds import ImageBuilds
 from warren.worker.pool import Pool
 
 NO_POOL: Final = PoolSize(0, 0, 0)  # a graphics processor must not wait in one
@@ -95,8 +99,10 @@ class LocalWorker:
         default_environment: str,
         default_pool: PoolSize | None = None,
         parallel: int | None = None,
+        builds: ImageBuilds | None = None,
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
+        self._builds = builds
         self._name, self._environments = name, environments
         self._providers = {provider.name: provider for provider in providers}
         self._capabilities = {provider.name: provider.capabilities for provider in providers}
@@ -139,14 +145,47 @@ class LocalWorker:
         provider = self._provider_for(environment)
         if self._state is _State.NEW:
             self._state = _State.OPEN
-            self._pool(provider, environment)
+            if self._builds is None or self._builds.recipe(environment.image, environment.recipe) is None:
+                self._pool(provider, environment)
+            else:
+                self._own(asyncio.ensure_future(self._start_default_pool()))
             self._own(asyncio.ensure_future(self._retry_destructions()))
             self._own(asyncio.ensure_future(self._watch_pools()))
+
+    async def _start_default_pool(self) -> None:
+        """Once the image is there, if it has to be built; others start with their first claim."""
+        while self._state is _State.OPEN:
+            with suppress(WarrenError):
+                try:
+                    await self.prepare(self._default_environment)
+                except (ImageBuilding, ImageBuildFailed) as exc:
+                    await self._clock.sleep(exc.retry_after_s or _CHECK_S)
+                    continue
+                environment = self._environments(self._default_environment)
+                self._pool(self._provider_for(environment), environment)
+            return
 
     def _provider_for(self, environment: Environment, name: str = "") -> Provider:
         return self._providers[choose_provider(self._capabilities, name or environment.provider, environment.needs)]
 
     # -- claiming
+
+    async def prepare(self, environment: str, image: str = "", provider: str = "") -> None:
+        if self._builds is not None:
+            found = self._environments(environment)
+            await self._builds.prepare(*self._image_of(found, image, self._provider_for(found, provider)))
+
+    async def image_state(self, environment: Environment) -> str | None:
+        if self._builds is None:
+            return None
+        return await self._builds.state(*self._image_of(environment, "", self._provider_for(environment)))
+
+    def _image_of(
+        self, environment: Environment, image: str, provider: Provider
+    ) -> tuple[str, Recipe | None, Callable[[], Awaitable[str]]]:
+        name = image or environment.image
+        recipe = environment.recipe if name == environment.image else None
+        return name, recipe, partial(provider.image_version, name)
 
     async def claim(self, claim: Claim) -> Claimed:
         self._check_open()
@@ -208,6 +247,7 @@ class LocalWorker:
         try:
             environment = self._environments(self._default_environment)
             provider = self._provider_for(environment)
+            await self.prepare(self._default_environment)
             await provider.check(_spec_of(environment))
             return self._pool(provider, environment).lasting_failure
         except WarrenError as exc:
@@ -491,6 +531,8 @@ class LocalWorker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._builds is not None:
+            await self._builds.close()
         handles = [sandbox for sandbox in self._claimed.values() if sandbox is not None]
         self._claimed.clear()
         await asyncio.gather(*(sandbox.close() for sandbox in handles))

@@ -15,7 +15,7 @@ from warren.model.errors import InvalidRequest
 from warren.model.session import check_thread_id
 from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.protocol import CREATE_S
+from warren.sdk.aio.session_holder import create_session
 
 THREAD_HEADER: Final = "x-warren-thread"
 DEFAULT_THREAD: Final = "mcp"
@@ -77,7 +77,7 @@ class Sandboxes:
                 options["agent_config"] = self._agent
             if self._network is not None:
                 options["network"] = dict(self._network)
-            found = await self._backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, **options)
+            found = await create_session(self._backend, secrets.token_hex(16), options)
         session_id = found["session_id"]
         client = AsyncSandboxClient(session_id=session_id, backend=self._backend)
         return Sandbox(thread_id, session_id, client, self._backend, _fresh_sandbox_notice(found))

@@ -18,7 +18,7 @@ from warren.sdk.aio.files import AsyncFiles
 from warren.sdk.aio.platform import AsyncByteSource, open_backend, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import network_values, new_key
+from warren.sdk.protocol import IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key
 from warren.sdk.results import (
     EntryInfo,
     EnvironmentInfo,
@@ -56,7 +56,9 @@ class AsyncSandboxClient(AsyncFiles):
     environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
     the sandbox carry. `agent_config`: the agent that the session is for, by its name in the registry or as a mapping;
     it gives what the other arguments do not. `gpus`: graphics processors that the sandbox has for itself, how many or
-    which, where the operator allows them; by default what the environment says.
+    which, where the operator allows them; by default what the environment says. `image_timeout_s`: how long the first
+    use waits while the server builds the environment's image; meanwhile `on_image_progress` is called with an
+    ImageBuilding, whose `step`, `fraction` and `about` tell how far.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class AsyncSandboxClient(AsyncFiles):
         replace_lost: bool = False,
         exactly_once: bool = False,
         agent_config: str | Mapping[str, Any] = "",
+        image_timeout_s: float = IMAGE_TIMEOUT_S,
+        on_image_progress: ImageProgress | None = None,
         backend: AsyncBackend | None = None,
     ) -> None:
         # All arguments but the session: enough to make another client like this one.
@@ -117,7 +121,13 @@ class AsyncSandboxClient(AsyncFiles):
             }.items()
             if value
         }
-        super().__init__(backend or open_backend(mode, server_url, api_key), session_options, session_id)
+        super().__init__(
+            backend or open_backend(mode, server_url, api_key),
+            session_options,
+            session_id,
+            image_timeout_s,
+            on_image_progress,
+        )
         self._owns_backend = backend is None
         self.timeout = timeout
         self.exactly_once = exactly_once

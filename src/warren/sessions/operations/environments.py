@@ -15,9 +15,11 @@ _SHOWN_OF_IMAGE: Final = ("name", "version", "size_bytes", "files")
 async def list_environments(call: Call) -> Values:
     """As they are now, with the limits a session gets if it asks for no others. Values of variables are not shown."""
     default = call.context.default_environment
+    lifecycle = call.context.sessions.lifecycle
     return {
         "environments": [
-            show_environment(one, is_default=one.name == default) for one in await usable_environments(call)
+            {**show_environment(one, is_default=one.name == default), "image_state": await lifecycle.image_state(one)}
+            for one in await usable_environments(call)
         ]
     }
 
@@ -63,6 +65,7 @@ def show_environment(environment: Environment, *, is_default: bool) -> Values:
         "root": "writable" if environment.writable_root else "read-only",
         "sudo": environment.sudo,
         "default": is_default,
+        "image_state": None,
     }
 
 

@@ -47,11 +47,12 @@ class SilentProgress:
 @dataclass(frozen=True, slots=True)
 class BuildNetwork:
     """What commands of a build may reach, and what makes programs use it. `apt_sources` are lines for apt by the code
-    name of the release they are for. None of it stays in the image."""
+    name of the release they are for; `authorities`, in PEM, vouch for the hosts. None of it stays in the image."""
 
     rules: NetworkRules = NO_NETWORK
     env: Mapping[str, str] = field(default_factory=dict)
     apt_sources: Mapping[str, str] = field(default_factory=dict)
+    authorities: str = ""
 
 
 @dataclass(frozen=True, slots=True)

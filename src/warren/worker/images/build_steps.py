@@ -27,6 +27,7 @@ from warren.model.errors import (
 )
 from warren.model.image import ImageConfig, Run
 from warren.model.operations import Command, FileKind, Reason
+from warren.model.secrets import CA_VARIABLES
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
@@ -135,10 +136,17 @@ class StepRunner:
     async def run(self, sandbox: AgentSandbox, step: Run, config: ImageConfig) -> None:
         """Runs a command to its end. Raises BuildFailed, with what it wrote last."""
         network = await self._open_network(sandbox)
-        user = config.user.partition(":")[0] or ROOT
+        user = step.user or config.user.partition(":")[0] or ROOT
         command = Command(
             argv=step.argv,
-            env={"PATH": _PATH, **network.env, **config.env, **step.env, **await self._apt_env(sandbox, network)},
+            env={
+                "PATH": _PATH,
+                **network.env,
+                **await self._authorities_env(sandbox, network),
+                **config.env,
+                **step.env,
+                **await self._apt_env(sandbox, network),
+            },
             cwd=config.workdir or "/",
             user=user,
             timeout_s=self._limits.timeout_s,
@@ -163,6 +171,14 @@ class StepRunner:
         if self._network.rules.is_open:
             await sandbox.set_network(self._network.rules)
         return self._network
+
+    async def _authorities_env(self, sandbox: AgentSandbox, network: BuildNetwork) -> dict[str, str]:
+        """Lets programs trust whom this machine trusts: the operator's proxy may present certificates of its own."""
+        if not network.authorities or not network.rules.is_open:
+            return {}
+        await make_directory(sandbox, _PRIVATE)
+        await sandbox.write(f"{_PRIVATE}/ca.crt", network.authorities.encode(), mode=0o644, user=ROOT)
+        return dict.fromkeys(CA_VARIABLES, f"{_PRIVATE}/ca.crt")
 
     async def _apt_env(self, sandbox: AgentSandbox, network: BuildNetwork) -> dict[str, str]:
         """Lets apt use the operator's sources if they are for the release of the image."""

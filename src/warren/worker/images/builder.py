@@ -90,6 +90,17 @@ class _Terminated(BaseException):
     """SIGTERM came, and the build has cleaned up behind itself."""
 
 
+def base_config(images: ImageStore, base: str, settings: BuildSettings, progress: BuildProgress) -> ImageConfig:
+    """What the image of a FROM says about itself. It is made or taken from where it can be had, if it is not here."""
+    with images.temporary() as making, explain_errors(f"looking at the image {base}", making):
+        build = _Build(images, making, Recipe(()), None, settings, progress, no_cache=False)
+        with contextlib.closing(build.cache):
+            try:
+                return build.open_base(base).config
+            finally:
+                images.release(making)
+
+
 def _finish(
     images: ImageStore,
     name: str,
@@ -201,7 +212,7 @@ class _Build:
         for number in _needed_stages(stages):
             for name in _names_in(stages[number]):
                 if _stage_of(name, stages[:number]) is None and name not in self._bases:
-                    self._bases[name] = self._open_base(name)
+                    self._bases[name] = self.open_base(name)
 
     def trim_cache(self) -> None:
         """After a build that made layers, also one that failed."""
@@ -249,7 +260,7 @@ class _Build:
             await self._layer(key, state, lambda sandbox: make_directory(sandbox, path), label, fraction)
         elif isinstance(step, Run):
             about = {"argv": step.argv, "own": dict(step.env), "env": dict(config.env)}
-            key = key_of(state.key, **about, workdir=config.workdir, user=config.user)
+            key = key_of(state.key, **about, workdir=config.workdir, user=step.user or config.user)
             await self._layer(key, state, lambda sandbox: self._steps().run(sandbox, step, config), label, fraction)
         elif step.stage:
             await self._copy_from_stage(step, state, number, label, fraction)
@@ -390,7 +401,7 @@ class _Build:
         number = _stage_of(name, self._recipe.stages[:before])
         return self._bases[name] if number is None else self._made[number]
 
-    def _open_base(self, base: str) -> _StageState:
+    def open_base(self, base: str) -> _StageState:
         if base == SCRATCH:
             return self._scratch()
         check_image_name(base)

@@ -71,6 +71,10 @@ class ImageStore:
     def release(self, user: Path) -> None:
         self._versions.release(user)
 
+    def source(self, name: str, version: str) -> str:
+        """What this version was made from; empty if it is not there any more."""
+        return next((one.source for one in self.list() if one.version == version), "")
+
     @contextlib.contextmanager
     def using(self, name: str) -> Iterator[RootFs]:
         """The current version of an image, which stays meanwhile."""
