@@ -93,7 +93,7 @@ class TestBuilds:
         made = build_with_docker(
             *(store, "built"),
             context=context,
-            dockerfile=context / "Dockerfile",
+            dockerfile=(context / "Dockerfile").read_text(),
             docker_url=docker_engine.url,
             progress=progress,
             build_args={"WHO": "me"},
@@ -114,7 +114,7 @@ class TestBuilds:
             build_with_docker(
                 *(store, "failing"),
                 context=context,
-                dockerfile=context / "Dockerfile",
+                dockerfile=(context / "Dockerfile").read_text(),
                 docker_url=docker_engine.url,
                 progress=Recorder(),
             )
