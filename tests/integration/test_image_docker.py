@@ -39,6 +39,17 @@ def test_an_image_is_taken_and_the_container_is_gone(
     assert containers(docker_engine) == []
 
 
+def test_what_the_image_says_of_itself_comes_along(
+    docker_engine: DockerEngine, tiny_image: str, store: ImageStore
+) -> None:
+    made = docker_engine.docker("create", tiny_image, "/x").stdout.strip()
+    docker_engine.docker("commit", "--change", "ENV A=b", "--change", "WORKDIR /app", made, "said:1")
+    docker_engine.docker("rm", made)
+    config = store.import_docker("said", "said:1", docker_engine.url).config
+    assert (config.env["A"], config.workdir) == ("b", "/app")
+    assert (store.rootfs("said").path / "app").is_dir()
+
+
 def test_a_failed_import_leaves_no_container(docker_engine: DockerEngine, tmp_path: Path, store: ImageStore) -> None:
     (tmp_path / "none").mkdir()
     (tmp_path / "none/file").write_text("x")
