@@ -86,6 +86,18 @@ def test_a_mistake_in_the_network_is_said(tmp_path: Path, network: str, said: st
         write(tmp_path, "x", f"name: x\nimage: x\nnetwork: {network}\n").read("x")
 
 
+def test_an_environment_may_say_how_many_gpus_or_which(tmp_path: Path) -> None:
+    (tmp_path / "environments").mkdir()
+    for name, value in {"some": "2", "these": '["0", 1]', "wrong": '"all"', "twice": "[0, 0]"}.items():
+        (tmp_path / "environments" / f"{name}.yaml").write_text(f"name: {name}\nimage: base\ngpus: {value}\n")
+    registry = Registry(tmp_path)
+    assert registry.environment("some").gpus == ("any", "any")
+    assert registry.environment("these").gpus == ("0", "1")
+    for name in ("wrong", "twice"):
+        with pytest.raises(InvalidRequest, match="gpus"):
+            registry.read(name)
+
+
 def test_an_environment_may_name_the_secrets_of_its_sessions(tmp_path: Path) -> None:
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "x.yaml").write_text("name: x\nimage: base\nsecrets: [openai, git]\n")
@@ -296,6 +308,11 @@ def test_the_environment_that_the_documents_show_is_right(tmp_path: Path) -> Non
     (shown,) = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
     environment = write(tmp_path, "data", shown).read("data")
     assert (environment.image, environment.limits.memory_mb) == ("base", 2048)
+    page = (Path(__file__).parents[2] / "docs/root.md").read_text()
+    (shown,) = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    environment = write(tmp_path, "workshop", shown).read("workshop")
+    assert environment.writable_root
+    assert environment.sudo
 
 
 def test_output_of_python_comes_at_once_in_our_environments() -> None:

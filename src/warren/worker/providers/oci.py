@@ -166,7 +166,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
             rootfs = RootFs(directory / "image", host_usr=False)
-            config = json.loads(self._config(record, rootfs))
+            config = json.loads(self._config(record, rootfs=rootfs))
             config["process"]["args"] = [oci_bundle.AGENT, "--version"]
             oci_launch.make_mount_points(directory / "image")
             await self._take_disk(record.spec, directory)
@@ -199,7 +199,7 @@ class OciProvider(HostProvider[Record, Runtime]):
         self._fault("disk")
         await self._take_disk(spec, directory)
         self._fault("socket")
-        config = oci_launch.in_memory(self._config(record, rootfs))
+        config = oci_launch.in_memory(self._config(record, rootfs=rootfs))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
@@ -248,7 +248,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self.directory(sandbox_id)
 
-    def _config(self, record: Record, rootfs: RootFs) -> str:
+    def _config(self, record: Record, *, rootfs: RootFs) -> str:
         grant = self.gpus.granted(record.spec.gpus)
         return oci_bundle.config_json(
             record.spec,
