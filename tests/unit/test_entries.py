@@ -124,6 +124,7 @@ _P = "name: x\ntemplate: |\n  Hi {{who}}\nvariables:\n  "
     [
         ("tools", "name: x", "a tool needs a command or mcp, one of them"),
         ("tools", "name: x\ncommand: ls\nmcp: {command: [x]}", "a command or mcp, one of them"),
+        ("tools", "name: x.y\ncommand: ls", "line 1: name is 'x.y': models take no dots"),
         ("tools", "name: y\ncommand: ls", "line 1: name is 'y', the file's name says 'x'"),
         ("tools", "name: x\ncomand: ls", "line 2: there is no key 'comand' (did you mean command? "),
         ("tools", "name: x\ncommand: ''", "line 2: command is empty"),
