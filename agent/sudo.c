@@ -59,7 +59,7 @@ static void stop(const char *what, const char *why) {
 /* ---- options ---- */
 
 static void wrong_usage(const char *option) {
-    dprintf(2, "sudo: the option %s is not known here\n%s", option, usage_text);
+    dprintf(2, "sudo: the option %s is not known here, or lacks its value\n%s", option, usage_text);
     exit(1);
 }
 

@@ -23,7 +23,6 @@ import asyncssh
 from aiohttp import WSMsgType, web
 from certificates import Certificates
 
-WHEEL: Final = "tiny_package-1.0-py3-none-any.whl"
 _BACKEND: Final = "/usr/lib/git-core/git-http-backend"
 
 
@@ -71,11 +70,12 @@ class Servers:
         if self._runner is None:
             app = web.Application()
             app.router.add_get("/ws", self._echo)
-            app.router.add_get("/simple/tiny-package/", self._python_index)
-            app.router.add_get(f"/files/{WHEEL}", self._wheel)
+            app.router.add_get("/{prefix:(?:team/)?}simple/{name}/", self._python_index)
+            app.router.add_get("/files/{file}", self._wheel)
             app.router.add_get("/npm/tiny-package", self._node_package)
             app.router.add_get("/npm/tiny-package.tgz", self._node_archive)
             app.router.add_route("*", "/git/{rest:.*}", self._git)
+            app.router.add_route("*", "/team/project.git/{within:.*}", self._git)
             app.router.add_get("/size/{size}", self._bytes)
             app.router.add_post("/sink", self._sink)
             app.router.add_get("/{rest:.*}", self._hello)
@@ -120,12 +120,13 @@ class Servers:
 
     async def _python_index(self, request: web.Request) -> web.Response:
         self._note(request)
-        digest = hashlib.sha256(make_wheel()).hexdigest()
-        page = f'<!doctype html><a href="/files/{WHEEL}#sha256={digest}">{WHEEL}</a>'
+        name = request.match_info["name"].replace("-", "_")
+        file, digest = f"{name}-1.0-py3-none-any.whl", hashlib.sha256(make_wheel(name)).hexdigest()
+        page = f'<!doctype html><a href="/files/{file}#sha256={digest}">{file}</a>'
         return web.Response(text=page, content_type="text/html")
 
     async def _wheel(self, request: web.Request) -> web.Response:
-        return web.Response(body=make_wheel())
+        return web.Response(body=make_wheel(request.match_info["file"].partition("-")[0]))
 
     async def _node_package(self, request: web.Request) -> web.Response:
         self._note(request)
@@ -149,7 +150,7 @@ class Servers:
         environ = {
             "GIT_PROJECT_ROOT": str(self._folder),
             "GIT_HTTP_EXPORT_ALL": "1",
-            "PATH_INFO": f"/{request.match_info['rest']}",
+            "PATH_INFO": f"/{request.match_info.get('rest') or 'repository.git/' + request.match_info['within']}",
             "REQUEST_METHOD": request.method,
             "QUERY_STRING": request.query_string,
             "CONTENT_TYPE": request.headers.get("Content-Type", ""),
@@ -260,13 +261,14 @@ def make_repository(path: Path) -> None:
     git("clone", "-q", "--bare", work, path)
 
 
-def make_wheel() -> bytes:
+def make_wheel(package: str) -> bytes:
+    """Of a package of any name."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
-        info = "tiny_package-1.0.dist-info"
+        info = f"{package}-1.0.dist-info"
         for name, text in (
-            ("tiny_package.py", "answer = 42\n"),
-            (f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-package\nVersion: 1.0\n"),
+            (f"{package}.py", "answer = 42\n"),
+            (f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n"),
             (f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
             (f"{info}/RECORD", ""),
         ):

@@ -7,17 +7,17 @@ import hashlib
 import io
 import json
 import shutil
-import socket
 import subprocess
 import tarfile
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+
+from server_process import free_port
 
 from warren.worker.images.oci_model import read_platform
 
@@ -158,12 +158,6 @@ def running_registry(folder: Path, *, password: bool = False) -> Iterator[Regist
         yield server
     finally:
         server.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class LyingRegistry:

@@ -30,7 +30,7 @@ _EXTENDED: Final = (
     r"faults/cluster/test_cluster_(partitions|pauses|spread|random_faults)\.py",
     r"faults/cluster/test_cluster_failures\.py::(?!test_a_rolling_restart)",
     r"integration/test_ordinary_programs\.py",
-    r"integration/test_attack(_api)?\.py::test_(everything_is_contained|what_a_neighbour_keeps|what_others_wait)",
+    r"integration/test_attack(_api)?\.py::test_(everything_is_contained|rules_of_a_network|what_a_neighbour_keeps|what_others_wait)",
     r"integration/test_dist\.py::TestRelease",
     r"integrations/test_mcp_versions\.py::test_it_works_beside",  # needs a package index
     r"integrations/test_vendor_suite\.py::test_86",

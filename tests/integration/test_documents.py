@@ -2,7 +2,8 @@
 
 Lines of commands are run one by one. Blocks that talk to a server (sh and python, with http://127.0.0.1:8000 in them,
 or sh with lines that begin with `warren`) are run page by page, in order, against a real server; only the port is
-another. The server of the page about clusters is a cluster, started as that page says.
+another. The server of the page about clusters is a cluster, started as that page says. Blocks that are marked `bash`
+need hosts outside: tests/e2e/test_recipes.py runs them.
 """
 
 import contextlib
@@ -33,8 +34,9 @@ from warren.model.errors import WarrenError
 from warren.model.usage import Usage
 
 ROOT = Path(__file__).parents[2]
-# These show files of other programs, and policies; tests/integrations and tests/unit/test_policy.py try them.
-_ELSEWHERE = {ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md")}
+# These show files of other programs, policies, and builds; tests/integrations, tests/unit/test_policy.py and
+# tests/e2e/test_image_recipes.py try them.
+_ELSEWHERE = {ROOT / "docs" / name for name in ("mcp.md", "integration-guide.md", "command-policy.md", "build.md")}
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs").rglob("*.md")} - _ELSEWHERE)]
 # The servers of these pages want keys, as every server does that is not told otherwise.
 _GUARDED = {
@@ -70,7 +72,9 @@ def commands(page: Path) -> list[str]:
     """Lines of code blocks, fenced or indented, without their comments; but for blocks that have tests of their own."""
 
     def as_indented(match: re.Match[str]) -> str:
-        apart = match[1] in ("toml", "python", "text", "json", "yaml", "mermaid") or asks_a_server((match[1], match[2]))
+        apart = match[1] in ("toml", "python", "text", "json", "yaml", "mermaid", "bash") or asks_a_server(
+            (match[1], match[2])
+        )
         return "" if apart else re.sub("^", "    ", match[2], flags=re.M)
 
     lines = re.findall(r"^(?: {4}|\t)(\S.*)$", _FENCED.sub(as_indented, page.read_text()), flags=re.M)

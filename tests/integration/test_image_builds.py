@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -78,6 +79,8 @@ class TestSteps:
 
     def test_files_are_copied_from_the_directory(self, world: BuildWorld, context: Path) -> None:
         (context / ".dockerignore").write_text("*.md\n")
+        (context / "large").write_bytes(os.urandom(3_000_001))
+        Path(os.fsdecode(os.fsencode(context) + b"/app/\xff\n")).write_text("odd")
         world.build(
             "copied",
             configure("workdir", "/srv"),
@@ -97,6 +100,8 @@ class TestSteps:
         assert (start.st_mode, start.st_uid, start.st_gid) == (0o100555, 1000, 7)
         assert (root / "usr/bin").stat().st_uid == 0
         assert "notes.md" not in os.listdir(root / "all")
+        assert (root / "all/large").read_bytes() == (context / "large").read_bytes()
+        assert b"\xff\n" in os.listdir(os.fsencode(root / "all/app"))
 
     def test_links_of_the_image_are_resolved_inside(self, world: BuildWorld, context: Path, tmp_path: Path) -> None:
         outside = tmp_path / "outside"
@@ -139,7 +144,7 @@ class TestSteps:
                 (
                     copy("/out", "/result", stage="second"),
                     copy("/out/link", "/", stage="1"),
-                    copy("/usr/bin/c*t", "/bin/", stage="small"),
+                    copy("/usr/bin/c*t", "/usr/bin/bash", "/bin/", stage="small"),
                     configure("entrypoint", ("/bin/cat",)),
                 ),
             ),
@@ -148,12 +153,45 @@ class TestSteps:
         assert (root / "result/deep/file").read_text() == "made\nmore\n"
         assert (os.readlink(root / "result/link"), (root / "link").read_text()) == ("deep/file", "made\n")
         assert {"cat", "cut"} <= set(os.listdir(root / "bin"))
+        assert (root / "bin/bash").read_bytes() == (world.root("small") / "usr/bin/bash").read_bytes()
         assert not (root / "usr").exists()
         assert world.images.rootfs("staged").config.entrypoint == ("/bin/cat",)
+
+    def test_a_step_reaches_what_the_operator_names_and_the_image_knows_nothing_of_it(
+        self, world: BuildWorld, tmp_path: Path
+    ) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            own = probe.getsockname()[0]
+        with socket.create_server((own, 0)) as server:
+            port = server.getsockname()[1]
+            (tmp_path / "presets.yaml").write_text(
+                f"python-packages: {{allow: ['{own}:{port}'], env: {{PIP_INDEX_URL: 'http://{own}:{port}/simple'}}}}\n"
+            )
+            answer = threading.Thread(target=_answer, args=(server,))
+            answer.start()
+            world.build(
+                "reaching",
+                run(f"bash -c 'exec 3<>/dev/tcp/{own}/{port}; cat <&3 > /opt/answer'; env | grep -c ^PIP_INDEX_URL"),
+                image_network=("python-packages", "git-hosts"),
+                egress_presets=tmp_path / "presets.yaml",
+                egress_networks=(own,),
+            )
+            answer.join()
+        assert (world.text("reaching", "opt/answer"), world.recorder.text) == ("hello\n", "1\n")
+        assert "PIP_INDEX_URL" not in world.images.rootfs("reaching").config.env
+        planted = {path.name for path in world.root("reaching").rglob("*") if "warren-build" in path.name}
+        assert planted == set()
 
     def test_many_steps_are_more_layers_than_a_mount_takes(self, world: BuildWorld) -> None:
         world.build("long", *(run(f"echo {number} >> /opt/numbers") for number in range(20)))
         assert world.text("long", "opt/numbers").split() == [str(number) for number in range(20)]
+
+
+def _answer(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(b"hello\n")
 
 
 async def _output(world: BuildWorld, image: str, text: str) -> str:
@@ -287,7 +325,7 @@ class TestFailures:
             world.build("x", Stage("no-such/image:1"))
         assert "image_registry" in caught.value.remedy
 
-    @pytest.mark.parametrize("size", [40, 90])
+    @pytest.mark.parametrize("size", [55, 90])
     def test_a_full_disk_keeps_the_old_image(self, world: BuildWorld, tmp_path: Path, size: int) -> None:
         """The folder of the images is on a small file system, which only this test's processes see."""
         place = tmp_path / "state"
@@ -352,8 +390,7 @@ class TestEnds:
             assert len(sandboxes_of(world)) == 1
             ids = [path.name for path in sandboxes_of(world)]
             world.images.prune_layers()  # the next command about images
-            cgroups = [path for path in Path("/sys/fs/cgroup").rglob("*") if path.name in ids]
-            assert cgroups == []
+            assert [path for path, _, _ in os.walk("/sys/fs/cgroup") if os.path.basename(path) in ids] == []
         assert world.left() == []
         assert world.build("stopped", run("echo after > /opt/x")).version != before.version
         assert world.recorder.cached == [True]  # the step that was done is kept

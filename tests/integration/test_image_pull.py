@@ -5,11 +5,14 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
@@ -24,13 +27,15 @@ from registry_server import (
     Image,
     RegistryServer,
     digest_of,
-    free_port,
     lying_registry,
     running_registry,
     send,
     tar_of,
 )
+from server_process import ServerProcess, free_port
+from this_run import new_state_dir
 
+import warren as package
 from warren.interfaces.images import ImageVersion
 from warren.model.addresses import read_networks
 from warren.model.errors import ImageNotFound, InvalidRequest, PermissionDenied, Unavailable, WarrenError
@@ -318,6 +323,26 @@ def test_passwords_do_not_follow_redirects_and_private_addresses_need_leave(stor
         assert "Authorization" not in headers
 
 
+def test_a_token_that_expires_in_the_middle_is_replaced(store: ImageStore) -> None:
+    tokens: list[str] = []
+
+    def answer(handler: BaseHTTPRequestHandler) -> bool:
+        if handler.path.startswith("/token"):
+            tokens.append(f"token-{len(tokens)}")
+            send(handler, json.dumps({"access_token": tokens[-1]}).encode(), "application/json")
+            return True
+        if tokens and handler.headers.get("Authorization") == f"Bearer {tokens[-1]}" and len(tokens) == 2:
+            return False
+        if tokens and handler.headers.get("Authorization") == f"Bearer {tokens[-1]}" and "/manifests/" in handler.path:
+            return False
+        challenge(f"http://{registry.host}/token")(handler)
+        return True
+
+    with lying_registry(Image(SHELL), answer) as registry:
+        assert pull_image(store, f"{registry.host}/x:1", "x", options=QUICK).files
+    assert len(tokens) == 2
+
+
 def test_a_broken_connection_is_tried_again(store: ImageStore) -> None:
     tries: list[str] = []
 
@@ -336,6 +361,39 @@ def test_a_broken_connection_is_tried_again(store: ImageStore) -> None:
 
 
 # -- bad luck
+
+
+def test_the_default_image_may_be_one_that_was_pulled(registry: RegistryServer) -> None:
+    program = (Path(package.__file__).parent / "bin/warren-agent").read_bytes()
+    registry.push("library/ubuntu", "22.04", Image(tar_of({"bin/sh": program}), config={"WorkingDir": "/srv"}))
+    state = new_state_dir()
+    server = ServerProcess(state, "--on-stop", "destroy", "--pool-size", "1", CONTAINER_IMAGE="ubuntu:22.04")
+    try:
+        server.start(wait=False)
+        server.wait_until_ready("/health")
+        status, answer = post(server, "/api/sessions", {})
+        assert status == 404
+        assert "warren image pull ubuntu:22.04" in answer["remedy"]
+        options = replace(QUICK, registry=f"{registry.host}/library")
+        pull_image(ImageStore(state), "ubuntu:22.04", options=options)
+        status, answer = post(server, "/api/sessions", {})
+        assert status == 201
+        command = {"command": ["/bin/sh", "--version"]}
+        status, answer = post(server, f"/api/sessions/{answer['session_id']}/exec", command)
+        assert answer["stdout"].startswith("warren-agent ")
+    finally:
+        server.stop()
+        shutil.rmtree(state)
+
+
+def post(server: ServerProcess, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server.url}{path}", json.dumps(body).encode(), headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as exc:
+        return exc.code, json.load(exc)
 
 
 def warren(tmp_path: Path, *arguments: str) -> "subprocess.Popen[str]":

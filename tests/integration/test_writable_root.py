@@ -128,18 +128,32 @@ async def test_what_was_changed_can_be_had_after_the_sandbox_is_gone(provider: O
         provider.changes(sandbox.id)
 
 
-async def test_descriptors_of_changes_do_not_add_up(provider: OciProvider) -> None:
-    def kept() -> list[str]:
-        links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
-        return [link for link in links if link.endswith("root.upper")]
+def kept_changes() -> list[str]:
+    links = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return [link for link in links if link.endswith("root.upper")]
 
+
+async def test_changes_that_nobody_takes_are_dropped(provider: OciProvider) -> None:
     sandbox = await provider.create(SPEC)
-    assert len(kept()) == 1
+    assert len(kept_changes()) == 1
     await provider.destroy(sandbox.id)
-    assert kept() == []
+    assert kept_changes() == []
     plain = await provider.create(replace(SPEC, writable_root=False))
     with pytest.raises(SandboxNotFound):
         provider.changes(plain.id)
+
+
+@pytest.mark.parametrize("step", ["launch", "launched", "started", "dialled", "checked"])
+async def test_a_create_that_is_cut_short_keeps_nothing(step: str, state_dir: Path, image_store: ImageStore) -> None:
+    def fault(now: str) -> None:
+        if now == step:
+            raise InvalidRequest("stop")
+
+    provider = OciProvider(state_dir, image_store, BIN, keep_changes=True, fault=fault)
+    with pytest.raises(InvalidRequest, match="stop"):
+        await provider.create(SPEC)
+    assert (kept_changes(), await provider.list_ids()) == ([], [])
+    await provider.close()
 
 
 async def test_no_privilege_comes_from_a_file(provider: OciProvider) -> None:

@@ -49,6 +49,16 @@ def firsts(want: Requirements, workers: Sequence[Candidate], **options: int) -> 
     return {rank_workers(want, workers, tie, **options)[0] for tie in TIES}
 
 
+def test_a_worker_with_the_image_comes_before_an_emptier_one_without() -> None:
+    want = replace(PLAIN, image="rare")
+    full, empty = worker("full", images={"rare": "sha256:1"}, claimed=90), worker("empty", claimed=0)
+    assert firsts(want, [empty, full]) == {"full"}
+    assert rank_workers(want, [empty, full], 1) == ["full", "empty"], "the other can get it"
+    assert firsts(want, [empty, worker("taken", images={"rare": ""}, claimed=100)]) == {"empty"}
+    many = [worker(f"w{number}", claimed=0) for number in range(200)]
+    assert firsts(want, [*many, full]) == {"full"}
+
+
 # One criterion at a time.
 
 

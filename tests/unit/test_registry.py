@@ -308,6 +308,11 @@ def test_the_environment_that_the_documents_show_is_right(tmp_path: Path) -> Non
     (shown,) = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
     environment = write(tmp_path, "data", shown).read("data")
     assert (environment.image, environment.limits.memory_mb) == ("base", 2048)
+    page = (Path(__file__).parents[2] / "docs/root.md").read_text()
+    (shown,) = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    environment = write(tmp_path, "workshop", shown).read("workshop")
+    assert environment.writable_root
+    assert environment.sudo
 
 
 def test_output_of_python_comes_at_once_in_our_environments() -> None:

@@ -12,7 +12,7 @@ from warren import AsyncSandboxClient, SandboxClient
 from warren.model.errors import InvalidRequest, NoCapacity, WarrenError
 from warren.sdk.options import ClientOptions
 from warren.sdk.protocol import EventParser, Request, error_from_event, error_from_response, parse_address
-from warren.sdk.results import ExecuteResult, OutputChunk
+from warren.sdk.results import ExecuteResult, OutputChunk, Result
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,10 @@ def test_every_public_name_is_there() -> None:
         assert name in dir(warren)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = warren.nothing
+
+
+def test_every_result_of_the_clients_is_public() -> None:
+    assert {kind.__name__ for kind in Result.__subclasses__()} <= set(warren.__all__)
 
 
 def test_importing_warren_loads_no_other_package() -> None:

@@ -111,7 +111,9 @@ class CoordinatorService:
                 tls=wiring.build_client_tls(settings),
             )
 
-        app = CoordinatorMiddleware(create_app(context, wrapped=with_router), self._auth, self._fleet)
+        app = CoordinatorMiddleware(
+            create_app(context, wrapped=with_router), self._auth, self._fleet, self._worker_client
+        )
         return build_edge(settings, app, context)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:

@@ -77,9 +77,13 @@ def build_images(settings: Settings) -> ImageStore:
 def build_pull_options(settings: Settings) -> "PullOptions":
     from warren.model.addresses import read_networks
     from warren.worker.images.oci_pull import PullOptions
+    from warren.worker.images.registry_credentials import Credentials
 
     return PullOptions(
-        settings.image_registry, settings.image_insecure_registries, read_networks(settings.image_registry_networks)
+        settings.image_registry,
+        settings.image_insecure_registries,
+        read_networks(settings.image_registry_networks),
+        Credentials(environment_with({})),
     )
 
 

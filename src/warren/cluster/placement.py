@@ -8,6 +8,8 @@ of the same tenant add up to one, waiting claims up to QUEUE_WEIGHT, chance up t
 decide among workers with about the same load, and none of them fills a worker while another is much emptier. A machine
 that runs short of memory or disk counts as loaded, too.
 
+A worker that has the session's image comes before all that lack it and would have to get it first, however full it is.
+
 What is known is as old as the last heartbeat, and other coordinators choose by the same knowledge. So a coordinator
 counts the sessions it has sent since then once for itself and once for each other coordinator, which will have done
 the same. Otherwise each of them alone would fill a worker that looks empty; and a worker with a fresh report, which
@@ -45,8 +47,9 @@ class Candidate:
     `by_tenant`: how many of them belong to the requesting tenant, 0 if unknown. `ready`: warm sandboxes of each pool,
     by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes no
     more sandboxes. `assigned`: the sessions that this coordinator has sent there since the worker's last report.
-    `capabilities`: what each provider can do; nothing of one about which the worker does not say it.
-    `gpus`: how many graphics processors its sandboxes may have; `gpus_free`: the ids of those that none has.
+    `images`: the names of the images it has. `capabilities`: what each provider can do; nothing of one about which the
+    worker does not say it. `gpus`: how many graphics processors its sandboxes may have; `gpus_free`: the ids of those
+    that none has.
     """
 
     id: str
@@ -61,6 +64,7 @@ class Candidate:
     draining: bool
     alive: bool
     assigned: int
+    images: Collection[str] = ()
     capabilities: Mapping[str, Collection[str]] = field(default_factory=dict)
     gpus: int = 0
     gpus_free: Sequence[str] = ()
@@ -70,7 +74,7 @@ class Candidate:
 class Requirements:
     """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has.
     `needs` are capabilities of the provider, which is the worker's default one if none is named. `gpus`: ids of
-    graphics processors, or `any` for each."""
+    graphics processors, or `any` for each. `image` is empty where it is not known."""
 
     environment: str
     tenant: str
@@ -79,6 +83,7 @@ class Requirements:
     pooled: bool = True
     needs: frozenset[str] = frozenset()
     gpus: Sequence[str] = ()
+    image: str = ""
 
 
 def rank_workers(
@@ -97,17 +102,22 @@ def rank_workers(
     """
     chance = random.Random(seed)
     usable = _sample_usable(required, candidates, chance, max(MAX_COMPARED, limit))
-    scored = ((score(required, worker, coordinators, chance.random()), name) for name, worker in usable.items())
-    return [name for _, name in nsmallest(limit, scored)]
+    scored = (
+        (not has_image(required, worker), score(required, worker, coordinators, chance.random()), name)
+        for name, worker in usable.items()
+    )
+    return [name for _, _, name in nsmallest(limit, scored)]
 
 
 def _sample_usable(
     required: Requirements, candidates: Sequence[Candidate], chance: random.Random, count: int
 ) -> dict[str, Candidate]:
-    """At most `count` usable workers by their ids, from a random place in the list on."""
+    """At most `count` usable workers by their ids, from a random place in the list on; those with the image first."""
     start = chance.randrange(len(candidates)) if len(candidates) > count else 0
     rotated = [*candidates[start:], *candidates[:start]] if start else candidates
-    usable = (worker for worker in rotated if is_usable(required, worker))
+    usable = [worker for worker in rotated if is_usable(required, worker)]
+    if len(usable) > count:
+        usable.sort(key=lambda worker: not has_image(required, worker))  # the order is kept otherwise
     return {worker.id: worker for worker in islice(usable, count)}
 
 
@@ -119,6 +129,10 @@ def is_usable(required: Requirements, worker: Candidate) -> bool:
         and fits(required, worker)
         and has_gpus_free(required, worker)
     )
+
+
+def has_image(required: Requirements, worker: Candidate) -> bool:
+    return not required.image or required.image in worker.images
 
 
 def has_room(worker: Candidate) -> bool:

@@ -35,7 +35,8 @@ class Report:
     provider leaves them out. `capabilities` says what each of them can do; where it says nothing, a worker of an
     earlier version may be able to do it. `coordinators` are the ids of those it asks when it has lost Redis: nobody
     else may give it up, because it goes on while all of these have lost Redis too. `gpus` counts its graphics
-    processors for sandboxes; `gpus_free` are the ids of those that no sandbox has.
+    processors for sandboxes; `gpus_free` are the ids of those that no sandbox has. `images` are those that other
+    workers can have of it: by name, the digest of the content.
     """
 
     id: str
@@ -55,6 +56,7 @@ class Report:
     providers: tuple[str, ...] = ()
     capabilities: Mapping[str, Sequence[str]] = field(default_factory=dict)
     coordinators: tuple[str, ...] = ()
+    images: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
     gpus_free: tuple[str, ...] = ()
 

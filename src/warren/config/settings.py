@@ -185,12 +185,12 @@ def environment_with(more: Mapping[str, str]) -> dict[str, str]:
 
 def as_variables(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """The values of the options whose names begin so, as variables for a child process; empty ones are left out."""
-    found: dict[str, str] = {}
-    for option in OPTIONS.values():
-        value = getattr(settings, option.name)
-        if any(option.name.startswith(name) for name in names) and value not in (None, "", ()):
+    names, found = tuple(names), dict[str, str]()
+    for name in (each for each in OPTIONS if each.startswith(names)):
+        value = getattr(settings, name)
+        if value not in (None, "", ()):
             text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-            found[f"WARREN_{option.name.upper()}"] = text.lower() if isinstance(value, bool) else text
+            found[f"WARREN_{name.upper()}"] = text.lower() if isinstance(value, bool) else text
     return found
 
 

@@ -1,9 +1,9 @@
 """Root filesystems by name."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Any, Protocol
 
 from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import USER_UID
@@ -53,6 +53,30 @@ class ImageVersion(ImageInfo):
     version: str = ""
     current: bool = True
     sandboxes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOffer:
+    """An image that another machine can have: `content` is the digest of its files."""
+
+    name: str
+    content: str
+    size_bytes: int
+    source: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SharedImages(Protocol):
+    """Images that go from machine to machine; all of these take their time, and are called in threads.
+
+    `offers` returns the current versions that can be had elsewhere. `send` writes the files of such a version as a tar
+    whose digest is its content; it raises ImageNotFound if there is no such version any more. `receive` makes a version
+    of that name of the tar; it raises InvalidRequest, and nothing changes, if the tar is not what was offered.
+    """
+
+    def offers(self) -> Sequence[ImageOffer]: ...
+    def send(self, offer: ImageOffer, out: IO[bytes]) -> None: ...
+    def receive(self, offer: ImageOffer, stream: IO[bytes]) -> ImageVersion: ...
 
 
 class ImageList(Protocol):

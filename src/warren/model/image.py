@@ -12,7 +12,7 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
     """`env`, `workdir` and `user` hold for commands in a sandbox of the image; the rest is kept and shown. `digest` is
-    that of the manifest it was pulled by, with its algorithm."""
+    that of the manifest it was pulled by, with its algorithm, or the id that a Docker engine knows it by."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = ""

@@ -159,6 +159,5 @@ async def _refuse(status: int, scope: Scope, send: Send, preview: Preview) -> No
 
 
 def _failed(preview: Preview, exc: ForwardingFailed) -> PortFailed:
-    why = exc.reason.replace("the worker's", "its").replace("the worker", "it")
     word = "answered nothing that can be passed on" if isinstance(exc, Broken) else "cannot be reached"
-    return PortFailed(f"the server on port {preview.port} of the sandbox {word}: {why}")
+    return PortFailed(f"the server on port {preview.port} of the sandbox {word}: {exc.reason}")

@@ -167,9 +167,12 @@ class CommandBody(Body):
     command: Annotated[str | list[str], _one_of("a string, or a list of strings")] = Field(
         description="A line for bash, or a program and its arguments", examples=["python3 -c 'print(6 * 7)'"]
     )
-    cwd: str = Field("", description="Directory; by default where the last command ended, at first /workspace")
+    cwd: str = Field(
+        "",
+        description="Directory; by default where the last command ended, at first the image's WORKDIR, else /workspace",
+    )
     env: dict[str, str] = Field({}, description="Variables for this command alone", max_length=MAX_VARIABLES)
-    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
+    user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
     timeout_s: Timeout | None = Field(
         None,
         description="The whole process tree is ended after so long. 0: no time-out but the server's longest, a day "
@@ -241,13 +244,13 @@ class PathBody(Body):
     path: str = Field(description="Relative paths start in /workspace", examples=["src/data"])
     mode: int = Field(0o755, ge=0, le=0o7777, description="As a number: 493 is 0755")
     exist_ok: bool = Field(False, description="A directory that is there already is no error, and stays as it is")
-    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
+    user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
 
 
 class MoveBody(Body):
     source: str = Field(description="Relative paths start in /workspace", examples=["draft.txt"])
     target: str = Field(description="Its new path, not the directory it goes to", examples=["final.txt"])
-    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
+    user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
 
 
 def data_of(text: str, encoded: str) -> bytes:

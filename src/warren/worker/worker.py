@@ -42,7 +42,7 @@ from warren.model.image import Recipe
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.guard import MachineGuard, usable_cores
-from warren.worker.images.builds import ImageBuilds
+from warren.worker.images.builds import FetchImage, ImageBuilds
 from warren.worker.pool import Pool
 
 NO_POOL: Final = PoolSize(0, 0, 0)  # a graphics processor must not wait in one
@@ -145,7 +145,7 @@ class LocalWorker:
         provider = self._provider_for(environment)
         if self._state is _State.NEW:
             self._state = _State.OPEN
-            if self._builds is None or self._builds.recipe(environment.image, environment.recipe) is None:
+            if self._builds is None or not self._builds.can_get(environment.image, environment.recipe):
                 self._pool(provider, environment)
             else:
                 self._own(asyncio.ensure_future(self._start_default_pool()))
@@ -174,6 +174,11 @@ class LocalWorker:
         if self._builds is not None:
             found = self._environments(environment)
             await self._builds.prepare(*self._image_of(found, image, self._provider_for(found, provider)))
+
+    def fetch_images_by(self, fetch: FetchImage) -> None:
+        """Says how images that are missing here can be had from other machines."""
+        if self._builds is not None:
+            self._builds.fetch = fetch
 
     async def image_state(self, environment: Environment) -> str | None:
         if self._builds is None:

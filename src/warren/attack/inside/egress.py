@@ -106,7 +106,7 @@ def hammer(targets: "list[tuple[str, int, str]]", seconds: float = 20) -> ProbeV
 def pour(host: str, port: int, first: str, more: str, count: int = 64, seconds: float = 20) -> ProbeVerdict:
     """Sends a beginning on each of many connections, and then the same bytes again and again, as fast as they go."""
     begin, again = base64.b64decode(first), base64.b64decode(more)
-    ends: "list[socket.socket]" = []
+    ends: list[socket.socket] = []
     ready()
     until, sent = time.monotonic() + seconds, 0
     while time.monotonic() < until:

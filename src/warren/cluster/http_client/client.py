@@ -129,7 +129,7 @@ class WorkerResponse:
             pieces.append(piece)
             size += len(piece)
             if size > limit:
-                raise Broken(f"the worker's response is longer than {limit} bytes")
+                raise Broken(f"its response is longer than {limit} bytes")
         return b"".join(pieces)
 
     def detach(self) -> None:
@@ -236,7 +236,7 @@ class _Exchange:
                 return
             except TimeoutError:
                 if self._sent_at + self._head_timeout_s <= loop.time():
-                    raise Broken(f"the worker did not respond within {self._head_timeout_s:g} s") from None
+                    raise Broken(f"it did not respond within {self._head_timeout_s:g} s") from None
 
     async def _send_rest_and_watch(self, connection: Connection) -> None:
         try:

@@ -162,10 +162,10 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._parser.feed_data(self._buffer[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.fail(Broken("the worker's response is not valid HTTP"))
+            self.fail(Broken("its response is not valid HTTP"))
         else:
             if self._bytes_without_progress > MAX_HEAD:
-                self.fail(Broken("the head of the worker's response is too large"))
+                self.fail(Broken("the head of its response is too large"))
         if self._is_head and self.is_fully_read:
             self._parser = None  # it waits for a body that will not come
 
@@ -228,13 +228,13 @@ class Connection(asyncio.BufferedProtocol):
         elif self.phase is Phase.BODY and self._ends_with_connection and exc is None:
             self.phase = Phase.DONE
         elif self.phase is Phase.BODY:
-            self.phase, self._failure = Phase.FAILED, Broken("the worker's response broke off")
+            self.phase, self._failure = Phase.FAILED, Broken("its response broke off")
         self._wake()
 
     def _no_response_error(self, exc: Exception | None) -> Exception:
         if isinstance(exc, ssl.SSLError) and self.is_new and not self.has_received:
             return Unreachable("no trusted TLS connection came about")  # TLS 1.3 reports a refusal only now
-        return Broken("the worker closed the connection without a response")
+        return Broken("it closed the connection without a response")
 
     def _clear_buffered(self) -> None:
         self._pieces.clear()

@@ -1,11 +1,13 @@
-"""How a request to a worker fails. What matters to the caller is whether it may send the request again.
+"""How a request to a worker, or to a server in a sandbox, fails. What matters to the caller is whether it may send the
+request again.
 
 These are not WarrenErrors, because no client sees them: the router and `PeerCalls` translate them.
 """
 
 
 class ForwardingFailed(Exception):
-    """`reason` is a short sentence for logs and responses; it names no address and no header."""
+    """`reason` is a short sentence for logs and responses, in which "it" is whoever was asked: the caller says who that
+    is. It names no address and no header."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -27,6 +29,6 @@ class Refused(ForwardingFailed):
     """A worker refused a WebSocket with a status that the caller asked to handle itself. It is safe to try another."""
 
     def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        super().__init__(f"the worker refused with {status}")
+        super().__init__(f"it refused with {status}")
         self.status = status
         self.headers = headers

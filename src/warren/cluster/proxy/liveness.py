@@ -42,7 +42,7 @@ class Liveness:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            raise Broken("the worker has stopped responding") from None
+            raise Broken("it has stopped responding") from None
         finally:
             del waiting[timeout]
             if not waiting and self._waiting.get(address) is waiting:

@@ -229,7 +229,9 @@ class Router:
             if "websocket.accept" not in sent_types:
                 raise
             if "websocket.close" not in sent_types:
-                await send({"type": "websocket.close", "code": WORKER_LOST, "reason": exc.reason})
+                await send(
+                    {"type": "websocket.close", "code": WORKER_LOST, "reason": f"the worker went away: {exc.reason}"}
+                )
 
     # -- creating a session
 
@@ -289,6 +291,7 @@ class Router:
         provider = values.get("provider")
         agent = self._agent_of(values.get("agent_config"))
         environment = values.get("environment") or agent.get("environment")
+        image = values.get("image")
         name = environment if isinstance(environment, str) and environment else self._environment
         known = self._environment_of(name) or _UNKNOWN
         return Requirements(
@@ -298,6 +301,7 @@ class Router:
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
             pooled=not (values.get("image") or values.get("limits") or agent.get("limits")),
             needs=frozenset(known.needs | ({Capability.EGRESS} if _opens_network(values, known) else set())),
+            image=image if isinstance(image, str) and image else known.image,
             gpus=_wanted_gpus(values, known),
         )
 

@@ -165,11 +165,11 @@ async def _shake_hands(worker: ClientConnection) -> Response | None:
     except InvalidStatus as exc:
         return exc.response
     except TimeoutError:
-        raise Broken(f"the worker did not respond within {_HANDSHAKE_TIMEOUT_S:g} s") from None
+        raise Broken(f"it did not respond within {_HANDSHAKE_TIMEOUT_S:g} s") from None
     except (InvalidHandshake, ConnectionClosed, EOFError, OSError) as exc:
         if isinstance(worker.connection_exc, ssl.SSLError):
             raise connect_error(worker.connection_exc) from exc  # TLS 1.3 reports a refusal only now
-        raise Broken("the worker's response to the WebSocket handshake is not valid") from exc
+        raise Broken("its response to the WebSocket handshake is not valid") from exc
     return None
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from warren.model.agent import Agent
 from warren.model.errors import EntryNotFound, UnknownEntry
@@ -19,6 +19,12 @@ KINDS: Final = ("environments", "agents", "tools", "prompts")
 class EntryLine(BaseModel):
     name: str
     description: str
+
+
+class EntryView(EntryLine):
+    """An entry, with the keys of its kind; see docs/registry.md."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 class EntryLines(BaseModel):
@@ -92,6 +98,6 @@ def _environment_of(call: Call, agent: Agent) -> str:
 
 HANDLERS = (
     Handler("list_registry", list_registry, result=EntryLines),
-    Handler("get_registry_entry", get_registry_entry),
+    Handler("get_registry_entry", get_registry_entry, result=EntryView),
     Handler("render_prompt", render_prompt, body=RenderBody, result=RenderedView),
 )

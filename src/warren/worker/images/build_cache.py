@@ -25,6 +25,7 @@ from warren.worker.images.layers import LayerSize
 
 LAYERS: Final = ".layers"
 UNUSED_S: Final = 30 * 86400.0
+_LEAST: Final = 4096  # an empty layer takes space too
 _KEY_FORMAT: Final = 1
 _INFO: Final = "layer.json"
 _TREE: Final = "tree"
@@ -128,9 +129,10 @@ class LayerCache:
             for key in os.listdir(self._folder):
                 info = self._folder / key / _INFO
                 try:
-                    yield info.stat().st_mtime, int(json.loads(info.read_text())["bytes"]), key
+                    size = max(_LEAST, int(json.loads(info.read_text())["bytes"]))
+                    yield info.stat().st_mtime, size, key
                 except (OSError, ValueError, TypeError, KeyError):
-                    yield 0.0, 0, key
+                    yield 0.0, _LEAST, key
 
     def _discard(self, key: str, temporary: Path) -> bool:
         """False if somebody uses it."""

@@ -75,10 +75,12 @@ def build_recipe(
             build = _Build(images, making, recipe, context, settings, progress, no_cache=no_cache)
             with contextlib.closing(build.cache):
                 try:
+                    build.open_bases()
                     made = _run_until_signalled(build.run)
                     return _finish(images, name, recipe, made, build, progress, no_cache=no_cache)
                 finally:
                     images.release(making)
+                    build.trim_cache()
     except _Terminated:
         signal.raise_signal(signal.SIGTERM)
         raise SystemExit(128 + signal.SIGTERM) from None
@@ -121,9 +123,7 @@ def _finish(
         return made.config
 
     source = recipe.source or "recipe"
-    version = images.make(name, source, fill, progress, host_usr=made.base.host_usr, shell_needed=False)
-    build.cache.trim(build.making, most_bytes=build.settings.cache_mb * _MIB)
-    return version
+    return images.make(name, source, fill, progress, host_usr=made.base.host_usr, shell_needed=False)
 
 
 def _up_to_date(images: ImageStore, name: str, key: str) -> ImageVersion | None:
@@ -202,11 +202,26 @@ class _Build:
         self._runner: StepRunner | None = None
         self._files: FileTree | None = None
         self._count = 0
+        self._has_new_layers = False
 
-    async def run(self) -> _StageState:
+    def open_bases(self) -> None:
+        """Finds the images that the recipe names, or makes them. No event loop runs then: an interrupt ends it."""
         stages = self._recipe.stages
         if not stages:
             raise InvalidRequest("the recipe has no stage: it does not say what the image is made from")
+        for number in _needed_stages(stages):
+            for name in _names_in(stages[number]):
+                if _stage_of(name, stages[:number]) is None and name not in self._bases:
+                    self._bases[name] = self.open_base(name)
+
+    def trim_cache(self) -> None:
+        """After a build that made layers, also one that failed."""
+        self.cache.close()
+        if self._has_new_layers:
+            self.cache.trim(self.making, most_bytes=self.settings.cache_mb * _MIB)
+
+    async def run(self) -> _StageState:
+        stages = self._recipe.stages
         needed = _needed_stages(stages)
         total = sum(len(stages[number].steps) for number in needed)
         try:
@@ -220,7 +235,7 @@ class _Build:
                 await self._runner.close()
 
     async def _make_stage(self, number: int, stage: Stage, total: int) -> _StageState:
-        state = (await self._find(stage.base, before=number)).copy()
+        state = self._find(stage.base, before=number).copy()
         for step in stage.steps:
             self._count += 1
             label = f"step {self._count} of {total}: {step.text or type(step).__name__.lower()}"
@@ -261,6 +276,7 @@ class _Build:
             size: LayerSize = await self._steps().layer(state.rootfs, act, place / "tree")
             keep = self.cache.replace if self._no_cache else self.cache.add
             found = await asyncio.to_thread(keep, key, place, size)
+            self._has_new_layers = True
         state.key = key
         state.layers.append(found)
 
@@ -285,7 +301,7 @@ class _Build:
     async def _copy_from_stage(self, step: Copy, state: _StageState, number: int, label: str, fraction: float) -> None:
         from warren.worker.images.build_steps import copy_between, find_owner
 
-        source = await self._find(step.stage, before=number)
+        source = self._find(step.stage, before=number)
         target, into = _target(step.target, state.config)
         mode = _mode(step.mode)
         key = key_of(
@@ -380,32 +396,34 @@ class _Build:
 
     # -- bases
 
-    async def _find(self, base: str, before: int) -> _StageState:
-        """What a FROM or a --from names: an earlier stage by name or number, or an image."""
-        stages = self._recipe.stages[:before]
-        for number, stage in reversed(list(enumerate(stages))):
-            if base and (stage.name == base or str(number) == base):
-                return self._made[number]
-        if base not in self._bases:
-            self._bases[base] = await asyncio.to_thread(self.open_base, base)
-        return self._bases[base]
+    def _find(self, name: str, before: int) -> _StageState:
+        """What a FROM or a --from names: an earlier stage, or an image."""
+        number = _stage_of(name, self._recipe.stages[:before])
+        return self._bases[name] if number is None else self._made[number]
 
     def open_base(self, base: str) -> _StageState:
         if base == SCRATCH:
             return self._scratch()
         check_image_name(base)
-        if not self._has(base) or base.startswith("docker:"):
+        if not self._is_here(base):
             self._fetch(base)
         rootfs = self._images.hold(base, self.making)
         info = self._images.info(rootfs.version)
         content = info.content if info is not None else ""
         return _StageState(rootfs, key_of("", base=content or rootfs.version), rootfs.config)
 
-    def _has(self, name: str) -> bool:
+    def _is_here(self, name: str) -> bool:
+        """Whether this machine has the image; of a Docker engine, the one that the engine has now."""
         try:
-            return bool(self._images.version(name))
+            config = self._images.rootfs(name).config
         except ImageNotFound:
             return False
+        kind, _, reference = name.partition(":")
+        if kind != "docker":
+            return True
+        from warren.worker.images.from_docker import docker_image_id
+
+        return asyncio.run(docker_image_id(self.settings.docker_url, reference)) in ("", config.digest)
 
     def _fetch(self, base: str) -> None:
         """Makes an image of that name on this machine, from wherever it can be had."""
@@ -466,13 +484,21 @@ def _needed_stages(stages: tuple[Stage, ...]) -> list[int]:
     needed, ahead = set[int](), [len(stages) - 1]
     while ahead:
         number = ahead.pop()
-        if number in needed:
-            continue
-        needed.add(number)
-        names = [stages[number].base, *(step.stage for step in stages[number].steps if isinstance(step, Copy))]
-        for name in filter(None, names):
-            ahead += [at for at in range(number) if stages[at].name == name or str(at) == name][-1:]
+        if number not in needed:
+            needed.add(number)
+            found = (_stage_of(name, stages[:number]) for name in _names_in(stages[number]))
+            ahead += [one for one in found if one is not None]
     return sorted(needed)
+
+
+def _names_in(stage: Stage) -> list[str]:
+    return [stage.base, *(step.stage for step in stage.steps if isinstance(step, Copy) and step.stage)]
+
+
+def _stage_of(name: str, stages: tuple[Stage, ...]) -> int | None:
+    """The number of the last stage of that name, or with that number."""
+    found = [number for number, stage in enumerate(stages) if name and name in (stage.name, str(number))]
+    return found[-1] if found else None
 
 
 def _configured(config: ImageConfig, step: Configure) -> ImageConfig:

@@ -1,4 +1,6 @@
-"""Builds images when they are first needed. `LocalWorker.prepare` asks before each claim.
+"""Builds or fetches images when they are first needed. `LocalWorker.prepare` asks before each claim.
+
+In a cluster an image that is missing here is taken from a worker that has it, before it is built.
 
 A build is a process of its own (`warren image build`), which dies with this one, and there is one per image: another
 process that builds the same image is waited for by a lock (`building_lock`). While a missing image is built, callers
@@ -20,16 +22,22 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from warren.logs import get_log
-from warren.model.errors import ImageBuildFailed, ImageBuilding, NotFound, Unavailable
+from warren.model.errors import ImageBuildFailed, ImageBuilding, NotFound, Unavailable, WarrenError
 from warren.model.image import Recipe
 from warren.shielding import run_shielded
 
 LOCKS: Final = ".building"
 _REPEAT_S: Final = 60.0
+_FETCH_AGAIN_S: Final = 5.0
+_FIND_S: Final = 1.0
+_NO_RECIPE: Final = Recipe(())
 _RETRY_AFTER_S: Final = 2.0
 _STOP_S: Final = 15.0
 _LONGEST_LINE: Final = 1 << 20
 _log = get_log(__name__)
+
+FetchImage = Callable[[str, Callable[[int, int], None]], Awaitable[bool]]
+"""Takes an image from elsewhere, and reports how many bytes have come, of how many; False if nobody has it."""
 
 ImageState = str  # ready, missing, outdated, building
 
@@ -50,7 +58,7 @@ class _Build:
 class ImageBuilds:
     """`recipe_of` finds the recipe of an image by the image's name, `source_of` what a version of an image was made
     from. `command` builds an image: this process's id and the image's name follow; it reports on stdout, in a line of
-    JSON for each step."""
+    JSON for each step. `fetch` is set in a cluster."""
 
     def __init__(
         self,
@@ -62,6 +70,7 @@ class ImageBuilds:
     ) -> None:
         self._recipe_of, self._source_of = recipe_of, source_of
         self._command, self._env, self._images = command, env, images
+        self.fetch: FetchImage | None = None
         self._builds: dict[str, _Build] = {}
         self._sources: dict[str, tuple[str, str]] = {}  # by image, a version and what it was made from
         self._closed = False
@@ -70,20 +79,26 @@ class ImageBuilds:
         """`own` is that of the image's environment."""
         return own or self._recipe_of(image)
 
+    def can_get(self, image: str, own: Recipe | None) -> bool:
+        return self.fetch is not None or self.recipe(image, own) is not None
+
     async def prepare(self, image: str, recipe: Recipe | None, find_version: Callable[[], Awaitable[str]]) -> None:
-        """Returns if there is an image to make sandboxes of, or no recipe to make one from. Raises ImageBuilding, and
+        """Returns if there is an image to make sandboxes of, or no way to get one. Raises ImageBuilding, and
         ImageBuildFailed if the last attempt was a moment ago. `recipe` is the environment's own."""
         recipe = self.recipe(image, recipe)
-        if recipe is None:
+        if recipe is None and self.fetch is None:
             return
         version = await _version_or_none(find_version)
+        if recipe is None:
+            await self._prepare_fetched(image, version)
+            return
         if version is not None and not await self._is_outdated(image, version, recipe):
             if self._has_ended(image):
                 del self._builds[image]
             return
         build = self._builds.get(image)
         if build is None or (self._has_ended(image) and self._may_repeat(build, recipe, is_missing=version is None)):
-            build = self._start(image, recipe)
+            build = self._start(image, recipe, missing=version is None)
         if version is not None:
             return
         if build.failed:
@@ -93,6 +108,19 @@ class ImageBuilds:
                 retry_after_s=max(1.0, build.ended_at + _REPEAT_S - time.monotonic()),
             )
         raise _building(build)
+
+    async def _prepare_fetched(self, image: str, version: str | None) -> None:
+        """For an image without a recipe: looks elsewhere if it is missing, now and then."""
+        if version is not None:
+            self._builds.pop(image, None)
+            return
+        build = self._builds.get(image)
+        if build is None or (self._has_ended(image) and time.monotonic() >= build.ended_at + _FETCH_AGAIN_S):
+            build = self._start(image, _NO_RECIPE, missing=True)
+            assert build.task is not None
+            await asyncio.wait([build.task], timeout=_FIND_S)  # mostly it is found at once that nobody has it
+        if not self._has_ended(image):
+            raise _building(build)
 
     async def state(self, image: str, recipe: Recipe | None, find_version: Callable[[], Awaitable[str]]) -> ImageState:
         version = await _version_or_none(find_version)
@@ -125,12 +153,31 @@ class ImageBuilds:
             return True
         return time.monotonic() >= build.ended_at + _REPEAT_S
 
-    def _start(self, image: str, recipe: Recipe) -> _Build:
+    def _start(self, image: str, recipe: Recipe, *, missing: bool) -> _Build:
         if self._closed:
             raise Unavailable("the server is being stopped", retry_after_s=5.0)
         build = self._builds[image] = _Build(recipe.source, recipe.about)
-        build.task = asyncio.ensure_future(self._run(image, build))
+        build.task = asyncio.ensure_future(self._get(image, build, missing=missing, can_build=bool(recipe.stages)))
         return build
+
+    async def _get(self, image: str, build: _Build, *, missing: bool, can_build: bool) -> None:
+        if missing and self.fetch is not None and await self._take(image, build, self.fetch):
+            return
+        if can_build:
+            await self._run(image, build)
+        else:
+            build.ended_at, build.failed = time.monotonic(), True
+
+    async def _take(self, image: str, build: _Build, fetch: FetchImage) -> bool:
+        def progress(done: int, total: int) -> None:
+            build.step = "copying it from another worker"
+            build.fraction = min(0.99, done / total) if total else None
+
+        try:
+            return await fetch(image, progress)
+        except (WarrenError, OSError) as exc:
+            _log.warning("image_not_fetched", image=image, error=exc)
+            return False
 
     async def _run(self, image: str, build: _Build) -> None:
         began = time.monotonic()

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +12,10 @@ _MAX_FILE: Final = 1024 * 1024
 
 
 class Credentials:
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._environ = os.environ if environ is None else environ
+    """`environ` has the variables that name the files, and HOME."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
 
     def find(self, host: str, path: str) -> tuple[str, str] | None:
         """The user and password for the image `path` of a registry; the longest name of it that a file has counts.
@@ -39,8 +40,9 @@ class Credentials:
             yield Path(environ["REGISTRY_AUTH_FILE"])
         if environ.get("XDG_RUNTIME_DIR"):
             yield Path(environ["XDG_RUNTIME_DIR"], "containers/auth.json")
-        home = Path(environ.get("HOME") or "/root")
-        yield Path(environ.get("DOCKER_CONFIG") or home / ".docker", "config.json")
+        docker = environ.get("DOCKER_CONFIG") or (f"{environ['HOME']}/.docker" if environ.get("HOME") else "")
+        if docker:
+            yield Path(docker, "config.json")
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class Registry:
         self._reference = reference
         self._insecure = frozenset(insecure)
         self._networks = tuple(networks)
-        self._credentials = credentials or Credentials()
+        self._credentials = credentials or Credentials({})
         self._patience = patience or Patience()
         scheme = "http" if self._may_be_plain(urlsplit(f"//{reference.host}")) else "https"
         self._home = urlsplit(f"{scheme}://{reference.host}")
@@ -146,19 +146,17 @@ class Registry:
     @contextlib.contextmanager
     def _answer(self, url: str, accept: str) -> Iterator[http.client.HTTPResponse]:
         """Follows redirects, and says who we are if the registry asks for it."""
-        tries = 0
+        redirects, was_asked = 0, False
         with contextlib.ExitStack() as held:
-            for _ in range(self._patience.redirects + 2):
+            while redirects <= self._patience.redirects:
                 target = self._checked_url(url)
                 headers = {"Accept": accept, "Authorization": self._authorization if self._is_home(target) else ""}
                 response = held.enter_context(self._request(target, headers))
                 if response.status in _REDIRECTS:
                     url = urljoin(url, response.headers.get("Location", ""))
-                    tries += 1
-                    if tries > self._patience.redirects:
-                        break
-                elif response.status == 401 and self._is_home(target) and self._log_in(response, headers):
-                    pass
+                    redirects += 1
+                elif response.status == 401 and self._is_home(target) and not was_asked and self._log_in(response):
+                    was_asked = True  # also when the token has expired, as it does in long pulls
                 elif response.status == 429 or response.status >= 500:
                     raise Broken(f"it answers {response.status}")
                 else:
@@ -219,7 +217,7 @@ class Registry:
 
     def _addresses(self, url: SplitResult) -> list[tuple[str, int]]:
         """What the host's name leads to, less what we connect to for nobody but the operator."""
-        port = url.port or (443 if url.scheme == "https" else 80)
+        port = _origin(url)[2]
         try:
             found = socket.getaddrinfo(url.hostname, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as exc:
@@ -258,14 +256,12 @@ class Registry:
         return is_loopback(url.hostname or "") or bool({url.hostname, url.netloc} & self._insecure)
 
     def _is_home(self, url: SplitResult) -> bool:
-        return (url.scheme, url.netloc) == (self._home.scheme, self._home.netloc)
+        return _origin(url) == _origin(self._home)
 
     # -- who we are
 
-    def _log_in(self, response: http.client.HTTPResponse, sent: dict[str, str]) -> bool:
-        """Finds what the registry asks for; False if it does not want that either."""
-        if sent["Authorization"]:
-            return False
+    def _log_in(self, response: http.client.HTTPResponse) -> bool:
+        """Finds what the registry asks for; False if we have nothing that it wants."""
         challenges = response.headers.get_all("WWW-Authenticate") or []
         for challenge in challenges:
             kind, _, rest = challenge.strip().partition(" ")
@@ -320,6 +316,10 @@ class Registry:
 
     def _lie(self, what: str, remedy: str = "") -> InvalidRequest:
         return InvalidRequest(f"the registry {self._reference.host} cannot be trusted: {what}", remedy=remedy)
+
+
+def _origin(url: SplitResult) -> tuple[str, str, int]:
+    return url.scheme, url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
 
 
 class _Wire:

@@ -182,8 +182,7 @@ class ImageStore:
         """Removes layers of builds that were not used for a month, or all that no build uses now."""
         cache = LayerCache(self._images)
         with self.temporary() as temporary, explain_errors("removing layers", temporary):
-            unused_s = None if everything else UNUSED_S
-            return cache.trim(temporary, most_bytes=0 if everything else 1 << 62, unused_s=unused_s)
+            return cache.trim(temporary, most_bytes=1 << 62, unused_s=-1.0 if everything else UNUSED_S)
 
     def make(
         self,

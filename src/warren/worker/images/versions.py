@@ -29,6 +29,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
+from warren.logs import get_log
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
 from warren.model.image import ImageConfig
 from warren.model.spec import check_image_name
@@ -46,6 +47,7 @@ _AT_FDCWD: Final = -100
 _FIRST: Final = ("name", "source", "created", "files", "size_bytes", "host_usr", "format")
 _LATER: Final = tuple(each.name for each in fields(ImageInfo) if each.name not in _FIRST)
 
+_log = get_log(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -271,18 +273,23 @@ class Versions:
     def _sweep(self) -> None:
         for left in self._folder.glob(f"{_TEMPORARY}*"):
             with contextlib.suppress(BlockingIOError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                self._clear(left)
-                shutil.rmtree(left, ignore_errors=True)
+                if self._clear(left):
+                    shutil.rmtree(left, ignore_errors=True)
         for version in self._all():  # a take-over that was broken off
             if (self._versions / version).is_symlink():
                 (self._versions / version).unlink()
 
-    def _clear(self, left: Path) -> None:
-        """Sandboxes of a build that died may be in it."""
+    def _clear(self, left: Path) -> bool:
+        """Ends the sandboxes of a build that died there; False if that cannot be done now."""
         if (left / STATE).is_dir():
             from warren.worker.images.build_steps import clear_abandoned  # takes a while to import
 
-            clear_abandoned(left)
+            try:
+                clear_abandoned(left)
+            except WarrenError as exc:
+                _log.warning("build_not_cleared", path=left, error=exc)
+                return False
+        return True
 
     def _take_over(self, name: str) -> str:
         """Makes a version of the directory `images/NAME`; returns the version, or "" if there is no image in it."""
