@@ -1,6 +1,7 @@
 # make test       sets up, checks, builds, makes the images, runs every behaviour once
 # make test-all   the same with every provider, runtime, build and combination, and all faults
 # make endurance  a cluster under many random faults, for many minutes; SEED=7, SEED=random, COUNT=100
+# make gpu-test   uses a graphics processor of this machine in sandboxes; IMAGE=base, RUNTIME=crun
 # make check      linters and types only
 # make dist       what a release consists of, in dist/: sources, wheels of both machines, list of components, checksums
 # make setup      packages of the system and .venv
@@ -17,7 +18,7 @@ SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python
     scripts/try-host.d/configure scripts/try-host.d/initrd
 
 .DEFAULT_GOAL := build
-.PHONY: setup build agent launcher test-agents images check docs test test-all root endurance dist clean
+.PHONY: setup build agent launcher test-agents images check docs test test-all root endurance gpu-test dist clean
 
 setup: $(VENV)/.stamp
 
@@ -72,6 +73,10 @@ endurance: COUNT ?= 53
 endurance: root build images
 	ENDURANCE_SEED=$(SEED) ENDURANCE_COUNT=$(COUNT) $(BIN)/python -m pytest \
 	    tests/faults/cluster/test_cluster_random_faults.py
+
+gpu-test: IMAGE ?= base
+gpu-test: root build
+	@WARREN_STATE_DIR=$(CACHE) $(BIN)/python scripts/gpu_test.py --image $(IMAGE) $(if $(RUNTIME),--runtime $(RUNTIME))
 
 # zig, which compiles for both machines, is 400 MB: it has an environment of its own, which is kept.
 dist: $(DIST_VENV)/.stamp

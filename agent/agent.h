@@ -23,6 +23,7 @@ struct settings {
     unsigned nproc;
     bool ephemeral;   /* exit, and end the sandbox, when the worker disconnects */
     bool exact_order; /* the kernel signals every write to a pipe */
+    bool allow_root;  /* commands may be root of the sandbox's user namespace; the agent has another uid then */
 };
 extern struct settings settings;
 uint64_t now_us(void);
@@ -37,7 +38,7 @@ struct user {
 };
 void users_init(void);
 bool find_user(const char *name, struct user *out);
-/* Becomes that user for good, without any capability; false with errno set. */
+/* Becomes that user for good, without any capability (root keeps a few, see users.c); false with errno set. */
 bool become_user(const struct user *u);
 /* Takes on the user's rights over files, but keeps the agent's real uid: the user cannot signal, stop or trace it. */
 bool act_as_user(const struct user *u);
@@ -64,14 +65,29 @@ struct launch {
     bool terminal;
 };
 void supervise(struct launch *l, int ctl) __attribute__((noreturn));
+/* Joins two environments; variables of `own` replace those of `base`. The strings are not copied. */
+char **merge_environment(char **base, char **own);
 /* Closes all other descriptors above 2: a forked process must not hold pipes of other commands open. */
 void keep_only(int *fds, size_t n);
 void kill_children(pid_t parent);
 /* Makes the kernel kill this process rather than the agent when memory runs out. */
 void raise_own_oom_score(void);
+void limit_processes(void);
 /* A process as /proc shows it. */
 struct process { pid_t pid, parent; char state; bool ours, stopped, forked_only; };
 bool read_stat(const char *pid, struct process *m);
+
+/* elevate.c: the supervisor's side of sudo; sudo.c: the program inside. */
+#define SUDO_SOCKET "warren-sudo-%d" /* in the abstract namespace, with the supervisor's pid */
+#define SUDO_VERSION 1u
+enum sudo_fd { SUDO_IN, SUDO_OUT, SUDO_ERR, SUDO_CWD, SUDO_REQUEST, SUDO_FDS }; /* sent with the first message, the version */
+enum sudo_flag { SUDO_TERMINAL = 1, SUDO_LOGIN = 2, SUDO_KEEP_HOME = 4 };
+struct sudo_event { uint32_t kind; int32_t value; };
+enum sudo_kind { SUDO_SIGNAL = 1, SUDO_EXITED }; /* for the command's process group; its status, as wait(2) has it */
+int elevate_listen(void); /* -1 if it cannot be */
+void elevate_accept(int listener);
+void elevate_reaped(pid_t pid);
+int sudo_main(int argc, char **argv);
 
 /* hold.c: stops a shell at a moment at which none of its processes can lose a signal.
  * True if the caller must continue the shell after sending the signal. */
@@ -117,6 +133,13 @@ void job_data(struct job *j, const uint8_t *p, size_t n);
 void job_eof(struct job *j);
 void job_abandon(struct job *j);
 void job_credit(struct job *j);
+bool job_has(pid_t pid);
+bool job_any(void);
+void job_continue_all(void);
+
+/* tend.c: keeps the agent's own processes going where commands may be root. */
+void tend(void);
+uint64_t tend_next(void);
 
 /* files.c, tree.c, watching.c, search.c: what runs in that process. */
 struct file_request {

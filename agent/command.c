@@ -245,6 +245,7 @@ void control_ready(struct watch *w, uint32_t events) {
     }
     /* The supervisor has ended, and so has everything that the command started. */
     watch_drop(w);
+    if (c->life != LIFE_ENDED || c->end.background) tend_lost_supervisor();
     if (c->life != LIFE_ENDED && !c->exit_delayed) on_ended(c, &(struct report){.kind = REPORT_EXITED, .status = SIGKILL});
     on_gone(c, &(struct report){.killed = c->end.killed, .survivors = c->end.survivors});
     if (c->forgotten) remove_command(c);
@@ -314,6 +315,7 @@ static void end_command(struct command *c, enum reason reason, uint32_t grace_ms
         c->deadline_us = now_us() + RETRY_US; /* the child may not have been cloned yet: try again */
     }
     order_supervisor(c, (struct order){.end_tree = 1, .grace_ms = grace_ms});
+    tend_ordered(c, grace_ms);
 }
 
 static void control(uint32_t channel, struct command *c, const struct request *r) {

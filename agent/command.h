@@ -31,6 +31,7 @@ struct command {
     uint32_t start_channel;
     bool has_start_channel, exit_delayed; /* exit_delayed: it exited while its tree is being ended; reported after that */
     uint64_t started_us, ended_us, deadline_us;
+    uint64_t overdue_us; /* when its supervisor is to have done as it was told (tend.c) */
     uint32_t grace_ms;
     enum reason ending;
     struct report end;
@@ -60,6 +61,10 @@ void output_open(struct command *c, int out, int err);
 void output_collect(struct command *c, bool all);
 void output_close(struct command *c);
 void send_exit(struct channel *ch);
+
+/* tend.c */
+void tend_ordered(struct command *c, uint32_t grace_ms);
+void tend_lost_supervisor(void);
 void forget(struct command *c);
 
 #endif

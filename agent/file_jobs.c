@@ -25,6 +25,7 @@
 #define MAX_RESULT 8192u
 
 struct job {
+    struct job *next;
     uint32_t channel;
     pid_t pid;
     struct watch in, out, result;
@@ -33,6 +34,20 @@ struct job {
     bool input_end, readable, takes_data, is_search;
     uint32_t taken;
 };
+
+static struct job *jobs;
+
+bool job_any(void) { return jobs; }
+
+bool job_has(pid_t pid) {
+    for (struct job *j = jobs; j; j = j->next)
+        if (j->pid == pid) return true;
+    return false;
+}
+
+void job_continue_all(void) {
+    for (struct job *j = jobs; j; j = j->next) kill(j->pid, SIGCONT);
+}
 
 /* ---- inside the job ---- */
 
@@ -94,6 +109,11 @@ static void finish(struct job *j) {
     if (j->commit >= 0) close(j->commit);
     buf_free(&j->input);
     buf_free(&j->reply);
+    for (struct job **p = &jobs; *p; p = &(*p)->next)
+        if (*p == j) {
+            *p = j->next;
+            break;
+        }
     free(j);
 }
 
@@ -241,6 +261,8 @@ static void launch(struct channel *ch, struct file_request *r, const struct user
     if (!j) fail("memory");
     *j = (struct job){.channel = ch->id, .pid = pid, .commit = p[1][1], .takes_data = takes, .is_search = r->op == OP_SEARCH};
     j->in.fd = j->out.fd = j->result.fd = -1;
+    j->next = jobs;
+    jobs = j;
     if (takes) watch_add(&j->in, p[0][1], 0, in_ready, j);
     if (gives) watch_add(&j->out, p[2][0], EPOLLIN | EPOLLET, out_ready, j);
     watch_add(&j->result, p[3][0], EPOLLIN, result_ready, j);

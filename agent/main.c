@@ -6,7 +6,8 @@
  * (its name exists only on the host) or created at a path that only the agent can enter.
  *
  *   worker ══ socket ══ agent ─┬─ supervisor ── command, and all that it starts      (supervise.c)
- *                              ├─ supervisor ── command …
+ *                              ├─ supervisor ─┬ command … ── sudo, the same program by another name (sudo.c)
+ *                              │              └ runner ── the command that sudo was given (elevate.c)
  *                              └─ file job (already the user, never the agent's rights) (file_jobs.c)
  *
  * The agent itself never blocks and never opens a path of the user: it forks a job that takes on the user's rights
@@ -15,7 +16,7 @@
  *
  * Files: main.c start and main loop; connection.c channels and frames; request.c parsing of requests; command.c the
  * life of commands; spawn.c how one is started; input.c its stdin; output.c its output; log.c the output that is kept;
- * supervise.c its process tree; hold.c when to signal it; shell.c state between shell commands; file_jobs.c file
+ * supervise.c its process tree; elevate.c, sudo.c and tend.c root inside; hold.c when to signal it; shell.c state between shell commands; file_jobs.c file
  * operations; files.c, tree.c, watching.c and search.c what they do; users.c identities; wire.c encoding.
  */
 #define _GNU_SOURCE
@@ -41,7 +42,7 @@
 
 #define CAPS ((1u << 5) | (1u << 6) | (1u << 7) | (1u << 8)) /* KILL SETGID SETUID SETPCAP */
 
-struct settings settings = {"/workspace", "sandboxuser", 1, 65534, 0, 0, false, false};
+struct settings settings = {"/workspace", "sandboxuser", 1, 65534, 0, 0, false, false, false};
 static bool children_ended;
 static int poller = -1, signals = -1;
 static struct watch signal_watch, listener = {.fd = -1};
@@ -154,10 +155,15 @@ static int listen_at(const char *path) {
     return fd;
 }
 
-/* On Docker there is no user namespace: PID 1 starts as the host's root and gives that up for good. */
+/* On Docker there is no user namespace: PID 1 starts as the host's root and gives that up for good. Where commands may be
+ * root, it leaves that uid to them. */
 static void become_agent_user(uid_t uid) {
     struct { uint32_t version; int pid; } h = {0x20080522, 0};
-    struct { uint32_t effective, permitted, inheritable; } d[2] = {{CAPS, CAPS, 0}, {0, 0, 0}};
+    struct { uint32_t effective, permitted, inheritable; } d[2];
+    if (syscall(SYS_capget, &h, d) != 0) fail("capget");
+    d[0].effective = CAPS;
+    if (!settings.allow_root) d[0].permitted = CAPS; /* else what commands of root get is kept, without being in force */
+    d[0].inheritable = d[1].effective = d[1].permitted = d[1].inheritable = 0;
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) != 0) fail("keepcaps");
     if (setgroups(0, NULL) != 0 || setresgid(uid, uid, uid) != 0 || setresuid(uid, uid, uid) != 0) fail("become");
     if (syscall(SYS_capset, &h, d) != 0) fail("capset");
@@ -168,7 +174,7 @@ static unsigned long number(const char *s) { return s ? strtoul(s, NULL, 10) : 0
 
 static void usage(void) {
     dprintf(2, "warren-agent --listen-fd N | --socket PATH [--become UID] [--user NAME] [--workspace DIR]\n"
-               "             [--uids LOW-HIGH] [--nproc N] [--ephemeral]\nThe first process of a Warren sandbox; not to be run by hand.\n");
+               "             [--uids LOW-HIGH] [--nproc N] [--ephemeral] [--allow-root]\nThe first process of a Warren sandbox; not to be run by hand.\n");
     exit(2);
 }
 
@@ -183,6 +189,10 @@ static int parse_arguments(int argc, char **argv) {
         }
         if (strcmp(name, "--ephemeral") == 0) {
             settings.ephemeral = true;
+            continue;
+        }
+        if (strcmp(name, "--allow-root") == 0) {
+            settings.allow_root = true;
             continue;
         }
         if (!value) usage();
@@ -202,11 +212,14 @@ static int parse_arguments(int argc, char **argv) {
     if (socket_path) fd = listen_at(socket_path);
     if (uid) become_agent_user((uid_t)number(uid));
     settings.agent_uid = geteuid();
+    if (settings.allow_root && settings.agent_uid == 0) fail("--allow-root needs --become: the agent is root itself");
+    if (settings.allow_root) settings.uid_low = 0;
     return fd;
 }
 
 static int time_left_ms(void) {
-    uint64_t next = command_next_deadline(), now = now_us();
+    uint64_t next = command_next_deadline(), tending = tend_next(), now = now_us();
+    if (tending < next) next = tending;
     if (next == UINT64_MAX) return -1;
     if (next <= now) return 0;
     uint64_t ms = (next - now + 999) / 1000;
@@ -214,6 +227,8 @@ static int time_left_ms(void) {
 }
 
 int main(int argc, char **argv) {
+    const char *name = argc > 0 ? strrchr(argv[0], '/') : NULL;
+    if (argc > 0 && strcmp(name ? name + 1 : argv[0], "sudo") == 0) return sudo_main(argc, argv);
     int fd = parse_arguments(argc, argv);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
@@ -238,6 +253,7 @@ int main(int argc, char **argv) {
         output_after_signals();
         if (children_ended) reap_all();
         command_deadlines();
+        tend();
         command_check_ended_all();
         connection_flush();
         command_tidy();

@@ -98,7 +98,8 @@ static void write_script(struct buf *b, const struct state *state, char **own_en
         add(b, "; ");
     }
     if (bash) add(b, "export -n PWD OLDPWD SHLVL _; ");
-    add(b, "export -p; } >&60 2>/dev/null' EXIT\n");
+    /* dash knows no descriptor above 9 by its number. */
+    add(b, bash ? "export -p; } >&60 2>/dev/null' EXIT\n" : "export -p; } >>" STATE_PATH " 2>/dev/null' EXIT\n");
 }
 
 static char *dup_or_fail(const char *s) {

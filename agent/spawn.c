@@ -92,8 +92,7 @@ static pid_t fork_supervisor(struct command *c, struct launch *l, int *control) 
     return pid;
 }
 
-/* Joins two environments; variables of `own` replace those of `base`. */
-static char **merge_environment(char **base, char **own) {
+char **merge_environment(char **base, char **own) {
     size_t n = 0, a = 0, b = 0;
     while (base[a]) a++;
     while (own[b]) b++;

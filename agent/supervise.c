@@ -1,7 +1,7 @@
 /* The supervisor: one process per command, between the agent and the command.
  *
  * It is a sub-reaper, so every process that the command starts stays below it, however often it forks and whatever
- * sessions it creates. It has the agent's uid, so the command cannot signal it. When waitpid reports no child, no
+ * sessions it creates. It has the agent's uid, so the command cannot signal it (root can, where it is allowed). When waitpid reports no child, no
  * process of the command is alive (which is how a kill knows that it is done), and the exit code of the command is
  * never mixed up with those of orphans.
  *
@@ -71,7 +71,7 @@ void raise_own_oom_score(void) {
     close(fd);
 }
 
-static void limit_processes(void) {
+void limit_processes(void) {
     struct rlimit r = {settings.nproc, settings.nproc};
     if (settings.nproc) setrlimit(RLIMIT_NPROC, &r);
 }
@@ -200,6 +200,7 @@ static void reap(void) {
         no_child = pid < 0;
         if (pid <= 0) return;
         killed++;
+        elevate_reaped(pid);
         result.cpu_us += (uint64_t)(use.ru_utime.tv_sec + use.ru_stime.tv_sec) * 1000000u;
         result.cpu_us += (uint64_t)(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
         if (pid != leader) continue;
@@ -326,11 +327,12 @@ void supervise(struct launch *l, int ctl) {
     sigaddset(&set, SIGCHLD);
     sigprocmask(SIG_SETMASK, &set, NULL);
     int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    int sudo = settings.allow_root ? elevate_listen() : -1; /* before the command can call it */
     leader = start_command(l);
     int mine[] = {l->in, l->out, l->err, l->state_fd, l->text_fd};
     for (size_t i = 0; i < sizeof mine / sizeof *mine; i++)
         if (mine[i] >= 0) close(mine[i]);
-    struct pollfd p[2] = {{control, POLLIN, 0}, {signals, POLLIN, 0}};
+    struct pollfd p[3] = {{control, POLLIN, 0}, {signals, POLLIN, 0}, {sudo, POLLIN, 0}};
     struct signalfd_siginfo info;
     bool reported = false;
     for (;;) {
@@ -341,9 +343,10 @@ void supervise(struct launch *l, int ctl) {
             reported = true;
         }
         if (no_child) break;
-        if (poll(p, 2, -1) < 0 && errno != EINTR) break;
+        if (poll(p, 3, -1) < 0 && errno != EINTR) break;
         if (p[1].revents && read(signals, &info, sizeof info) < 0) {}
         if (p[0].revents) take_order(signals);
+        if (p[2].revents) elevate_accept(sudo);
     }
     result.kind = REPORT_GONE;
     result.killed = 0;

@@ -1,19 +1,27 @@
 /* The users that commands run as, from /etc/passwd and /etc/group of the image, read directly: a static program cannot load name services. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "agent.h"
 
 #define LAST_CAP 63
+#define MAX_NAMES (1024u * 1024)
+
+/* What commands of root have (hardening.ROOT_CAPABILITIES): CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID NET_BIND_SERVICE */
+#define ROOT_CAPS ((1u << 0) | (1u << 1) | (1u << 3) | (1u << 4) | (1u << 5) | (1u << 6) | (1u << 7) | (1u << 10))
 
 static uint64_t bounding = ~0ull; /* the capabilities in the bounding set, read once by users_init */
+static bool names_change;         /* /etc/passwd may be written to */
 
 struct cap_header { uint32_t version; int pid; };
 struct cap_data { uint32_t effective, permitted, inheritable; };
@@ -33,13 +41,21 @@ static bool number(const char *s, unsigned long *out) {
     return *end == 0 && errno == 0 && *out <= 0xfffffffe;
 }
 
+/* Root inside may have put anything in the place of these files: nothing here may block, or take long. */
+static FILE *open_names(const char *path) {
+    struct stat st;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    FILE *f = fd >= 0 && fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size <= MAX_NAMES ? fdopen(fd, "r") : NULL;
+    if (!f && fd >= 0) close(fd);
+    return f;
+}
+
 static bool user_in_passwd(const char *wanted, struct user *out) {
-    FILE *f = fopen("/etc/passwd", "re");
-    if (!f) return false;
+    FILE *f = open_names("/etc/passwd");
     unsigned long wanted_uid = 0, uid, gid;
     bool by_number = number(wanted, &wanted_uid), found = false;
     char line[1024];
-    while (!found && fgets(line, sizeof line, f)) {
+    while (f && !found && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = 0;
         char *rest = line, *name = next_part(&rest);
         next_part(&rest);
@@ -55,7 +71,7 @@ static bool user_in_passwd(const char *wanted, struct user *out) {
         memcpy(out->name, name, strlen(name) + 1);
         snprintf(out->home, sizeof out->home, "%s", home && *home == '/' ? home : "/");
     }
-    fclose(f);
+    if (f) fclose(f);
     if (!found && by_number) {
         found = true;
         out->uid = (uid_t)wanted_uid;
@@ -69,7 +85,7 @@ static bool user_in_passwd(const char *wanted, struct user *out) {
 static void add_groups(struct user *u) {
     u->groups[0] = u->gid;
     u->group_count = 1;
-    FILE *f = fopen("/etc/group", "re");
+    FILE *f = open_names("/etc/group");
     if (!f) return;
     char line[4096];
     unsigned long gid;
@@ -92,6 +108,8 @@ void users_init(void) {
     bounding = 0;
     for (int cap = 0; cap <= LAST_CAP; cap++)
         if (prctl(PR_CAPBSET_READ, cap, 0, 0, 0) == 1) bounding |= 1ull << cap;
+    struct statvfs root;
+    names_change = statvfs("/etc", &root) != 0 || !(root.f_flag & ST_RDONLY);
 }
 
 static bool look_up(const char *name, struct user *out) {
@@ -104,11 +122,11 @@ static bool look_up(const char *name, struct user *out) {
     return true;
 }
 
-/* Remembers the last user: the root is read-only, so the answer does not change. */
+/* Remembers the last user where the root is read-only, so that the answer does not change. */
 bool find_user(const char *name, struct user *out) {
     static struct user last;
     static char last_name[64];
-    if (strcmp(name, last_name) == 0) {
+    if (!names_change && strcmp(name, last_name) == 0) {
         *out = last;
         return true;
     }
@@ -120,15 +138,16 @@ bool find_user(const char *name, struct user *out) {
 }
 
 static bool change(const struct user *u, uid_t real) {
+    uint32_t kept = u->uid == 0 ? ROOT_CAPS : 0;
     for (int cap = 0; cap <= LAST_CAP; cap++)
-        if (bounding >> cap & 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0) return false;
+        if ((bounding & ~(uint64_t)kept) >> cap & 1 && prctl(PR_CAPBSET_DROP, cap, 0, 0, 0) != 0) return false;
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     if (setgroups((size_t)u->group_count, u->groups) != 0) return false;
     if (setresgid(u->gid, u->gid, u->gid) != 0) return false;
     if (setresuid(real, u->uid, real) != 0) return false;
     struct cap_header h = {0x20080522, 0};
-    struct cap_data none[2] = {{0, 0, 0}, {0, 0, 0}};
-    return syscall(SYS_capset, &h, none) == 0;
+    struct cap_data d[2] = {{kept, kept, 0}, {0, 0, 0}};
+    return syscall(SYS_capset, &h, d) == 0;
 }
 
 bool become_user(const struct user *u) { return change(u, u->uid); }

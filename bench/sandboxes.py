@@ -94,10 +94,10 @@ async def run_bare_loop(
     sandbox_ids.append(sandbox_id)
     record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
     record.save(directory)
-    config = json.loads(provider._config(record))
+    rootfs = ImageStore(state).rootfs("base")
+    config = json.loads(provider._config(record, rootfs))
     config["process"]["args"] = ["/usr/bin/true"]
     await provider._take_disk(SPEC, directory)
-    rootfs = ImageStore(state).rootfs("base")
     argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)
     split = argv.index("--") + 1
     with oci_launch.in_memory(json.dumps(config)) as stdin:

@@ -19,13 +19,19 @@
  *   the disk            an ext4 image on a loop device that detaches itself, its file unlinked as
  *                       soon as it is attached; or a tmpfs. Mounted at BUNDLE/disk. It is fresh:
  *                       no sandbox has chosen a name on it, so no path on it can be a link.
- *   the root            two trees of the host laid over each other, the agent's above the image's,
- *                       read-only, with ids mapped so that the image's root is the sandbox's root.
+ *   the root            trees of the host laid over each other: the agent's, layers, and the image's at the
+ *                       bottom, with ids mapped so that the image's root is the sandbox's root.
  *                       Mounted at BUNDLE/rootfs. Their paths are given relative to the bundle, so
- *                       that no path of the host shows in the sandbox's mount table.
+ *                       that no path of the host shows in the sandbox's mount table. It is read-only, or
+ *                       what is written to it lies on the disk, in root.upper. The kernel writes there in
+ *                       the name of who mounted the root, the host's root: so nobody but a process with
+ *                       CAP_SYS_RESOURCE, which the kernel takes away for this, gets what the disk keeps in reserve.
+ *                       The agent's own directory is read-only in any case.
+ *   seeded directories  directories of the disk that are not empty in the image: the image's lies below the disk's.
  *   /dev                device nodes of its own, on a small tmpfs at BUNDLE/dev: a runtime would bind the
  *                       host's, whose times and file locks the sandboxes would then share. Its null also
  *                       lies over /dev/null, which crun binds over the files that a sandbox may not see.
+ *                       A graphics processor is such a node too, with the numbers of the host's.
  *   a view              files with the memory and the processors that the sandbox may use, at BUNDLE/view, for
  *                       /proc to show instead of the machine's; and an uptime that counts from the sandbox's
  *                       start (a time namespace, where the kernel has them). Programs choose by these how
@@ -33,7 +39,8 @@
  *                       sandboxes on one would wait while another is idle.
  *   rlimits             only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail. The limit of
  *                       cores is 1: for every other one, also 0, the kernel starts the program that
- *                       core_pattern names, as the host's root.
+ *                       core_pattern names, as the host's root. That of locked memory can be left to the
+ *                       runtime: crun raises its own before it loads the rules for devices.
  *
  * The runtime will move the sandbox into its cgroups. If no process has been moved for a while, the kernel
  * lets the first one wait for some 10 ms. So a child tries such a move at once, and the kernel is ready when
@@ -51,19 +58,26 @@
  * usage: warren-launch sandbox OPTION… -- RUNTIME ARGUMENT…
  *                                            stdin holds config.json
  *          --at DIR            where the bundle appears for the runtime: config.json, the file userns, and the
- *                              directories rootfs, disk, dev, image, agent, empty, tree0 and view
+ *                              directories rootfs, disk, dev, image, agent, empty, tree0, tree1, view and layer0 …
  *          --base UID          the sandbox's uids are BASE … BASE+65535
  *          --agent DIR         a tree that holds the agent, to lie above the image
  *          --root DIR          the image
+ *          --layer DIR         a tree above the image, the uppermost first (repeatable)
+ *          --writable          the root can be written to
+ *          --own PATH:MODE     a directory of a writable root, made if it is missing, for --owner (repeatable)
+ *          --changes FD        a socket; the descriptor of root.upper is sent over it
  *          --tree SRC:DST      another read-only tree of the host, at DST below the root
  *          --disk FILE         the ext4 image, or
  *          --tmpfs OPTIONS     the mount options of a tmpfs
  *          --dir NAME:MODE     a directory to make on the disk (repeatable)
- *          --owner UID         who owns these directories
+ *          --seed NAME:PATH    such a directory, laid over PATH of the image (repeatable)
+ *          --owner UID         who owns these directories, and those of --own
+ *          --device PATH:NAME  a node in /dev with the numbers of the host's character device PATH (repeatable)
  *          --hide DIR          a mount to take away first (repeatable)
  *          --move FILE         the cgroup.procs that a child tries to move to
  *          --memory BYTES --cpus N    what the view shows; the directory `view` is there only with these
  *          --nofile N --fsize BYTES
+ *          --memlock BYTES     0 leaves it to the runtime; 8 MiB without this option
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
  *          --memory BYTES --cpus N    what the view shows, which is then on the disk, in `view`
@@ -87,6 +101,7 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
@@ -98,13 +113,16 @@
 #define VERSION "1"
 #define FAILED 125
 #define UIDS 65536
-#define MANY 32
+#define MANY 128
 #define PATH_ROOM 4096
 #define LOOP_TRIES 500
 #define BUNDLE_OPTIONS "mode=711,size=8m,nr_inodes=256"
 #define LAUNCH_NICE 5 /* sandboxes that run have priority over those that are being made */
 /* The disk does not survive a crash anyway, so no flush has to wait for the disk of the host. */
-#define DISK_OPTIONS "noinit_itable,barrier=0"
+#define DISK_OPTIONS "noinit_itable,barrier=0,resuid=65534"
+/* What the disk then holds is plain files, whiteouts and opaque directories. Nothing has to be synchronized either. */
+#define UPPER_OPTIONS "index=off,metacopy=off,redirect_dir=off,xino=auto,uuid=off,volatile"
+#define MARK "disk/mark" /* shows the disk itself in a sandbox where all else of it shows through an overlay */
 
 /* From the kernel's headers, which the include directory of a libc may lack. */
 #define LOOP_MAJOR 7
@@ -144,9 +162,9 @@ struct list {
 
 struct options {
     const char *at, *agent, *root, *disk, *tmpfs, *pts, *move;
-    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus;
-    int try_only;
-    struct list trees, dirs, hidden;
+    uint64_t base, owner, nofile, fsize, pid, terminals, memory, cpus, changes, memlock;
+    int try_only, writable;
+    struct list trees, layers, dirs, seeds, owned, devices, hidden;
     char **command;
 };
 
@@ -224,12 +242,18 @@ static void read_option(struct options *o, const char *name, const char *value)
     else if (!strcmp(name, "--base")) o->base = number(name, value);
     else if (!strcmp(name, "--owner")) o->owner = number(name, value);
     else if (!strcmp(name, "--nofile")) o->nofile = number(name, value);
+    else if (!strcmp(name, "--memlock")) o->memlock = number(name, value);
     else if (!strcmp(name, "--fsize")) o->fsize = number(name, value);
     else if (!strcmp(name, "--pid")) o->pid = number(name, value);
     else if (!strcmp(name, "--memory")) o->memory = number(name, value);
     else if (!strcmp(name, "--cpus")) o->cpus = number(name, value);
+    else if (!strcmp(name, "--changes")) o->changes = number(name, value);
+    else if (!strcmp(name, "--layer")) append(&o->layers, name, value);
+    else if (!strcmp(name, "--own")) append(&o->owned, name, value);
+    else if (!strcmp(name, "--seed")) append(&o->seeds, name, value);
     else if (!strcmp(name, "--tree")) append(&o->trees, name, value);
     else if (!strcmp(name, "--dir")) append(&o->dirs, name, value);
+    else if (!strcmp(name, "--device")) append(&o->devices, name, value);
     else if (!strcmp(name, "--hide")) append(&o->hidden, name, value);
     else usage("unknown option %s", name);
 }
@@ -243,6 +267,10 @@ static void read_options(struct options *o, char **argv)
         }
         if (!strcmp(*argv, "--try")) {
             o->try_only = 1;
+            continue;
+        }
+        if (!strcmp(*argv, "--writable")) {
+            o->writable = 1;
             continue;
         }
         if (!argv[1])
@@ -361,7 +389,7 @@ static void write_config(const char *name)
 
 static void make_bundle(const char *at)
 {
-    static const char *const folders[] = {"rootfs", "disk", "dev", "image", "agent", "empty", "tree0"};
+    static const char *const folders[] = {"rootfs", "disk", "dev", "image", "agent", "empty", "tree0", "tree1"};
     char name[PATH_ROOM];
     size_t i;
 
@@ -605,12 +633,49 @@ static void make_entries(const char *dev)
             fail("making %s", file);
 }
 
+/* A folder in /dev for the devices of one kind, such as nvidia-caps. */
+static void make_folder(const char *dev, const char *name, uint64_t owner)
+{
+    const char *slash = strchr(name, '/');
+    char file[PATH_ROOM];
+
+    if (!slash)
+        return;
+    path(file, "%s/%.*s", dev, (int)(slash - name), name);
+    if (slash == name || !slash[1] || strchr(slash + 1, '/') || strstr(name, ".."))
+        usage("'%s' is not a name for a device", name);
+    if (mkdir(file, 0755) == 0) {
+        if (chmod(file, 0755) || chown(file, owner, owner))
+            fail("making %s", file);
+    } else if (errno != EEXIST)
+        fail("making %s", file);
+}
+
+static void copy_device(const char *dev, const char *item, uint64_t owner)
+{
+    char source[PATH_ROOM], *colon;
+    struct stat found;
+
+    path(source, "%s", item);
+    colon = strrchr(source, ':');
+    if (!colon || colon == source || !colon[1])
+        usage("--device needs PATH:NAME, not '%s'", item);
+    *colon = 0;
+    if (stat(source, &found))
+        fail("looking at the device %s", source);
+    if (!S_ISCHR(found.st_mode))
+        usage("%s is not a character device", source);
+    make_folder(dev, colon + 1, owner);
+    make_device(dev, colon + 1, major(found.st_rdev), minor(found.st_rdev), owner);
+}
+
 static void make_devices(const struct options *o)
 {
     char dev[PATH_ROOM], null[PATH_ROOM];
+    int i;
 
     path(dev, "%s/dev", o->at);
-    if (mount("dev", dev, "tmpfs", MS_NOSUID | MS_NOEXEC | MS_NOATIME, "mode=755,size=64k,nr_inodes=32"))
+    if (mount("dev", dev, "tmpfs", MS_NOSUID | MS_NOEXEC | MS_NOATIME, "mode=755,size=64k,nr_inodes=64"))
         fail("mounting a tmpfs at %s", dev);
     make_device(dev, "null", 1, 3, o->base);
     make_device(dev, "zero", 1, 5, o->base);
@@ -619,6 +684,8 @@ static void make_devices(const struct options *o)
     make_device(dev, "urandom", 1, 9, o->base);
     make_device(dev, "tty", 5, 0, o->base);
     make_entries(dev);
+    for (i = 0; i < o->devices.count; i++)
+        copy_device(dev, o->devices.items[i], o->base);
     if (chown(dev, o->base, o->base))
         fail("giving %s away", dev);
     if (mount(path(null, "%s/null", dev), "/dev/null", NULL, MS_BIND, NULL))
@@ -634,10 +701,13 @@ static void make_terminals(const char *where, uint64_t most)
         fail("mounting terminals (%s) at %s", options, where);
 }
 
-/* ---- trees of the host, read-only ---- */
+/* ---- trees of the host ---- */
 
-/* Not every file system can map ids. Without mapping, the files belong to nobody but can be read. */
-static void set_attributes(int tree, int userns, const char *source)
+/*
+ * Not every file system can map ids. Without mapping, the files belong to nobody but can be read; if they are to be
+ * changed, that does not do.
+ */
+static void set_attributes(int tree, int userns, const char *source, int must_map)
 {
     struct mount_attributes wanted = {
         .set = MOUNT_ATTR_RDONLY_ | MOUNT_ATTR_NOSUID_ | MOUNT_ATTR_NODEV_ | MOUNT_ATTR_IDMAP_, .userns_fd = userns};
@@ -646,50 +716,226 @@ static void set_attributes(int tree, int userns, const char *source)
         return;
     if (errno != EINVAL && errno != EOPNOTSUPP && errno != EPERM)
         fail("making %s read-only", source);
+    if (must_map)
+        fail("mapping the ids of %s, which a writable root needs and its file system cannot do", source);
     wanted.set &= ~(uint64_t)MOUNT_ATTR_IDMAP_;
     wanted.userns_fd = 0;
     if (syscall(SYS_mount_setattr_, tree, "", AT_EMPTY_PATH, &wanted, sizeof wanted))
         fail("making %s read-only (Linux 5.12 or later is needed)", source);
 }
 
-static void mount_tree(const char *source, const char *target, int userns)
+static void mount_tree(const char *source, const char *target, int userns, int must_map)
 {
     int tree = syscall(SYS_open_tree_, AT_FDCWD, source, OPEN_TREE_CLONE_ | O_CLOEXEC);
 
     if (tree < 0)
         fail("opening the tree %s", source);
-    set_attributes(tree, userns, source);
+    set_attributes(tree, userns, source, must_map);
     if (syscall(SYS_move_mount_, tree, "", AT_FDCWD, target, MOVE_MOUNT_F_EMPTY_PATH_))
         fail("mounting %s at %s", source, target);
     close(tree);
 }
 
-/* An overlay has inodes of its own: locks and watches of one sandbox do not affect another. */
-static void lay_over(const char *where, const char *layers, const char *what)
+static int open_directory(const char *name)
 {
-    if (mount("root", where, "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, layers))
-        fail("laying %s over %s (%s)", what, where, layers);
+    int fd = open(name, O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+    if (fd < 0)
+        fail("opening %s", name);
+    return fd;
+}
+
+/* Makes the directory if it is missing, and replaces what is none: no link leads elsewhere. */
+static int enter(int above, const char *name, uint64_t owner)
+{
+    int fd, tries;
+
+    for (tries = 0; tries < 3; tries++) {
+        fd = openat(above, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (fd >= 0)
+            return fd;
+        if (errno != ENOENT && unlinkat(above, name, 0))
+            break;
+        if (mkdirat(above, name, 0755) || fchownat(above, name, owner, owner, AT_SYMLINK_NOFOLLOW) ||
+            fchmodat(above, name, 0755, 0))
+            break;
+    }
+    fail("entering the directory %s of the root", name);
+}
+
+/* Takes `above`, and returns a descriptor of the directory at `below` under it. */
+static int walk(int above, const char *below, uint64_t owner)
+{
+    char room[PATH_ROOM], *rest = room, *name;
+    int fd;
+
+    path(room, "%s", below);
+    while ((name = strsep(&rest, "/"))) {
+        if (!*name)
+            continue;
+        if (!strcmp(name, ".") || !strcmp(name, ".."))
+            usage("a path leads through %s: %s", name, below);
+        fd = enter(above, name, owner);
+        close(above);
+        above = fd;
+    }
+    return above;
+}
+
+/* Without an `upper` it is read-only. An overlay has inodes of its own: locks and watches of one sandbox do not affect
+ * another. */
+static void lay_over(const char *where, const char *lower, const char *upper, const char *what)
+{
+    char options[PATH_ROOM];
+    unsigned long flags = MS_NOSUID | MS_NODEV;
+
+    if (upper)
+        path(options, "lowerdir=%s,upperdir=disk/%s.upper,workdir=disk/%s.work," UPPER_OPTIONS, lower, upper, upper);
+    else {
+        path(options, "lowerdir=%s", lower);
+        flags |= MS_RDONLY;
+    }
+    if (mount("root", where, "overlay", flags, options))
+        fail("laying %s over %s (%s)", what, where, options);
+}
+
+/* The top of an overlay has the attributes of its upper directory: `like` is the one whose these are. */
+static void make_upper(const char *name, const char *like)
+{
+    char upper[PATH_ROOM], work[PATH_ROOM];
+    struct stat found;
+
+    if (stat(like, &found))
+        fail("looking at %s", like);
+    if (mkdir(path(upper, "disk/%s.upper", name), 0700) || chown(upper, found.st_uid, found.st_gid) ||
+        chmod(upper, found.st_mode & 07777) || mkdir(path(work, "disk/%s.work", name), 0700))
+        fail("making the upper directory of %s", name);
+}
+
+/* The text before the separator is put into `room`. */
+static const char *split(char *room, const char *option, const char *item, char separator)
+{
+    char *found;
+
+    path(room, "%s", item);
+    found = strrchr(room, separator);
+    if (!found || found == room || !found[1])
+        usage("%s: '%s' needs a '%c'", option, item, separator);
+    *found = 0;
+    return found + 1;
+}
+
+static void mount_root(const struct options *o, int userns)
+{
+    char lower[PATH_ROOM], name[PATH_ROOM];
+    int i, length;
+
+    mount_tree(o->agent, "agent", userns, o->writable);
+    mount_tree(o->root, "image", userns, o->writable);
+    length = snprintf(lower, sizeof lower, "agent");
+    for (i = 0; i < o->layers.count; i++) {
+        if (mkdir(path(name, "layer%d", i), 0700))
+            fail("making %s", name);
+        mount_tree(o->layers.items[i], name, userns, o->writable);
+        length += snprintf(lower + length, sizeof lower - length, ":%s", name);
+    }
+    snprintf(lower + length, sizeof lower - length, ":image");
+    if (o->writable)
+        make_upper("root", "image");
+    lay_over("rootfs", lower, o->writable ? "root" : NULL, o->root);
+    if (o->writable)
+        lay_over("rootfs/.warren", "agent/.warren:empty", NULL, o->agent);
 }
 
 static void mount_trees(const struct options *o, int userns)
 {
-    char source[PATH_ROOM], target[PATH_ROOM], layers[PATH_ROOM], *colon;
+    char source[PATH_ROOM], place[PATH_ROOM], tree[PATH_ROOM], lower[PATH_ROOM];
+    const char *target;
+    int i, fd;
+
+    for (i = 0; i < o->trees.count; i++) {
+        target = split(source, "--tree", o->trees.items[i], ':');
+        fd = walk(open_directory("rootfs"), target, o->base);
+        mount_tree(source, path(tree, "tree%d", i), userns, o->writable);
+        if (o->writable)
+            make_upper(tree, tree);
+        /* What the agent's tree has at this place lies above, as it does elsewhere. */
+        if (access(path(place, "agent%s", target), F_OK))
+            path(lower, "%s:empty", tree);
+        else
+            path(lower, "%s:%s", place, tree);
+        lay_over(path(place, "/proc/self/fd/%d", fd), lower, o->writable ? tree : NULL, source);
+        close(fd);
+    }
+}
+
+static void mount_seeds(const struct options *o)
+{
+    char name[PATH_ROOM], place[PATH_ROOM], lower[PATH_ROOM];
+    const char *below;
     int i;
 
-    mount_tree(o->agent, path(target, "%s/agent", o->at), userns);
-    mount_tree(o->root, path(target, "%s/image", o->at), userns);
+    for (i = 0; i < o->seeds.count; i++) {
+        below = split(name, "--seed", o->seeds.items[i], ':');
+        close(walk(open_directory("image"), below, o->base));
+        make_upper(name, path(place, "disk/%s", name));
+        lay_over(place, path(lower, "image/%s:empty", below), name, below);
+    }
+}
+
+static void give_directories(const struct options *o)
+{
+    char name[PATH_ROOM], place[PATH_ROOM];
+    struct stat found;
+    mode_t mode;
+    int i, fd;
+
+    for (i = 0; i < o->owned.count; i++) {
+        mode = strtoul(split(name, "--own", o->owned.items[i], ':'), NULL, 8);
+        fd = walk(open_directory("rootfs"), name, o->base);
+        path(place, "/proc/self/fd/%d", fd);
+        if (fstat(fd, &found))
+            fail("looking at %s of the root", name);
+        if ((found.st_uid != o->owner || found.st_gid != o->owner) && chown(place, o->owner, o->owner))
+            fail("giving %s of the root away", name);
+        if ((found.st_mode & 07777) != mode && chmod(place, mode))
+            fail("setting the mode of %s of the root", name);
+        close(fd);
+    }
+}
+
+static void send_changes(int socket)
+{
+    union { char room[CMSG_SPACE(sizeof(int))]; struct cmsghdr align; } control = {0};
+    char byte = 0;
+    struct iovec data = {&byte, 1};
+    struct msghdr message = {
+        .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control.room};
+    struct cmsghdr *head = CMSG_FIRSTHDR(&message);
+    int fd = open("disk/root.upper", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof fd);
+    memcpy(CMSG_DATA(head), &fd, sizeof fd);
+    if (fd < 0 || sendmsg(socket, &message, MSG_NOSIGNAL) != 1)
+        fail("sending the descriptor of the changes");
+    close(fd);
+    close(socket);
+}
+
+static void make_root(const struct options *o, int userns)
+{
     if (chdir(o->at))
         fail("entering %s", o->at);
-    lay_over("rootfs", "lowerdir=agent:image", o->root);
-    for (i = 0; i < o->trees.count; i++) {
-        path(source, "%s", o->trees.items[i]);
-        colon = strchr(source, ':');
-        if (!colon || colon[1] != '/')
-            usage("--tree needs SRC:DST, not '%s'", o->trees.items[i]);
-        *colon = 0;
-        mount_tree(source, path(target, "%s/tree%d", o->at, i), userns);
-        lay_over(path(target, "rootfs%s", colon + 1), path(layers, "lowerdir=tree%d:empty", i), source);
-    }
+    if ((o->writable || o->seeds.count) && mkdir(MARK, 0700))
+        fail("making %s", MARK);
+    mount_root(o, userns);
+    mount_trees(o, userns);
+    mount_seeds(o);
+    give_directories(o);
+    if (o->changes)
+        send_changes(o->changes);
 }
 
 /* ---- the mounts of a container ---- */
@@ -775,7 +1021,8 @@ static void forbid_cores(void)
 static void lower_limits(const struct options *o)
 {
     forbid_cores();
-    lower(RLIMIT_MEMLOCK, 8 << 20);
+    if (o->memlock)
+        lower(RLIMIT_MEMLOCK, o->memlock);
     if (o->nofile)
         lower(RLIMIT_NOFILE, o->nofile);
     if (o->fsize)
@@ -827,6 +1074,8 @@ static void sandbox(const struct options *o)
 
     if (!o->at || !o->agent || !o->root || !o->base || (!o->disk == !o->tmpfs))
         usage("sandbox needs --at, --agent, --root, --base and one of --disk and --tmpfs");
+    if (!o->writable && (o->changes || o->owned.count))
+        usage("--changes and --own need --writable");
     check_stderr();
     die_with_parent();
     try_move(o->move);
@@ -840,7 +1089,7 @@ static void sandbox(const struct options *o)
     bind_namespace(userns, o->at);
     make_disk(o, path(where, "%s/disk", o->at));
     make_devices(o);
-    mount_trees(o, userns);
+    make_root(o, userns);
     if (o->memory && o->cpus) {
         make_view(o);
         own_clock();
@@ -867,7 +1116,7 @@ static void disk(const struct options *o)
 
 int main(int argc, char **argv)
 {
-    struct options o = {0};
+    struct options o = {.memlock = 8 << 20};
 
     umask(077);
     if (argc == 2 && !strcmp(argv[1], "version")) {

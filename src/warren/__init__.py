@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from warren.sdk.blocking.client import SandboxClient
     from warren.sdk.blocking.process import Process, Terminal
     from warren.sdk.results import (
+        EntryInfo,
         EnvironmentInfo,
         ExecuteResult,
         FileChange,
@@ -45,6 +46,7 @@ _MODULES = {
     "warren.sdk.blocking.client": ("SandboxClient",),
     "warren.sdk.blocking.process": ("Process", "Terminal"),
     "warren.sdk.results": (
+        "EntryInfo",
         "EnvironmentInfo",
         "ExecuteResult",
         "FileChange",
@@ -67,6 +69,7 @@ __all__ = [
     "AsyncSandboxClient",
     "AsyncTerminal",
     "BatchSandboxClient",
+    "EntryInfo",
     "EnvironmentInfo",
     "ExecuteResult",
     "FileChange",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,20 @@ class StoreCapsContract:
         assert await tried(store, caps, disk_mb=60) is not None
         assert await tried(store, caps, disk_mb=41) is None
         assert await tried(store, caps, disk_mb=40) is not None
+
+    async def test_gpus_are_added_up(self, store: SessionStore) -> None:
+        caps = Caps(gpus=3, key_gpus=2)
+        assert await tried(store, caps, key_id="key_1", gpus=("any", "any")) is not None
+        assert await tried(store, caps, key_id="key_1", gpus=("1",)) is None
+        assert await tried(store, caps, key_id="key_2", gpus=("0", "1")) is None
+        one = await tried(store, caps, key_id="key_2", gpus=("any",))
+        assert one is not None
+        assert await tried(store, Caps(gpus=3), gpus=("any",)) is None
+        assert await tried(store, Caps(gpus=0)) is not None  # who wants none is not bound
+        one = await swapped(store, replace(one, gpus=("7",)), S.RUNNING)
+        assert await tried(store, caps, key_id="key_3", gpus=("any",)) is None
+        await swapped(store, one, S.LOST)
+        assert await tried(store, caps, key_id="key_3", gpus=("any",)) is not None
 
     async def test_a_key_has_caps_of_its_own(self, store: SessionStore) -> None:
         caps = Caps(sessions=3, key_sessions=1, key_disk_mb=10)

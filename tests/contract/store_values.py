@@ -52,6 +52,7 @@ def a_full_session() -> Session:
         reason=EndReason.LOST,
         detail="it died",
         ended=123.456,
+        gpus=("0", "1"),
     )
 
 

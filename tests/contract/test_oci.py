@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, cast
 
@@ -79,6 +80,13 @@ class TestCrunSandbox(OciHooks, SandboxContract):
 
 class TestCrunFiles(OciHooks, FilesContract):
     runtime = "crun"
+
+
+class TestWritableRootFiles(OciHooks, FilesContract):
+    runtime = "crun"
+
+    def spec(self) -> SandboxSpec:
+        return replace(super().spec(), writable_root=True)
 
 
 class TestRuncProvider(OciHooks, ProviderContract):

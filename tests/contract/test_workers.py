@@ -33,6 +33,7 @@ from warren.model.environment import Environment, PoolSize
 from warren.model.errors import (
     ImageNotFound,
     MachineFull,
+    NoCapacity,
     ProviderUnavailable,
     SandboxLost,
     UnknownEnvironment,
@@ -455,3 +456,31 @@ async def test_in_a_storm_nobody_shares_a_sandbox_and_nothing_is_left(seed: int)
         assert lost <= set(worker._lost)
         await asyncio.gather(*(worker.destroy(sandbox_id) for sandbox_id in list(fake.machines)))
         assert fake.machines == {}
+
+
+# -- graphics processors
+
+
+async def test_sandboxes_with_a_gpu_are_made_when_asked_for_and_refused_at_once() -> None:
+    def find(name: str) -> Environment:
+        return Environment(name, "base", gpus=("any",) if name == "training" else ())
+
+    provider = FakeProvider(gpus=("0", "1"))
+    worker = local_worker(provider, pool=SOME, find=find)
+    await worker.start()
+    first = await worker.claim(Claim("training"))
+    second = await worker.claim(Claim("base", gpus=("1",)))
+    assert [*first.sandbox.isolation.gpus, *second.sandbox.isolation.gpus] == ["0", "1"]
+    assert not first.pooled
+    assert not second.pooled
+    assert (worker.stats().gpus, worker.stats().gpus_free) == (2, ())
+    with pytest.raises(NoCapacity, match="no free GPU"):
+        await asyncio.wait_for(worker.claim(Claim("training", timeout_s=30)), 1)
+    none = await worker.claim(Claim("training", gpus=()))
+    assert none.sandbox.isolation.gpus == {}
+    await worker.destroy(first.sandbox.id)
+    assert worker.stats().gpus_free == ("0",)
+    assert "training" not in worker.stats().pools
+    for claimed in (second, none):
+        await worker.destroy(claimed.sandbox.id)
+    await worker.close()

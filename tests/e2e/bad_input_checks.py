@@ -66,7 +66,12 @@ class Target:
     def _filled(self, text: str) -> str:
         for name in ("session_id", "process_id", "key_id", "webhook_id", "revocation_id", "worker_id"):
             text = text.replace(f"{{{name}}}", getattr(self, name))
-        return text.replace("{name}", "kept").replace("{port}", "3000")
+        return (
+            text.replace("{name}", "kept")
+            .replace("{port}", "3000")
+            .replace("{kind}", "prompts")
+            .replace("{entry}", "coding")
+        )
 
     async def provide(self) -> None:
         """A tenant, a key, a webhook, a secret, a revocation and a dead worker for requests that are about one."""

@@ -102,6 +102,9 @@ GOOD = [
     Request("GET", "/sessions"),
     Request("GET", "/api/environments"),
     Request("GET", "/api/images"),
+    Request("GET", "/api/registry/{kind}"),
+    Request("GET", "/api/registry/{kind}/{entry}"),
+    Request("POST", "/api/registry/prompts/{entry}/render", json={"variables": {"language": "Go"}}),
     Request("GET", "/health"),
     Request("POST", "/api/e2b/execute", json={**_ID, "code": "echo hello", "language": "bash"}),
     Request("GET", "/api/e2b/files/{session_id}"),
@@ -178,7 +181,15 @@ def with_bad_ids() -> Iterator[Request]:
         for bad in BAD_IDS:
             if "{session_id}" in good.path:
                 yield replace(good, path=good.path.replace("{session_id}", bad), what="bad session id")
-            for name in ("{process_id}", "{webhook_id}", "{key_id}", "{revocation_id}", "{worker_id}"):
+            for name in (
+                "{process_id}",
+                "{webhook_id}",
+                "{key_id}",
+                "{revocation_id}",
+                "{worker_id}",
+                "{kind}",
+                "{entry}",
+            ):
                 if name in good.path:
                     yield replace(good, path=good.path.replace(name, bad), what=f"bad {name[1:-1]}")
 

@@ -45,7 +45,16 @@ class Way:
 
     def at(self, session_id: str) -> str:
         named = self.path.replace("{session_id}", session_id).replace("{process_id}", "p_1").replace("{port}", "1")
-        for name in ("{key_id}", "{name}", "{webhook_id}", "{hook_id}", "{delivery_id}", "{revocation_id}"):
+        for name in (
+            "{key_id}",
+            "{name}",
+            "{webhook_id}",
+            "{hook_id}",
+            "{delivery_id}",
+            "{revocation_id}",
+            "{kind}",
+            "{entry}",
+        ):
             named = named.replace(name, "none")
         named = named.replace("{worker_id}", DEAD)
         assert "{" not in named, f"the test does not know what to put into {self.path}"

@@ -1,5 +1,8 @@
 """A server with several providers: the session, the environment or the server says which one makes the sandbox."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,7 +10,9 @@ import pytest
 from e2e.api_client import Api, SessionApi
 from e2e.conftest import NewState
 from e2e.hosts import Hosts
-from server_process import ServerProcess
+from server_process import ServerProcess, clean_environ
+
+from warren import AsyncSandboxClient
 
 pytestmark = pytest.mark.anyio
 
@@ -15,6 +20,7 @@ _ENVIRONMENTS = {
     "real": "name: real\nimage: host\nprovider: oci\n",
     "nowhere": "name: nowhere\nimage: host\nprovider: docker\n",
     "demanding": "name: demanding\nimage: host\nneeds: [user_namespace]\n",
+    "rooted": "name: rooted\nimage: base\nprovider: oci\nroot: writable\nsudo: true\n",
 }
 
 
@@ -93,3 +99,30 @@ async def test_after_a_kill_the_sandbox_is_found_with_its_own_provider(server: S
         assert await real.output("cat kept") == "kept\n"
         shown = await SessionApi(api, pretended).show()
         assert (shown["state"], shown["provider"]) == ("lost", "fake")
+
+
+async def test_an_environment_may_allow_root_and_no_request_can(api: Api, server: ServerProcess) -> None:
+    async with api.session(environment="rooted") as session:
+        result = await session.exec("id -u; sudo id -u; sudo touch /etc/made", user="root")
+        assert (result["exit_code"], result["stdout"]) == (0, "0\n0\n")
+        await session.write("/etc/sent", b"text", user="root")
+        assert await session.output("id -u; sudo id -u; stat -c %U /etc/made /etc/sent") == "1000\n0\nroot\nroot\n"
+        argv = ("exec", "--user", "root", session.id, "--", "sh", "-c", "id -u; cat /etc/sent")
+        assert warren(server, *argv).stdout == "0\ntext"
+        async with AsyncSandboxClient(server.url, environment="rooted") as client:
+            assert (await client.execute("id -u", user="root")).stdout == "0\n"
+    shown = json.loads(warren(server, "environments", "show", "rooted", "--json").stdout)
+    assert (shown["root"], shown["sudo"], shown["needs"]) == ("writable", True, ["user_namespace"])
+    refused = {"environment": "rooted", "provider": "fake"}
+    await api.refused("POST", "/api/sessions", refused, status=422, code="invalid_request")
+    await api.refused("POST", "/api/sessions", {"sudo": True}, status=422, code="invalid_request")
+    async with api.session(environment="real") as session:
+        order = {"command": "id", "user": "root"}
+        problem = await session.refused("POST", "/exec", order, status=422, code="unknown_user")
+        assert "sudo: true" in problem["remedy"]
+
+
+def warren(server: ServerProcess, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environ = {**clean_environ(), "WARREN_URL": server.url}
+    argv = [sys.executable, "-m", "warren.cli.main", *arguments]
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60)

@@ -76,7 +76,13 @@ class Target:
             return int(answer.status)
 
     def at(self, path: str) -> str:
-        names = {"session_id": self.session_id, "process_id": "noise", "port": "3000"}
+        names = {
+            "session_id": self.session_id,
+            "process_id": "noise",
+            "port": "3000",
+            "kind": "prompts",
+            "entry": "coding",
+        }
         for name in ("webhook_id", "key_id", "name", "worker_id"):
             names.setdefault(name, "unknown")
         for name, value in names.items():

@@ -55,6 +55,9 @@ def document(place: Place) -> dict[str, Any]:
     return found
 
 
+_ENTRY = {"kind": "prompts", "entry": "coding"}
+
+
 class Things:
     """Sessions, processes and so on for calls to hit."""
 
@@ -122,6 +125,9 @@ class Things:
         if name in ("set_secret", "get_secret", "delete_secret") and case.meta.generation.mode == "positive":
             self._aim_at_secret(case)
 
+        if isinstance(case.path_parameters, dict) and {"kind", "entry"} & set(case.path_parameters):
+            self._aim_at_entry(case)
+
         for place, key in ((case.query, "path"), (case.body, "source")):
             if name in _OF_A_FILE and isinstance(place, dict) and isinstance(place.get(key), str):
                 place[key] = self.new_file(session_id)
@@ -135,6 +141,12 @@ class Things:
         case.path_parameters, case.query = {"name": "kept"}, {}
         if isinstance(case.body, dict):
             case.body = secret
+
+    def _aim_at_entry(self, case: Any) -> None:
+        """Prompts have their variables, and take no others."""
+        case.path_parameters.update({name: _ENTRY[name] for name in case.path_parameters})
+        if isinstance(case.body, dict) and isinstance(case.body.get("variables"), dict):
+            case.body["variables"] = {"language": "Go"} if case.meta.generation.mode == "positive" else {"language": 1}
 
     def _aim_at_worker(self, case: Any) -> None:
         """Never at the one that the sessions are on: the generator learns its name, and would drain it."""

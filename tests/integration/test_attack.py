@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import warren
 from warren.attack.api_suite import PROBES as API_PROBES
 from warren.attack.arena import Arena, read_outcome
 from warren.attack.probe import Finding, Group, Probe, ProbeResult, ProbeVerdict, contained
-from warren.attack.suite import PROBES, attack, choose
+from warren.attack.suite import PROBES, ROOT_PROBES, attack, choose
+from warren.interfaces.images import RootFs
 from warren.model.command_output import output_of
 from warren.model.errors import InvalidRequest
 from warren.model.operations import ExecResult, Reason
@@ -66,6 +68,25 @@ async def test_rules_of_a_network_hold_and_a_secret_stays_outside(provider: OciP
     assert {finding.outcome.verdict for finding in findings} == {ProbeVerdict.CONTAINED}
 
 
+async def test_root_inside_is_contained(provider: OciProvider, state_dir: Path) -> None:
+    """By what only root can try, with a root that can be written to and one that cannot."""
+    probes = [probe for probe in ROOT_PROBES if probe.id.removeprefix("root-") not in {other.id for other in PROBES}]
+    probes += choose(("root-capabilities", "root-stop-storm", "root-stop-file-jobs", "agent-uid"), sudo=True)
+    for writable in (True, False):
+        spec = replace(SPEC, sudo=True, writable_root=writable)
+        findings = await attack(provider, spec, secret_paths=(state_dir, BIN), probes=probes)
+        assert len(findings) == len(probes) >= 14
+        assert open_holes(findings) == []
+
+
+@pytest.mark.timeout(900)
+async def test_everything_is_contained_as_root_too(provider: OciProvider, state_dir: Path) -> None:
+    spec = replace(SPEC, sudo=True, writable_root=True)
+    findings = await attack(provider, spec, secret_paths=(state_dir, BIN), probes=ROOT_PROBES)
+    assert len(findings) == len(ROOT_PROBES) >= 120
+    assert open_holes(findings) == []
+
+
 @pytest.mark.timeout(400)
 async def test_what_a_neighbour_keeps_is_measured(provider: OciProvider, state_dir: Path) -> None:
     """How fast a machine is that also runs tests proves nothing: what counts here is that there are figures."""
@@ -93,8 +114,8 @@ class WeakProvider(OciProvider):
     promised = frozenset[Layer]()
     weaken: Weaken
 
-    def _config(self, record: Record) -> str:
-        config = json.loads(super()._config(record))
+    def _config(self, record: Record, rootfs: RootFs) -> str:
+        config = json.loads(super()._config(record, rootfs))
         self.weaken(config)
         return json.dumps(config)
 

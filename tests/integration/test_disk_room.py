@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,11 @@ async def say(box: Sandbox, shell: str) -> str:
     return result.stdout.strip()
 
 
-async def test_writers_get_no_space_before_the_host_is_full(provider: OciProvider, small_state: Path) -> None:
-    neighbour, *hogs = [await provider.create(SPEC) for _ in range(4)]
+@pytest.mark.parametrize("writable_root", [False, True])
+async def test_writers_get_no_space_before_the_host_is_full(
+    provider: OciProvider, small_state: Path, writable_root: bool
+) -> None:
+    neighbour, *hogs = [await provider.create(replace(SPEC, writable_root=writable_root)) for _ in range(4)]
     written = await say(neighbour, NEIGHBOURS_FILE)
     sizes = [int(text) for text in await asyncio.gather(*(say(hog, FILL) for hog in hogs))]
     assert sum(sizes) > HOST_MB // 3

@@ -143,6 +143,24 @@ async def test_volumes_of_an_image_lie_on_the_sandboxs_disk(
     assert remains(state_dir, docker_engine) == NOTHING
 
 
+async def test_variables_and_directory_of_an_image_hold_and_its_user_does_not(
+    open_provider: Open, docker_engine: DockerEngine, state_dir: Path
+) -> None:
+    provider = open_provider()
+    await provider.destroy((await provider.create(SPEC)).id)
+    base = docker_engine.docker("images", "--quiet", "warren/base").stdout.split()[0]
+    made = docker_engine.docker("create", base, "/x").stdout.strip()
+    changes = ("ENV GREETING=hello", "ENV HOME=/root", "WORKDIR /srv", "USER 5")
+    options = [word for change in changes for word in ("--change", change)]
+    docker_engine.docker("commit", *options, made, "configured:1")
+    docker_engine.docker("rm", made)
+    box = await provider.create(SandboxSpec(image="configured:1"))
+    said = await box.exec(Command(shell="echo $GREETING $HOME; pwd; id -un"))
+    await provider.destroy(box.id)
+    assert said.output.split() == ["hello", "/home/sandboxuser", "/srv", "sandboxuser"]
+    assert remains(state_dir, docker_engine) == NOTHING
+
+
 async def test_an_image_made_anew_is_loaded_anew_and_the_old_one_goes(
     open_provider: Open, docker_engine: DockerEngine, tmp_path: Path
 ) -> None:

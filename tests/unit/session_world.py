@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from warren.config.registry import Registry, packaged_registry
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed
 from warren.model.environment import Environment, PoolSize
@@ -102,7 +103,9 @@ class World:
             fault=self.fault,
         )
         self.tenancy.secrets.when_changed(self.lifecycle.secret_changed)
-        self.sessions = Sessions(self.lifecycle, environment, Defaults(), self.tenancy.metering)
+        self.sessions = Sessions(
+            self.lifecycle, environment, Defaults(), self.tenancy.metering, entries=Registry(packaged_registry())
+        )
         self.reaper = Reaper(self.sessions)
 
     def environment(self, name: str) -> Environment:

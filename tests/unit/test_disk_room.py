@@ -4,7 +4,7 @@ import pytest
 
 from warren.model.errors import MachineFull
 from warren.model.spec import MIB
-from warren.worker.host.disk_room import DiskUse, Promises, pause_s, plan_disks, share, workspace_device
+from warren.worker.host.disk_room import DiskUse, Promises, find_disk, pause_s, plan_disks, share
 from warren.worker.host.disks import standard_size_mb
 
 GIB = 1024 * MIB
@@ -70,6 +70,8 @@ def test_standard_sizes_are_few_and_hardly_larger() -> None:
 
 def test_only_a_loop_device_at_the_workspace_is_watched() -> None:
     line = "90 80 7:{} /workspace /workspace rw,nosuid - {} /dev/loop3 rw\n"
-    assert workspace_device(line.format(3, "ext4")) == 7 * 256 + 3
-    assert workspace_device("90 80 0:77 / /workspace rw - tmpfs disk rw\n") is None
-    assert workspace_device("90 80 0:77 / /tmp rw - tmpfs disk rw\n") is None
+    assert find_disk(line.format(3, "ext4")) == ("/workspace", 7 * 256 + 3)
+    mark = "91 80 7:5 /mark /.warren/disk ro,nosuid - ext4 /dev/loop5 rw\n"
+    assert find_disk(mark + "92 80 0:78 / /workspace rw - overlay root rw\n") == ("/.warren/disk", 7 * 256 + 5)
+    assert find_disk("90 80 0:77 / /workspace rw - tmpfs disk rw\n") is None
+    assert find_disk("90 80 0:77 / /tmp rw - tmpfs disk rw\n") is None

@@ -8,6 +8,8 @@ import pytest
 from warren.worker.providers.hardening import (
     AGENT_CAPABILITIES,
     MASKED_PATHS,
+    ROOT_CAPABILITIES,
+    agent_capabilities,
     allowed_names,
     seccomp_docker,
     seccomp_oci,
@@ -93,6 +95,7 @@ def test_clone3_is_not_there_so_that_libc_falls_back() -> None:
         (INET6, 17, ALLOW),
         (NETLINK, 0, ALLOW),
         (NETLINK, 12, errno.EPERM),
+        (NETLINK, 9, errno.EPROTONOSUPPORT),
         (INET, 132, errno.EPERM),
         (VSOCK, 0, errno.EPERM),
         (ALG, 0, errno.EPERM),
@@ -242,6 +245,15 @@ def test_no_name_is_listed_twice() -> None:
 
 def test_the_agent_can_change_users_and_kill_and_nothing_more() -> None:
     assert set(AGENT_CAPABILITIES) == {"CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_SETPCAP"}
+    assert agent_capabilities(sudo=False) == AGENT_CAPABILITIES
+
+
+def test_root_inside_lacks_a_capability_of_its_supervisor_and_whatever_reaches_beyond_files_and_users() -> None:
+    assert set(agent_capabilities(sudo=True)) - set(ROOT_CAPABILITIES) == {"CAP_SETPCAP"}
+    assert set(ROOT_CAPABILITIES) <= {
+        *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"),
+        "CAP_NET_BIND_SERVICE",
+    }
 
 
 @pytest.mark.parametrize("path", ["/proc/kcore", "/proc/keys", "/proc/kallsyms", "/proc/cmdline", "/proc/fs"])

@@ -66,6 +66,14 @@ def test_an_imported_directory_is_prepared(store: ImageStore, source: Path) -> N
     assert (root / "etc/resolv.conf").read_text() == ""
 
 
+def test_writable_directories_with_files_are_noted(store: ImageStore, source: Path, tmp_path: Path) -> None:
+    for name in ("workspace/project", "home/user"):
+        (source / name).mkdir(parents=True)
+    store.import_directory("mine", source)
+    assert ImageStore(tmp_path / "state").rootfs("mine").seeded == ("/workspace",)
+    assert (store.rootfs("mine").path / "workspace").stat().st_uid == 1000
+
+
 def test_a_private_umask_or_a_private_source_does_not_lock_the_image(store: ImageStore, source: Path) -> None:
     os.chmod(source, 0o700)
     before = os.umask(0o077)

@@ -198,6 +198,36 @@ def test_a_mount_that_another_one_hides_does_not_count() -> None:
     assert missing(facts(mounts=hidden)) == {}
 
 
+WRITABLE_ROOT = """\
+10 9 0:50 / / rw,nosuid,nodev - overlay root rw,lowerdir=agent:image,upperdir=disk/root.upper
+11 10 0:52 / /.warren ro,nosuid,nodev - overlay root ro,lowerdir=agent/.warren:empty
+12 11 0:60 /mark /.warren/disk ro,nosuid,nodev - tmpfs disk rw,size=8192k,nr_inodes=512
+13 10 0:61 / /proc rw,nosuid,nodev,noexec - proc proc rw
+14 13 0:51 /null /proc/keys ro,relatime - tmpfs dev rw,size=64k,nr_inodes=32,mode=755
+15 13 0:61 /sys /proc/sys ro,relatime - proc proc rw
+"""
+
+
+def test_a_writable_root_is_named_and_must_be_on_the_disk() -> None:
+    mounts, same = MountTable(parse_mountinfo(WRITABLE_ROOT)), (8 * MIB, 512)
+    good = facts(mounts=mounts, rooms={"/": same, "/.warren/disk": same}, descriptors=())
+    found = missing(good, writable_root=True)
+    assert found == {Layer.READ_ONLY_ROOT: "/ is nodev,nosuid,rw; the sandbox was asked for with a writable root"}
+    for rooms in ({"/": (64 * MIB, 512), "/.warren/disk": same}, {"/": same}, {"/.warren/disk": same}, {}):
+        assert "/ can be written" in missing(replace(good, rooms=rooms), writable_root=True)[Layer.DISK_LIMIT]
+    lax = WRITABLE_ROOT.replace("rw,nosuid,nodev - overlay", "rw,nosuid - overlay")
+    assert Layer.MOUNT_FLAGS in missing(replace(good, mounts=MountTable(parse_mountinfo(lax))), writable_root=True)
+
+
+@pytest.mark.parametrize(("owner", "limited"), [(",resuid=65534", True), (",resuid=0", False), ("", False)])
+def test_the_reserve_of_a_disk_below_an_overlay_belongs_to_nobody(owner: str, limited: bool) -> None:
+    disk = f"12 11 7:5 /mark /.warren/disk ro,nosuid,nodev - ext4 /dev/loop5 rw{owner}"
+    lines = [disk if line.startswith("12 ") else line for line in WRITABLE_ROOT.splitlines()]
+    rooms = {"/": (8 * MIB, 512), "/.warren/disk": (8 * MIB, 512)}
+    found = missing(facts(mounts=MountTable(parse_mountinfo("\n".join(lines))), rooms=rooms), writable_root=True)
+    assert ("/ can be written" in found[Layer.DISK_LIMIT]) is not limited
+
+
 def test_a_layer_that_cannot_be_read_may_be_promised_but_not_required() -> None:
     shown = Isolation("oci", "crun", {}, {Layer.SYSTEM_CALLS: f"{UNREADABLE}no right"})
     check(shown, required=(), promised={Layer.SYSTEM_CALLS})

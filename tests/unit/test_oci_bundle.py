@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from warren.model.spec import MIB, WRITABLE, Limits, SandboxSpec
+from warren.worker.providers.hardening import agent_capabilities
 from warren.worker.providers.oci_bundle import (
     BUNDLE,
     PIDS_RESERVE,
@@ -30,6 +31,14 @@ def test_the_agent_is_the_first_process_with_its_own_few_rights() -> None:
     assert set(process["capabilities"]["bounding"]) == {"CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP"}
     assert process["capabilities"]["inheritable"] == process["capabilities"]["ambient"] == []
     assert "rlimits" not in process
+
+
+def test_where_commands_may_be_root_the_agent_has_another_uid_and_what_it_gives_them() -> None:
+    process = made(SandboxSpec(sudo=True))["process"]
+    assert process["args"][-3:] == ["--allow-root", "--become", "65535"]
+    assert process["noNewPrivileges"] is True
+    assert set(process["capabilities"]["bounding"]) == set(agent_capabilities(sudo=True))
+    assert process["capabilities"]["inheritable"] == process["capabilities"]["ambient"] == []
 
 
 def test_nothing_of_the_callers_is_in_the_file() -> None:
@@ -116,6 +125,6 @@ def test_tracing_is_allowed_on_request_only() -> None:
 
 @pytest.mark.parametrize("program", [b"", b"compiled"])
 def test_the_text_says_the_same(program: bytes) -> None:
-    for spec in (SandboxSpec(), SandboxSpec(limits=Limits(pids=99), ptrace=True, ephemeral=True)):
+    for spec in (SandboxSpec(), SandboxSpec(limits=Limits(pids=99), ptrace=True, ephemeral=True, sudo=True)):
         values: dict[str, Any] = {"sandbox_id": "cd" * 16, "uid_base": BASE, "swap_limit": True, "program": program}
         assert json.loads(config_json(spec, **values)) == config(spec, **values)

@@ -37,6 +37,7 @@ WORKER = Candidate(
     assigned=0,
 )
 TIES = range(60)
+ONE_GPU = Requirements("base", "acme", gpus=("any",))
 
 
 def worker(name: str = "b", **changes: object) -> Candidate:
@@ -46,6 +47,16 @@ def worker(name: str = "b", **changes: object) -> Candidate:
 def firsts(want: Requirements, workers: Sequence[Candidate], **options: int) -> set[str]:
     """Who comes first, whatever chance says."""
     return {rank_workers(want, workers, tie, **options)[0] for tie in TIES}
+
+
+def test_a_worker_with_the_image_comes_before_an_emptier_one_without() -> None:
+    want = replace(PLAIN, image="rare")
+    full, empty = worker("full", images={"rare": "sha256:1"}, claimed=90), worker("empty", claimed=0)
+    assert firsts(want, [empty, full]) == {"full"}
+    assert rank_workers(want, [empty, full], 1) == ["full", "empty"], "the other can get it"
+    assert firsts(want, [empty, worker("taken", images={"rare": ""}, claimed=100)]) == {"empty"}
+    many = [worker(f"w{number}", claimed=0) for number in range(200)]
+    assert firsts(want, [*many, full]) == {"full"}
 
 
 # One criterion at a time.
@@ -362,3 +373,27 @@ HELD = {"gpu": "1"}
 def test_the_caller_is_told_what_is_missing(want: Requirements, workers: list[Candidate], why: str) -> None:
     assert explain_no_worker(want, workers) == why
     assert bool(rank_workers(want, workers, 1)) == (why == "")
+
+
+# Graphics processors.
+
+
+def test_a_session_goes_where_enough_gpus_are_free() -> None:
+    have = worker("gpu", gpus=4, gpus_free=("2", "3"), claimed=90)
+    used = worker("used", gpus=4, gpus_free=(), claimed=0)
+    assert firsts(ONE_GPU, [WORKER, used, have]) == {"gpu"}
+    assert rank_workers(replace(ONE_GPU, gpus=("any",) * 3), [WORKER, used, have], 1) == []
+    assert firsts(PLAIN, [used, have]) == {"used"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "workers", "sentence"),
+    [
+        (1, [WORKER], "no worker has a GPU for sandboxes"),
+        (3, [worker(gpus=2, gpus_free=("0", "1"))], "no worker has 3 GPUs for sandboxes"),
+        (2, [worker(gpus=2, gpus_free=("0",))], "no free GPU: 2 asked for, and no worker has more than 1 free"),
+        (1, [worker(gpus=1, gpus_free=("0",))], ""),
+    ],
+)
+def test_why_no_worker_has_the_gpus(wanted: int, workers: list[Candidate], sentence: str) -> None:
+    assert explain_no_worker(replace(ONE_GPU, gpus=("any",) * wanted), workers) == sentence

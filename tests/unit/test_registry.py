@@ -1,6 +1,9 @@
 """The registry: what it brings, and that a mistake in a file is said in one sentence."""
 
+import os
 import re
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ from warren.model.environment import PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
 from warren.model.spec import Limits
 
+PACKAGED = ["base", "code-interpreter", "host", "Node", "node", "polyglot", "python", "Python3"]
+
 
 def write(directory: Path, name: str, text: str) -> Registry:
     (directory / "environments").mkdir(exist_ok=True)
@@ -18,11 +23,15 @@ def write(directory: Path, name: str, text: str) -> Registry:
     return Registry(packaged_registry(), directory)
 
 
-def test_four_environments_come_with_the_package() -> None:
+def bomb() -> str:
+    return "\n".join(f"{one}: &{one} [{', '.join(['*' + before] * 8)}]" for before, one in pairwise("abcdefghi"))
+
+
+def test_environments_come_with_the_package() -> None:
     registry = Registry(packaged_registry())
-    assert registry.names == ["base", "host", "Node", "Python3"]
+    assert registry.names == PACKAGED
     assert all(registry.environment(name).description for name in registry.names)
-    assert registry.environment("Python3").image == registry.environment("Node").image == "base"
+    assert (registry.environment("Python3").image, registry.environment("Node").image) == ("python", "node")
     assert registry.environment("base").image == "base"
     assert registry.environment("host").limits == Limits()
 
@@ -30,18 +39,18 @@ def test_four_environments_come_with_the_package() -> None:
 def test_an_unknown_environment_lists_the_known_ones() -> None:
     with pytest.raises(UnknownEnvironment) as caught:
         Registry(packaged_registry()).environment("nope")
-    assert str(caught.value) == "there is no environment 'nope' (there are: base, host, Node, Python3)"
+    assert str(caught.value) == f"there is no environment 'nope' (there are: {', '.join(PACKAGED)})"
 
 
 @pytest.mark.parametrize(
     ("asked", "meant"),
-    [("python3", "Python3"), ("Python", "Python3"), ("NODE", "Node"), ("nodejs", "Node"), ("bas", "base")],
+    [("python3", "Python3"), ("Python", "python"), ("NODE", "node"), ("nodejs", "node"), ("bas", "base")],
 )
 def test_an_environment_spelled_differently_is_suggested(asked: str, meant: str) -> None:
     with pytest.raises(UnknownEnvironment) as caught:
         Registry(packaged_registry()).environment(asked)
     assert caught.value.message == f"there is no environment {asked!r}"
-    assert caught.value.remedy == f"did you mean {meant}? there are: base, host, Node, Python3"
+    assert caught.value.remedy == f"did you mean {meant}? there are: {', '.join(PACKAGED)}"
 
 
 def test_a_registry_without_environments_says_so(tmp_path: Path) -> None:
@@ -77,6 +86,18 @@ def test_a_mistake_in_the_network_is_said(tmp_path: Path, network: str, said: st
         write(tmp_path, "x", f"name: x\nimage: x\nnetwork: {network}\n").read("x")
 
 
+def test_an_environment_may_say_how_many_gpus_or_which(tmp_path: Path) -> None:
+    (tmp_path / "environments").mkdir()
+    for name, value in {"some": "2", "these": '["0", 1]', "wrong": '"all"', "twice": "[0, 0]"}.items():
+        (tmp_path / "environments" / f"{name}.yaml").write_text(f"name: {name}\nimage: base\ngpus: {value}\n")
+    registry = Registry(tmp_path)
+    assert registry.environment("some").gpus == ("any", "any")
+    assert registry.environment("these").gpus == ("0", "1")
+    for name in ("wrong", "twice"):
+        with pytest.raises(InvalidRequest, match="gpus"):
+            registry.read(name)
+
+
 def test_an_environment_may_name_the_secrets_of_its_sessions(tmp_path: Path) -> None:
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "x.yaml").write_text("name: x\nimage: base\nsecrets: [openai, git]\n")
@@ -90,6 +111,30 @@ def test_an_environment_may_say_its_provider_and_what_it_needs_of_it(tmp_path: P
     assert environment.needs == {Capability.TERMINALS, Capability.GPU}
     base = Registry(packaged_registry()).environment("base")
     assert (base.provider, base.needs) == ("", frozenset())
+
+
+def test_an_environment_may_have_a_writable_root_and_allow_root_inside(tmp_path: Path) -> None:
+    environment = write(tmp_path, "x", "name: x\nimage: x\nroot: writable\nsudo: true\n").environment("x")
+    assert (environment.writable_root, environment.sudo) == (True, True)
+    assert environment.needs == {Capability.USER_NAMESPACE}
+    environment = write(tmp_path, "y", "name: y\nimage: y\nroot: read-only\nsudo: false\n").environment("y")
+    assert (environment.writable_root, environment.sudo, environment.needs) == (False, False, frozenset())
+    base = Registry(packaged_registry()).environment("base")
+    assert (base.writable_root, base.sudo) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("root: rw", "root is 'rw' (it is one of read-only, writable)"),
+        ("root: true", "root is True, it must be a text"),
+        ("sudo: 1", "sudo is 1, it must be true or false"),
+        ("sudo: all", "sudo is 'all', it must be true or false"),
+    ],
+)
+def test_a_mistake_about_root_is_said(tmp_path: Path, line: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(said)):
+        write(tmp_path, "x", f"name: x\nimage: x\n{line}\n").read("x")
 
 
 def test_an_environment_that_says_nothing_leaves_pool_and_times_to_the_server() -> None:
@@ -170,13 +215,71 @@ def test_a_mistake_is_said_with_the_file_and_the_key(text: str, message: str, tm
     assert str(tmp_path) not in str(caught_by_tenant.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: x\nimage: x\nlimit: {}", "line 3: there is no key 'limit' (did you mean limits? "),
+        (
+            "name: x\nimage: x\nlimits:\n  pids: 9\n  memory: 3",
+            "line 5: there is no limit 'memory' (did you mean memory_mb? ",
+        ),
+        ("name: x\nimage: x\nenv:\n  A: b\n  B: 1", "line 5: env.B must be a text"),
+        ("name: x\nimage: x\n\nnetwork:\n  permit: []", "line 4: network has no key 'permit'"),
+        ("name: x\nimage: x\nneeds:\n- terminals\n- gpus", "line 5: there is no capability 'gpus' (did you mean gpu? "),
+        ("name: x\nimage: x\nenv: {A: b}\nimage: y", "line 4: the key 'image' comes twice, first in line 2"),
+        ("name: x\nimage: x\nenv:\n  A: b\n  A: c", "line 5: the key 'A' comes twice, first in line 4"),
+        ("name: x\nimage: x\nidle_timeout_s: 0", "line 3: idle_timeout_s is 0"),
+        ('name: x\nimage: x\nenv: {A: "a\\0b"}', "line 3: "),
+        ("name: x\nimage: \0x", "not YAML"),
+        ("a: &a [x, x, x, x, x, x, x, x]\n" + bomb(), "more than 20000 values"),
+        ("name: &x [*x]", "more than 32 deep"),
+        ("[" * 500, ""),
+        ("name: " + "[" * 40 + "]" * 40, "more than 32 deep"),
+        ("name: x\nimage: x\ndescription: " + "d" * 300_000, "is longer than 256 KiB"),
+        ("name: x\nimage: x\nenv: {1: 2, [a]: b}", "not YAML"),
+        ("name: x\nimage: x\nidle_timeout_s: 2026-02-31", "not YAML"),
+        ("name: x\nimage: x\n---\nname: y", "not YAML"),
+        ("name: !!python/name:os.system x", "not YAML"),
+        ("name: !!binary AAAA\nimage: x", "it must be a text"),
+    ],
+)
+def test_hostile_and_mistaken_files_are_refused_with_their_line(text: str, message: str, tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(InvalidRequest) as caught:
+        write(tmp_path, "x", text).read("x")
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert time.monotonic() - started < 2
+
+
+def test_two_files_of_one_name_are_a_mistake(tmp_path: Path) -> None:
+    registry = write(tmp_path, "x", "name: x\nimage: one")
+    assert registry.environment("x").image == "one"
+    (tmp_path / "environments/x.yml").write_text("name: x\nimage: two")
+    assert registry.environment("x").image == "one"
+    assert "x.yml is there as well" in registry.problems()["x"]
+    (tmp_path / "environments/x.yaml").unlink()
+    assert registry.environment("x").image == "two"
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "environments").mkdir()
+    os.mkfifo(tmp_path / "environments/x.yaml")
+    (tmp_path / "environments/y.yaml").mkdir()
+    registry = Registry(tmp_path)
+    assert [problem.rpartition("/")[2] for problem in registry.problems().values()] == [
+        "x.yaml is not a file",
+        "y.yaml cannot be read: Is a directory",
+    ]
+
+
 def changes(registry: Registry) -> list[tuple[str, bool, bool, bool]]:
     return [(one.name, bool(one.problem), one.removed, one.kept) for one in registry.changes()]
 
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     registry = write(tmp_path, "x", "name: x\nimage: one")
-    assert [name for name, *_ in changes(registry)] == ["base", "host", "Node", "Python3", "x"]
+    assert [name for name, *_ in changes(registry)] == [*PACKAGED, "x"]
     assert changes(registry) == []
     assert registry.environment("x").image == "one"
     write(tmp_path, "x", "name: x\nimage: two!")
@@ -196,7 +299,7 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
     (tmp_path / "environments/Node.yaml").unlink()
     with pytest.raises(UnknownEnvironment):
         registry.environment("x")
-    assert registry.environment("Node").image == "base"
+    assert registry.environment("Node").image == "node"
     assert sorted(changes(registry)) == [("Node", False, False, False), ("x", False, True, False)]
 
 
@@ -205,6 +308,11 @@ def test_the_environment_that_the_documents_show_is_right(tmp_path: Path) -> Non
     (shown,) = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
     environment = write(tmp_path, "data", shown).read("data")
     assert (environment.image, environment.limits.memory_mb) == ("base", 2048)
+    page = (Path(__file__).parents[2] / "docs/root.md").read_text()
+    (shown,) = [part.partition("```")[0] for part in page.split("```yaml\n")[1:]]
+    environment = write(tmp_path, "workshop", shown).read("workshop")
+    assert environment.writable_root
+    assert environment.sudo
 
 
 def test_output_of_python_comes_at_once_in_our_environments() -> None:

@@ -10,6 +10,7 @@ from warren.model.operations import Command
 from warren.model.session import EndReason, SessionState
 from warren.sessions.idempotency import exec_once
 from warren.sessions.new_session import NewSession
+from warren.stores.session_json import decode_session, encode_session
 from warren.testing.manual_clock import ManualClock
 
 pytestmark = pytest.mark.anyio
@@ -39,6 +40,44 @@ async def test_a_running_session_goes_on_with_its_files_and_commands() -> None:
             async with next_one.sessions.using(TENANT, row.id) as (_, sandbox):
                 assert b"".join([part async for part in sandbox.read("f")]) == b"kept"
                 assert [info.id for info in await sandbox.processes() if info.running] == ["bg"]
+
+
+async def test_a_session_keeps_the_agent_that_it_was_made_for() -> None:
+    inline = {"description": "mine", "limits": {"memory_mb": 256}, "env": {"TOKEN": "hidden"}, "idle_timeout_s": 60}
+    async with world() as w:
+        named = (await w.sessions.create(TENANT, NewSession(agent_config="coder"))).session
+        own = (await w.sessions.create(TENANT, NewSession(agent_config=inline, limits={"pids": 99}))).session
+    assert (named.agent, named.agent_config["name"], named.environment) == ("coder", "coder", "base")
+    assert named.limits is not None
+    assert (named.limits.memory_mb, named.limits.pids) == (1024, 512)
+    assert own.limits is not None
+    assert (own.agent, own.limits.memory_mb, own.limits.pids, own.idle_timeout_s) == ("", 256, 99, 60)
+    assert (own.env, own.agent_config["env_names"]) == ({"TOKEN": "hidden"}, ["TOKEN"])
+    for row in (named, own):
+        assert decode_session(encode_session(row)) == row
+    async with world(clock=w.clock, provider=w.provider, store=w.store) as next_one:
+        assert (await next_one.session(named)).agent_config == named.agent_config
+
+
+async def test_what_the_request_says_itself_wins_over_its_agent() -> None:
+    async with world() as w:
+        asked = NewSession(agent_config="coder", environment="other", limits={"memory_mb": 128}, idle_timeout_s=77)
+        row = (await w.sessions.create(TENANT, asked)).session
+        assert row.limits is not None
+        assert (row.environment, row.limits.memory_mb, row.limits.pids, row.idle_timeout_s) == ("other", 128, 512, 77)
+        for config, error in (
+            ("coded", "there is no agent 'coded'"),
+            ({"tools": ["nothing"]}, "there is no tool 'nothing'"),
+            ({"environment": "nowhere"}, "there is no environment 'nowhere'"),
+            ({"prompt": {"name": "coding", "variables": {"x": "y"}}}, "has no variable 'x'"),
+            ({"tool": []}, "agent_config: there is no key 'tool'"),
+        ):
+            with pytest.raises(InvalidRequest, match=error):
+                await w.sessions.create(TENANT, NewSession(agent_config=config), "key")
+        first = await w.sessions.create(TENANT, NewSession(agent_config="coder"), "key")
+        assert (await w.sessions.create(TENANT, NewSession(agent_config="coder"), "key")).session.id == first.session.id
+        with pytest.raises(KeyReused):
+            await w.sessions.create(TENANT, NewSession(), "key")
 
 
 @pytest.mark.parametrize("step", ["stored", "claimed"])

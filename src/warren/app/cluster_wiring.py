@@ -13,10 +13,10 @@ import secrets
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from warren.clock import Clock, ClusterClock, boot_time
@@ -281,5 +281,17 @@ def build_environment_of(environments: Environments) -> Callable[[str], Environm
             return environments(environment)
         except WarrenError:
             return None
+
+    return find
+
+
+def build_agent_of(environments: Environments) -> Callable[[object], Mapping[str, Any]]:
+    """What the agent that a session is made for says, by its name or as the request has it; the worker checks it."""
+
+    def find(config: object) -> Mapping[str, Any]:
+        if isinstance(config, str) and config:
+            with contextlib.suppress(WarrenError):
+                return environments.entries.agents.get(config).as_mapping()
+        return config if isinstance(config, dict) else {}
 
     return find

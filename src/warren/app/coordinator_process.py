@@ -107,10 +107,13 @@ class CoordinatorService:
                 self._liveness,
                 environment=settings.default_environment,
                 environment_of=wiring.build_environment_of(self._environments),
+                agent_of=wiring.build_agent_of(self._environments),
                 tls=wiring.build_client_tls(settings),
             )
 
-        app = CoordinatorMiddleware(create_app(context, wrapped=with_router), self._auth, self._fleet)
+        app = CoordinatorMiddleware(
+            create_app(context, wrapped=with_router), self._auth, self._fleet, self._worker_client
+        )
         return build_edge(settings, app, context)
 
     async def stop(self, grace_s: float = 0.0, *, destroy: bool = False) -> None:

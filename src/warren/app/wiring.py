@@ -4,7 +4,9 @@ Functions import what only a server needs, so that `warren run` does not wait fo
 """
 
 import platform
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -12,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from warren.clock import Clock, SystemClock
 from warren.config.environments import RegistryEnvironments
 from warren.config.registry import Registry, packaged_registry
-from warren.config.settings import Settings, check_provider, environment_with
+from warren.config.settings import Settings, as_variables, check_provider, environment_with
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import InvalidRequest, ProviderUnavailable
+from warren.model.errors import InvalidRequest, ProviderUnavailable, WarrenError
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
 from warren.worker.images.store import ImageStore
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from warren.config.image_recipes import NamedRecipe
     from warren.http.context import Context
     from warren.interfaces.audit import AuditLog
     from warren.interfaces.cluster import ClusterControl
     from warren.interfaces.store import SessionStore
+    from warren.model.image import Recipe
     from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
     from warren.sessions.egress import Egress
@@ -42,7 +46,10 @@ if TYPE_CHECKING:
     from warren.tenancy.identity import Identity
     from warren.tenancy.tenancy import Tenancy
     from warren.tenancy.tokens import Tokens
+    from warren.worker.images.builds import ImageBuilds
+    from warren.worker.images.oci_pull import PullOptions
     from warren.worker.providers.connection import EgressService
+    from warren.worker.providers.gpu_access import GpuAccess
     from warren.worker.providers.host_provider import HostRoom
     from warren.worker.worker import LocalWorker
 
@@ -55,11 +62,29 @@ Fault = Callable[[str], None]
 
 
 def build_registry(settings: Settings) -> Registry:
-    return Registry(packaged_registry(), *([settings.registry_dir] if settings.registry_dir else []))
+    return Registry(*recipe_folders(settings))
+
+
+def recipe_folders(settings: Settings) -> "list[Path]":
+    """The directories of the registry, the operator's last."""
+    return [packaged_registry(), *([settings.registry_dir] if settings.registry_dir else [])]
 
 
 def build_images(settings: Settings) -> ImageStore:
     return ImageStore(settings.state_dir)
+
+
+def build_pull_options(settings: Settings) -> "PullOptions":
+    from warren.model.addresses import read_networks
+    from warren.worker.images.oci_pull import PullOptions
+    from warren.worker.images.registry_credentials import Credentials
+
+    return PullOptions(
+        settings.image_registry,
+        settings.image_insecure_registries,
+        read_networks(settings.image_registry_networks),
+        Credentials(environment_with({})),
+    )
 
 
 def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: None) -> Provider:
@@ -75,8 +100,9 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             bin_dir=settings.bin_dir,
             runtime=settings.runtime or None,
             fault=fault,
-            room=_host_room(settings),
+            room=build_host_room(settings),
             egress=_build_network(settings),
+            gpus=_build_gpus(settings),
         )
     if name == "docker":
         from warren.worker.providers.docker import DockerProvider
@@ -87,8 +113,9 @@ def build_provider(settings: Settings, name: str = "", fault: Fault = lambda _: 
             bin_dir=settings.bin_dir,
             docker_url=settings.docker_url or None,
             fault=fault,
-            room=_host_room(settings),
+            room=build_host_room(settings),
             egress=_build_network(settings),
+            gpus=_build_gpus(settings),
         )
     if name == "fake":
         from warren.testing.fake_provider import FakeProvider
@@ -103,7 +130,13 @@ def _build_network(settings: Settings) -> "EgressService | None":
     return Egress(build_egress_policy(settings)) if settings.egress else None
 
 
-def _host_room(settings: Settings) -> "HostRoom":
+def _build_gpus(settings: Settings) -> "GpuAccess":
+    from warren.worker.providers.gpu_access import GpuAccess
+
+    return GpuAccess(settings.gpus)
+
+
+def build_host_room(settings: Settings) -> "HostRoom":
     from warren.worker.providers.host_provider import HostRoom
 
     return HostRoom(
@@ -126,6 +159,7 @@ def build_environments(settings: Settings) -> RegistryEnvironments:
         return replace(
             environment,
             image=image or environment.image,
+            recipe=None if image else environment.recipe,
             limits=replace(environment.limits, **changes),
             io=environment.io or IoLimits(settings.io_mbps, settings.io_iops),
         )
@@ -175,8 +209,46 @@ def build_worker(
         ),
         default_environment=settings.default_environment,
         default_pool=PoolSize(settings.pool_size, settings.pool_min, settings.pool_max),
+        builds=build_image_builds(settings),
         fault=fault,
     )
+
+
+def build_image_builds(settings: Settings) -> "ImageBuilds":
+    from warren.worker.images.builds import ImageBuilds
+
+    find = build_recipes(settings)
+
+    def recipe_of(image: str) -> "Recipe | None":
+        found = find(image)
+        return found.recipe if found else None
+
+    return ImageBuilds(
+        recipe_of,
+        build_images(settings).source,
+        (sys.executable, "-m", "warren.cli.main", "image", "build", "--report"),
+        environment_with(
+            as_variables(settings, ("state_dir", "bin_dir", "runtime", "registry_dir", "image", "egress"))
+        ),
+        settings.state_dir / "images",
+    )
+
+
+def build_recipes(settings: Settings) -> "Callable[[str], NamedRecipe | None]":
+    """Finds the recipe of an image by its name: that of an environment, or one of the registry."""
+    from warren.config.image_recipes import ENVIRONMENT_IMAGES, ImageRecipes
+
+    registry = build_registry(settings)
+    recipes = ImageRecipes(*recipe_folders(settings))
+
+    def find(image: str) -> "NamedRecipe | None":
+        if not image.startswith(ENVIRONMENT_IMAGES):
+            return recipes.find(image)
+        with suppress(WarrenError):
+            return registry.recipe(image.removeprefix(ENVIRONMENT_IMAGES))
+        return None
+
+    return find
 
 
 def build_clock() -> Clock:
@@ -288,7 +360,7 @@ def build_sessions(
     from warren.sessions.new_session import Defaults
 
     defaults = Defaults(settings.default_environment, settings.idle_timeout_s, settings.max_lifetime_s)
-    return Sessions(lifecycle, environments, defaults, tenancy.metering, build_ceilings(settings))
+    return Sessions(lifecycle, environments, defaults, tenancy.metering, build_ceilings(settings), environments.entries)
 
 
 def build_ceilings(settings: Settings) -> "Ceilings":

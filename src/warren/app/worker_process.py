@@ -16,9 +16,10 @@ from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
 from warren.app.service import Service
-from warren.app.wiring import build_context, build_guard, build_labels
+from warren.app.wiring import build_context, build_guard, build_images, build_labels
 from warren.cluster.auth import ClusterAuth, CoordinatorIdentity
 from warren.cluster.heartbeat import Heartbeat
+from warren.cluster.images import ImageFetcher, OfferedImages, send_image
 from warren.cluster.lease import Lease
 from warren.cluster.middleware import WorkerMiddleware
 from warren.cluster.peer_calls import PeerCalls
@@ -33,6 +34,7 @@ from warren.stores.mirrored import MirroredStore
 from warren.stores.redis_store import RedisStore
 from warren.stores.sqlite import SqliteStore
 from warren.tenancy.tenancy import Tenancy
+from warren.worker.images.share import ImageSharing
 
 _COPIES_FILE: Final = "cluster.db"
 _REPORTED_TENANTS: Final = 64  # the tenants with the most sessions
@@ -48,6 +50,8 @@ class WorkerService(Service):
         self._link = wiring.build_redis_link(settings)
         self._auth = ClusterAuth(settings.cluster_secret, *settings.other_cluster_secrets)
         self._worker_client = wiring.build_worker_client(settings)
+        self._images = ImageSharing(build_images(settings))
+        self._offered = OfferedImages(self._images)
         self._copies: SqliteStore | None = None
         self._mirror: MirroredStore | None = None
         self._heartbeat: Heartbeat | None = None
@@ -83,7 +87,12 @@ class WorkerService(Service):
             renew_through=PeerCalls(self._worker_client, self._auth).renew_lease,
             on_superseded=lambda: signal.raise_signal(signal.SIGTERM),
         )
+        await self._offered.refresh()
         await self._heartbeat.join()
+        heartbeat = self._heartbeat
+        fetcher = ImageFetcher(self._images, self._worker_client, self._auth, lambda: heartbeat.coordinators)
+        assert self._worker is not None
+        self._worker.fetch_images_by(fetcher.fetch)
         assert self._mirror is not None
         await self._mirror.reconcile()
 
@@ -92,6 +101,7 @@ class WorkerService(Service):
         await self._heartbeat.beat()
         self.tenancy.start(deliver_webhooks=False)
         self._run(self._heartbeat.run(), "heartbeat")
+        self._run(self._offered.run(), "images")
         assert self._lifecycle is not None
         self._run(self._lifecycle.watch_secrets(), "secrets")
 
@@ -126,6 +136,9 @@ class WorkerService(Service):
             tenants=dict(tenants.most_common(_REPORTED_TENANTS)),
             waiting=sum(pool.waiting for pool in stats.pools.values()),
             pressure=max(_pressure(room.memory_free, reserve.memory), _pressure(room.disk_free, reserve.disk)),
+            images=self._offered.contents,
+            gpus=stats.gpus,
+            gpus_free=stats.gpus_free,
             leaving=getattr(self, "sessions", None) is not None and self.sessions.stopping,
         )
 
@@ -143,7 +156,11 @@ class WorkerService(Service):
             PreviewProxy, sessions=self.sessions, connections=context.port_connections, behind_coordinator=True
         )
         app = WorkerMiddleware(
-            create_app(context, wrapped=proxied, counts=False), self._auth, self.lease, self.describe
+            create_app(context, wrapped=proxied, counts=False),
+            self._auth,
+            self.lease,
+            self.describe,
+            partial(send_image, self._images, self._offered),
         )
         return build_guard(self._settings, app, any_host=True)
 

@@ -54,6 +54,7 @@ class ApiRequest:
 
 def request_for(row: Operation, session: str, process: str) -> ApiRequest:
     path = row.path.replace("{session_id}", session).replace("{process_id}", process).replace("{port}", "3000")
+    path = path.replace("{kind}", "prompts").replace("{entry}", "coding")
     query, body = dict(_QUERIES.get(row.name, {})), _BODIES.get(row.name)
     if row.session_in is SessionIn.QUERY:
         query["session_id"] = session
@@ -104,4 +105,5 @@ GUARDED_ROUTES: Final = (
 
 
 def target_of(path: str, tenant: Tenant) -> str:
-    return path.replace("{session_id}", tenant.session).replace("{process_id}", tenant.process).replace("{port}", "1")
+    path = path.replace("{session_id}", tenant.session).replace("{process_id}", tenant.process).replace("{port}", "1")
+    return path.replace("{kind}", "prompts").replace("{entry}", "coding")

@@ -12,6 +12,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Arena:
         self.secret_paths = secret_paths
         self.host_name = socket.gethostname()
         self.canary = f"canary{secrets.token_hex(8)}"
+        self.user = ""  # that the attacks run as; empty: the sandbox's own
         self._made: list[str] = []
         self._outside: Outside | None = None
 
@@ -54,7 +56,7 @@ class Arena:
     neighbour_host: HostView
 
     async def open(self) -> None:
-        self.sandbox, self.host = await self.fresh()
+        self.sandbox, self.host = await self.fresh(self.spec)
         self.neighbour, self.neighbour_host = await self.fresh()
 
     async def close(self) -> None:
@@ -69,10 +71,15 @@ class Arena:
     async def renew(self) -> None:
         with contextlib.suppress(WarrenError):
             await self.provider.destroy(self.sandbox.id)
-        self.sandbox, self.host = await self.fresh()
+        self.sandbox, self.host = await self.fresh(self.spec)
 
-    async def fresh(self) -> tuple[Sandbox, HostView]:
-        sandbox = await self.provider.create(self.spec)
+    @property
+    def other_spec(self) -> SandboxSpec:
+        """Of the sandboxes beside the attacked one, which alone has the graphics processors."""
+        return replace(self.spec, gpus=())
+
+    async def fresh(self, spec: SandboxSpec | None = None) -> tuple[Sandbox, HostView]:
+        sandbox = await self.provider.create(spec or self.other_spec)
         self._made.append(sandbox.id)
         await arm(sandbox)
         token = secrets.token_hex(12)
@@ -103,12 +110,12 @@ class Arena:
     async def run(
         self, attack: str, *, box: Sandbox | None = None, timeout_s: float = _TIMEOUT_S, **arguments: object
     ) -> ExecResult:
-        return await (box or self.sandbox).exec(attack_command(attack, arguments, timeout_s))
+        return await (box or self.sandbox).exec(attack_command(attack, arguments, timeout_s, self.user))
 
     @asynccontextmanager
     async def holding(self, box: Sandbox, attack: str, **arguments: object) -> AsyncIterator[str]:
         """Runs `attack` in `box` meanwhile; yields the line by which it reported that it is ready."""
-        process = await box.start(attack_command(attack, arguments, None))
+        process = await box.start(attack_command(attack, arguments, None, self.user))
         try:
             yield await asyncio.wait_for(_first_line(process), _TIMEOUT_S)
         finally:
@@ -118,6 +125,7 @@ class Arena:
 
     async def usable(self, *, memory_mib: int = 16) -> str:
         """Why the sandbox is not usable any more; empty if it is."""
+        self.user = ""
         try:
             async with asyncio.timeout(20):
                 await self.sandbox.ping()
@@ -128,9 +136,9 @@ class Arena:
         return "" if outcome.verdict is ProbeVerdict.CONTAINED else outcome.evidence
 
 
-def attack_command(attack: str, arguments: dict[str, Any], timeout_s: float | None) -> Command:
+def attack_command(attack: str, arguments: dict[str, Any], timeout_s: float | None, user: str = "") -> Command:
     argv = ("python3", "-B", "-I", "-c", _BOOT, attack, json.dumps(arguments))
-    return Command(argv=argv, timeout_s=timeout_s, grace_s=0.2, cwd="/tmp", keep_bytes=1 << 20)
+    return Command(argv=argv, timeout_s=timeout_s, grace_s=0.2, cwd="/tmp", keep_bytes=1 << 20, user=user)
 
 
 def read_outcome(result: ExecResult) -> ProbeResult:

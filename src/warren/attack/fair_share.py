@@ -232,7 +232,7 @@ async def _work(sandbox: Sandbox, process: Process, lines: AsyncIterator[str]) -
 
 async def _create(arena: Arena) -> Speeds:
     started = time.monotonic()
-    sandbox = await arena.provider.create(arena.spec)
+    sandbox = await arena.provider.create(arena.other_spec)
     try:
         await sandbox.exec(Command(argv=("true",)))
         return {"create": time.monotonic() - started}

@@ -20,6 +20,7 @@ class Group(StrEnum):
     LIMITS = "limits"
     LIFECYCLE = "lifecycle"
     FAIRNESS = "fairness"
+    ROOT = "root inside"
     API_KEYS = "api keys and ids"
     API_INPUT = "api input"
     API_LOAD = "api load"

@@ -63,7 +63,9 @@ async def _be_the_agent(arena: Arena) -> ProbeResult:
             result = await arena.sandbox.exec(Command(argv=("id", "-u"), user=user, timeout_s=5))
         except UnknownUser:
             continue
-        if result.stdout.strip() in ("0", "65535", "4294967295", ""):
+        if result.stdout.strip() in (
+            {"65535", "4294967295", ""} if arena.spec.sudo else {"0", "65535", "4294967295", ""}
+        ):
             taken.append(f"{user!r} gave {result.stdout.strip() or result.stderr.strip()!r}")
     return judged(not taken, "; ".join(taken) or "the agent's uid, and uids that are none, are refused")
 

@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import os
+import re
 import tempfile
 from pathlib import Path
 
@@ -73,6 +74,11 @@ async def _neighbour_processes(arena: Arena) -> ProbeResult:
         return await arena.inside("leaks:find_token", token=token[8:], timeout_s=60)
     finally:
         await process.kill(0)
+
+
+async def _open_devices(arena: Arena) -> ProbeResult:
+    evidence = " ".join(arena.sandbox.isolation.gpus.values())
+    return await arena.inside("leaks:devices", granted=re.findall(r"/dev/([^\s/]+)[^\s]* \d+:\d+", evidence))
 
 
 async def _touch_devices(arena: Arena) -> ProbeResult:
@@ -165,7 +171,7 @@ PROBES: tuple[Probe, ...] = (
     within("kernel-log", _G, "read the kernel's log", "leaks:kernel_log"),
     within("sys", _G, "write to /sys, or read of the host in it", "leaks:sys_tree"),
     within("cgroup", _G, "see or write the cgroup tree, release_agent", "leaks:cgroup_tree"),
-    within("devices", _G, "open devices beyond the harmless ones", "leaks:devices"),
+    Probe("devices", _G, "open devices beyond the harmless ones, and beyond its own GPU", _open_devices),
     within("private-files", _G, "read /etc/shadow, root's files, host keys", "leaks:private_files"),
     Probe("host-texts", _G, "find the host's paths and name in mounts, cmdline, environ, uname", _host_texts),
     Probe("mount-paths", _G, "learn where on the host the mounts come from", _mount_paths),

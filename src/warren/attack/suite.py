@@ -26,6 +26,7 @@ from warren.attack import (
     probes_network,
     probes_promises,
     probes_resources,
+    probes_root,
 )
 from warren.attack.arena import Arena, host_environment_canary
 from warren.attack.probe import ApiProbe, Finding, Probe, ProbeResult, ProbeVerdict, got_through, undecided
@@ -50,6 +51,13 @@ PROBES: tuple[Probe, ...] = (
     *probes_promises.PROBES,
     *probes_fair_share.PROBES,
 )
+ROOT_PROBES = probes_root.root_probes(
+    (
+        *(*probes_escape.PROBES, *probes_agent.PROBES, *probes_leaks.PROBES, *probes_network.PROBES),
+        *(*probes_limits.PROBES, *probes_kernel_state.PROBES),
+    )
+)
+"""For sandboxes that allow root inside, in addition."""
 _PROBE_S = 90.0
 
 Progress = Callable[[Finding], None]
@@ -78,9 +86,9 @@ async def attack(
     return findings
 
 
-def choose(wanted: Sequence[str]) -> Sequence[Probe]:
+def choose(wanted: Sequence[str], *, sudo: bool = False) -> Sequence[Probe]:
     """The probes of these ids or groups; all of them if none is named."""
-    return chosen(PROBES, wanted)
+    return chosen((*PROBES, *ROOT_PROBES) if sudo else PROBES, wanted)
 
 
 def chosen(probes: Sequence[P], wanted: Sequence[str]) -> Sequence[P]:

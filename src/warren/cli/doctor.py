@@ -93,7 +93,8 @@ async def _attack(settings: Settings, options: SandboxOptions, only: tuple[str, 
     from warren.app.wiring import build_provider
     from warren.attack.suite import attack, choose
 
-    spec, started, probes = build_spec(settings, options), time.monotonic(), choose(only)
+    spec, started = build_spec(settings, options), time.monotonic()
+    probes = choose(only, sudo=spec.sudo)
     provider = build_provider(settings, options.provider)
     try:
         findings = await attack(

@@ -1,7 +1,8 @@
 """`warren environments`: what the sessions of a server can be made of, and checks of the files on this machine."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,12 +12,15 @@ from warren.cli.remote import Server
 from warren.config.settings import read_settings
 from warren.model.errors import InvalidRequest, UnknownEnvironment
 
-_TITLES = ("NAME", "IMAGE", "MEMORY", "CPUS", "DISK", "DESCRIPTION")
+if TYPE_CHECKING:
+    from warren.config.registry import Registry
+
+_TITLES = ("NAME", "IMAGE", "STATE", "MEMORY", "CPUS", "DISK", "DESCRIPTION")
 
 
 @click.group()
 def environments() -> None:
-    """List, show and check environments.
+    """List, show, check and build environments.
 
     An environment is a YAML file with an image, limits and variables; a server reads a changed file within seconds.
 
@@ -81,6 +85,42 @@ def validate(files: tuple[Path, ...], as_json: bool) -> int:
     return 1 if any(problems.values()) else 0
 
 
+@environments.command()
+@click.argument("names", nargs=-1)
+@click.option("--no-cache", is_flag=True, help="Run all steps, also those whose layers are there.")
+@json_option
+def build(names: tuple[str, ...], no_cache: bool, as_json: bool) -> None:
+    """Build the images of the environments NAMES on this machine.
+
+    By default of all whose files say how their images are made. A server builds one that is missing when it is first
+    needed; this does it ahead.
+
+    Example: sudo warren environments build Python3
+    """
+    from warren.app.wiring import build_recipes, build_registry
+    from warren.cli.image_build import build_named, find_recipe, print_made, shown_steps
+
+    settings = read_settings()
+    registry = build_registry(settings)
+    found = {name: registry.read(name) for name in names or _with_recipes(registry)}
+    made = []
+    for image in dict.fromkeys(one.image for one in found.values()):
+        if build_recipes(settings)(image) is None and image in ("base", "host"):
+            click.echo(f"image {image}: `warren image build {image}` builds it", err=True)
+            continue
+        with shown_steps(f"image {image}") as lines:
+            made.append(build_named(settings, find_recipe(settings, image), lines, no_cache=no_cache))
+        if not as_json:
+            print_made(made[-1], as_json=False)
+    if as_json:
+        print_json({"images": [asdict(one) for one in made]})
+
+
+def _with_recipes(registry: "Registry") -> list[str]:
+    problems = registry.problems()
+    return [name for name in registry.names if not problems[name] and registry.environment(name).recipe is not None]
+
+
 def _problem_of(file: Path) -> str:
     from warren.config.registry import read_environment
 
@@ -103,6 +143,7 @@ def _row(one: dict[str, Any]) -> tuple[object, ...]:
     return (
         name,
         one["image"],
+        one.get("image_state"),
         f"{limits['memory_mb']} MiB",
         limits["cpus"],
         f"{limits['disk_mb']} MiB",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from warren.cli import image_build, image_transfer
 from warren.cli.options import json_option
 from warren.cli.output import ProgressLine, print_json, print_table
 from warren.config.settings import read_settings
@@ -29,70 +30,61 @@ def _open_store() -> "ImageStore":
 
 @click.group()
 def image() -> None:
-    """Build, import, list and remove root filesystems.
+    """Build, pull, import, export, list and remove root filesystems.
 
-    Building or importing makes a new version of an image; sandboxes keep the version they began with.
+    Building, pulling or importing makes a new version of an image; sandboxes keep the version they began with.
 
     Example: warren image build base
     """
 
 
-@image.command()
-@click.argument("name", default="base")
-@click.option("--if-missing", is_flag=True, help="Do nothing if the image exists.")
-@json_option
-def build(name: str, if_missing: bool, as_json: bool) -> None:
-    """Build the image base or host on this machine.
-
-    `base` is a small Debian and takes about a minute; `host` is this machine's /usr, read-only, and takes none.
-
-    Example: sudo warren image build base
-    """
-    images = _open_store()
-    existing = next((one for one in images.list() if one.name == name and one.current), None) if if_missing else None
-    if existing is not None:
-        if as_json:
-            print_json(asdict(existing))
-        return
-    with ProgressLine(f"image {name}") as progress:
-        info = images.build(name, progress)
-    _print_made(info, as_json)
+for _command in (image_build.build, image_transfer.pull, image_transfer.export, image_transfer.show):
+    image.add_command(_command)
 
 
 @image.command("import")
 @click.argument("source")
 @click.option("--name", default="", help="The image's name here.  [made from SOURCE]")
 @click.option("--no-shell", is_flag=True, help="Accept an image without /bin/sh.")
+@click.option("--platform", default="", metavar="OS/ARCH", help="Of images for several.  [this machine's]")
 @json_option
-def import_image(source: str, name: str, no_shell: bool, as_json: bool) -> None:
+def import_image(source: str, name: str, no_shell: bool, platform: str, as_json: bool) -> None:
     """Import a directory, a tar or a Docker image.
 
-    SOURCE is a path, `-` for a tar on stdin, or docker:REF; a tar may be compressed.
+    SOURCE is a path, `-` for a tar on stdin, or docker:REF; a tar may be compressed. A directory or tar may also be an
+    OCI layout, and a tar what `docker save` writes: then ENV, WORKDIR and USER of the image hold here too.
 
     Example: docker export $(docker create python:3.12) | sudo warren image import - --name python
     """
     images, shell_needed = _open_store(), not no_shell
     name = name or name_of(source)
+    image_build.check_own_name(name)
     with ProgressLine(f"image {name}") as progress:
         if source == "-":
-            info = images.import_tar(name, sys.stdin.buffer, "tar from stdin", progress, shell_needed=shell_needed)
+            info = images.import_tar(
+                *(name, sys.stdin.buffer, "tar from stdin", progress), shell_needed=shell_needed, platform=platform
+            )
         elif source.startswith("docker:") or not _looks_like_path(source):
             reference = source.removeprefix("docker:")
             docker = read_settings().docker_url
             info = images.import_docker(name, reference, docker, progress, shell_needed=shell_needed)
         elif Path(source).is_dir():
-            info = images.import_directory(name, Path(source), progress, shell_needed=shell_needed)
+            info = images.import_directory(
+                *(name, Path(source), progress), shell_needed=shell_needed, platform=platform
+            )
         else:
-            info = _import_file(images, name, Path(source), progress, shell_needed)
-    _print_made(info, as_json)
+            info = _import_file(images, name, Path(source), progress, shell_needed, platform)
+    image_build.print_made(info, as_json)
 
 
 def _import_file(
-    images: "ImageStore", name: str, path: Path, progress: ProgressLine, shell_needed: bool
+    images: "ImageStore", name: str, path: Path, progress: ProgressLine, shell_needed: bool, platform: str
 ) -> "ImageVersion":
     try:
         with path.open("rb") as stream:
-            return images.import_tar(name, stream, f"tar {path.name}", progress, shell_needed=shell_needed)
+            return images.import_tar(
+                *(name, stream, f"tar {path.name}", progress), shell_needed=shell_needed, platform=platform
+            )
     except FileNotFoundError as exc:
         raise InvalidRequest(f"there is no file or directory {path}") from exc
     except PermissionError as exc:
@@ -177,10 +169,3 @@ def _row(one: "ImageVersion") -> tuple[object, ...]:
 
 def _mib(one: "ImageVersion") -> str:
     return f"{one.size_bytes / 2**20:.0f} MiB"
-
-
-def _print_made(made: "ImageVersion", as_json: bool) -> None:
-    if as_json:
-        print_json(asdict(made))
-        return
-    click.echo(f"image {made.name}, version {made.version}: {made.files} files, {_mib(made)}", err=True)

@@ -56,6 +56,7 @@ _GROUPS = {
         "shell": "warren.cli.run:shell",
         "image": "warren.cli.image:image",
         "environments": "warren.cli.environments:environments",
+        "registry": "warren.cli.registry:registry",
     },
     "Many machines": {
         "coordinator": "warren.cli.serve:coordinator",

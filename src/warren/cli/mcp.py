@@ -18,6 +18,8 @@ from warren.model.session import check_thread_id
 
 if TYPE_CHECKING:
     from warren.integrations.mcp.server import ToolServer
+    from warren.model.tool import Tool
+    from warren.sdk.aio.backend import AsyncBackend
 
 _SHUTDOWN_S = 3
 
@@ -43,6 +45,7 @@ def _refuse_argument(ctx: click.Context, parameter: click.Parameter, value: str)
 @click.option(
     "--environment", default="", metavar="NAME", help="The environment of new sandboxes. By default the server's."
 )
+@click.option("--agent", default="", metavar="NAME", help="An agent of the registry: serve its tools too.")
 @network_options
 @click.option("--http", is_flag=True, help="Serve HTTP instead of standard input and output.")
 @click.option(
@@ -60,6 +63,7 @@ def mcp(
     local: bool,
     thread: str,
     environment: str,
+    agent: str,
     allow: tuple[str, ...],
     deny: tuple[str, ...],
     internet: bool,
@@ -83,7 +87,8 @@ def mcp(
     check_thread_id(thread)
     if http:
         check_exposure(host, key)
-    made_with = {"environment": environment, "network": network_values(allow, deny, internet, no_network)}
+    network = network_values(allow, deny, internet, no_network)
+    made_with = {"environment": environment, "network": network, "agent": agent}
     asyncio.run(_serve(url, local, thread, made_with, (host, port, allowed_hosts, key) if http else None))
 
 
@@ -136,9 +141,19 @@ async def _open_server(url: str, local: bool, thread: str, made_with: dict[str, 
     backend = open_backend("local" if local else "remote", url, "")
     sandboxes = Sandboxes(backend, thread=thread, **made_with)
     try:
-        yield ToolServer(sandboxes, __version__)
+        yield ToolServer(sandboxes, __version__, await _load_tools(backend, made_with["agent"]))
     finally:
         await sandboxes.close()
+
+
+async def _load_tools(backend: "AsyncBackend", agent: str) -> "tuple[Tool, ...]":
+    from warren.integrations.agent_entries import load_agent_async
+
+    async def find(kind: str, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = await backend.call("get_registry_entry", kind=kind, entry=name)
+        return found
+
+    return (await load_agent_async(agent, find)).tools if agent else ()
 
 
 async def _serve_http(server: "ToolServer", host: str, port: int, allowed_hosts: tuple[str, ...], key: str) -> None:

@@ -14,12 +14,14 @@ import click
 
 from warren import SandboxClient
 from warren.cli.main import report
-from warren.model.errors import InvalidRequest, SessionNotFound, Unauthorized, WarrenError
+from warren.cli.output import ProgressLine, printable
+from warren.model.errors import ImageBuilding, InvalidRequest, SessionNotFound, Unauthorized, WarrenError
 from warren.sdk.blocking.backend import find_session_of_thread
 from warren.sdk.blocking.remote import Remote
+from warren.sdk.blocking.session_holder import create_session
 from warren.sdk.blocking.transport import Transport
 from warren.sdk.discovery import find_key, find_url
-from warren.sdk.protocol import CREATE_S, Request
+from warren.sdk.protocol import Request
 
 _SESSION_ID: Final = re.compile(r"ses_[0-9a-f]{32}")
 _SHORT_ID_LENGTH: Final = 16
@@ -81,6 +83,14 @@ class Server:
             raise InvalidRequest(f"{len(matches)} sessions begin with {name!r}", remedy="give more of its id")
         raise SessionNotFound(f"there is no session {name!r}", remedy="`warren ps` shows those there are")
 
+    def create_session(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Makes a session; waits, with a line of progress, while the server builds the environment's image."""
+        progress = _ImageProgress()
+        try:
+            return create_session(self.backend, secrets.token_hex(16), options, on_progress=progress)
+        finally:
+            progress.end()
+
     def find_or_create(self, name: str, thread: str, replace_lost: bool = False) -> str:
         """As `find`; but a thread without a session gets one, as with its first command over the API."""
         if not thread:
@@ -88,9 +98,26 @@ class Server:
                 raise click.UsageError("--replace-lost needs --thread; without one, `warren create` makes a session")
             return self.find(name, "")
         options: dict[str, Any] = {"thread_id": thread, "replace_lost": replace_lost}
-        session = self.backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, **options)
+        session = self.create_session(options)
         report_fresh_sandbox(session)
         return str(session["session_id"])
+
+
+class _ImageProgress:
+    """Shows how far the server is with an image that it builds; nothing as long as it builds none."""
+
+    def __init__(self) -> None:
+        self._line: ProgressLine | None = None
+
+    def __call__(self, building: ImageBuilding) -> None:
+        if self._line is None:
+            report(building.message)
+            self._line = ProgressLine("image")
+        self._line(printable(building.step), building.fraction)
+
+    def end(self) -> None:
+        if self._line is not None:
+            self._line.__exit__()
 
 
 def report_fresh_sandbox(session: dict[str, Any]) -> None:

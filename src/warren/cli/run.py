@@ -42,6 +42,7 @@ from warren.cli.output import printable
 from warren.config.settings import Settings, read_settings
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.gpus import parse_gpus
 from warren.model.network import NetworkRules
 from warren.model.operations import Command
 from warren.model.spec import Layer, SandboxSpec
@@ -66,6 +67,7 @@ class SandboxOptions:
     deny: tuple[str, ...] = ()
     internet: bool = False
     no_network: bool = False
+    gpus: str = ""
 
 
 _OPTIONS = (
@@ -76,6 +78,7 @@ _OPTIONS = (
     click.option("--cpus", type=float, metavar="N", help="CPU limit."),
     click.option("--disk", type=Size(), metavar="MB", help="Disk limit, in MiB or as 512m or 1g."),
     click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation."),
+    click.option("--gpus", default="", metavar="N", help="Graphics processors for it alone: a number, or id:0,1."),
 )
 
 
@@ -242,6 +245,8 @@ def _run_in_fresh_sandbox(
     from warren.app.wiring import build_registry
 
     spec = build_spec(settings, options)
+    if (options.provider or settings.providers[0]) == "oci":
+        _ensure_image(settings, spec.image)
     environment = build_registry(settings).read(options.environment)
     given = network_values(options.allow, options.deny, options.internet, options.no_network)
     rules = environment.network if given is None else NetworkRules.from_mapping(given)
@@ -249,6 +254,16 @@ def _run_in_fresh_sandbox(
         raise InvalidRequest(f"no_network is required, and the rules open: {rules}", remedy="give --no-network")
     provider = options.provider or environment.provider
     return asyncio.run(until_signal(_with_sandbox(settings, provider, spec, rules, work)))
+
+
+def _ensure_image(settings: Settings, image: str) -> None:
+    """Builds an image that is missing or outdated; one that is there costs no more than a look at its recipe."""
+    from warren.app.wiring import build_recipes
+
+    if build_recipes(settings)(image) is not None:
+        from warren.cli.image_build import ensure_image
+
+        ensure_image(settings, image)
 
 
 def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:
@@ -262,6 +277,9 @@ def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:
         env=environment.env,
         require=frozenset(_parse_layer(name) for name in options.require),
         ephemeral=True,
+        writable_root=environment.writable_root,
+        sudo=environment.sudo,
+        gpus=parse_gpus(options.gpus) if options.gpus else environment.gpus,
     )
 
 

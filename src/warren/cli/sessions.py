@@ -2,7 +2,6 @@
 
 import base64
 import re
-import secrets
 import sys
 import time
 from collections import deque
@@ -36,7 +35,7 @@ from warren.cli.output import (
 )
 from warren.cli.remote import Server, complete_session, report_fresh_sandbox, short_id, split_session
 from warren.model.errors import Conflict, InvalidRequest, NotFound, SandboxLost, SessionEnded
-from warren.sdk.protocol import CREATE_S
+from warren.model.gpus import gpus_value
 
 Values = dict[str, Any]
 
@@ -57,6 +56,7 @@ _CLEAR_SCREEN: Final = "\033[H\033[2J"
 @click.command()
 @click.option("--thread", default="", metavar="T", help="Its thread. If the thread has a session, that one is used.")
 @environment_option("Environment of the server's registry.")
+@click.option("--agent", "agent_config", default="", metavar="A", help="Agent of the server's registry that it is for.")
 @click.option("--image", default="", metavar="I", help="Image to use instead of the environment's.")
 @click.option("-m", "--memory", "memory_mb", type=Size(), metavar="MB", help="Memory limit, in MiB or as 512m or 1g.")
 @click.option("--cpus", type=float, metavar="N", help="CPU limit.")
@@ -65,6 +65,7 @@ _CLEAR_SCREEN: Final = "\033[H\033[2J"
 @click.option("--require", multiple=True, metavar="LAYER", help="Start nothing without this layer of isolation.")
 @click.option("--secret", "secret_names", multiple=True, metavar="NAME", help="A secret that its requests carry.")
 @click.option("--provider", default="", metavar="P", help="What makes the sandbox, one of the server's providers.")
+@click.option("--gpus", default="", metavar="N", help="Graphics processors for it alone: a number, or id:0,1.")
 @click.option("--label", "labels", multiple=True, metavar="K=V", help="What its worker must have: gpu=1.")
 @click.option("--metadata", multiple=True, metavar="K=V", help="A note of your own, to find it by.")
 @network_options
@@ -81,6 +82,7 @@ def create(
     metadata: tuple[str, ...],
     require: tuple[str, ...],
     secret_names: tuple[str, ...],
+    gpus: str,
     labels: tuple[str, ...],
     allow: tuple[str, ...],
     deny: tuple[str, ...],
@@ -101,14 +103,13 @@ def create(
         "env": parse_pairs("-e", variables),
         "require": list(require),
         "secrets": list(secret_names),
+        "gpus": gpus_value(gpus),
         "labels": parse_pairs("--label", labels),
         "metadata": parse_pairs("--metadata", metadata),
         "network": network_values(allow, deny, internet, no_network),
     }
     with Server(url) as server:
-        session = server.backend.call(
-            "create_session", key=secrets.token_hex(16), work_s=CREATE_S, **drop_empty(values)
-        )
+        session = server.create_session(drop_empty(values))
     report_fresh_sandbox(session)
     print_json(session) if as_json else click.echo(session["session_id"])
 

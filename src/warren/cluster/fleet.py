@@ -221,7 +221,10 @@ class Fleet:
             draining=member.draining or report.leaving,
             alive=self._is_alive(member),
             assigned=len(assigned_at),
+            images=report.images,
             capabilities=report.capabilities,
+            gpus=report.gpus,
+            gpus_free=report.gpus_free,
         )
 
     # -- for workers that have lost Redis

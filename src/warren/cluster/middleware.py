@@ -1,10 +1,10 @@
 """ASGI middleware of cluster processes. It wraps the whole app; `peer_calls` makes the calls that it answers itself.
 
 On a worker it serves only coordinators, and only while the lease lasts. On a coordinator it renews leases for workers
-that have lost Redis.
+that have lost Redis, and passes on images that one worker has and another lacks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -13,6 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from warren.cluster.auth import CLIENT_HEADER, PATIENCE_HEADER, SCHEME_HEADER, SESSION_HEADER, ClusterAuth
 from warren.cluster.fleet import Fleet
+from warren.cluster.http_client.client import WorkerClient
+from warren.cluster.images import IMAGE_PATH, pass_on
 from warren.cluster.lease import Lease
 from warren.http.problems import problem
 from warren.model.errors import Interrupted, InvalidRequest
@@ -33,22 +35,31 @@ class WorkerMiddleware:
 
     If the lease has run out by the time of the response, as when the process was stopped meanwhile, the session may
     belong to another worker. Then the response does not say that the request was done. `describe` returns what
-    WORKER_PATH answers.
+    WORKER_PATH answers, `send_image` answers IMAGE_PATH.
     """
 
     def __init__(
-        self, app: ASGIApp, auth: ClusterAuth, lease: Lease, describe: Callable[[], Mapping[str, Any]]
+        self,
+        app: ASGIApp,
+        auth: ClusterAuth,
+        lease: Lease,
+        describe: Callable[[], Mapping[str, Any]],
+        send_image: Callable[[Scope, Send], Awaitable[None]],
     ) -> None:
         self._app = app
         self._auth = auth
         self._lease = lease
         self._describe = describe
+        self._send_image = send_image
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and scope["path"] not in _PUBLIC_PATHS:
             self._auth.check(scope["headers"])
             if scope["path"] == WORKER_PATH:
                 await JSONResponse(self._describe())(scope, receive, send)
+                return
+            if scope["path"] == IMAGE_PATH:
+                await self._send_image(scope, send)
                 return
             self._lease.check()
             _restore_client(scope)
@@ -83,16 +94,20 @@ def _restore_client(scope: Scope) -> None:
 
 
 class CoordinatorMiddleware:
-    def __init__(self, app: ASGIApp, auth: ClusterAuth, fleet: Fleet) -> None:
+    def __init__(self, app: ASGIApp, auth: ClusterAuth, fleet: Fleet, client: WorkerClient) -> None:
         self._app = app
         self._auth = auth
         self._fleet = fleet
+        self._client = client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == LEASE_PATH:
             self._auth.check(scope["headers"])
             status = await self._fleet.renew_lease(*_worker_and_epoch(scope))
             await JSONResponse({"pulse": status})(scope, receive, send)
+        elif scope["type"] == "http" and scope["path"] == IMAGE_PATH:
+            self._auth.check(scope["headers"])
+            await pass_on(self._fleet, self._client, self._auth, scope, send)
         else:
             await self._app(scope, receive, send)
 

@@ -8,6 +8,8 @@ of the same tenant add up to one, waiting claims up to QUEUE_WEIGHT, chance up t
 decide among workers with about the same load, and none of them fills a worker while another is much emptier. A machine
 that runs short of memory or disk counts as loaded, too.
 
+A worker that has the session's image comes before all that lack it and would have to get it first, however full it is.
+
 What is known is as old as the last heartbeat, and other coordinators choose by the same knowledge. So a coordinator
 counts the sessions it has sent since then once for itself and once for each other coordinator, which will have done
 the same. Otherwise each of them alone would fill a worker that looks empty; and a worker with a fresh report, which
@@ -33,6 +35,7 @@ TENANT_HALF: Final = 4  # this many sessions of a tenant weigh half of what any 
 QUEUE_HALF: Final = 8  # this many waiting claims weigh half of what any number can
 HIGH_PRESSURE: Final = 0.9  # a machine with more pressure is avoided
 MAX_COMPARED: Final = 64
+_NO_GPU: Final = "no worker has a GPU for sandboxes"
 DEFAULT_COORDINATORS: Final = 2  # when their number is unknown: little goes wrong with one or three
 
 
@@ -44,7 +47,9 @@ class Candidate:
     `by_tenant`: how many of them belong to the requesting tenant, 0 if unknown. `ready`: warm sandboxes of each pool,
     by the names in WorkerStats. `waiting`: claims that queue there. `pressure`: from 0 to 1, where the machine takes no
     more sandboxes. `assigned`: the sessions that this coordinator has sent there since the worker's last report.
-    `capabilities`: what each provider can do; nothing of one about which the worker does not say it.
+    `images`: the names of the images it has. `capabilities`: what each provider can do; nothing of one about which the
+    worker does not say it. `gpus`: how many graphics processors its sandboxes may have; `gpus_free`: the ids of those
+    that none has.
     """
 
     id: str
@@ -59,13 +64,17 @@ class Candidate:
     draining: bool
     alive: bool
     assigned: int
+    images: Collection[str] = ()
     capabilities: Mapping[str, Collection[str]] = field(default_factory=dict)
+    gpus: int = 0
+    gpus_free: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Requirements:
     """What a new session needs. `pooled` is False for one with an image or limits of its own, which no pool has.
-    `needs` are capabilities of the provider, which is the worker's default one if none is named."""
+    `needs` are capabilities of the provider, which is the worker's default one if none is named. `gpus`: ids of
+    graphics processors, or `any` for each. `image` is empty where it is not known."""
 
     environment: str
     tenant: str
@@ -73,6 +82,8 @@ class Requirements:
     labels: Mapping[str, str] = field(default_factory=dict)
     pooled: bool = True
     needs: frozenset[str] = frozenset()
+    gpus: Sequence[str] = ()
+    image: str = ""
 
 
 def rank_workers(
@@ -91,22 +102,37 @@ def rank_workers(
     """
     chance = random.Random(seed)
     usable = _sample_usable(required, candidates, chance, max(MAX_COMPARED, limit))
-    scored = ((score(required, worker, coordinators, chance.random()), name) for name, worker in usable.items())
-    return [name for _, name in nsmallest(limit, scored)]
+    scored = (
+        (not has_image(required, worker), score(required, worker, coordinators, chance.random()), name)
+        for name, worker in usable.items()
+    )
+    return [name for _, _, name in nsmallest(limit, scored)]
 
 
 def _sample_usable(
     required: Requirements, candidates: Sequence[Candidate], chance: random.Random, count: int
 ) -> dict[str, Candidate]:
-    """At most `count` usable workers by their ids, from a random place in the list on."""
+    """At most `count` usable workers by their ids, from a random place in the list on; those with the image first."""
     start = chance.randrange(len(candidates)) if len(candidates) > count else 0
     rotated = [*candidates[start:], *candidates[:start]] if start else candidates
-    usable = (worker for worker in rotated if is_usable(required, worker))
+    usable = [worker for worker in rotated if is_usable(required, worker)]
+    if len(usable) > count:
+        usable.sort(key=lambda worker: not has_image(required, worker))  # the order is kept otherwise
     return {worker.id: worker for worker in islice(usable, count)}
 
 
 def is_usable(required: Requirements, worker: Candidate) -> bool:
-    return worker.alive and not worker.draining and has_room(worker) and fits(required, worker)
+    return (
+        worker.alive
+        and not worker.draining
+        and has_room(worker)
+        and fits(required, worker)
+        and has_gpus_free(required, worker)
+    )
+
+
+def has_image(required: Requirements, worker: Candidate) -> bool:
+    return not required.image or required.image in worker.images
 
 
 def has_room(worker: Candidate) -> bool:
@@ -118,7 +144,14 @@ def fits(required: Requirements, worker: Candidate) -> bool:
         _has_provider(required, worker)
         and not _lacking(required, worker)
         and required.labels.items() <= worker.labels.items()
+        and len(required.gpus) <= worker.gpus
     )
+
+
+def has_gpus_free(required: Requirements, worker: Candidate) -> bool:
+    """By its last report: it refuses at once if they are gone by now. Only the worker knows all names of one, so a name
+    is taken for that of a free one; if it is not, the worker says so."""
+    return len(required.gpus) <= len(worker.gpus_free)
 
 
 def _has_provider(required: Requirements, worker: Candidate) -> bool:
@@ -171,12 +204,17 @@ def explain_no_worker(required: Requirements, candidates: Sequence[Candidate]) -
     able = [worker for worker in with_provider if not _lacking(required, worker)]
     if not able:
         return f"no worker that is alive has the capability {', '.join(sorted(required.needs))}"
+    if len(required.gpus) > max(worker.gpus for worker in able):
+        return f"no worker has {len(required.gpus)} GPUs for sandboxes" if len(required.gpus) > 1 else _NO_GPU
     fitting = [worker for worker in able if fits(required, worker)]
     if not fitting:
         return f"no worker has {_missing_labels(required, able)}"
     open_to_sessions = [worker for worker in fitting if not worker.draining]
     if not open_to_sessions:
         return "all workers that could take the session are draining"
+    if not any(has_gpus_free(required, worker) for worker in open_to_sessions):
+        most = max(len(worker.gpus_free) for worker in open_to_sessions)
+        return f"no free GPU: {len(required.gpus)} asked for, and no worker has more than {most} free"
     return "" if any(map(has_room, open_to_sessions)) else _explain_full(open_to_sessions)
 
 

@@ -34,7 +34,9 @@ class Report:
     no new sessions. `provider` is its default provider, `providers` are all it has; a worker of a version that had one
     provider leaves them out. `capabilities` says what each of them can do; where it says nothing, a worker of an
     earlier version may be able to do it. `coordinators` are the ids of those it asks when it has lost Redis: nobody
-    else may give it up, because it goes on while all of these have lost Redis too.
+    else may give it up, because it goes on while all of these have lost Redis too. `gpus` counts its graphics
+    processors for sandboxes; `gpus_free` are the ids of those that no sandbox has. `images` are those that other
+    workers can have of it: by name, the digest of the content.
     """
 
     id: str
@@ -54,6 +56,9 @@ class Report:
     providers: tuple[str, ...] = ()
     capabilities: Mapping[str, Sequence[str]] = field(default_factory=dict)
     coordinators: tuple[str, ...] = ()
+    images: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    gpus_free: tuple[str, ...] = ()
 
     @property
     def all_providers(self) -> tuple[str, ...]:
@@ -66,7 +71,7 @@ class Report:
     def from_json(cls, text: str | bytes) -> "Report":
         """Ignores fields of a later version, and uses the defaults for fields that an earlier one does not have."""
         values: dict[str, Any] = json.loads(text)
-        for name in ("providers", "coordinators"):
+        for name in ("providers", "coordinators", "gpus_free"):
             values[name] = tuple(values.get(name, ()))
         return cls(**{name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 

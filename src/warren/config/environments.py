@@ -6,10 +6,11 @@ that have changed and logs what is wrong with them.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from warren.clock import Clock
 from warren.config.registry import Registry
+from warren.config.registry_files import RegistryFiles
 from warren.logs import get_log
 from warren.model.environment import Environment
 from warren.model.errors import Unavailable, UnknownEnvironment
@@ -33,6 +34,10 @@ class RegistryEnvironments:
             pair = self._adapted[name] = environment, self._adapt(environment)
         return pair[1]
 
+    @property
+    def entries(self) -> Registry:
+        return self._registry
+
     def list(self) -> Sequence[Environment]:
         found = []
         for name in self._registry.names:
@@ -49,6 +54,8 @@ class RegistryEnvironments:
                 _log.warning("environment_broken", environment=change.name, error=change.problem, kept=change.kept)
             else:
                 _log.info("environment_removed" if change.removed else "environment_read", environment=change.name)
+        for files in (self._registry.agents, self._registry.tools, self._registry.prompts):
+            _log_changes(files)
 
     async def watch(self, clock: Clock) -> None:
         while True:
@@ -57,3 +64,12 @@ class RegistryEnvironments:
                 await asyncio.to_thread(self.look)
             except OSError as exc:
                 _log.warning("environments_not_read", error=exc)
+
+
+def _log_changes(files: RegistryFiles[Any]) -> None:
+    for change in files.changes():
+        which = {"kind": files.kind, "name": change.name}
+        if change.problem:
+            _log.warning("entry_broken", **which, error=change.problem, kept=change.kept)
+        else:
+            _log.info("entry_removed" if change.removed else "entry_read", **which)

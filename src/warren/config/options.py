@@ -21,6 +21,7 @@ import click
 from warren.model.egress import Ceiling
 from warren.model.environment import MOST_POOLED, PoolSize
 from warren.model.errors import InvalidRequest
+from warren.model.gpus import check_gpus
 from warren.model.network import parse_rule
 from warren.model.session import IDLE_TIMEOUT_S, LONGEST_S, MAX_LIFETIME_S
 from warren.model.spec import MIB, check_image_name
@@ -33,6 +34,8 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _QUOTA_PERIOD_US = 100_000  # Docker's CPU quota is microseconds of every 100 ms
 LABEL = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}=[A-Za-z0-9._-]{0,63}"
 _HOST_NAME = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*"
+
+_REGISTRY_HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\])(:[0-9]{1,5})?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +205,22 @@ def _parse_cluster_secrets(text: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _parse_gpus(text: str) -> tuple[str, ...]:
+    if text.strip() == "off":
+        return ()
+    return ("all",) if text.strip() == "all" else check_gpus(tuple(part.strip() for part in text.split(",")))
+
+
 def _parse_labels(text: str) -> tuple[str, ...]:
     labels = [part.strip() for part in text.split(",")]
     _require(all(re.fullmatch(LABEL, label) for label in labels))
     return tuple(labels)
+
+
+def _parse_registries(text: str) -> tuple[str, ...]:
+    hosts = [part.strip().lower() for part in text.split(",")]
+    _require(all(re.fullmatch(_REGISTRY_HOST, host) for host in hosts))
+    return tuple(dict.fromkeys(hosts))
 
 
 _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -229,6 +244,11 @@ RULES = Kind("a list of rules such as *.example.com or 10.0.0.0/8:443, with comm
 CEILING = Kind("a list of rules and presets, with commas between them; or internet, or none", "LIST", _parse_ceiling)
 ADDRESS = Kind("a host and a port, such as 10.0.0.5:5000", "HOST:PORT", _parse_address)
 ADDRESSES = Kind("a list of hosts with ports, with commas between them", "LIST", _parse_addresses)
+REGISTRY = matching(
+    rf"{_REGISTRY_HOST}(/[a-z0-9._-]+)*", "the host of a registry, with a port or a path", "HOST[:PORT][/PATH]"
+)
+REGISTRIES = Kind("a list of hosts, with or without ports, with commas between them", "LIST", _parse_registries)
+GPUS = Kind("off, all, or a list of ids such as 0,1", "LIST", _parse_gpus)
 LABELS = Kind("a list such as gpu=1,zone=a", "LIST", _parse_labels)
 PROVIDER_LIST = Kind(f"a list of {', '.join(PROVIDERS)}, with commas between them", "LIST", _parse_providers)
 TEXT = matching(r"[!-~]{1,4096}", "a text without spaces")
@@ -416,6 +436,11 @@ _ROWS = (
            default_text="previews have names below localhost, and paths"),
     Option("preview_public", SWITCH, False, "Whether callers may make previews public, for everybody to open."),
     Option("webhook_networks", NETWORKS, (), "Networks that webhooks may call although they are not public."),
+    Option("image_registry", REGISTRY, "", "Where `warren image pull` looks for names without a host."),
+    Option("image_insecure_registries", REGISTRIES, (),
+           "Registries that are spoken to without TLS, beside those on this machine."),
+    Option("image_registry_networks", NETWORKS, (),
+           "Networks that a registry may send a pull to although they are not public."),
     Option("egress", SWITCH, True, "Whether sessions may ask for a network at all.", flag="--egress/--no-egress"),
     Option("egress_allowed", CEILING, (), "The most that a session may open; a tenant's own bound is in its quota.",
            default_text="everything that is public"),
@@ -428,6 +453,17 @@ _ROWS = (
            "The megabits a second that a sandbox may send, and receive, over its network; 0 is no limit."),
     Option("egress_ca_file", PATH, None,
            "Authorities, in PEM, that vouch for hosts of secrets, beside those of the system."),
+    Option("image_network", CEILING, ("python-packages", "node-packages", "debian-packages"),
+           "What the steps of image builds may reach; presets that this machine does not know are left out."),
+    Option("image_cache_mb", MEGABYTES, 10240, "The disk space for layers that image builds keep for the next build."),
+    Option("image_build_memory_mb", whole_number(64, MIB), None, "The memory of a step of an image build, in MiB.",
+           default_text="2048, at most half of the machine's"),
+    Option("image_build_cpus", CORES, None, "The cores of a step of an image build.", default_text="all"),
+    Option("image_build_disk_mb", whole_number(16, MIB), None, "The disk space that one step may write, in MiB.",
+           default_text="10240, at most 80 % of what is free"),
+    Option("image_build_timeout_s", time(1, LONGEST_S), 1800.0, "How long a step of an image build may run."),
+    Option("gpus", GPUS, (), "The graphics processors of this machine that sandboxes may have, each one at a time.",
+           flag="--gpus", default_text="off"),
     Option("tls_cert", PATH, None, "The server's certificate, in PEM; with it and its key the server speaks HTTPS.",
            flag="--tls-cert"),
     Option("tls_key", PATH, None, "The key of the certificate, in PEM and without a password.", flag="--tls-key"),

@@ -1,21 +1,32 @@
-"""Reads the registry: YAML files that describe environments and hold no logic.
+"""Reads the registry: YAML files that describe environments, agents, tools and prompts, and hold no logic.
 
-The package brings its own; a directory of the operator may add to them or replace them by name. A mistake in one file
-does not affect the others.
+The package brings its own; a directory of the operator may add to them or replace them by name.
 """
 
-import difflib
-from dataclasses import dataclass, fields
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from warren.config.yaml_files import read_yaml
+from warren.config.image_recipes import ENVIRONMENT_IMAGES, NamedRecipe, Where, recipe_of
+from warren.config.registry_files import RegistryFiles
+from warren.config.yaml_files import YamlFile
+from warren.model.agent import Agent, AgentPrompt
 from warren.model.capability import Capability
+from warren.model.entries import InvalidEntry, Place
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
+from warren.model.errors import InvalidRequest, Unavailable, UnknownEntry, UnknownEnvironment
+from warren.model.gpus import read_gpus
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
-from warren.model.spec import IoLimits, Limits
+from warren.model.prompt import Prompt
+from warren.model.secrets import check_names
+from warren.model.session import check_seconds
+from warren.model.spec import IoLimits, Limits, check_env, check_image_name
+from warren.model.suggestions import suggest
+from warren.model.tool import Tool
 
 _PACKAGED = Path(__file__).parents[1] / "registry_data"
 _CHECKOUT = Path(__file__).parents[3] / "registry"
@@ -24,10 +35,11 @@ _TEXT: _Type = (str,), "a text"
 _MAPPING: _Type = (dict,), "keys and values"
 _NUMBER: _Type = (int, float), "a number"
 _LIST: _Type = (list,), "a list"
+_FLAG: _Type = (bool,), "true or false"
 _KEYS = {
     "name": _TEXT,
     "description": _TEXT,
-    "image": _TEXT,
+    "image": ((str, dict), "a text, or keys and values"),
     "limits": _MAPPING,
     "io": _MAPPING,
     "env": _MAPPING,
@@ -39,150 +51,146 @@ _KEYS = {
     "needs": _LIST,
     "network": _MAPPING,
     "secrets": _LIST,
+    "root": _TEXT,
+    "sudo": _FLAG,
+    "gpus": ((int, list), "a number or a list of ids"),
 }
 _REQUIRED = ("name", "image")
+_ROOTS = {"read-only": False, "writable": True}
 
 
 def packaged_registry() -> Path:
     return _PACKAGED if _PACKAGED.is_dir() else _CHECKOUT
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """`kept`: the file has a mistake, and the environment stays as it was read before."""
-
-    name: str
-    problem: str = ""
-    removed: bool = False
-    kept: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """A file as it was read; `stamp` tells whether it has changed since. `environment` is None until it was right."""
-
-    path: Path
-    stamp: tuple[int, ...]
-    environment: Environment | None
-    problem: str = ""
-
-
-class Registry:
-    """Environments by name. Later directories win over earlier ones.
-
-    A file that has changed is read again when its environment is next used. If it has a mistake then, the environment
-    stays as it was; one that was never right cannot be used.
-    """
+class Registry(RegistryFiles[Environment]):
+    """The environments, and beside them agents, tools and prompts."""
 
     def __init__(self, *directories: Path) -> None:
-        self._directories = directories
-        self._files = self._scan()
-        self._readings: dict[str, _Reading] = {}
-        self._reported: dict[str, _Reading] = {}
-
-    @property
-    def names(self) -> list[str]:
-        self._files = self._scan()
-        return sorted(self._files, key=lambda name: (name.casefold(), name))
-
-    def environment(self, name: str) -> Environment:
-        """Raises UnknownEnvironment, and Unavailable if there is a mistake in its file. The message does not say which:
-        callers of the server get it."""
-        reading = self._look_at(name)
-        if reading is None:
-            raise UnknownEnvironment(f"there is no environment {name!r}", remedy=self._remedy(name))
-        if reading.environment is None:
-            raise Unavailable(
-                f"the environment {name!r} cannot be used: its file on the server has a mistake",
-                remedy="the operator finds it in the server's log, or with `warren environments validate`",
-            )
-        return reading.environment
-
-    def read(self, name: str) -> Environment:
-        """For the operator: raises InvalidRequest, with the file and what is wrong in it."""
-        if self._look_at(name) is None:
-            raise UnknownEnvironment(f"there is no environment {name!r}", remedy=self._remedy(name))
-        return read_environment(self._files[name])
-
-    def problems(self) -> dict[str, str]:
-        """By name, what is wrong with an environment's file; empty if nothing is."""
-        readings = {name: self._look_at(name) for name in self.names}
-        return {name: reading.problem if reading else "" for name, reading in readings.items()}
-
-    def changes(self) -> list[Change]:
-        """Since the last call; at first, all environments that there are."""
-        readings = {name: reading for name in self.names if (reading := self._look_at(name))}
-        before, self._reported = self._reported, readings
-        found = [Change(name, removed=True) for name in before if name not in readings]
-        for name, reading in readings.items():
-            if before.get(name) is not reading:
-                found.append(Change(name, reading.problem, kept=bool(reading.problem and reading.environment)))
-        return found
-
-    def _scan(self) -> dict[str, Path]:
-        return {
-            path.stem: path
-            for directory in self._directories
-            for path in sorted((directory / "environments").glob("*.yaml"))
+        super().__init__("environments", read_environment, UnknownEnvironment, *directories)
+        self.agents = RegistryFiles("agents", read_agent, UnknownEntry, *directories)
+        self.tools = RegistryFiles("tools", read_tool, UnknownEntry, *directories)
+        self.prompts = RegistryFiles("prompts", read_prompt, UnknownEntry, *directories)
+        self.kinds: dict[str, RegistryFiles[Any]] = {
+            each.kind: each for each in (self, self.agents, self.tools, self.prompts)
         }
 
-    def _look_at(self, name: str) -> _Reading | None:
-        """Costs one stat if nothing has changed. None: there is no such environment, or none any more."""
-        path = self._files.get(name)
-        stamp = _stamp(path) if path else None
-        if path is None or stamp is None:
-            self._files = self._scan()
-            path = self._files.get(name)
-            stamp = _stamp(path) if path else None
-            if path is None or stamp is None:
-                self._readings.pop(name, None)
-                return None
-        known = self._readings.get(name)
-        if known is None or (known.path, known.stamp) != (path, stamp):
+    def environment(self, name: str) -> Environment:
+        return self.get(name)
+
+    def recipe(self, name: str) -> NamedRecipe | None:
+        """How the image of the environment is made, if its file says that. Raises what `environment` does."""
+        environment = self.environment(name)
+        if environment.recipe is None:
+            return None
+        return NamedRecipe(environment.image, environment.recipe, self._files[name].parent, environment.description)
+
+    def check_agent(self, agent: Agent) -> None:
+        """Raises for what the agent names and the registry does not have, or cannot use."""
+        for _, find in self._references(agent):
+            find()
+
+    def _references(self, agent: Agent) -> Iterator[tuple[Place, Callable[[], object]]]:
+        if agent.environment:
+            yield ("environment",), lambda: self.get(agent.environment)
+        for place, tool in enumerate(agent.tools):
+            if isinstance(tool, str):
+                yield ("tools", place), partial(self.tools.get, tool)
+        if agent.prompt is not None and agent.prompt.name:
+            yield ("prompt",), partial(self._check_prompt, agent.prompt)
+
+    def _check_prompt(self, wanted: AgentPrompt) -> None:
+        prompt = self.prompts.get(wanted.name)
+        if unknown := [name for name in wanted.variables if name not in prompt.variables]:
+            remedy = f"{suggest(unknown[0], prompt.variables)}its variables are {', '.join(prompt.variables)}"
+            raise InvalidRequest(f"the prompt {prompt.name!r} has no variable {unknown[0]!r}", remedy=remedy)
+
+    def all_problems(self) -> dict[tuple[str, str], str]:
+        """By kind and name, what is wrong with every entry, references included; empty if nothing is."""
+        found = {
+            (kind, name): problem for kind, files in self.kinds.items() for name, problem in files.problems().items()
+        }
+        for agent in self.agents.list():
+            if not found["agents", agent.name]:
+                found["agents", agent.name] = self._problem_of(agent)
+        return found
+
+    def _problem_of(self, agent: Agent) -> str:
+        for place, find in self._references(agent):
             try:
-                known = _Reading(path, stamp, read_environment(path))
-            except InvalidRequest as exc:
-                known = _Reading(path, stamp, known.environment if known else None, str(exc))
-            self._readings[name] = known
-        return known
-
-    def _remedy(self, name: str) -> str:
-        names = self.names
-        by_folded = {known.casefold(): known for known in names}
-        close = difflib.get_close_matches(name[:64].casefold(), by_folded, n=1, cutoff=0.8)
-        suggestion = f"did you mean {by_folded[close[0]]}? " if close else ""
-        return f"{suggestion}there are: {', '.join(names) or 'none'}"
+                find()
+            except (InvalidRequest, Unavailable) as exc:
+                return str(YamlFile(self.agents.path(agent.name)).error(exc.message, *place, remedy=exc.remedy))
+        return ""
 
 
-def _stamp(path: Path) -> tuple[int, ...] | None:
+def read_agent(path: Path) -> Agent:
+    return _read_entry(path, Agent.from_mapping)
+
+
+def read_tool(path: Path) -> Tool:
+    return _read_entry(path, Tool.from_mapping)
+
+
+def read_prompt(path: Path) -> Prompt:
+    return _read_entry(path, Prompt.from_mapping)
+
+
+_Named = TypeVar("_Named", Agent, Tool, Prompt)
+
+
+def _read_entry(path: Path, make: Callable[[Any], _Named]) -> _Named:
+    file = YamlFile(path)
     try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino, found.st_size
+        entry = make(file.values)
+    except InvalidEntry as exc:
+        raise file.error(exc.message, *exc.place, remedy=exc.remedy) from exc
+    _check_name(file, entry.name)
+    return entry
+
+
+def _check_name(file: YamlFile, name: str) -> None:
+    if not name:
+        raise file.error("the key 'name' is missing")
+    if name != file.path.stem:
+        raise file.error(f"name is {name!r}, the file's name says {file.path.stem!r}", "name")
 
 
 def read_environment(path: Path) -> Environment:
-    values = _read_mapping(path)
+    file = YamlFile(path)
+    values = _read_mapping(file)
     for key in _REQUIRED:
         if key not in values:
-            raise InvalidRequest(f"{path}: the key {key!r} is missing")
-    if values["name"] != path.stem:
-        raise InvalidRequest(f"{path}: name is {values['name']!r}, the file's name says {path.stem!r}")
-    limits = _read_limits(path, values.pop("limits", {}))
-    io = _read_io(path, values.pop("io", {}))
-    pool = _read_pool(path, values.pop("pool")) if "pool" in values else None
+            raise file.error(f"the key {key!r} is missing")
+    _check_name(file, values["name"])
+    limits = _read_limits(file, values.pop("limits", {}))
+    io = _read_io(file, values.pop("io", {}))
+    pool = _read_pool(file, values.pop("pool")) if "pool" in values else None
     policy = values.pop("policy", None)
     network = values.pop("network", None)
-    env = values.pop("env", {})
-    secrets = _read_secrets(path, values.pop("secrets", []))
-    needs = _read_needs(path, values.pop("needs", []))
-    for name, value in env.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise InvalidRequest(f"{path}: env.{name} must be a text; put it in quotes")
-    try:
+    env = _read_env(file, values.pop("env", {}))
+    secrets = _read_secrets(file, values.pop("secrets", []))
+    needs = _read_needs(file, values.pop("needs", []))
+    writable_root = _read_root(file, values.pop("root", "read-only"))
+    if values.get("sudo"):
+        needs |= {Capability.USER_NAMESPACE}  # without one, root inside would be the machine's root
+    with _mistakes(file, "gpus"):
+        gpus = read_gpus(values.pop("gpus", 0))
+    with _mistakes(file, "policy"):
         rules = Policy() if policy is None else Policy.from_mapping(policy)
+    with _mistakes(file, "network"):
         reach = NO_NETWORK if network is None else NetworkRules.from_mapping(network)
+    recipe = None
+    if isinstance(values["image"], dict):
+        recipe = recipe_of(values["image"], Where(file, ("image",)))
+        values["image"] = f"{ENVIRONMENT_IMAGES}{path.stem}"
+    with _mistakes(file, "image"):
+        check_image_name(values["image"])
+    for name in ("idle_timeout_s", "max_lifetime_s"):
+        if name in values:
+            with _mistakes(file, name):
+                check_seconds(name, values[name])
+    with _mistakes(file):
         return Environment(
             limits=limits,
             io=io,
@@ -192,81 +200,106 @@ def read_environment(path: Path) -> Environment:
             needs=needs,
             network=reach,
             secrets=secrets,
+            writable_root=writable_root,
+            gpus=gpus,
+            recipe=recipe,
             **values,
         )
+
+
+@contextlib.contextmanager
+def _mistakes(file: YamlFile, *keys: str) -> Iterator[None]:
+    """Says of what is wrong in the block where it is written."""
+    try:
+        yield
     except InvalidRequest as exc:
-        raise InvalidRequest(f"{path}: {exc.message}", remedy=exc.remedy) from exc
+        raise file.error(exc.message, *keys, remedy=exc.remedy) from exc
 
 
-def _read_mapping(path: Path) -> dict[str, Any]:
-    values = read_yaml(path)
+def _read_mapping(file: YamlFile) -> dict[str, Any]:
+    values = file.values
     if not isinstance(values, dict):
-        raise InvalidRequest(f"{path}: keys and values are expected, this is {type(values).__name__}")
+        raise file.error(f"keys and values are expected, this is {type(values).__name__}")
     for key, value in values.items():
         if key not in _KEYS:
-            raise InvalidRequest(f"{path}: there is no key {key!r}", remedy=f"the keys are {', '.join(_KEYS)}")
+            raise _unknown_key(file, f"there is no key {key!r}", _KEYS, key)
         types, in_words = _KEYS[key]
-        if isinstance(value, bool) or not isinstance(value, types):
-            raise InvalidRequest(f"{path}: {key} is {value!r}, it must be {in_words}")
+        if isinstance(value, bool) != (types == (bool,)) or not isinstance(value, types):
+            raise file.error(f"{key} is {value!r}, it must be {in_words}", key)
     return values
 
 
-def _read_secrets(path: Path, names: list[Any]) -> tuple[str, ...]:
-    for name in names:
+def _unknown_key(file: YamlFile, message: str, known: Iterable[str], *keys: Any) -> InvalidRequest:
+    words = "limits" if "limit" in message else "keys"
+    remedy = f"{suggest(keys[-1], known)}the {words} are {', '.join(known)}"
+    return file.error(message, *map(str, keys), remedy=remedy)
+
+
+def _read_env(file: YamlFile, values: dict[Any, Any]) -> dict[str, str]:
+    for name, value in values.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise file.error(f"env.{name} must be a text; put it in quotes", "env", str(name))
+        with _mistakes(file, "env", name):
+            check_env(name, value)
+    return values
+
+
+def _read_secrets(file: YamlFile, names: list[Any]) -> tuple[str, ...]:
+    for place, name in enumerate(names):
         if not isinstance(name, str):
-            raise InvalidRequest(f"{path}: secrets are names, {name!r} is none", remedy="the values are set elsewhere")
-    return tuple(names)
-
-
-def _read_needs(path: Path, names: list[Any]) -> frozenset[Capability]:
-    for name in names:
-        if name not in list(Capability):
-            raise InvalidRequest(
-                f"{path}: there is no capability {name!r}", remedy=f"the capabilities are {', '.join(Capability)}"
+            raise file.error(
+                f"secrets are names, {name!r} is none", "secrets", place, remedy="the values are set elsewhere"
             )
+    with _mistakes(file, "secrets"):
+        return check_names(names)
+
+
+def _read_needs(file: YamlFile, names: list[Any]) -> frozenset[Capability]:
+    for place, name in enumerate(names):
+        if name not in list(Capability):
+            remedy = f"{suggest(name, Capability)}the capabilities are {', '.join(Capability)}"
+            raise file.error(f"there is no capability {name!r}", "needs", place, remedy=remedy)
     return frozenset(map(Capability, names))
 
 
-def _read_limits(path: Path, values: dict[Any, Any]) -> Limits:
+def _read_root(file: YamlFile, root: str) -> bool:
+    if root not in _ROOTS:
+        raise file.error(f"root is {root!r}", "root", remedy=f"it is one of {', '.join(_ROOTS)}")
+    return _ROOTS[root]
+
+
+def _read_limits(file: YamlFile, values: dict[Any, Any]) -> Limits:
     known = [field.name for field in fields(Limits)]
     for key, value in values.items():
         if key not in known:
-            raise InvalidRequest(f"{path}: there is no limit {key!r}", remedy=f"the limits are {', '.join(known)}")
+            raise _unknown_key(file, f"there is no limit {key!r}", known, "limits", key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidRequest(f"{path}: limits.{key} is {value!r}, it must be a number")
+            raise file.error(f"limits.{key} is {value!r}, it must be a number", "limits", key)
         if key != "cpus" and not isinstance(value, int):
-            raise InvalidRequest(f"{path}: limits.{key} is {value!r}, it must be a whole number")
-    try:
+            raise file.error(f"limits.{key} is {value!r}, it must be a whole number", "limits", key)
+    with _mistakes(file, "limits"):
         return Limits(**values)
-    except InvalidRequest as exc:
-        raise InvalidRequest(f"{path}: {exc.message}") from exc
 
 
-def _read_io(path: Path, values: dict[Any, Any]) -> IoLimits:
-    known = [field.name for field in fields(IoLimits)]
-    for key, value in values.items():
-        if key not in known:
-            raise InvalidRequest(f"{path}: there is no key io.{key}", remedy=f"the keys are {', '.join(known)}")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidRequest(f"{path}: io.{key} is {value!r}, it must be a whole number")
-    try:
+def _read_io(file: YamlFile, values: dict[Any, Any]) -> IoLimits:
+    _check_whole_numbers(file, "io", values, [field.name for field in fields(IoLimits)])
+    with _mistakes(file, "io"):
         return IoLimits(**values)
-    except InvalidRequest as exc:
-        raise InvalidRequest(f"{path}: {exc.message}") from exc
 
 
-def _read_pool(path: Path, values: dict[Any, Any]) -> PoolSize:
+def _read_pool(file: YamlFile, values: dict[Any, Any]) -> PoolSize:
     """A min or max that is not given follows the size."""
-    known = [field.name for field in fields(PoolSize)]
-    for key, value in values.items():
-        if key not in known:
-            raise InvalidRequest(f"{path}: there is no key pool.{key}", remedy=f"the keys are {', '.join(known)}")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InvalidRequest(f"{path}: pool.{key} is {value!r}, it must be a whole number")
+    _check_whole_numbers(file, "pool", values, [field.name for field in fields(PoolSize)])
     defaults = PoolSize()
     size = values.get("size", defaults.size)
     bounds = {"min": min(defaults.min, size), "max": max(defaults.max, size)}
-    try:
+    with _mistakes(file, "pool"):
         return PoolSize(**{"size": size, **bounds, **values})
-    except InvalidRequest as exc:
-        raise InvalidRequest(f"{path}: {exc.message}", remedy=exc.remedy) from exc
+
+
+def _check_whole_numbers(file: YamlFile, block: str, values: dict[Any, Any], known: list[str]) -> None:
+    for key, value in values.items():
+        if key not in known:
+            raise _unknown_key(file, f"there is no key {block}.{key}", known, block, key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise file.error(f"{block}.{key} is {value!r}, it must be a whole number", block, key)

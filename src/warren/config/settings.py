@@ -23,6 +23,7 @@ __all__ = [
     "PROVIDERS",
     "WORKER_PORT",
     "Settings",
+    "as_variables",
     "check_provider",
     "environment_with",
     "given_variables",
@@ -107,6 +108,9 @@ class Settings:
     preview_domain: str
     preview_public: bool
     webhook_networks: tuple[str, ...]
+    image_registry: str
+    image_insecure_registries: tuple[str, ...]
+    image_registry_networks: tuple[str, ...]
     egress: bool
     egress_allowed: tuple[str, ...]
     egress_denied: tuple[str, ...]
@@ -115,6 +119,13 @@ class Settings:
     egress_connections: int
     egress_mbps: int
     egress_ca_file: Path | None
+    image_network: tuple[str, ...]
+    image_cache_mb: int
+    image_build_memory_mb: int | None
+    image_build_cpus: float | None
+    image_build_disk_mb: int | None
+    image_build_timeout_s: float
+    gpus: tuple[str, ...]
     tls_cert: Path | None
     tls_key: Path | None
     trusted_proxies: tuple[str, ...]
@@ -170,6 +181,17 @@ def read_settings(
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
     """The environment of this process with additions, for a child process."""
     return {**os.environ, **more}
+
+
+def as_variables(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+    """The values of the options whose names begin so, as variables for a child process; empty ones are left out."""
+    names, found = tuple(names), dict[str, str]()
+    for name in (each for each in OPTIONS if each.startswith(names)):
+        value = getattr(settings, name)
+        if value not in (None, "", ()):
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            found[f"WARREN_{name.upper()}"] = text.lower() if isinstance(value, bool) else text
+    return found
 
 
 def given_variables(settings: Settings) -> dict[str, str]:

@@ -9,6 +9,7 @@ from warren.doctor.parts import (
     check_docker,
     check_egress,
     check_environments,
+    check_gpus,
     check_images,
     check_layers,
     check_leftovers,
@@ -55,6 +56,8 @@ async def checkup(
             async for check in check_leftovers(provider, state_dir):
                 yield check
             yield await check_egress(provider)
+            for check in await check_gpus(provider):
+                yield check
     except PermissionError as exc:
         yield warn("images, leftovers", f"no permission for {exc.filename}", "run `sudo warren doctor`")
         return

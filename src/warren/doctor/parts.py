@@ -1,5 +1,6 @@
 """Checks of Warren's own parts and what it works with: programs, runtimes, images, the Docker engine, leftovers."""
 
+import asyncio
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ from warren.interfaces.provider import Provider
 from warren.model.errors import WarrenError
 from warren.model.spec import Layer, SandboxSpec
 from warren.worker.agent.wire import VERSION as WIRE_VERSION
+from warren.worker.host import gpus
 from warren.worker.host.cgroups import Hierarchies
 from warren.worker.host.isolation import UNREADABLE
 from warren.worker.host.uids import DIRECTORY as UID_CLAIMS
@@ -139,6 +141,27 @@ async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:
             yield ok(f"layer {layer}", f"no: {isolation.missing.get(layer, '')} (a shared kernel is shared)")
         else:
             yield missing_layer(layer, isolation.missing.get(layer, "unknown here"))
+
+
+async def check_gpus(provider: HostProvider[Any, Any]) -> list[Check]:
+    """What there is of NVIDIA, whether sandboxes may have it, and what is missing for it."""
+    found = await asyncio.to_thread(gpus.find)
+    if not found.gpus:
+        return [ok("gpu", "none here")]
+    allowed = {gpu.id for gpu in (await provider.gpus.found()).gpus}
+    free = provider.gpus.free()
+    checks = []
+    for gpu in found.gpus:
+        uuid = next((f", {name}" for name in sorted(gpu.names) if name.startswith("GPU-")), "")
+        use = "not for sandboxes" if gpu.id not in allowed else "free" if gpu.id in free else "a sandbox has it"
+        checks.append(ok(f"gpu {gpu.id}", f"{gpu.model or 'NVIDIA'}{uuid}; {use}"))
+    if allowed:
+        checks.append(ok("gpu driver", f"{found.driver or 'of an unknown version'}, from {found.source}"))
+        for why in found.missing:
+            sentence, _, remedy = why.partition(": ")
+            checks.append(fail("gpu", sentence, remedy or "see docs/gpu.md"))
+        checks.append(ok("gpu libraries", f"{len(found.files)} files, {', '.join(file.name for file in found.files)}"))
+    return checks
 
 
 async def check_egress(provider: HostProvider[Any, Any]) -> Check:

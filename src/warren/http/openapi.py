@@ -27,6 +27,7 @@ closed with 4000 plus the HTTP status.
 TAGS: Final = [
     {"name": "sessions", "description": "Create, show, keep alive, change and end sessions"},
     {"name": "environments", "description": "What sessions can be made of: environments and images"},
+    {"name": "registry", "description": "Environments, agents, tools and prompts that the operator has described"},
     {
         "name": "commands",
         "description": "Commands that a caller waits for: the result, or the output as it comes",

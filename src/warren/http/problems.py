@@ -27,7 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from uvicorn.protocols.utils import ClientDisconnected
 
 from warren.logs import get_log
-from warren.model.errors import InvalidJson, InvalidRequest, Misdirected, StoreAway, WarrenError
+from warren.model.errors import ImageBuilding, InvalidJson, InvalidRequest, Misdirected, StoreAway, WarrenError
 from warren.model.strict_json import MAX_VALUES, json_error, read_in_steps, shortened, too_deep
 from warren.sessions.request_context import note
 from warren.sessions.validation import describe_error, field_name, summary
@@ -58,6 +58,8 @@ def problem(exc: WarrenError, instance: str = "") -> Response:
     shown = exc.public if isinstance(exc, StoreAway) else exc.message
     if exc.remedy and shown is exc.message:
         fields = {"remedy": exc.remedy, **fields}
+    if isinstance(exc, ImageBuilding):
+        fields |= {"step": exc.step, "fraction": exc.fraction, "about": exc.about or None}
     if instance:
         fields["instance"] = instance
     note(error=exc.code)

@@ -6,6 +6,7 @@ the LangGraph thread that makes it; the first call makes the sandbox.
 No call raises because of the sandbox, because deepagents would end the agent's run: the result describes the error.
 """
 
+from collections.abc import Mapping
 from typing import Any, Final, Unpack
 
 from warren.integrations.extras import missing_package
@@ -29,6 +30,7 @@ except ModuleNotFoundError as exc:
 
 from warren.integrations import deepagents_files as file_plans
 from warren.integrations import deepagents_search as search_plans
+from warren.integrations.agent_entries import AgentConfig, load_agent
 from warren.integrations.plans import CommandReport, run_command
 from warren.integrations.threads import ClientPair, ThreadClients, current_thread
 from warren.model.errors import InvalidRequest
@@ -122,6 +124,32 @@ class _Backend(BaseSandbox):
 
     async def adownload_files(self, paths: list[str]) -> list[FileDownloadResponse]:
         return await self._pair().arun(file_plans.download(paths))
+
+
+def agent_for(
+    agent: AgentConfig,
+    model: Any,
+    server_url: str = "",
+    *,
+    variables: Mapping[str, str] | None = None,
+    sandbox: "ThreadSandbox | None" = None,
+    **options: Any,
+) -> Any:
+    """A deep agent from an agent of the registry: its prompt with these variables, its tools, and a sandbox for each
+    thread that is made as the agent says.
+
+    `agent` is the agent's name, or an agent as the registry has them. `options` are those of `create_deep_agent`; tools
+    given there come behind the agent's.
+    """
+    from deepagents import create_deep_agent
+
+    from warren.integrations.langgraph_tools import tools_for
+
+    backend = sandbox or ThreadSandbox(server_url, agent_config=agent)
+    text = load_agent(agent, backend.clients.connections.registry_entry).render_prompt(variables)
+    tools = [*tools_for(agent, clients=backend.clients, standard=False), *options.pop("tools", ())]
+    prompt = {"system_prompt": text} if text else {}
+    return create_deep_agent(model=model, tools=tools, backend=backend, **{**prompt, **options})
 
 
 class WarrenSandbox(_Backend):

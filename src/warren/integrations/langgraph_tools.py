@@ -5,7 +5,7 @@ Errors of the sandbox are answers that the model can read; only a run without a 
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Unpack
 
@@ -17,10 +17,15 @@ try:
 except ModuleNotFoundError as exc:
     raise missing_package(exc, __name__, "langchain") from None
 
+from warren.integrations.agent_entries import AgentConfig, load_agent
+from warren.integrations.agent_tools import run_tool
 from warren.integrations.plans import Plan, call, call_on, describe_error, run_command, shorten
-from warren.integrations.threads import ThreadClients, thread_id_from
-from warren.model.errors import WarrenError
-from warren.sdk.options import SandboxOptions
+from warren.integrations.threads import ClientPair, Connections, ThreadClients, thread_id_from
+from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.tool import Tool
+from warren.sdk.aio.client import AsyncSandboxClient
+from warren.sdk.blocking.client import SandboxClient
+from warren.sdk.options import SandboxOptions, ServerOptions
 from warren.sdk.results import ExecuteResult, FileEntry, ProcessInfo
 
 COMMAND_TIMEOUT_S: Final = 120
@@ -43,7 +48,68 @@ def sandbox_tools(
     `max_chars` is how much of an output the model sees. No request is sent before a tool is used.
     """
     threads = clients or ThreadClients(server_url, **options)
-    build = partial(_build_tool, threads)
+    return _standard_tools(_pairs_of(threads), timeout, max_chars)
+
+
+def tools_for(
+    agent: AgentConfig,
+    server_url: str = "",
+    *,
+    client: SandboxClient | AsyncSandboxClient | None = None,
+    clients: ThreadClients | None = None,
+    standard: bool = True,
+    timeout: float = COMMAND_TIMEOUT_S,
+    max_chars: int = MAX_CHARS,
+    **options: Unpack[SandboxOptions],
+) -> list[BaseTool]:
+    """The tools of an agent of the registry, behind those of `sandbox_tools` unless `standard` is false.
+
+    `agent` is the agent's name, or an agent as the registry has them; each thread gets a sandbox that is made for it.
+    With `client` the tools work in that client's session instead, whatever the thread. This asks the server for the
+    agent and what it names, once. A tool of the agent replaces a standard one of the same name.
+    """
+    pair_of, connections = _places(agent, server_url, client, clients, options)
+    loaded = load_agent(agent, connections.registry_entry)
+    tools = _standard_tools(pair_of, timeout, max_chars) if standard else []
+    own = [_build_agent_tool(pair_of, tool, max_chars) for tool in loaded.tools]
+    return [*(tool for tool in tools if tool.name not in {each.name for each in own}), *own]
+
+
+def prompt_for(
+    agent: AgentConfig,
+    server_url: str = "",
+    variables: Mapping[str, str] | None = None,
+    **options: Unpack[ServerOptions],
+) -> str:
+    """The prompt of an agent of the registry, with these values for its variables; empty if it has none."""
+    connections = Connections(options.get("mode", "remote"), server_url, options.get("api_key", ""))
+    try:
+        return load_agent(agent, connections.registry_entry).render_prompt(variables)
+    finally:
+        connections.close()
+
+
+def _places(
+    agent: AgentConfig,
+    server_url: str,
+    client: SandboxClient | AsyncSandboxClient | None,
+    clients: ThreadClients | None,
+    options: SandboxOptions,
+) -> tuple["_PairOf", Connections]:
+    """Where the tools work: the session of a client, or that of the thread that calls them."""
+    if client is not None:
+        if clients is not None or options or server_url:
+            raise InvalidRequest("tools_for takes a client, or what makes sessions; not both")
+        only = ClientPair.of(client)
+        return lambda runtime: only, only.connections
+    if clients is None:
+        made_for: SandboxOptions = {"agent_config": agent, **options}
+        clients = ThreadClients(server_url, **made_for)
+    return _pairs_of(clients), clients.connections
+
+
+def _standard_tools(pair_of: "_PairOf", timeout: float, max_chars: int) -> list[BaseTool]:
+    build = partial(_build_tool, pair_of)
     return [
         build(partial(_bash, timeout, max_chars), _sign_bash, _BASH),
         build(_start, _sign_start, _START),
@@ -74,17 +140,52 @@ _Id = Annotated[str, "what bash_background gave"]
 _Path = Annotated[str, "absolute, or relative to /workspace"]
 
 
+_PairOf = Callable[[ToolRuntime | None], ClientPair]
+
+
+def _pairs_of(threads: ThreadClients) -> _PairOf:
+    """The clients of the thread that a tool is called in; of the running one if the tool does not know."""
+    return lambda runtime: threads.pair(_thread_id(runtime) if runtime else "")
+
+
+class _AgentTool(BaseTool):
+    """A tool of an agent. Its functions take nothing but the arguments, so these may have any names."""
+
+    entry: Any
+    pair_of: Any
+    max_chars: int
+
+    def _run(self, /, **arguments: Any) -> str:
+        found: str = self.pair_of(None).run(_run_agent_tool(self.entry, arguments, self.max_chars))
+        return found
+
+    async def _arun(self, /, **arguments: Any) -> str:
+        found: str = await self.pair_of(None).arun(_run_agent_tool(self.entry, arguments, self.max_chars))
+        return found
+
+
+def _build_agent_tool(pair_of: _PairOf, tool: Tool, max_chars: int) -> BaseTool:
+    described = {"name": tool.name, "description": tool.description or tool.name}
+    schema = {"title": tool.name, "description": described["description"], **tool.parameters}
+    return _AgentTool(**described, args_schema=schema, entry=tool, pair_of=pair_of, max_chars=max_chars)
+
+
+def _run_agent_tool(tool: Tool, arguments: dict[str, Any], max_chars: int) -> Plan[str]:
+    report = yield from run_tool(tool, arguments, max_chars)
+    return f"{report.text.rstrip()}\n[exit code {report.exit_code}]".lstrip("\n")
+
+
 def _build_tool(
-    threads: ThreadClients, plan: Callable[..., Plan[str]], signature: Callable[..., str], words: tuple[str, str]
+    pair_of: _PairOf, plan: Callable[..., Plan[str]], signature: Callable[..., str], words: tuple[str, str]
 ) -> BaseTool:
     """`signature` shows the model the arguments; it is never called."""
     name, description = words
 
     def run(runtime: ToolRuntime, **arguments: Any) -> str:
-        return threads.pair(_thread_id(runtime)).run(plan(**arguments))
+        return pair_of(runtime).run(plan(**arguments))
 
     async def arun(runtime: ToolRuntime, **arguments: Any) -> str:
-        return await threads.pair(_thread_id(runtime)).arun(plan(**arguments))
+        return await pair_of(runtime).arun(plan(**arguments))
 
     schema = StructuredTool.from_function(signature, name=name, description=description).args_schema
     return StructuredTool.from_function(run, arun, name=name, description=description, args_schema=schema)

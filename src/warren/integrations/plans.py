@@ -8,13 +8,14 @@ its results one by one, the plan gets the list.
 never raises: the agent's run goes on, whatever happened.
 """
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 from warren.model.errors import SandboxLost, SessionEnded, SessionNotFound, WarrenError
 from warren.sdk.aio.client import AsyncSandboxClient
 from warren.sdk.blocking.client import SandboxClient
+from warren.sdk.options import CommandOptions
 from warren.sdk.results import ExecuteResult
 
 T = TypeVar("T")
@@ -95,11 +96,17 @@ class CommandReport:
     truncated: bool = False
 
 
-def run_command(command: str, timeout_s: float, *, max_chars: int | None = None) -> Plan[CommandReport]:
-    """Runs a line for bash. A time-out of 0 means: as long as the server allows."""
+def run_command(
+    command: str | Sequence[str],
+    timeout_s: float,
+    *,
+    max_chars: int | None = None,
+    **options: Unpack[CommandOptions],
+) -> Plan[CommandReport]:
+    """Runs a line for bash, or a program. A time-out of 0 means: as long as the server allows."""
     limit_s = timeout_s if timeout_s > 0 else LONGEST_S
     try:
-        result: ExecuteResult = yield from call("execute", command, limit_s)
+        result: ExecuteResult = yield from call("execute", command, limit_s, **options)
     except WarrenError as exc:
         return CommandReport(describe_error(exc), EXIT_NOT_RUN)
     output, is_cut = shorten(result.output, max_chars)

@@ -69,6 +69,11 @@ class Connections:
                 weakref.finalize(self, self._blocking.close)
             return self._blocking
 
+    def registry_entry(self, kind: str, name: str) -> dict[str, Any]:
+        """Asks the server for an entry of its registry."""
+        found: dict[str, Any] = self.blocking().call("get_registry_entry", kind=kind, entry=name)
+        return found
+
     async def aio(self) -> AsyncBackend:
         with self._lock:
             if self._aio is None:

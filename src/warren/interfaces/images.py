@@ -1,28 +1,37 @@
 """Root filesystems by name."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Any, Protocol
 
 from warren.model.image import NO_CONFIG, ImageConfig
+from warren.model.spec import USER_UID
 
 
 @dataclass(frozen=True, slots=True)
 class RootFs:
     """A prepared root filesystem. With `host_usr` its /usr is empty and the host's is mounted there, read-only.
-    `layers` lie above it, the uppermost first, in the form of overlayfs."""
+    `layers` lie above it, the uppermost first, in the form of overlayfs. `uid` is that of the user whom commands run
+    as unless they name one. `seeded` are the writable directories (model.spec.WRITABLE) in which it has files."""
 
     path: Path
     host_usr: bool
     version: str = ""
     config: ImageConfig = NO_CONFIG
     layers: tuple[Path, ...] = ()
+    uid: int = USER_UID
+    seeded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ImageInfo:
-    """What image.json of a version holds. Older versions of Warren read it too, and know no more fields."""
+    """What is known of a version. image.json holds the fields up to `format`: older versions of Warren read it too, and
+    know no more. config.json beside it holds the others, and may be missing.
+
+    `content` is the digest of its files, as images/pack.py writes them. `uid` is that of the user whom commands run as
+    unless they name one. `seeded` are the writable directories (model.spec.WRITABLE) in which it has files.
+    """
 
     name: str
     source: str
@@ -31,6 +40,10 @@ class ImageInfo:
     size_bytes: int
     host_usr: bool = False
     format: int = 1
+    config: ImageConfig = NO_CONFIG
+    content: str = ""
+    uid: int = USER_UID
+    seeded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,30 @@ class ImageVersion(ImageInfo):
     version: str = ""
     current: bool = True
     sandboxes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOffer:
+    """An image that another machine can have: `content` is the digest of its files."""
+
+    name: str
+    content: str
+    size_bytes: int
+    source: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SharedImages(Protocol):
+    """Images that go from machine to machine; all of these take their time, and are called in threads.
+
+    `offers` returns the current versions that can be had elsewhere. `send` writes the files of such a version as a tar
+    whose digest is its content; it raises ImageNotFound if there is no such version any more. `receive` makes a version
+    of that name of the tar; it raises InvalidRequest, and nothing changes, if the tar is not what was offered.
+    """
+
+    def offers(self) -> Sequence[ImageOffer]: ...
+    def send(self, offer: ImageOffer, out: IO[bytes]) -> None: ...
+    def receive(self, offer: ImageOffer, stream: IO[bytes]) -> ImageVersion: ...
 
 
 class ImageList(Protocol):

@@ -62,6 +62,8 @@ class Caps:
     disk_mb: int | None = None
     key_sessions: int | None = None
     key_disk_mb: int | None = None
+    gpus: int | None = None
+    key_gpus: int | None = None
 
 
 NO_CAPS = Caps()
@@ -93,7 +95,7 @@ class SessionStore(Protocol):
     active session of the same thread is given, and gets the key if its state `is_usable`. A key with another
     fingerprint raises KeyReused; a key is unknown if its session came to nothing or was purged. A new session that
     would take its tenant, or its key (`key_id`), over `caps` raises QuotaExceeded: however many are added at once, the
-    sessions in a state that `holds_sandbox`, and the sum of their `disk_mb`, never exceed the caps.
+    sessions in a state that `holds_sandbox`, the sum of their `disk_mb` and their `gpus` never exceed the caps.
     `get` gives a session of the tenant, also an ended one; `of_thread` the thread's active one, else the newest ended.
     `find` gives a session of any tenant, for the server itself: no caller sees it.
     `swap` stores a change (`session.version` is one more than that of the session it was made from) and gives True,

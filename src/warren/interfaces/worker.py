@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Providers
+from warren.model.environment import Environment
 from warren.model.spec import Layer, Limits
 
 
@@ -13,7 +14,8 @@ from warren.model.spec import Layer, Limits
 class Claim:
     """A request for a sandbox of an environment, by default made by the environment's provider or the worker's first.
 
-    Only a claim without an `image` and without other `limits` than the environment's can be met from a pool.
+    Only a claim without an `image`, without other `limits` than the environment's and without graphics processors can
+    be met from a pool. `gpus` None: what the environment says.
     """
 
     environment: str
@@ -23,6 +25,7 @@ class Claim:
     timeout_s: float = 30.0
     tenant: str = ""
     provider: str = ""
+    gpus: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +79,24 @@ class GuardStats:
 @dataclass(frozen=True, slots=True)
 class WorkerStats:
     """`pools` has the name of the environment for the provider that it gets by default, and
-    `environment@provider` for any other. `destroying` includes sandboxes whose destruction failed so far."""
+    `environment@provider` for any other. `destroying` includes sandboxes whose destruction failed so far. `gpus` counts
+    the graphics processors that sandboxes may have; `gpus_free` are the ids of those that no sandbox has."""
 
     sandboxes: int = 0
     claimed: int = 0
     destroying: int = 0
     pools: Mapping[str, PoolStats] = field(default_factory=dict)
     guard: GuardStats = field(default_factory=GuardStats)
+    gpus: int = 0
+    gpus_free: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "WorkerStats":
         """Also what a worker of another version wrote: unknown figures are ignored, missing ones are zero."""
         pools = {name: PoolStats(**_known(PoolStats, pool)) for name, pool in values.get("pools", {}).items()}
         guard = GuardStats(**_known(GuardStats, values.get("guard", {})))
-        return cls(**{**_known(cls, values), "pools": pools, "guard": guard})
+        free = tuple(values.get("gpus_free", ()))
+        return cls(**{**_known(cls, values), "pools": pools, "guard": guard, "gpus_free": free})
 
 
 def _known(kind: Any, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,6 +107,9 @@ class Worker(Protocol):
     """Owns the sandboxes of one host, and the pools of those made ahead.
 
     `providers` are its providers by name, the default first, with their capabilities.
+    `prepare` comes before a claim for a new session. It raises ImageBuilding while the image of such a claim is missing
+    and being built, which it starts if need be; an outdated image is made anew behind it. It costs hardly anything.
+    `image_state` says of an environment's image: ready, missing, outdated or building; None if nobody can tell.
     `claim` returns a live sandbox that nobody has used, and never the same one twice. Waiting claims are served first
     come, first served, per provider and environment, and tenants in turn; a claim that is not served in time raises
     NoCapacity with its position in the queue. A claim that fails or is cancelled leaves nothing behind.
@@ -119,6 +129,8 @@ class Worker(Protocol):
     def name(self) -> str: ...
     @property
     def providers(self) -> Providers: ...
+    async def prepare(self, environment: str, image: str = "", provider: str = "") -> None: ...
+    async def image_state(self, environment: Environment) -> str | None: ...
     async def claim(self, claim: Claim) -> Claimed: ...
     async def check(self) -> None: ...
     async def sandbox(self, sandbox_id: str) -> Sandbox: ...

@@ -15,7 +15,7 @@ from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.operations import TerminalSize
 from warren.model.session import DEFAULT_TENANT
 from warren.sessions.long_values import resolved
-from warren.sessions.operations import commands, environments, files, network, ports, processes, sessions
+from warren.sessions.operations import commands, environments, files, network, ports, processes, registry, sessions
 from warren.sessions.operations.call import (
     ByteRange,
     BytesHead,
@@ -34,7 +34,7 @@ from warren.sessions.validation import validated
 
 HANDLERS = {
     handler.name: handler
-    for module in (sessions, network, environments, commands, processes, files, ports)
+    for module in (sessions, network, environments, registry, commands, processes, files, ports)
     for handler in module.HANDLERS
 }
 
@@ -118,10 +118,9 @@ class LocalCalls:
 
     def _new_call(self, handler: Handler, session_id: str, arguments: Values, key: str = "") -> Call:
         call = Call(self._context, DEFAULT_TENANT, session_id, key=key)
-        if "process_id" in handler.operation.names_in_path:
-            call.process_id = arguments.pop("process_id")
-        if "port" in handler.operation.names_in_path:
-            call.port = arguments.pop("port")
+        for name in handler.operation.names_in_path:
+            if name != "session_id":
+                setattr(call, name, arguments.pop(name))
         return call
 
 

@@ -44,7 +44,8 @@ USUAL_SCOPES: Final = ALL_SCOPES - OPERATORS_SCOPES
 @dataclass(frozen=True, slots=True)
 class Quota:
     """What a tenant, or one key, may have at once or in a time. `environments` empty: all; `limits`: the most that a
-    session may ask for, by the names of Limits; `egress`: the most that it may open of the network (Ceiling)."""
+    session may ask for, by the names of Limits; `egress`: the most that it may open of the network (Ceiling);
+    `gpus`: how many graphics processors its sessions may have together."""
 
     sessions: int | None = None
     disk_mb: int | None = None
@@ -59,6 +60,7 @@ class Quota:
     environments: tuple[str, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict)
     egress: tuple[str, ...] = ()
+    gpus: int | None = None
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -110,6 +112,7 @@ _COUNTS: Final = (
     "egress_bytes_per_day",
     "egress_connections",
     "egress_mbps",
+    "gpus",
 )
 NO_QUOTA: Final = Quota()
 

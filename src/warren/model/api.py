@@ -104,6 +104,8 @@ class Operation:
             return "e2b"
         if not self.path.startswith("/api/"):
             return "flat"
+        if self.path.startswith("/api/registry"):
+            return "registry"
         if not self.path.startswith("/api/sessions"):
             return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
@@ -157,6 +159,19 @@ _ROWS: Final = (
     Operation(
         "list_images", "GET", "/api/images", Scope.READ, "List the images you may use", session_in=SessionIn.NOWHERE,
         in_sandbox=False, of_machine=True,
+    ),
+    # -- the registry
+    Operation(
+        "list_registry", "GET", "/api/registry/{kind}", Scope.READ, "List the registry's entries of a kind",
+        session_in=SessionIn.NOWHERE, in_sandbox=False,
+    ),
+    Operation(
+        "get_registry_entry", "GET", "/api/registry/{kind}/{entry}", Scope.READ, "Show an entry of the registry",
+        session_in=SessionIn.NOWHERE, in_sandbox=False,
+    ),
+    Operation(
+        "render_prompt", "POST", "/api/registry/prompts/{entry}/render", Scope.READ, "Fill in a prompt's variables",
+        reads=Reads.OPTIONAL_JSON, session_in=SessionIn.NOWHERE, in_sandbox=False, repeatable=True,
     ),
     # -- commands
     Operation(

@@ -47,7 +47,7 @@ def network_needs(rules: NetworkRules) -> frozenset[Capability]:
 
 def lacks(provider: str, capability: str, others: Collection[str] = ()) -> InvalidRequest:
     """The refusal of what a provider cannot do; `others` are providers that can."""
-    return InvalidRequest(
-        f"the provider {provider} does not have the capability {capability}",
-        remedy=f"use a provider that has it: {', '.join(others)}" if others else "no provider of this server has it",
-    )
+    remedy = f"use a provider that has it: {', '.join(others)}" if others else "no provider of this server has it"
+    if capability == Capability.GPU and not others:
+        remedy += "; the operator allows GPUs with the option gpus, see docs/gpu.md"
+    return InvalidRequest(f"the provider {provider} does not have the capability {capability}", remedy=remedy)

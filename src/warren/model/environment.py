@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from warren.model.capability import Capability
 from warren.model.errors import InvalidRequest
+from warren.model.gpus import check_gpus
+from warren.model.image import Recipe
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.policy import Policy
 from warren.model.secrets import check_names
@@ -43,7 +45,9 @@ class Environment:
     which commands its sessions may run. `provider` is the one that makes its sandboxes unless the session names
     another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
     capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
-    else."""
+    else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them. `gpus` are the graphics
+    processors that each of its sandboxes has for itself: ids, or `any`. `recipe` is how its image is made, if its file
+    says that."""
 
     name: str
     image: str
@@ -59,10 +63,15 @@ class Environment:
     needs: frozenset[Capability] = frozenset()
     network: NetworkRules = NO_NETWORK
     secrets: tuple[str, ...] = ()
+    writable_root: bool = False
+    sudo: bool = False
+    gpus: tuple[str, ...] = ()
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         check_image_name(self.image)
         check_names(self.secrets)
+        check_gpus(self.gpus)
         for name, value in self.env.items():
             check_env(name, value)
         for name in ("idle_timeout_s", "max_lifetime_s"):

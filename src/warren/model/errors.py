@@ -3,6 +3,7 @@
 WarrenError
 ├── InvalidRequest                 the caller asked for something that cannot be
 │   ├── UnknownEnvironment
+│   ├── UnknownEntry               the registry has no such agent, tool or prompt
 │   ├── UnknownUser
 │   ├── InvalidPath
 │   ├── RangeNotSatisfiable        a part of a file that it does not have
@@ -11,13 +12,15 @@ WarrenError
 │   ├── InvalidHttp
 │   ├── HostNotAllowed             addressed by a name the server does not go by
 │   ├── OriginNotAllowed           sent by a web page from elsewhere
-│   └── TooLarge                   more than is taken in one request
-│       └── HeadTooLarge
+│   ├── TooLarge                   more than is taken in one request
+│   │   └── HeadTooLarge
+│   └── BuildFailed                a step of an image's recipe failed
 ├── NotFound
 │   ├── SessionNotFound
 │   ├── SandboxNotFound
 │   ├── ProcessNotFound
 │   ├── ImageNotFound
+│   ├── EntryNotFound              asked for an entry that the registry does not have
 │   └── FileNotFound
 ├── Unauthorized                   no key, or not the right one
 ├── Forbidden                      the key may not do this
@@ -47,6 +50,8 @@ WarrenError
     │   └── MachineFull            memory or disk of the host would run out
     ├── Stopping                   the server is being stopped
     ├── Misdirected                the session is another worker's
+    ├── ImageBuilding              the environment's image is being built
+    ├── ImageBuildFailed           it could not be built a moment ago
     └── IsolationUnavailable       a layer of isolation cannot be had: nothing was started
 
 A class carries its stable `code`, the HTTP status it becomes and whether trying again can help.
@@ -84,6 +89,10 @@ class InvalidRequest(WarrenError):
 
 class UnknownEnvironment(InvalidRequest):
     code = "unknown_environment"
+
+
+class UnknownEntry(InvalidRequest):
+    code = "unknown_entry"
 
 
 class UnknownUser(InvalidRequest):
@@ -126,6 +135,23 @@ class HeadTooLarge(TooLarge):
     code, http_status = "header_too_large", 431
 
 
+class BuildFailed(InvalidRequest):
+    """`last_lines` are what the step wrote last."""
+
+    code = "build_failed"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        retry_after_s: float | None = None,
+        last_lines: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message, remedy=remedy, retry_after_s=retry_after_s)
+        self.last_lines = last_lines
+
+
 class NotFound(WarrenError):
     code, http_status = "not_found", 404
 
@@ -144,6 +170,10 @@ class ProcessNotFound(NotFound):
 
 class ImageNotFound(NotFound):
     code = "image_not_found"
+
+
+class EntryNotFound(NotFound):
+    code = "entry_not_found"
 
 
 class FileNotFound(NotFound):
@@ -268,6 +298,29 @@ class Misdirected(Unavailable):
     def __init__(self, message: str, *, worker: str = "", retry_after_s: float | None = 1.0, remedy: str = "") -> None:
         super().__init__(message, remedy=remedy, retry_after_s=retry_after_s)
         self.worker = worker
+
+
+class ImageBuilding(Unavailable):
+    """`step` and `fraction` say how far the build is, `about` how long the whole takes, as people say it."""
+
+    code = "image_building"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        retry_after_s: float | None = None,
+        step: str = "",
+        fraction: float | None = None,
+        about: str = "",
+    ) -> None:
+        super().__init__(message, remedy=remedy, retry_after_s=retry_after_s)
+        self.step, self.fraction, self.about = step, fraction, about
+
+
+class ImageBuildFailed(Unavailable):
+    code, retryable = "image_build_failed", False
 
 
 class IsolationUnavailable(Unavailable):

@@ -12,7 +12,7 @@ from typing import Any
 @dataclass(frozen=True, slots=True)
 class ImageConfig:
     """`env`, `workdir` and `user` hold for commands in a sandbox of the image; the rest is kept and shown. `digest` is
-    that of the manifest it was pulled by, with its algorithm."""
+    that of the manifest it was pulled by, with its algorithm, or the id that a Docker engine knows it by."""
 
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str = ""
@@ -30,11 +30,14 @@ NO_CONFIG = ImageConfig()
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A command, with its shell already in `argv`. `text` is how it was written, `line` where; 0: in no file."""
+    """A command, with its shell already in `argv`. `text` is how it was written, `line` where; 0: in no file. `env`
+    holds for this command alone, beside the image's own; `user` too, in place of the image's."""
 
     argv: tuple[str, ...]
     text: str
     line: int = 0
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ class Configure:
 
 
 Step = Run | Copy | Configure
+RECIPE = "recipe"  # with a digest after it, the source of an image whose recipe is a block of YAML
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The last stage is the image. `source` says where the recipe came from, in a word or two."""
+    """The last stage is the image. `source` says where the recipe came from, in a word or two; `about` how long
+    building it takes, as people say it."""
 
     stages: tuple[Stage, ...]
     source: str = ""
+    about: str = ""
+
+    def made_another(self, source: str) -> bool:
+        """Whether an image of this source was built from another recipe of its kind; one that was made by hand, or from
+        a Dockerfile, was not."""
+        kind = self.source.partition(" ")[0]
+        return kind == RECIPE and source.startswith(f"{RECIPE} ") and source != self.source

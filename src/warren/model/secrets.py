@@ -200,12 +200,18 @@ def check_together(secrets: Iterable[SecretBinding]) -> None:
             seen[place] = secret.name
 
 
+CA_VARIABLES: Final = (
+    *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO", "PIP_CERT", "AWS_CA_BUNDLE"),
+    *("NODE_EXTRA_CA_CERTS", "DENO_CERT", "npm_config_cafile"),
+)
+"""Variables by which programs find the authorities they trust."""
+
+
 def broker_variables(secrets: Sequence[SecretBinding]) -> dict[str, str]:
     """Variables of every command in a sandbox with these secrets. None holds a value."""
     if not secrets:
         return {}
-    names = "SSL_CERT_FILE REQUESTS_CA_BUNDLE CURL_CA_BUNDLE GIT_SSL_CAINFO PIP_CERT AWS_CA_BUNDLE NODE_EXTRA_CA_CERTS"
-    found = dict.fromkeys((*names.split(), "DENO_CERT", "npm_config_cafile"), CA_BUNDLE)
+    found = dict.fromkeys(CA_VARIABLES, CA_BUNDLE)
     git: list[tuple[str, str]] = []
     for secret in secrets:
         base = f"http://{secret.broker_host}{secret.path}"

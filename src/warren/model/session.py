@@ -147,7 +147,9 @@ class Session:
     force; None, in rows of older versions: the environment's. `network` is what its sandbox may reach, presets by name.
     `reason` and `detail` say why it was lost or ended. `key_id` names the key that created it; `disk_mb` and
     `memory_mb` are the most that it may use. The values of `env` may be secrets: only the names are ever shown.
-    `secrets` are the names of those that the sandbox's broker adds to its requests.
+    `secrets` are the names of those that the sandbox's broker adds to its requests. `agent_config` is the agent that it
+    was made for, as it was then, and `agent` its name in the registry; empty: none. `gpus` are the ids of its graphics
+    processors, or `any` for each until it has its sandbox.
     """
 
     id: str
@@ -181,6 +183,9 @@ class Session:
     ended: float | None = None
     previews: PreviewRules = NO_PREVIEW_RULES
     secrets: tuple[str, ...] = ()
+    agent: str = ""
+    agent_config: dict[str, Any] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
 
     @property
     def opens_network(self) -> bool:

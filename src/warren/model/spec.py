@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from warren.model.errors import InvalidRequest
+from warren.model.gpus import check_gpus
 
 MIB = 1024 * 1024
 MAX_VARIABLE = 128 * 1024 - 2  # what the kernel takes of one, name and value
@@ -120,7 +121,7 @@ class SandboxSpec:
     `require` names layers without which nothing is started. An `ephemeral` sandbox ends by itself when
     the process that made it is gone. `writable_root`: the root can be written to, and what is written lies on the
     sandbox's disk. `sudo`: commands may run as the root of the sandbox's user namespace. `gpus` are the ids of graphics
-    processors that the sandbox has for itself.
+    processors that the sandbox has for itself; `any` stands for one that is free.
     """
 
     image: str = "base"
@@ -137,18 +138,21 @@ class SandboxSpec:
 
     def __post_init__(self) -> None:
         check_image_name(self.image)
+        check_gpus(self.gpus)
         for name, value in self.env.items():
             check_env(name, value)
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The isolation really in force, each layer with the evidence the kernel gave."""
+    """The isolation really in force, each layer with the evidence the kernel gave. `gpus` are the graphics processors
+    that are open to the sandbox, with their device nodes and the rules that open them."""
 
     provider: str
     runtime: str
     layers: dict[Layer, str]
     missing: dict[Layer, str]
+    gpus: dict[str, str] = field(default_factory=dict)
 
     def __contains__(self, layer: object) -> bool:
         return layer in self.layers

@@ -36,10 +36,12 @@ class SandboxOptions(ServerOptions, total=False):
     labels: Mapping[str, str] | None
     provider: str
     network: "NetworkRules | Mapping[str, Any] | None"
+    gpus: int | Sequence[str] | None
     idle_timeout_s: float | None
     max_lifetime_s: float | None
     replace_lost: bool
     exactly_once: bool
+    agent_config: str | Mapping[str, Any]
 
 
 class ClientOptions(SandboxOptions, total=False):

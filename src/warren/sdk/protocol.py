@@ -6,12 +6,13 @@ Addresses, requests, error responses as exceptions, which request may be repeate
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 from warren.model.errors import (
+    ImageBuilding,
     InvalidRequest,
     LimitReached,
     NoCapacity,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 IDLE_CONNECTION_S: Final = 60.0  # an idle connection is reused for this long; servers keep it open longer
 CHUNK_BYTES: Final = 256 * 1024
 CREATE_S: Final = 60.0  # creating a session may have to wait for a sandbox
+IMAGE_TIMEOUT_S: Final = 900.0  # how long a new session waits for an image that is being built
+ImageProgress = Callable[[ImageBuilding], None]
 _SAFE_METHODS: Final = frozenset({"GET", "PUT", "DELETE", "HEAD"})
 
 
@@ -168,7 +171,11 @@ def error_from_response(status: int, body: bytes, retry_after: str | None = None
         return _foreign_response(status, body)
     kind = WarrenError.by_code.get(code, WarrenError)
     seconds = float(retry_after) if retry_after and retry_after.isdecimal() else None
-    return kind(detail, remedy=remedy, retry_after_s=seconds)
+    error = kind(detail, remedy=remedy, retry_after_s=seconds)
+    if isinstance(error, ImageBuilding):
+        error.step, error.fraction = problem.get("step") or "", problem.get("fraction")
+        error.about = problem.get("about") or ""
+    return error
 
 
 def _foreign_response(status: int, body: bytes) -> WarrenError:
@@ -218,7 +225,9 @@ def pause_before_retry(attempt: int, request: Request, error: WarrenError, optio
 
     Errors that follow a long wait, in the server or here, are not repeated: that would only make the wait longer.
     """
-    has_waited = isinstance(error, (NoCapacity, LimitReached)) or isinstance(error.__cause__, TimeoutError)
+    has_waited = isinstance(error, (NoCapacity, LimitReached, ImageBuilding)) or isinstance(
+        error.__cause__, TimeoutError
+    )
     if not request.is_safe_to_repeat or attempt >= options.retries or has_waited or not error.retryable:
         return None
     pause_s = error.retry_after_s if error.retry_after_s is not None else options.first_pause_s * 4**attempt

@@ -153,6 +153,8 @@ class SessionInfo(Result):
     detail: str | None = None
     isolation: dict[str, Any] | None = None
     created: bool | None = None
+    agent: str | None = None
+    agent_config: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,17 @@ class EnvironmentInfo(Result):
     needs: list[str] = field(default_factory=list)
     network: dict[str, Any] | None = None
     default: bool = False
+    root: str = "read-only"
+    sudo: bool = False
+    image_state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EntryInfo(Result):
+    """An entry of the registry; `get_registry_entry` gives all of it."""
+
+    name: str
+    description: str = ""
 
 
 @dataclass(frozen=True, slots=True)

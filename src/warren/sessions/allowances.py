@@ -21,7 +21,7 @@ def caps_of(caller: Caller) -> Caps:
     tenant, key = caller.quota, caller.key_quota
     if tenant is NO_QUOTA and key is NO_QUOTA:
         return NO_CAPS
-    return Caps(tenant.sessions, tenant.disk_mb, key.sessions, key.disk_mb)
+    return Caps(tenant.sessions, tenant.disk_mb, key.sessions, key.disk_mb, tenant.gpus, key.gpus)
 
 
 def check_allowed(caller: Caller, environment: str, limits: Limits, lifetime_s: float, image: str = "") -> None:

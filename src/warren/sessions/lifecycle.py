@@ -21,6 +21,7 @@ from warren.interfaces.store import SessionStore
 from warren.interfaces.worker import Claim, Worker
 from warren.logs import get_log
 from warren.model.capability import Capability, choose_provider
+from warren.model.environment import Environment
 from warren.model.errors import (
     Misdirected,
     NoCapacity,
@@ -116,6 +117,17 @@ class Lifecycle:
 
     # -- starting
 
+    async def prepare(self, session: Session) -> None:
+        """Raises ImageBuilding if the image of a new session is not there yet: nothing is stored then."""
+        for worker in self.workers.values():
+            await worker.prepare(session.environment, session.image, session.provider)
+
+    async def image_state(self, environment: Environment) -> str | None:
+        """None where no worker can tell: on a coordinator."""
+        for worker in self.workers.values():
+            return await worker.image_state(environment)
+        return None
+
     async def start(self, session: Session, *, end_if_abandoned: bool) -> Session:
         """Gives a new session its sandbox.
 
@@ -161,6 +173,7 @@ class Lifecycle:
             provider=claimed.provider,
             sandbox_id=claimed.sandbox.id,
             pooled=claimed.pooled,
+            gpus=tuple(claimed.sandbox.isolation.gpus) or session.gpus,
             started=now,
             used=now,
         )
@@ -201,6 +214,7 @@ class Lifecycle:
             shorter_claim_timeout(self._claim_timeout_s),
             session.tenant,
             session.provider,
+            session.gpus,
         )
 
     async def _fail(self, session: Session, exc: BaseException) -> None:

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
+from warren.interfaces.entries import Entries
 from warren.interfaces.metering import Metering
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import Added, Key, Page
 from warren.interfaces.worker import WorkerStats
 from warren.model.access import Caller
+from warren.model.agent import Agent
 from warren.model.capability import Capability, network_needs
 from warren.model.egress import Presets
 from warren.model.environment import Environment
@@ -51,7 +53,15 @@ from warren.model.session import (
 from warren.model.spec import NO_CEILINGS, Ceilings, Layer, check_env, check_env_size, check_image_name
 from warren.sessions.allowances import caps_of, check_allowed, check_ceilings, check_lifetime, longest_life
 from warren.sessions.lifecycle import Lifecycle, unusable_error
-from warren.sessions.new_session import CreateResult, Defaults, NewSession, changed_limits, fingerprint, previous_of
+from warren.sessions.new_session import (
+    CreateResult,
+    Defaults,
+    NewSession,
+    changed_limits,
+    fingerprint,
+    previous_of,
+    with_agent,
+)
 from warren.sessions.request_context import current_caller, note, session_id_or
 from warren.shielding import run_shielded
 
@@ -72,7 +82,9 @@ class Sessions:
         defaults: Defaults,
         metering: Metering,
         ceilings: Ceilings = NO_CEILINGS,
+        entries: Entries | None = None,
     ) -> None:
+        self._entries = entries
         self._ceilings = ceilings
         self.lifecycle = lifecycle
         self.metering = metering
@@ -96,18 +108,23 @@ class Sessions:
         """A new session, or the session that the thread or the Idempotency-Key already has."""
         self.check_open()
         caller = current_caller()
+        agent = self._find_agent(request.agent_config) if request.agent_config else None
+        idempotency = Key(tenant, "create", check_key(key), fingerprint(request)) if key else None
+        request = with_agent(request, agent) if agent else request
         environment = self._environments(request.environment or self._defaults.environment)
         rules = environment.network if request.network is None else request.network
         presets = await self._check_network(rules, caller, environment.network)
         secrets = await self._find_secrets(tenant, environment, request, caller)
         variables = {**presets.env(rules.allow), **broker_variables(secrets)}
-        row = self._new_row(tenant, request, caller, environment, rules, variables, [each.name for each in secrets])
-        idempotency = Key(tenant, "create", check_key(key), fingerprint(request)) if key else None
+        row = self._new_row(
+            tenant, request, caller, environment, rules, variables, [each.name for each in secrets], agent
+        )
         counted = False
         while True:
             earlier = await self.store.of_thread(tenant, request.thread_id) if request.thread_id else None
             row = replace(row, previous=previous_of(earlier))
             if not counted and (earlier is None or not earlier.active):
+                await self.lifecycle.prepare(row)
                 await self.metering.count_create(caller)
                 counted = True
             try:
@@ -180,6 +197,7 @@ class Sessions:
         network: NetworkRules,
         network_env: Mapping[str, str],
         secrets: Sequence[str],
+        agent: Agent | None,
     ) -> Session:
         if request.thread_id:
             check_thread_id(request.thread_id)
@@ -189,7 +207,9 @@ class Sessions:
             check_env(name, value)
         check_env_size(request.env)
         provider = request.provider or environment.provider
+        gpus = environment.gpus if request.gpus is None else request.gpus
         needs = environment.needs | network_needs(network) | ({Capability.EGRESS} if secrets else set())
+        needs |= {Capability.GPU} if gpus else set()
         self.lifecycle.check_provider(provider, needs)
         if (network.is_open or secrets) and Layer.NO_NETWORK in request.require:
             raise InvalidRequest(
@@ -198,7 +218,8 @@ class Sessions:
             )
         in_force = changed_limits(environment.limits, request.limits)
         check_ceilings(self._ceilings, in_force, environment.limits)
-        lifetime_s = self._choose_seconds("max_lifetime_s", request, environment)
+        sources = (request, environment) if agent is None else (request, agent, environment)
+        lifetime_s = self._choose_seconds("max_lifetime_s", *sources)
         if request.max_lifetime_s is None:
             lifetime_s = min(lifetime_s, longest_life(caller))
         own_image = request.image if request.image != environment.image else ""
@@ -213,7 +234,7 @@ class Sessions:
             started=now,
             used=now,
             thread_id=request.thread_id,
-            idle_timeout_s=self._choose_seconds("idle_timeout_s", request, environment),
+            idle_timeout_s=self._choose_seconds("idle_timeout_s", *sources),
             max_lifetime_s=lifetime_s,
             image=request.image,
             limits=in_force,
@@ -225,9 +246,20 @@ class Sessions:
             require=request.require,
             network=network,
             secrets=tuple(secrets),
+            gpus=gpus,
             env={**network_env, **request.env},
             metadata=check_metadata(dict(request.metadata)),
+            agent=request.agent_config if isinstance(request.agent_config, str) else "",
+            agent_config=agent.as_mapping() if agent else {},
         )
+
+    def _find_agent(self, config: str | Mapping[str, Any]) -> Agent:
+        """Raises for an agent that is unknown or mistaken, and for what it names and the registry does not have."""
+        if self._entries is None:
+            raise InvalidRequest("there is no registry here, and no agents")
+        agent = self._entries.agents.get(config) if isinstance(config, str) else Agent.inline(config)
+        self._entries.check_agent(agent)
+        return agent
 
     async def _find_secrets(
         self, tenant: str, environment: Environment, request: NewSession, caller: Caller

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from warren.model.agent import Agent
 from warren.model.network import NetworkRules
 from warren.model.session import FAILED_CREATIONS, IDLE_TIMEOUT_S, MAX_LIFETIME_S, EndReason, Previous, Session
 from warren.model.spec import Layer, Limits
@@ -21,7 +22,8 @@ class Defaults:
 @dataclass(frozen=True, slots=True)
 class NewSession:
     """The session that a caller wants. With `replace_lost` a thread whose sandbox has died gets a new one. `network`
-    None: what the environment says."""
+    and `gpus` None: what the environment says. `agent_config` is the name of an agent of the registry, or an agent as
+    JSON has it; what the request says itself wins over what the agent says."""
 
     environment: str = ""
     thread_id: str = ""
@@ -36,6 +38,8 @@ class NewSession:
     provider: str = ""
     network: NetworkRules | None = None
     secrets: tuple[str, ...] = ()
+    agent_config: str | Mapping[str, Any] = ""
+    gpus: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class CreateResult:
 def fingerprint(request: Any) -> str:
     """A hash of the request, the same in every process and version: a field added later counts only if it is set."""
     values = asdict(request)
-    for name in ("provider", "judged_as", "network", "secrets"):
+    for name in ("provider", "judged_as", "network", "secrets", "agent_config", "gpus"):
         if not values.get(name):
             values.pop(name, None)
     text = json.dumps(values, sort_keys=True, default=_to_json)
@@ -72,6 +76,16 @@ def previous_of(earlier: Session | None) -> Previous | None:
     if earlier.reason in FAILED_CREATIONS:
         return earlier.previous
     return Previous(earlier.id, earlier.reason or EndReason.DELETED, earlier.detail)
+
+
+def with_agent(request: NewSession, agent: Agent) -> NewSession:
+    """The request with what the agent says and the request does not."""
+    return replace(
+        request,
+        environment=request.environment or agent.environment,
+        limits={**agent.limits, **request.limits},
+        env={**agent.env, **request.env},
+    )
 
 
 def changed_limits(limits: Limits, changes: Mapping[str, float]) -> Limits:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from warren.clock import Clock
 from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
+from warren.model.gpus import read_gpus
 from warren.model.network import MAX_RULES, PRESETS, NetworkRules, NetworkUse
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, FileInfo, ProcessInfo, TerminalSize
 from warren.model.secrets import MAX_OF_SESSION, check_names
@@ -110,6 +111,12 @@ class SessionBody(Body):
         examples=[["openai"]],
         max_length=MAX_OF_SESSION,
     )
+    gpus: Annotated[int | list[str] | None, _one_of("a number, or a list of ids")] = Field(
+        None,
+        description="Graphics processors that the sandbox has for itself, where the operator allows them: how many, or "
+        "which; by default what the environment says. See docs/gpu.md",
+        examples=[1],
+    )
     env: dict[str, str] = Field({}, description="Environment variables of every command", max_length=MAX_VARIABLES)
     metadata: dict[str, str] = Field({}, description="Labels of your own", examples=[{"user": "u-7"}])
     idle_timeout_s: Seconds | None = Field(None, description="Ends when it was not used for so long", examples=[1800])
@@ -117,14 +124,28 @@ class SessionBody(Body):
     replace_lost: bool = Field(
         False, description="If the thread's sandbox has died: make a fresh one. The files of the old one are gone"
     )
+    agent_config: Annotated[str | dict[str, Any], _one_of("the name of an agent, or an object")] = Field(
+        "",
+        description="The agent it is for: its name in the registry, or an agent as the registry has them. It gives the "
+        "environment, limits, variables and time-outs that the request does not name; see docs/registry.md",
+        examples=["coder"],
+    )
 
     async def to_new_session(self) -> NewSession:
-        values = self.model_dump(exclude={"limits", "require", "labels", "network", "secrets"})
+        values = self.model_dump(exclude={"limits", "require", "labels", "network", "secrets", "agent_config", "gpus"})
         limits = self.limits.model_dump(exclude_none=True) if self.limits else {}
         network = await self.network.to_rules() if self.network else None
         require = frozenset(_layer(name) for name in self.require)
         secrets = check_names(self.secrets)
-        return NewSession(**values, limits=limits, require=require, network=network, secrets=secrets)
+        return NewSession(
+            **values,
+            limits=limits,
+            require=require,
+            network=network,
+            secrets=secrets,
+            agent_config=self.agent_config,
+            gpus=None if self.gpus is None else read_gpus(self.gpus),
+        )
 
 
 def _layer(name: str) -> Layer:
@@ -146,9 +167,12 @@ class CommandBody(Body):
     command: Annotated[str | list[str], _one_of("a string, or a list of strings")] = Field(
         description="A line for bash, or a program and its arguments", examples=["python3 -c 'print(6 * 7)'"]
     )
-    cwd: str = Field("", description="Directory; by default where the last command ended, at first /workspace")
+    cwd: str = Field(
+        "",
+        description="Directory; by default where the last command ended, at first the image's WORKDIR, else /workspace",
+    )
     env: dict[str, str] = Field({}, description="Variables for this command alone", max_length=MAX_VARIABLES)
-    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
+    user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
     timeout_s: Timeout | None = Field(
         None,
         description="The whole process tree is ended after so long. 0: no time-out but the server's longest, a day "
@@ -220,13 +244,13 @@ class PathBody(Body):
     path: str = Field(description="Relative paths start in /workspace", examples=["src/data"])
     mode: int = Field(0o755, ge=0, le=0o7777, description="As a number: 493 is 0755")
     exist_ok: bool = Field(False, description="A directory that is there already is no error, and stays as it is")
-    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
+    user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
 
 
 class MoveBody(Body):
     source: str = Field(description="Relative paths start in /workspace", examples=["draft.txt"])
     target: str = Field(description="Its new path, not the directory it goes to", examples=["final.txt"])
-    user: str = Field("", description="User inside the sandbox; by default sandboxuser")
+    user: str = Field("", description="User inside the sandbox; by default the image's USER, else sandboxuser")
 
 
 def data_of(text: str, encoded: str) -> bytes:
@@ -300,8 +324,14 @@ class EnvironmentView(BaseModel):
     max_lifetime_s: float | None = Field(description="null: the server's default")
     needs: list[str] = Field(description="Capabilities that its provider must have")
     secrets: list[str] = Field(description="Names of secrets that your tenant must have for it")
+    gpus: list[str] = Field(description="Graphics processors that its sandboxes have for themselves: ids, or `any`")
     network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
+    root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
+    sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
     default: bool = Field(description="A session that names no environment gets this one")
+    image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
+        description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"
+    )
 
 
 class EnvironmentList(BaseModel):
@@ -345,6 +375,9 @@ class SessionView(BaseModel):
     env_names: list[str]
     network: NetworkView
     secrets: list[str] = Field(description="Names of the secrets that its requests carry")
+    agent: str | None = Field(description="The agent of the registry that it was made for")
+    agent_config: dict[str, Any] | None = Field(description="The agent that it was made for, as it was then")
+    gpus: list[str] = Field(description="The graphics processors that its sandbox has for itself")
     previous: PreviousView | None
     reason: str | None
     detail: str | None
@@ -462,6 +495,9 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "env_names": sorted(session.env),
         "network": session.network.as_mapping(),
         "secrets": list(session.secrets),
+        "agent": session.agent or None,
+        "agent_config": session.agent_config or None,
+        "gpus": list(session.gpus),
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
         "reason": session.reason or None,
         "detail": session.detail or None,
@@ -489,7 +525,8 @@ def isolation_view(isolation: Isolation, session: Session) -> dict[str, Any]:
         opened = [str(session.network)] if session.network.is_open else []
         opened += [f"the hosts of the secret {name}" for name in session.secrets]
         missing[Layer.NO_NETWORK] = f"the session's rules open the network: {', '.join(opened)}"
-    return {"provider": isolation.provider, "runtime": isolation.runtime, "in_force": in_force, "missing": missing}
+    shown = {"provider": isolation.provider, "runtime": isolation.runtime, "in_force": in_force, "missing": missing}
+    return shown | ({"gpus": dict(isolation.gpus)} if isolation.gpus else {})
 
 
 def exec_view(result: ExecResult) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def check_keys(of_tenant: int, of_all: int, limits: KeyLimits) -> None:
 class Held(NamedTuple):
     sessions: int
     disk_mb: int
+    gpus: int = 0
 
 
 def check_fingerprint(same: bool, key: Key) -> None:
@@ -74,6 +75,8 @@ def check_caps(caps: Caps, session: Session, held: Held, held_by_key: Held) -> N
         (caps.disk_mb, held.disk_mb + session.disk_mb, "tenant", "MB of disk"),
         (caps.key_sessions, held_by_key.sessions + 1, "key", "sessions"),
         (caps.key_disk_mb, held_by_key.disk_mb + session.disk_mb, "key", "MB of disk"),
+        (caps.gpus if session.gpus else None, held.gpus + len(session.gpus), "tenant", "GPUs"),
+        (caps.key_gpus if session.gpus else None, held_by_key.gpus + len(session.gpus), "key", "GPUs"),
     ):
         if most is not None and value > most:
             raise QuotaExceeded(

@@ -194,7 +194,7 @@ class MemoryStore:
 
     def _held(self, tenant: str, key_id: str | None = None) -> Held:
         mine = [one for one in self._of(tenant) if one.state.holds_sandbox and (key_id is None or one.key_id == key_id)]
-        return Held(len(mine), sum(one.disk_mb for one in mine))
+        return Held(len(mine), sum(one.disk_mb for one in mine), sum(len(one.gpus) for one in mine))
 
     def _insert(self, session: Session) -> None:
         if session.id in self._sessions:

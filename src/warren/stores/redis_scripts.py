@@ -10,7 +10,7 @@ from warren.stores.redis_lua import lua_list, lua_set, script
 VERSION: Final = 1
 FIELDS: Final = (
     *("id", "tenant", "thread", "state", "environment", "version", "created", "deadline", "epoch", "over"),
-    *("key_id", "disk", "void", "data"),
+    *("key_id", "disk", "void", "gpus", "data"),
 )
 
 SESSIONS: Final = f"""
@@ -33,6 +33,8 @@ local function hold(one, sign)
   for _, name in ipairs({{key('held', one.tenant), key('held', one.tenant, one.key_id)}}) do
     local left = call('HINCRBY', name, 'sessions', sign)
     call('HINCRBY', name, 'disk', string.format('%d', sign * tonumber(one.disk)))
+    local gpus = tonumber(one.gpus or 0)
+    if gpus > 0 then call('HINCRBY', name, 'gpus', sign * gpus) end
     if left == 0 then call('DEL', name) end
   end
 end
@@ -133,8 +135,8 @@ ADD: Final = script(
 if call('EXISTS', KEYS[1]) == 0 then return {'blank'} end
 local one = from(3, FIELDS)
 local at = 3 + #FIELDS
-local caps, name, print = {unpack(ARGV, at, at + 3)}, nil, ARGV[at + 7]
-if ARGV[at + 4] ~= '' then name = key('key', one.tenant, ARGV[at + 5], ARGV[at + 6]) end
+local caps, name, print = {unpack(ARGV, at, at + 5)}, nil, ARGV[at + 9]
+if ARGV[at + 6] ~= '' then name = key('key', one.tenant, ARGV[at + 7], ARGV[at + 8]) end
 local mine = key('session', one.id)
 local born = call('HGET', mine, 'born')
 if born == token then return {'new'} end
@@ -159,12 +161,13 @@ if holder then
   end
 end
 
-local held = call('HMGET', key('held', one.tenant), 'sessions', 'disk')
-local by_key = call('HMGET', key('held', one.tenant, one.key_id), 'sessions', 'disk')
-local sums = {held[1] or '0', held[2] or '0', by_key[1] or '0', by_key[2] or '0'}
-for number, more in ipairs({1, tonumber(one.disk), 1, tonumber(one.disk)}) do
+local held = call('HMGET', key('held', one.tenant), 'sessions', 'disk', 'gpus')
+local by_key = call('HMGET', key('held', one.tenant, one.key_id), 'sessions', 'disk', 'gpus')
+local sums, disk, gpus = {}, tonumber(one.disk), tonumber(one.gpus)
+for number, sum in ipairs({held[1], held[2], by_key[1], by_key[2], held[3], by_key[3]}) do sums[number] = sum or '0' end
+for number, more in ipairs({1, disk, 1, disk, gpus, gpus}) do
   local most = tonumber(caps[number])
-  if most and tonumber(sums[number]) + more > most then return {'quota', unpack(sums)} end
+  if most and (number < 5 or gpus > 0) and tonumber(sums[number]) + more > most then return {'quota', unpack(sums)} end
 end
 
 if born then return {'conflict'} end

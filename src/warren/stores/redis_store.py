@@ -69,14 +69,14 @@ class RedisStore:
         return f"<RedisStore over {self._link!r}>"
 
     async def add(self, session: Session, key: Key | None = None, caps: Caps = NO_CAPS) -> tuple[Session, Added]:
-        bounds = caps.sessions, caps.disk_mb, caps.key_sessions, caps.key_disk_mb
+        bounds = caps.sessions, caps.disk_mb, caps.key_sessions, caps.key_disk_mb, caps.gpus, caps.key_gpus
         name = ("", "", "", "") if key is None else ("1", key.scope, key.key, key.fingerprint)
         which, *rest = await self._run(scripts.ADD, *self._row(session), *bounds, *name)
         if key is not None:
             check_fingerprint(which != b"reused", key)
         if which == b"quota":
-            held = [int(one) for one in rest]
-            check_caps(caps, session, Held(*held[:2]), Held(*held[2:]))
+            sessions, disk, of_key, disk_of_key, gpus, gpus_of_key = (int(one) for one in rest)
+            check_caps(caps, session, Held(sessions, disk, gpus), Held(of_key, disk_of_key, gpus_of_key))
         if which == b"conflict":
             raise Conflict(f"there is a session {session.id} already")
         if which == b"blank":
@@ -177,6 +177,7 @@ class RedisStore:
             session.key_id,
             session.disk_mb,
             "1" if frees_key(session) else "",
+            len(session.gpus),
             encode_session(session, self._encryption),
         )
 

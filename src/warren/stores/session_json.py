@@ -58,8 +58,9 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
         values["require"] = frozenset(map(Layer, values["require"]))
     if "network" in values:
         values["network"] = NetworkRules.stored(values["network"])
-    if "secrets" in values:
-        values["secrets"] = tuple(values["secrets"])
+    for name in ("secrets", "gpus"):
+        if name in values:
+            values[name] = tuple(values[name])
     if isinstance(values.get("env"), str):
         values["env"] = json.loads(decrypt(encryption, values["env"], values["id"]))
     if "previous" in values:

@@ -90,6 +90,9 @@ _COUNT: Final = f"SELECT {', '.join(_COUNT_COLUMNS.values())} FROM sessions WHER
 _HELD: Final = f"""SELECT count(*), total(disk_mb), count(*) FILTER (WHERE key_id = ?),
     total(disk_mb) FILTER (WHERE key_id = ?) FROM sessions
     WHERE tenant = ? AND {ACTIVE_SQL} AND state IN ({_HOLDING})"""
+# Sessions with a graphics processor are few, and no column has them.
+_HOLDERS_OF_GPUS: Final = f"""SELECT data FROM sessions
+    WHERE tenant = ? AND {ACTIVE_SQL} AND state IN ({_HOLDING}) AND instr(data, '"gpus":')"""
 _PURGE_SESSIONS: Final = f"DELETE FROM sessions WHERE {INACTIVE_SQL} AND (epoch != ? OR ended < ?)"
 _PURGE_KEYS: Final = """DELETE FROM keys WHERE session_id IS NULL AND (epoch != ? OR made < ?)
     RETURNING tenant, length(answer)"""
@@ -402,8 +405,17 @@ class SqliteStore:
 
     def _check_caps(self, caps: Caps, session: Session) -> None:
         if caps != NO_CAPS:
-            held = self._run(_HELD, session.key_id, session.key_id, session.tenant).fetchone()
-            check_caps(caps, session, Held(*map(int, held[:2])), Held(*map(int, held[2:])))
+            row = self._run(_HELD, session.key_id, session.key_id, session.tenant).fetchone()
+            (sessions, disk, of_key, disk_of_key), gpus = map(int, row), self._held_gpus(caps, session)
+            check_caps(caps, session, Held(sessions, disk, gpus[0]), Held(of_key, disk_of_key, gpus[1]))
+
+    def _held_gpus(self, caps: Caps, session: Session) -> tuple[int, int]:
+        """How many the tenant has, and its key. Looked up only for a session that wants one and is bound in it."""
+        if not session.gpus or caps.gpus is caps.key_gpus is None:
+            return 0, 0
+        found = [self._decoded(data) for (data,) in self._run(_HOLDERS_OF_GPUS, session.tenant).fetchall()]
+        of_key = (len(one.gpus) for one in found if one.key_id == session.key_id)
+        return sum(len(one.gpus) for one in found), sum(of_key)
 
     def _decoded(self, data: str | bytes) -> Session:
         return self._decoded_short(data) if len(data) < _LONG_ROW else self._decoded_long(data)

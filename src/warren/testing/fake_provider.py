@@ -1,17 +1,19 @@
 """A provider whose sandboxes are objects in memory. It isolates nothing and never touches the host.
 
 Tests control it: it knows `images`, each with its version, and `capabilities`, the next `fail_next` creates fail, each
-create takes `delay_s`, and `lose` kills a sandbox. Its sandboxes stay in `machines`; a second provider that gets these
-machines behaves as after a restart.
+create takes `delay_s`, `lose` kills a sandbox, and its sandboxes may have the graphics processors `gpus`. Its sandboxes
+stay in `machines`; a second provider that gets these machines behaves as after a restart.
 """
 
 import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from warren.interfaces.sandbox import Sandbox
 from warren.model.capability import Capability
-from warren.model.errors import ImageNotFound, IsolationUnavailable, ProviderUnavailable, SandboxNotFound
+from warren.model.errors import ImageNotFound, IsolationUnavailable, NoCapacity, ProviderUnavailable, SandboxNotFound
+from warren.model.gpus import ANY
 from warren.model.network import NO_NETWORK
 from warren.model.spec import Isolation, Layer, SandboxSpec
 from warren.testing.fake_sandbox import FakeMachine, FakeSandbox
@@ -23,13 +25,15 @@ class FakeProvider:
         machines: dict[str, FakeMachine] | None = None,
         *,
         layers: frozenset[Layer] = frozenset(Layer) - {Layer.GUEST_KERNEL},
-        images: frozenset[str] = frozenset({"base", "host"}),
+        images: frozenset[str] = frozenset({"base", "host", "python", "node"}),
         name: str = "fake",
         capabilities: frozenset[Capability] = frozenset({Capability.TERMINALS}),
         fail_next: int = 0,
         delay_s: float = 0.0,
+        gpus: Sequence[str] = (),
     ) -> None:
-        self.name, self.capabilities = name, capabilities
+        self.name, self.capabilities = name, capabilities | ({Capability.GPU} if gpus else frozenset())
+        self.gpus = tuple(gpus)
         self.machines = {} if machines is None else machines
         self.layers = layers
         self.images = dict.fromkeys(images, "1")
@@ -55,7 +59,8 @@ class FakeProvider:
         if self.fail_next > 0:
             self.fail_next -= 1
             raise ProviderUnavailable("the fake was told to fail")
-        machine = FakeMachine(f"sb_{secrets.token_hex(8)}", spec, self._isolation(), self.capabilities)
+        isolation = replace(self._isolation(), gpus=dict.fromkeys(self._lease(spec.gpus), "pretended"))
+        machine = FakeMachine(f"sb_{secrets.token_hex(8)}", spec, isolation, self.capabilities)
         self.machines[machine.id] = machine
         self.created += 1
         return FakeSandbox(machine)
@@ -68,6 +73,18 @@ class FakeProvider:
 
     async def check(self, spec: SandboxSpec) -> None:
         await self.image_version(spec.image)
+
+    def list_gpus(self) -> tuple[Sequence[str], Sequence[str]]:
+        taken = {name for machine in self.machines.values() for name in machine.isolation.gpus}
+        return self.gpus, [name for name in self.gpus if name not in taken]
+
+    def _lease(self, wanted: Sequence[str]) -> Sequence[str]:
+        free = list(self.list_gpus()[1])
+        named = [name for name in wanted if name != ANY]
+        rest = [name for name in free if name not in named]
+        if not set(named) <= set(free) or len(rest) < len(wanted) - len(named):
+            raise NoCapacity(f"no free GPU: {len(wanted)} asked for, {len(free)} of {len(self.gpus)} are free")
+        return [*named, *rest[: len(wanted) - len(named)]]
 
     def _isolation(self) -> Isolation:
         missing = {layer: "not here" for layer in Layer if layer not in self.layers}

@@ -11,8 +11,8 @@ has one worker at a time.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -26,6 +26,8 @@ from warren.logs import get_log
 from warren.model.capability import Providers, choose_provider
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import (
+    ImageBuildFailed,
+    ImageBuilding,
     IsolationUnavailable,
     NoCapacity,
     ProtocolError,
@@ -36,11 +38,14 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.model.image import Recipe
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.guard import MachineGuard, usable_cores
+from warren.worker.images.builds import FetchImage, ImageBuilds
 from warren.worker.pool import Pool
 
+NO_POOL: Final = PoolSize(0, 0, 0)  # a graphics processor must not wait in one
 LABELS: Final = {"owner": "worker"}
 STEPS: Final = ("claimed-from-pool", "cold-created", "before-destroy", "destroyed")
 _ADOPT_AT_ONCE, _DESTROY_AT_ONCE = 16, 8
@@ -94,8 +99,10 @@ class LocalWorker:
         default_environment: str,
         default_pool: PoolSize | None = None,
         parallel: int | None = None,
+        builds: ImageBuilds | None = None,
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
+        self._builds = builds
         self._name, self._environments = name, environments
         self._providers = {provider.name: provider for provider in providers}
         self._capabilities = {provider.name: provider.capabilities for provider in providers}
@@ -138,20 +145,59 @@ class LocalWorker:
         provider = self._provider_for(environment)
         if self._state is _State.NEW:
             self._state = _State.OPEN
-            self._pool(provider, environment)
+            if self._builds is None or not self._builds.can_get(environment.image, environment.recipe):
+                self._pool(provider, environment)
+            else:
+                self._own(asyncio.ensure_future(self._start_default_pool()))
             self._own(asyncio.ensure_future(self._retry_destructions()))
             self._own(asyncio.ensure_future(self._watch_pools()))
+
+    async def _start_default_pool(self) -> None:
+        """Once the image is there, if it has to be built; others start with their first claim."""
+        while self._state is _State.OPEN:
+            with suppress(WarrenError):
+                try:
+                    await self.prepare(self._default_environment)
+                except (ImageBuilding, ImageBuildFailed) as exc:
+                    await self._clock.sleep(exc.retry_after_s or _CHECK_S)
+                    continue
+                environment = self._environments(self._default_environment)
+                self._pool(self._provider_for(environment), environment)
+            return
 
     def _provider_for(self, environment: Environment, name: str = "") -> Provider:
         return self._providers[choose_provider(self._capabilities, name or environment.provider, environment.needs)]
 
     # -- claiming
 
+    async def prepare(self, environment: str, image: str = "", provider: str = "") -> None:
+        if self._builds is not None:
+            found = self._environments(environment)
+            await self._builds.prepare(*self._image_of(found, image, self._provider_for(found, provider)))
+
+    def fetch_images_by(self, fetch: FetchImage) -> None:
+        """Says how images that are missing here can be had from other machines."""
+        if self._builds is not None:
+            self._builds.fetch = fetch
+
+    async def image_state(self, environment: Environment) -> str | None:
+        if self._builds is None:
+            return None
+        return await self._builds.state(*self._image_of(environment, "", self._provider_for(environment)))
+
+    def _image_of(
+        self, environment: Environment, image: str, provider: Provider
+    ) -> tuple[str, Recipe | None, Callable[[], Awaitable[str]]]:
+        name = image or environment.image
+        recipe = environment.recipe if name == environment.image else None
+        return name, recipe, partial(provider.image_version, name)
+
     async def claim(self, claim: Claim) -> Claimed:
         self._check_open()
         environment = self._environments(claim.environment)
         provider = self._provider_for(environment, claim.provider)
-        if claim.image or claim.limits not in (None, environment.limits):
+        gpus = environment.gpus if claim.gpus is None else claim.gpus
+        if claim.image or gpus or environment.gpus or claim.limits not in (None, environment.limits):
             return await self._claim_cold(claim, provider, environment)
         pool = self._pool(provider, environment)
         try:
@@ -166,8 +212,8 @@ class LocalWorker:
 
     async def _claim_cold(self, claim: Claim, provider: Provider, environment: Environment) -> Claimed:
         spec = _spec_of(environment)
-        limits = claim.limits or spec.limits
-        spec = replace(spec, image=claim.image or spec.image, limits=limits, require=claim.require)
+        limits, gpus = claim.limits or spec.limits, spec.gpus if claim.gpus is None else claim.gpus
+        spec = replace(spec, image=claim.image or spec.image, limits=limits, require=claim.require, gpus=gpus)
         sandbox = await self._make_in_time(provider, spec, claim.timeout_s)
         return await self._hand_out(Claimed(sandbox, pooled=False, provider=provider.name), "cold-created")
 
@@ -206,6 +252,7 @@ class LocalWorker:
         try:
             environment = self._environments(self._default_environment)
             provider = self._provider_for(environment)
+            await self.prepare(self._default_environment)
             await provider.check(_spec_of(environment))
             return self._pool(provider, environment).lasting_failure
         except WarrenError as exc:
@@ -267,7 +314,7 @@ class LocalWorker:
         is_default = self._is_default_pool(provider.name, environment)
         pool = Pool(
             environment,
-            environment.pool or self._default_pool,
+            NO_POOL if environment.gpus else environment.pool or self._default_pool,
             provider=provider.name,
             create=partial(self._make, provider, _spec_of(environment)),
             destroy=self._destruction,
@@ -455,12 +502,18 @@ class LocalWorker:
                     _log.warning("sweep_failed", provider=provider.name, error=exc)
 
     def stats(self) -> WorkerStats:
+        known, free = set[str](), set[str]()
+        for provider in self._providers.values():
+            for found, ids in zip((known, free), provider.list_gpus(), strict=True):
+                found.update(ids)
         return WorkerStats(
             sandboxes=len(self._live),
             claimed=len(self._claimed),
             destroying=len(self._undestroyed | self._destroying.keys()),
             pools={self._pool_name(pool): pool.stats() for pool in self._pools.values()},
             guard=self.guard.stats(),
+            gpus=len(known),
+            gpus_free=tuple(sorted(free)),
         )
 
     def _pool_name(self, pool: Pool) -> str:
@@ -483,6 +536,8 @@ class LocalWorker:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._builds is not None:
+            await self._builds.close()
         handles = [sandbox for sandbox in self._claimed.values() if sandbox is not None]
         self._claimed.clear()
         await asyncio.gather(*(sandbox.close() for sandbox in handles))
@@ -510,4 +565,13 @@ def _not_found(sandbox_id: str) -> SandboxNotFound:
 
 
 def _spec_of(environment: Environment) -> SandboxSpec:
-    return SandboxSpec(environment.image, environment.limits, environment.env, io=environment.io, labels=LABELS)
+    return SandboxSpec(
+        environment.image,
+        environment.limits,
+        environment.env,
+        io=environment.io,
+        labels=LABELS,
+        writable_root=environment.writable_root,
+        sudo=environment.sudo,
+        gpus=environment.gpus,
+    )

@@ -182,8 +182,9 @@ def cgroup_tree() -> ProbeVerdict:
     return verdict, f"no cgroup is mounted, and its place is /; {evidence}"
 
 
-def devices() -> ProbeVerdict:
-    extra = [name for name in os.listdir("/dev") if name not in _DEVICES]
+def devices(granted: "list[str]") -> ProbeVerdict:
+    """`granted` are the nodes of the graphics processors that the sandbox was to have."""
+    extra = [name for name in os.listdir("/dev") if name not in _DEVICES and name not in granted]
     account = Account()
     if extra:
         account.through.append(f"in /dev: {', '.join(extra)}")

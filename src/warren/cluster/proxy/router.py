@@ -52,6 +52,7 @@ from warren.model.capability import Capability
 from warren.model.environment import Environment
 from warren.model.errors import (
     Interrupted,
+    InvalidRequest,
     MachineFull,
     Misdirected,
     NoCapacity,
@@ -60,6 +61,7 @@ from warren.model.errors import (
     Unavailable,
     WarrenError,
 )
+from warren.model.gpus import read_gpus
 from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.lifecycle import unusable_error
@@ -88,6 +90,7 @@ class Router:
         *,
         environment: str,
         environment_of: Callable[[str], Environment | None] = lambda name: None,
+        agent_of: Callable[[object], Mapping[str, Any]] = lambda config: {},
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app = app
@@ -98,6 +101,7 @@ class Router:
         self._liveness = liveness
         self._environment = environment
         self._environment_of = environment_of
+        self._agent_of = agent_of
         self._tls = tls
         self._tasks: set[asyncio.Task[None]] = set()
         self._worker_ids: OrderedDict[_LookupKey, str] = OrderedDict()
@@ -285,7 +289,9 @@ class Router:
         values = target.values
         labels = values.get("labels")
         provider = values.get("provider")
-        environment = values.get("environment")
+        agent = self._agent_of(values.get("agent_config"))
+        environment = values.get("environment") or agent.get("environment")
+        image = values.get("image")
         name = environment if isinstance(environment, str) and environment else self._environment
         known = self._environment_of(name) or _UNKNOWN
         return Requirements(
@@ -293,8 +299,10 @@ class Router:
             caller.tenant,
             provider if isinstance(provider, str) and provider else known.provider,
             {str(name): str(value) for name, value in labels.items()} if isinstance(labels, dict) else {},
-            pooled=not (values.get("image") or values.get("limits")),
+            pooled=not (values.get("image") or values.get("limits") or agent.get("limits")),
             needs=frozenset(known.needs | ({Capability.EGRESS} if _opens_network(values, known) else set())),
+            image=image if isinstance(image, str) and image else known.image,
+            gpus=_wanted_gpus(values, known),
         )
 
     # -- forwarding one HTTP request
@@ -400,6 +408,13 @@ def _interrupted(worker_id: str, exc: Broken) -> Interrupted:
         f"the worker {worker_id!r} went away during the request: {exc.reason}",
         remedy="whether it was done is not known: look, or use an Idempotency-Key and ask again",
     )
+
+
+def _wanted_gpus(values: Mapping[str, Any], environment: Environment) -> tuple[str, ...]:
+    try:
+        return environment.gpus if values.get("gpus") is None else read_gpus(values["gpus"])
+    except InvalidRequest:
+        return ()  # the worker says what is wrong with it
 
 
 def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:

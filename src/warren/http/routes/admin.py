@@ -58,8 +58,9 @@ class TenantBody(Body):
     quota: dict[str, Any] = Field(
         default_factory=dict,
         description="sessions, disk_mb, creates_per_minute, requests_per_minute, exec_seconds_per_day, "
-        "bytes_out_per_day, egress_bytes_per_day, egress_connections, egress_mbps, max_lifetime_s, environments (a "
-        "list), limits (the most a session may ask for), egress (a list of network rules: the most it may open)",
+        "bytes_out_per_day, egress_bytes_per_day, egress_connections, egress_mbps, gpus, max_lifetime_s, "
+        "environments (a list), limits (the most a session may ask for), egress (a list of network rules: the most it "
+        "may open)",
         examples=[{"sessions": 10, "requests_per_minute": 600}],
     )
     policy: dict[str, Any] = Field(

@@ -23,6 +23,8 @@ _PARAMETERS: Final[dict[str, Any]] = {
     "session_id": Annotated[str, Path(description="The session's id, as creating it gave it")],
     "process_id": Annotated[str, Path(description="The process's id, as starting it gave it")],
     "port": Annotated[str, Path(description="A TCP port inside the sandbox", examples=["3000"])],
+    "kind": Annotated[str, Path(description="environments, agents, tools or prompts", examples=["prompts"])],
+    "entry": Annotated[str, Path(description="The entry's name", examples=["coding"])],
     "accept": Annotated[
         str, Header(description="`text/event-stream` asks for a stream", examples=["text/event-stream"])
     ],

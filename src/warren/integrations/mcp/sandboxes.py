@@ -15,7 +15,7 @@ from warren.model.errors import InvalidRequest
 from warren.model.session import check_thread_id
 from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.protocol import CREATE_S
+from warren.sdk.aio.session_holder import create_session
 
 THREAD_HEADER: Final = "x-warren-thread"
 DEFAULT_THREAD: Final = "mcp"
@@ -34,7 +34,7 @@ class Sandbox:
 
 class Sandboxes:
     """The sandboxes of one server. `thread` is the default for calls that name none. `network` is what new sandboxes
-    may reach, as the API takes it."""
+    may reach, as the API takes it; `agent` is the agent of the registry that they are made for."""
 
     def __init__(
         self,
@@ -43,9 +43,10 @@ class Sandboxes:
         thread: str = DEFAULT_THREAD,
         environment: str = "",
         network: Mapping[str, Any] | None = None,
+        agent: str = "",
     ) -> None:
         self._backend, self._thread, self._environment = backend, thread, environment
-        self._network = network
+        self._network, self._agent = network, agent
         self._editing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -72,9 +73,11 @@ class Sandboxes:
             options: dict[str, Any] = {"thread_id": thread_id, "replace_lost": True}
             if self._environment:
                 options["environment"] = self._environment
+            if self._agent:
+                options["agent_config"] = self._agent
             if self._network is not None:
                 options["network"] = dict(self._network)
-            found = await self._backend.call("create_session", key=secrets.token_hex(16), work_s=CREATE_S, **options)
+            found = await create_session(self._backend, secrets.token_hex(16), options)
         session_id = found["session_id"]
         client = AsyncSandboxClient(session_id=session_id, backend=self._backend)
         return Sandbox(thread_id, session_id, client, self._backend, _fresh_sandbox_notice(found))

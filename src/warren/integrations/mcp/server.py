@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from warren.integrations.mcp.agent_tool import AgentTool
 from warren.integrations.mcp.calls import error_result
 from warren.integrations.mcp.command_tools import CommandTools
 from warren.integrations.mcp.file_tools import FileTools
@@ -14,6 +15,7 @@ from warren.integrations.mcp.sandbox_tools import SandboxTools
 from warren.integrations.mcp.sandboxes import Sandboxes
 from warren.integrations.mcp.tools import Call, Tool
 from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.tool import Tool as RegistryTool
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +32,9 @@ _REPEATABLE: Final = {**_CHANGES, "idempotentHint": True}
 
 
 class ToolServer:
-    def __init__(self, sandboxes: Sandboxes, version: str) -> None:
+    """`agent_tools` are tools of the registry; one of them replaces a usual one of the same name."""
+
+    def __init__(self, sandboxes: Sandboxes, version: str, agent_tools: Sequence[RegistryTool] = ()) -> None:
         self.version = version
         commands, files, boxes = CommandTools(sandboxes), FileTools(sandboxes), SandboxTools(sandboxes)
         functions: Sequence[tuple[Callable[..., Any], str, Mapping[str, bool]]] = (
@@ -47,7 +51,8 @@ class ToolServer:
             (boxes.sandbox_info, "Show the sandbox", _READS),
             (boxes.reset_sandbox, "Start afresh", _REPEATABLE),
         )
-        self._tools = {tool.name: tool for tool in (Tool(*each) for each in functions)}
+        self._tools: dict[str, Tool | AgentTool] = {tool.name: tool for tool in (Tool(*each) for each in functions)}
+        self._tools |= {each.name: AgentTool(sandboxes, each, _CHANGES) for each in agent_tools}
 
     def list_tools(self) -> dict[str, Any]:
         return {"tools": [tool.to_json() for tool in self._tools.values()]}
@@ -61,7 +66,7 @@ class ToolServer:
                 raise InvalidRequest(
                     f"there is no tool {name[:100]!r}", remedy=f"the tools are {', '.join(self._tools)}"
                 )
-            return (await tool.function(Call(headers), **tool.read_arguments(arguments))).to_json()
+            return (await tool.call(Call(headers), arguments)).to_json()
         except WarrenError as exc:
             return error_result(exc).to_json()
         except Exception as exc:

@@ -89,6 +89,9 @@ class Tool:
             described["outputSchema"] = schema | {"properties": schema["properties"] | {"notice": _NOTICE}}
         return described
 
+    async def call(self, call: Call, arguments: Mapping[str, Any]) -> Answer[Any]:
+        return await self.function(call, **self.read_arguments(arguments))
+
     def read_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments for the function; null is the same as an optional argument that was left out."""
         if unknown := [name for name in given if name not in self._types]:

@@ -16,6 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 AsyncLock = asyncio.Lock
+sleep = asyncio.sleep
 AsyncByteSource = AsyncIterable[bytes] | Iterable[bytes] | IO[bytes]
 
 

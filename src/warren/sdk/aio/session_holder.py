@@ -6,24 +6,62 @@ because a session that has ended does nothing.
 """
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from warren.model.errors import SandboxLost, ServerUnreachable, SessionEnded, SessionNotFound, WarrenError
+from warren.model.errors import (
+    ImageBuilding,
+    SandboxLost,
+    ServerUnreachable,
+    SessionEnded,
+    SessionNotFound,
+    WarrenError,
+)
 from warren.sdk.aio.backend import AsyncBackend
-from warren.sdk.aio.platform import AsyncLock
-from warren.sdk.protocol import CREATE_S, new_key
+from warren.sdk.aio.platform import AsyncLock, sleep
+from warren.sdk.protocol import CREATE_S, IMAGE_TIMEOUT_S, ImageProgress, new_key
 
 T = TypeVar("T")
 _SESSION_GONE = (SessionEnded, SessionNotFound, SandboxLost)
 
 
+async def create_session(
+    backend: AsyncBackend,
+    key: str,
+    options: Mapping[str, Any],
+    image_timeout_s: float = IMAGE_TIMEOUT_S,
+    on_progress: ImageProgress | None = None,
+) -> dict[str, Any]:
+    """Makes a session. While the server builds the environment's image, tells `on_progress` how far it is and asks
+    again, until `image_timeout_s` is over."""
+    until = time.monotonic() + image_timeout_s
+    while True:
+        try:
+            return await backend.call("create_session", key=key, work_s=CREATE_S, **options)
+        except ImageBuilding as exc:
+            pause_s = min(exc.retry_after_s or 1.0, 10.0)
+            if time.monotonic() + pause_s > until:
+                raise
+            if on_progress is not None:
+                on_progress(exc)
+            await sleep(pause_s)
+
+
 class AsyncSessionHolder:
     """`session_id` is empty as long as there is no session."""
 
-    def __init__(self, backend: AsyncBackend, session_options: dict[str, Any], session_id: str) -> None:
+    def __init__(
+        self,
+        backend: AsyncBackend,
+        session_options: dict[str, Any],
+        session_id: str,
+        image_timeout_s: float = IMAGE_TIMEOUT_S,
+        on_image_progress: ImageProgress | None = None,
+    ) -> None:
         self._backend = backend
+        self._image_timeout_s, self._on_image_progress = image_timeout_s, on_image_progress
         self._session_options = session_options
         self.session_id = session_id
         self.thread_id: str = session_options.get("thread_id", "")
@@ -49,8 +87,8 @@ class AsyncSessionHolder:
     async def _create(self) -> None:
         self._pending_key = self._pending_key or new_key()
         try:
-            created = await self._backend.call(
-                "create_session", key=self._pending_key, work_s=CREATE_S, **self._session_options
+            created = await create_session(
+                self._backend, self._pending_key, self._session_options, self._image_timeout_s, self._on_image_progress
             )
         except ServerUnreachable:
             raise  # the server may have made it: the next attempt, with the same key, gets the same session

@@ -20,8 +20,9 @@ from warren.sdk.blocking.files import Files
 from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import network_values, new_key
+from warren.sdk.protocol import IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key
 from warren.sdk.results import (
+    EntryInfo,
     EnvironmentInfo,
     ExecuteResult,
     ImageInfo,
@@ -55,7 +56,11 @@ class SandboxClient(Files):
     the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the server's
     providers. `network`: what the sandbox may reach, such as {"allow": ["api.example.com"]}; by default what the
     environment says, which is nothing unless the operator has changed it. `secrets`: names of secrets that requests of
-    the sandbox carry.
+    the sandbox carry. `agent_config`: the agent that the session is for, by its name in the registry or as a mapping;
+    it gives what the other arguments do not. `gpus`: graphics processors that the sandbox has for itself, how many or
+    which, where the operator allows them; by default what the environment says. `image_timeout_s`: how long the first
+    use waits while the server builds the environment's image; meanwhile `on_image_progress` is called with an
+    ImageBuilding, whose `step`, `fraction` and `about` tell how far.
     """
 
     def __init__(
@@ -76,11 +81,15 @@ class SandboxClient(Files):
         labels: Mapping[str, str] | None = None,
         provider: str = "",
         network: "NetworkRules | Mapping[str, Any] | None" = None,
+        gpus: "int | Sequence[str] | None" = None,
         idle_timeout_s: float | None = None,
         max_lifetime_s: float | None = None,
         timeout: float = COMMAND_TIMEOUT_S,
         replace_lost: bool = False,
         exactly_once: bool = False,
+        agent_config: str | Mapping[str, Any] = "",
+        image_timeout_s: float = IMAGE_TIMEOUT_S,
+        on_image_progress: ImageProgress | None = None,
         backend: Backend | None = None,
     ) -> None:
         # All arguments but the session: enough to make another client like this one.
@@ -106,13 +115,21 @@ class SandboxClient(Files):
                 "labels": dict(labels or {}),
                 "provider": provider,
                 "network": None if network is None else network_values(network),
+                "gpus": gpus if gpus is None or isinstance(gpus, int) else list(gpus),
                 "idle_timeout_s": idle_timeout_s,
                 "max_lifetime_s": max_lifetime_s,
                 "replace_lost": replace_lost,
+                "agent_config": agent_config if isinstance(agent_config, str) else dict(agent_config),
             }.items()
             if value
         }
-        super().__init__(backend or open_backend(mode, server_url, api_key), session_options, session_id)
+        super().__init__(
+            backend or open_backend(mode, server_url, api_key),
+            session_options,
+            session_id,
+            image_timeout_s,
+            on_image_progress,
+        )
         self._owns_backend = backend is None
         self.timeout = timeout
         self.exactly_once = exactly_once
@@ -182,13 +199,44 @@ class SandboxClient(Files):
         return [ImageInfo.of(each) for each in (cls._ask(server_url, "list_images", options))]
 
     @classmethod
-    def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
+    def list_registry(cls, kind: str, server_url: str = "", **options: Unpack[ServerOptions]) -> list[EntryInfo]:
+        """The entries of the registry of a kind: environments, agents, tools or prompts."""
+        found = cls._ask_for(server_url, "list_registry", options, kind=kind)
+        return [EntryInfo.of(each) for each in found["entries"]]
+
+    @classmethod
+    def get_registry_entry(
+        cls, kind: str, name: str, server_url: str = "", **options: Unpack[ServerOptions]
+    ) -> dict[str, Any]:
+        """An entry of the registry, as its file has it."""
+        return cls._ask_for(server_url, "get_registry_entry", options, kind=kind, entry=name)
+
+    @classmethod
+    def render_prompt(
+        cls,
+        name: str,
+        variables: Mapping[str, str] | None = None,
+        server_url: str = "",
+        **options: Unpack[ServerOptions],
+    ) -> str:
+        """The text of a prompt of the registry with these values for its variables."""
+        values = dict(variables or {})
+        text: str = (cls._ask_for(server_url, "render_prompt", options, entry=name, variables=values))["text"]
+        return text
+
+    @classmethod
+    def _ask_for(cls, server_url: str, operation: str, options: ServerOptions, **which: Any) -> dict[str, Any]:
         client = cls(server_url, **options)
         try:
-            found: list[dict[str, Any]] = (client._backend.call(operation))[operation.removeprefix("list_")]
+            found: dict[str, Any] = client._backend.call(operation, **which)
             return found
         finally:
             client.close()
+
+    @classmethod
+    def _ask(cls, server_url: str, operation: str, options: ServerOptions) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (cls._ask_for(server_url, operation, options))[operation.removeprefix("list_")]
+        return found
 
     def __enter__(self) -> Self:
         try:

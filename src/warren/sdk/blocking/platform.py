@@ -1,6 +1,7 @@
 """What differs between the two clients beyond `await`: this is the blocking version."""
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import IO, ParamSpec, TypeVar
 
@@ -14,6 +15,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Lock = threading.Lock
+sleep = time.sleep
 ByteSource = Iterable[bytes] | IO[bytes]
 
 

@@ -84,6 +84,8 @@ class Call:
     session_id: str = ""
     process_id: str = ""
     port: str = ""
+    kind: str = ""
+    entry: str = ""
     key: str = ""
     base_url: Callable[[], str] = lambda: "/"
     byte_range: ByteRange | None = None

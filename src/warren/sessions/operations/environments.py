@@ -15,7 +15,13 @@ _SHOWN_OF_IMAGE: Final = ("name", "version", "size_bytes", "files")
 async def list_environments(call: Call) -> Values:
     """As they are now, with the limits a session gets if it asks for no others. Values of variables are not shown."""
     default = call.context.default_environment
-    return {"environments": [_show(one, is_default=one.name == default) for one in await _usable(call)]}
+    lifecycle = call.context.sessions.lifecycle
+    return {
+        "environments": [
+            {**show_environment(one, is_default=one.name == default), "image_state": await lifecycle.image_state(one)}
+            for one in await usable_environments(call)
+        ]
+    }
 
 
 async def list_images(call: Call) -> Values:
@@ -23,7 +29,7 @@ async def list_images(call: Call) -> Values:
     images of the engine can be used too; they are not listed."""
     images = await asyncio.to_thread(call.context.images.list)
     if any(quota.environments for _, quota in current_caller().quota_levels):
-        named = {one.image for one in await _usable(call)}
+        named = {one.image for one in await usable_environments(call)}
         images = [one for one in images if one.name in named]
     return {
         "images": [
@@ -34,14 +40,14 @@ async def list_images(call: Call) -> Values:
     }
 
 
-async def _usable(call: Call) -> list[Environment]:
+async def usable_environments(call: Call) -> list[Environment]:
     """The environments that the caller may use."""
     levels = [quota.environments for _, quota in current_caller().quota_levels if quota.environments]
     found = await asyncio.to_thread(call.context.environments.list)
     return [one for one in found if all(one.name in names for names in levels)]
 
 
-def _show(environment: Environment, *, is_default: bool) -> Values:
+def show_environment(environment: Environment, *, is_default: bool) -> Values:
     return {
         "name": environment.name,
         "description": environment.description,
@@ -54,8 +60,12 @@ def _show(environment: Environment, *, is_default: bool) -> Values:
         "max_lifetime_s": environment.max_lifetime_s,
         "needs": sorted(environment.needs),
         "secrets": list(environment.secrets),
+        "gpus": list(environment.gpus),
         "network": environment.network.as_mapping(),
+        "root": "writable" if environment.writable_root else "read-only",
+        "sudo": environment.sudo,
         "default": is_default,
+        "image_state": None,
     }
 
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 
 from warren.answer_memory import require_room
 from warren.interfaces.store import Page
+from warren.model.entries import size_of
 from warren.model.errors import InvalidRequest, SandboxNotFound
 from warren.model.session import MAX_METADATA, Session, SessionState
 from warren.pacing import Pace
@@ -100,7 +101,8 @@ async def show_page(call: Call, page: Page) -> tuple[list[Values] | LongList, st
 def _weight(session: Session) -> int:
     texts = (*session.metadata.items(), *session.env.items())
     rules = (*session.network.allow, *session.network.deny)
-    return sum(len(name) + len(value) for name, value in texts) + sum(map(len, rules))
+    agent = size_of(session.agent_config) if session.agent_config else 0
+    return sum(len(name) + len(value) for name, value in texts) + sum(map(len, rules)) + agent
 
 
 def read_pairs(metadata: Sequence[str]) -> dict[str, str]:

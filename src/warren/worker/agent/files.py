@@ -142,9 +142,25 @@ class AgentFiles:
         await self._run(FileOp.RENAME, source, user, (Tag.PATH2, check_path(target)))
 
     async def pack(self, path: str, *, user: str = "") -> AsyncIterator[bytes]:
+        pad = 0
+        async with contextlib.aclosing(self.members(path, user=user)) as members:
+            async for part in members:
+                if isinstance(part, Member):
+                    if pad % BLOCK:
+                        yield padding(pad)
+                    yield header(part)
+                    pad = part.size
+                else:
+                    yield part
+        if pad % BLOCK:
+            yield padding(pad)
+        yield trailer()
+
+    async def members(self, path: str, *, user: str = "") -> AsyncGenerator[Member | bytes, None]:
+        """What `pack` packs: members, each file followed by its bytes."""
         async with self._operation(FileOp.PACK, path, user) as channel:
             records, links, pace = Records(), set[int](), Pace()
-            left = pad = 0
+            left = 0
             while isinstance(data := await channel.take(), bytes):
                 records.add(data)
                 while True:
@@ -155,22 +171,26 @@ class AgentFiles:
                             yield raw
                         if left:
                             break
-                        if pad % BLOCK:
-                            yield padding(pad)
                     member = _next_member(channel, records, links)
                     if member is None:
                         break
-                    yield header(member)
-                    left = pad = member.size
+                    yield member
+                    left = member.size
                     await pace.give_way()
             if left or len(records):
                 raise channel.violation("a packed directory that ends in the middle")
-            yield trailer()
 
     async def unpack(self, path: str, tar: bytes | AsyncIterable[bytes], *, user: str = "") -> int:
         reader = TarReader(tar)
         async with self._operation(FileOp.UNPACK, path, user) as channel:
             end = await _send_and_wait(channel, _send_members(channel, reader))
+            return end.fields.number(Tag.COUNT)
+
+    async def place(self, path: str, members: AsyncIterable[Member | bytes], *, user: str = "") -> int:
+        """Makes these members below the directory `path`, as `unpack` does. Their links may lead anywhere: only for
+        sandboxes of which nothing is kept that somebody else could be led astray by."""
+        async with self._operation(FileOp.UNPACK, path, user) as channel:
+            end = await _send_and_wait(channel, _send_parts(channel, members))
             return end.fields.number(Tag.COUNT)
 
     async def watch(self, path: str, *, recursive: bool = False, user: str = "") -> AsyncIterator[FileEvent]:
@@ -228,6 +248,13 @@ async def _send_members(channel: Channel, reader: TarReader) -> None:
         async for part in reader.content(member):
             if not await channel.send(part):
                 return
+    channel.send_eof()
+
+
+async def _send_parts(channel: Channel, members: AsyncIterable[Member | bytes]) -> None:
+    async for part in members:
+        if not await channel.send(_member_record(part) if isinstance(part, Member) else part):
+            return
     channel.send_eof()
 
 

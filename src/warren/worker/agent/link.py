@@ -328,7 +328,10 @@ def parse_error(reply: Fields) -> WarrenError:
     kind = ERRORS.get(reply.number(Tag.CODE))
     if kind is None:
         raise ProtocolError(f"an error with the unknown code {reply.number(Tag.CODE)}")
-    return kind(printable(reply.text(Tag.MESSAGE)) or kind.code)
+    message = printable(reply.text(Tag.MESSAGE)) or kind.code
+    if kind is errors.UnknownUser and message.startswith("there is no user root "):
+        return kind(message, remedy="root needs an environment with `sudo: true` in its file, on the provider oci")
+    return kind(message)
 
 
 def printable(text: str, limit: int = 2000) -> str:

@@ -34,6 +34,9 @@ from warren.model.spec import MIB, WORKSPACE
 OVERCOMMIT: Final = 20.0
 HELD: Final = "disk.held"  # a second name of the image, which tells how much of it is written
 ENDED: Final = "ended"  # why the watch has ended the sandbox
+DISK_POINT: Final = "/.warren/disk"
+"""Where a sandbox shows its disk itself, if what it writes goes through an overlay. What is above it is read-only and
+mounted at the top of the root, so nobody inside can put a link in its place."""
 
 _METADATA_SHARE: Final = 48  # of its size, what ext4 may need for inodes and bitmaps
 _FILL_BYTES_PER_S: Final = 2048 * MIB
@@ -236,15 +239,15 @@ def _usual_reserve(size: int, block: int) -> int:
     return min(size // block // 50, 4096)
 
 
-def workspace_device(mountinfo: str) -> int | None:
-    """The loop device that is mounted at the workspace; None for any other disk."""
-    for line in reversed(mountinfo.splitlines()):
-        words = line.split(" ")
-        if words[4] == WORKSPACE:
-            major, _, minor = words[2].partition(":")
-            is_ext4 = words[words.index("-") + 1] == "ext4"
-            return os.makedev(int(major), int(minor)) if is_ext4 and major == "7" else None
-    return None
+def find_disk(mountinfo: str) -> tuple[str, int] | None:
+    """Where a sandbox's disk is mounted, and the loop device it is; None for any other disk."""
+    places = {words[4]: words for words in (line.split(" ") for line in mountinfo.splitlines())}
+    words = places.get(DISK_POINT) or places.get(WORKSPACE) or []
+    if not words:
+        return None
+    major, _, minor = words[2].partition(":")
+    is_ext4 = words[words.index("-") + 1] == "ext4"
+    return (words[4], os.makedev(int(major), int(minor))) if is_ext4 and major == "7" else None
 
 
 class DiskWatch:

@@ -11,10 +11,11 @@ from typing import Final
 
 from warren.model.errors import IsolationUnavailable
 from warren.model.spec import MIB, WORKSPACE, Isolation, Layer
+from warren.worker.host.disk_room import DISK_POINT
 from warren.worker.host.process_facts import Facts, Mount, ext4_room, gather
 from warren.worker.host.seccomp_program import SystemCallFilter
 
-__all__ = ["GROWING", "PROMISED", "UNREADABLE", "Evidence", "Wanted", "check", "gather", "judge"]
+__all__ = ["GROWING", "PROMISED", "UNREADABLE", "Evidence", "Wanted", "capability_mask", "check", "gather", "judge"]
 
 # Without a limit of socket buffers a v1 kernel still makes good sandboxes; the worker's log and the doctor say it.
 PROMISED: Final = frozenset(Layer) - {Layer.GUEST_KERNEL, Layer.SOCKET_LIMIT}
@@ -47,7 +48,10 @@ _NAMESPACES: Final = {
     Layer.CGROUP_NAMESPACE: "cgroup",
 }
 _CAPABILITY_SETS: Final = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
-_CAP_NUMBERS: Final = {"CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SETPCAP": 8}
+_CAP_NUMBERS: Final = {
+    **{"CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_FOWNER": 3, "CAP_FSETID": 4, "CAP_KILL": 5, "CAP_SETGID": 6},
+    **{"CAP_SETUID": 7, "CAP_SETPCAP": 8, "CAP_NET_BIND_SERVICE": 10},
+}
 _CPU_SLACK: Final = 0.001
 _CORE: Final = "Max core file size"
 
@@ -68,7 +72,8 @@ class Wanted:
 
     `uids` are the host uids that belong to it alone. `memory` and `disk` are in bytes. `sockets_apart`: their buffers
     do not count as memory (cgroup v1). `rlimits` are the highest values by the name in /proc/PID/limits. `closed` are
-    writable mounts that no command can write to, because only the agent may enter them.
+    writable mounts that no command can write to, because only the agent may enter them. `writable_root`: the root was
+    to be written to.
     """
 
     uids: range
@@ -84,6 +89,7 @@ class Wanted:
     system_calls: SystemCallFilter
     program: str
     closed: frozenset[str] = frozenset()
+    writable_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,10 @@ def check(isolation: Isolation, required: Iterable[Layer], promised: Iterable[La
         )
 
 
+def capability_mask(names: Iterable[str]) -> int:
+    return sum(1 << _CAP_NUMBERS[name] for name in names)
+
+
 def _is_unreadable(isolation: Isolation, layer: Layer) -> bool:
     return isolation.missing.get(layer, "").startswith(UNREADABLE)
 
@@ -147,7 +157,7 @@ def _judge_identity(facts: Facts, found: Evidence, wanted: Wanted) -> None:
     shown = f"uid {facts.status.get('Uid', '?').split()[0]} on the host"
     found.note(Layer.UNIQUE_UID, all(number in uids for number in ids), f"{shown}, of {uids.start} to {uids.stop - 1}")
     found.note(Layer.NO_HOST_ROOT, 0 not in ids, shown)
-    allowed = sum(1 << _CAP_NUMBERS[name] for name in wanted.capabilities)
+    allowed = capability_mask(wanted.capabilities)
     sets = {name: int(facts.status.get(name, "ffffffffffffffff"), 16) for name in _CAPABILITY_SETS}
     evidence = ", ".join(f"{name} {value:x}" for name, value in sets.items())
     found.note(Layer.CAPABILITIES, all(value & ~allowed == 0 for value in sets.values()), evidence)
@@ -207,15 +217,20 @@ def _rlimit_faults(facts: Facts, wanted: Wanted) -> Iterable[str]:
 
 
 def _judge_disk(facts: Facts, found: Evidence, wanted: Wanted) -> None:
-    disk = facts.mounts.showing(WORKSPACE)
-    disk = disk if disk is not None and disk.where == WORKSPACE else None
+    disk = _mounted_at(facts, DISK_POINT) or _mounted_at(facts, WORKSPACE)
     size, inodes = (0, 0) if disk is None else _disk_size(disk)
+    where = WORKSPACE if disk is None else disk.where
     shown = "no disk of its own" if disk is None else f"{disk.kind} on {disk.source}, {size // MIB} MiB"
     faults = list(_unlimited(facts, wanted, disk))
     if not 0 < size <= wanted.disk:
-        faults.insert(0, f"{WORKSPACE}: {shown}, of {wanted.disk // MIB} MiB")
-    found.note_faults(Layer.DISK_LIMIT, faults, f"{WORKSPACE}: {shown}; nothing else can be written without a limit")
-    found.note(Layer.INODE_LIMIT, 0 < inodes <= size // _BYTES_PER_INODE, f"{WORKSPACE}: {inodes} inodes")
+        faults.insert(0, f"{where}: {shown}, of {wanted.disk // MIB} MiB")
+    found.note_faults(Layer.DISK_LIMIT, faults, f"{where}: {shown}; nothing else can be written without a limit")
+    found.note(Layer.INODE_LIMIT, 0 < inodes <= size // _BYTES_PER_INODE, f"{where}: {inodes} inodes")
+
+
+def _mounted_at(facts: Facts, path: str) -> Mount | None:
+    mount = facts.mounts.showing(path)
+    return mount if mount is not None and mount.where == path else None
 
 
 def _disk_size(disk: Mount) -> tuple[int, int]:
@@ -239,9 +254,19 @@ def _unlimited(facts: Facts, wanted: Wanted, disk: Mount | None) -> Iterable[str
             continue
         if disk is not None and mount.source == disk.source and mount.kind == disk.kind:
             continue
+        if disk is not None and mount.kind == "overlay" and _is_on(facts, mount, disk):
+            continue
         if mount.kind == "tmpfs" and (all(_tmpfs_size(mount)) or not _open_to(mount, wanted.uids)):
             continue
         yield f"{mount.where} can be written without a limit ({mount.kind})"
+
+
+def _is_on(facts: Facts, overlay: Mount, disk: Mount) -> bool:
+    """Whether what is written to an overlay goes to the disk, and gets nothing of the disk's reserve: the kernel writes
+    for the host's root, to whom a reserve belongs if nobody else is named."""
+    room = facts.rooms.get(overlay.where)
+    reserved = disk.kind != "ext4" or disk.option("resuid") not in (None, "0")
+    return room is not None and room == facts.rooms.get(disk.where) and reserved
 
 
 def _open_to(mount: Mount, uids: range) -> bool:
@@ -254,7 +279,8 @@ def _judge_mounts(facts: Facts, found: Evidence, wanted: Wanted) -> None:
     table = facts.mounts
     root = table.showing("/")
     shown = "not mounted" if root is None else ",".join(sorted(root.options))
-    found.note(Layer.READ_ONLY_ROOT, root is not None and "ro" in root.options, f"/ is {shown}")
+    wish = "; the sandbox was asked for with a writable root" if wanted.writable_root else ""
+    found.note(Layer.READ_ONLY_ROOT, root is not None and "ro" in root.options, f"/ is {shown}{wish}")
     bare = [path for path in wanted.masked if _shows_host(table.showing(path)) is not None]
     faults = [f"{path} is not masked" for path in bare if os.path.lexists(path)]
     faults += [f"{path} can be written" for path in wanted.read_only if _is_writable(facts, path)]

@@ -2,19 +2,22 @@
 
 All of it comes from the host's /proc and /sys. No path inside the sandbox is opened: descriptors, root and working
 directory are looked at through the links of /proc, which lead to the object itself whatever its name has become, and
-the disk through its block device.
+the disk through its block device. Only the room of overlays that can be written is asked for by their path: they are
+the root itself, at its top, or on a read-only root, and as mount points nobody inside can replace them.
 """
 
 import errno
 import os
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, lru_cache
 from typing import Final, NamedTuple
 
 from warren.model.errors import SandboxLost
 from warren.worker.host.cgroups import CgroupLimits
+from warren.worker.host.disk_room import DISK_POINT
 from warren.worker.host.seccomp_program import ProgramReader, Unreadable
 from warren.worker.network import sk_lookup
 
@@ -78,8 +81,9 @@ class Facts:
     `rlimits` are (soft, hard) by the name in /proc, None is no limit. `interfaces` and `routed` are the network's: its
     interfaces, and those that a route goes through; `is_led_out` if a program chooses the sockets of its connections.
     `descriptors` are those that are no pipe, socket, memory or other anonymous object, as (link, id of the mount).
-    `root` and `cwd` are (device, inode). `programs` are the filters of system calls, `why_no_programs` says why they
-    cannot be read.
+    `root` and `cwd` are (device, inode). `rooms` are the bytes and inodes that writable overlays can hold, and the
+    disk beside them, by path. `programs` are the filters of system calls, `why_no_programs` says why they cannot be
+    read.
     """
 
     status: Mapping[str, str] = field(default_factory=dict)
@@ -98,6 +102,7 @@ class Facts:
     root: tuple[int, int] = (0, 0)
     cwd: tuple[int, int] = (0, 0)
     host_root: tuple[int, int] = (0, 0)
+    rooms: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     program: str = ""
     programs: tuple[bytes, ...] = ()
     why_no_programs: str = ""
@@ -125,11 +130,12 @@ async def _gather(pid: int, limits: CgroupLimits) -> Facts:
 def _gather_files(pid: int, limits: CgroupLimits) -> Facts:
     own = f"/proc/{pid}"
     descriptors = os.listdir(f"{own}/fd")
+    mounts = MountTable(parse_mountinfo(_read(f"{own}/mountinfo")))
     return Facts(
         status=parse_status(_read(f"{own}/status")),
         namespaces=_namespaces(str(pid)),
         host_namespaces=_host_namespaces(),
-        mounts=MountTable(parse_mountinfo(_read(f"{own}/mountinfo"))),
+        mounts=mounts,
         limits=limits,
         swap_on_host=_read("/proc/swaps").count("\n") > 1,
         core_pipe=_read("/proc/sys/kernel/core_pattern").startswith("|"),
@@ -142,6 +148,7 @@ def _gather_files(pid: int, limits: CgroupLimits) -> Facts:
         root=_identity(f"{own}/root"),
         cwd=_identity(f"{own}/cwd"),
         host_root=_identity("/"),
+        rooms=_rooms(own, mounts),
         program=os.readlink(f"{own}/exe"),
     )
 
@@ -154,6 +161,16 @@ def _files(own: str, descriptors: Iterable[str]) -> Iterable[tuple[str, int]]:
                 yield link, int(parse_status(_read(f"{own}/fdinfo/{number}")).get("mnt_id", "-1"))
         except FileNotFoundError:  # closed since
             continue
+
+
+def _rooms(own: str, mounts: MountTable) -> dict[str, tuple[int, int]]:
+    overlays = [mount.where for mount in mounts.visible if mount.kind == "overlay" and "rw" in mount.options]
+    rooms = {}
+    for where in (*overlays, DISK_POINT) if overlays else ():
+        with suppress(OSError):
+            found = os.statvfs(f"{own}/root{where}")
+            rooms[where] = found.f_blocks * found.f_frsize, found.f_files
+    return rooms
 
 
 def _identity(path: str) -> tuple[int, int]:

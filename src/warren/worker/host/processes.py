@@ -91,17 +91,17 @@ async def run(
     argv: Sequence[str],
     *,
     stdin: int | None = None,
-    pass_fd: tuple[int, int] | None = None,
+    pass_fds: Mapping[int, int] | None = None,
     timeout_s: float = 60.0,
 ) -> Finished:
-    """Runs a program to its end. `pass_fd` gives it a descriptor of ours under another number.
+    """Runs a program to its end. `pass_fds` gives it descriptors of ours under other numbers.
 
     When cancelled, or after `timeout_s`, the program is killed and reaped before this returns.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         os.set_blocking(writer, True)
-        pid = _spawn(argv, stdin, writer, dict([pass_fd]) if pass_fd else {})
+        pid = _spawn(argv, stdin, writer, pass_fds or {})
         os.close(writer)
         writer = -1
         code = await _end_of(pid, timeout_s)

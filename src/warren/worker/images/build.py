@@ -13,7 +13,7 @@ import shutil
 import signal
 import stat
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from warren.model.errors import NoSpace, PermissionDenied, Unavailable
@@ -23,14 +23,19 @@ Progress = Callable[[str, float | None], None]
 
 # fmt: off
 BASE_PACKAGES = (
-    "bash", "bzip2", "ca-certificates", "coreutils", "curl", "diffutils", "file", "findutils", "gawk", "git", "grep",
-    "gzip", "jq", "less", "make", "nano", "nodejs", "patch", "procps", "python-is-python3", "python3", "python3-pip",
-    "python3-venv", "ripgrep", "sed", "tar", "tree", "unzip", "usr-is-merged", "xz-utils", "zip",
+    "apt", "bash", "bzip2", "ca-certificates", "coreutils", "curl", "diffutils", "file", "findutils", "gawk", "git",
+    "grep", "gzip", "jq", "less", "make", "nano", "nodejs", "patch", "procps", "python-is-python3", "python3",
+    "python3-pip", "python3-venv", "ripgrep", "sed", "tar", "tree", "unzip", "usr-is-merged", "xz-utils", "zip",
 )
+_PLAIN_PACKAGES = ("apt", "ca-certificates", "usr-is-merged")
 # fmt: on
 _EXCLUDED = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*")
 _EXPECTED_EVENTS = 500  # download, unpack and set-up of each package, as counted on Debian 12
 _FALLBACK_SUITE = "bookworm"
+_RELEASES = {
+    "debian": {"11": "bullseye", "12": "bookworm", "13": "trixie", "14": "forky", "unstable": "sid"},
+    "ubuntu": {"22.04": "jammy", "24.04": "noble", "26.04": "resolute"},
+}
 _STEPS = {
     "running apt-get update": "reading the package lists",
     "downloading packages": "downloading packages",
@@ -54,15 +59,37 @@ _MAX_ETC_FILE = 32 << 20
 
 
 def build_base(target: Path, scratch: Path, progress: Progress) -> None:
+    _build_system(host_suite(), BASE_PACKAGES, target, scratch, progress)
+
+
+def build_plain(suite: str, target: Path, scratch: Path, progress: Progress) -> None:
+    """A release with nothing but its essential packages and apt: what `debian:bookworm` names elsewhere."""
+    _build_system(suite, _PLAIN_PACKAGES, target, scratch, progress)
+
+
+def plain_suite(name: str, os_release: Path = Path("/etc/os-release")) -> str:
+    """The code name of the release that a name such as `debian:12` or `ubuntu:noble` stands for, if this machine is of
+    that distribution and so knows where its packages are; else ""."""
+    distribution, _, tag = name.partition(":")
+    if distribution not in _RELEASES or distribution != _read_release(os_release).get("ID"):
+        return ""
+    tag = tag.removesuffix("-slim")
+    if tag in ("", "latest", "stable"):
+        return host_suite(os_release)
+    suite = _RELEASES[distribution].get(tag, tag)
+    return suite if suite in _RELEASES[distribution].values() else ""
+
+
+def _build_system(suite: str, packages: Sequence[str], target: Path, scratch: Path, progress: Progress) -> None:
     if os.geteuid() != 0:
-        raise PermissionDenied("building the image `base` needs root", remedy="sudo warren image build base")
+        raise PermissionDenied("building an image needs root", remedy="run it with sudo")
     for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("setpriv", "util-linux")):
         if shutil.which(program) is None:
             raise Unavailable(
-                f"{program} is not installed, the image `base` is built with it",
+                f"{program} is not installed, the image is built with it",
                 remedy=f"apt-get install {package}; without apt: `warren image build host` or `warren image import`",
             )
-    _run_mmdebstrap(_mmdebstrap_command(host_suite(), target, scratch), progress)
+    _run_mmdebstrap(_mmdebstrap_command(suite, packages, target, scratch), progress)
     progress("cleaning up", 0.97)
     with Tree(target) as tree:
         for path in _traces_of(tree):
@@ -72,16 +99,19 @@ def build_base(target: Path, scratch: Path, progress: Progress) -> None:
 
 def host_suite(os_release: Path = Path("/etc/os-release")) -> str:
     """The code name of the host's release if it is a Debian or an Ubuntu, else Debian 12's."""
+    values = _read_release(os_release)
+    return values.get("VERSION_CODENAME", _FALLBACK_SUITE) if values.get("ID") in _RELEASES else _FALLBACK_SUITE
+
+
+def _read_release(os_release: Path) -> dict[str, str]:
     try:
-        values = dict(line.split("=", 1) for line in os_release.read_text().splitlines() if "=" in line)
+        lines = [line.split("=", 1) for line in os_release.read_text().splitlines() if "=" in line]
     except OSError:
-        return _FALLBACK_SUITE
-    if values.get("ID", "").strip('"') not in ("debian", "ubuntu"):
-        return _FALLBACK_SUITE
-    return values.get("VERSION_CODENAME", _FALLBACK_SUITE).strip('"')
+        return {}
+    return {name: value.strip('"') for name, value in lines}
 
 
-def _mmdebstrap_command(suite: str, target: Path, scratch: Path) -> list[str]:
+def _mmdebstrap_command(suite: str, packages: Sequence[str], target: Path, scratch: Path) -> list[str]:
     own_namespaces = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child=KILL"]
     options = [f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDED]
     return [
@@ -93,7 +123,7 @@ def _mmdebstrap_command(suite: str, target: Path, scratch: Path) -> list[str]:
         "--variant=essential",
         "--format=directory",
         "--verbose",
-        f"--include={','.join(BASE_PACKAGES)}",
+        f"--include={','.join(packages)}",
         '--aptopt=APT::Install-Recommends "false"',
         '--aptopt=APT::Sandbox::User "root"',
         *options,

@@ -8,13 +8,18 @@ import asyncio
 import io
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
 import aiohttp
 
 from warren.model.errors import ImageNotFound, ProviderUnavailable
+from warren.model.image import ImageConfig
 from warren.shielding import run_shielded
+from warren.thread_streams import ThreadReader
+from warren.worker.images.oci_model import engine_config
 from warren.worker.providers.docker_engine import DockerEngine
 
 _LABEL: Final = "warren.image-import"
@@ -23,12 +28,14 @@ _PART: Final = 1024 * 1024
 
 async def unpack_docker_image(
     docker_url: str, reference: str, owner: Path, unpack: Callable[[IO[bytes]], None]
-) -> None:
-    """Calls `unpack` in a thread with the image's files as an uncompressed tar; leaves nothing in the engine."""
+) -> ImageConfig:
+    """Calls `unpack` in a thread with the image's files as an uncompressed tar; leaves nothing in the engine. Returns
+    what the image says of itself."""
     engine = DockerEngine(docker_url)
     try:
         await _remove_abandoned(engine)
-        if await engine.image(reference) is None:
+        found = await engine.image(reference)
+        if found is None:
             raise ImageNotFound(
                 f"the Docker engine has no image {reference!r}",
                 remedy="docker pull it first; `docker images` shows those it has",
@@ -36,30 +43,31 @@ async def unpack_docker_image(
         container = await engine.create("", _container(reference, owner))
         try:
             async with engine.export(container) as content:
-                stream = io.BufferedReader(_BlockingStream(content), _PART)
+                stream = io.BufferedReader(ThreadReader(partial(_read, content)), _PART)
                 await asyncio.to_thread(unpack, cast(IO[bytes], stream))
         finally:
             await run_shielded(engine.remove(container))
+        return replace(engine_config(found.get("Config") or {}), digest=str(found.get("Id", "")))
     finally:
         await engine.close()
 
 
-class _BlockingStream(io.RawIOBase):
-    """Reads, in a thread, what arrives in the event loop that made it."""
+async def docker_image_id(docker_url: str, reference: str) -> str:
+    """What the engine has under this name now; empty if it has none, or does not answer."""
+    engine = DockerEngine(docker_url)
+    try:
+        return str((await engine.image(reference) or {}).get("Id", ""))
+    except ProviderUnavailable:
+        return ""
+    finally:
+        await engine.close()
 
-    def __init__(self, content: aiohttp.StreamReader) -> None:
-        self._content, self._loop = content, asyncio.get_running_loop()
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        try:
-            part = asyncio.run_coroutine_threadsafe(self._content.read(len(buffer)), self._loop).result()
-        except (aiohttp.ClientError, TimeoutError) as exc:
-            raise ProviderUnavailable(f"the Docker engine broke off the export of the image: {exc}") from exc
-        buffer[: len(part)] = part
-        return len(part)
+async def _read(content: aiohttp.StreamReader, size: int) -> bytes:
+    try:
+        return await content.read(size)
+    except (aiohttp.ClientError, TimeoutError) as exc:
+        raise ProviderUnavailable(f"the Docker engine broke off the export of the image: {exc}") from exc
 
 
 def _container(reference: str, owner: Path) -> dict[str, Any]:

@@ -4,18 +4,21 @@ Whatever the source holds, an import writes nothing outside the tree and makes o
 links: it leaves out devices, FIFOs and sockets, and clears set-id bits. It refuses a source that tries to climb out.
 """
 
+import contextlib
 import os
 import stat
 import tarfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Literal, cast
 
 from warren.model.errors import InvalidRequest
 from warren.worker.images.tree import Tree, parts_of, write_all
 
 _CHUNK = 1024 * 1024
-_MODE = 0o1777
+MODE = 0o1777
+_LAST_TIME = 1 << 33  # ext4 keeps no later one
 _HEADER_TYPES = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -36,30 +39,37 @@ class Caps:
     header: int = 1 << 20
 
 
-class _Budget:
+class Budget:
     """Counts what is read and written, and raises at the caps."""
 
     def __init__(self, caps: Caps) -> None:
-        self._caps = caps
+        self.caps = caps
         self.members = 0
         self.written = 0
         self.read = 0
+        self.streamed = 0
 
     def member(self) -> None:
         self.members += 1
-        if self.members > self._caps.members:
-            raise InvalidRequest(f"the image has more than {self._caps.members} members")
+        if self.members > self.caps.members:
+            raise InvalidRequest(f"the image has more than {self.caps.members} members")
 
     def bytes(self, count: int, *, packed: bool) -> None:
         self.written += count
-        if self.written > self._caps.size:
-            raise InvalidRequest(f"the image is larger than {self._caps.size} bytes")
-        if packed and self.written > max(self._caps.ratio_from, self.read * self._caps.ratio):
-            raise InvalidRequest(f"the archive unpacks to more than {self._caps.ratio} times its size: a bomb")
+        if self.written > self.caps.size:
+            raise InvalidRequest(f"the image is larger than {self.caps.size} bytes")
+        if packed and self.written > max(self.caps.ratio_from, self.read * self.caps.ratio):
+            raise InvalidRequest(f"the archive unpacks to more than {self.caps.ratio} times its size: a bomb")
+
+    def stream(self, count: int) -> None:
+        """What comes out of a decompressor: headers and padding too."""
+        self.streamed += count
+        if self.streamed > max(self.caps.ratio_from, self.read * self.caps.ratio):
+            raise InvalidRequest(f"the archive unpacks to more than {self.caps.ratio} times its size: a bomb")
 
 
-class _CountedStream:
-    def __init__(self, stream: IO[bytes], budget: _Budget) -> None:
+class CountedStream:
+    def __init__(self, stream: IO[bytes], budget: Budget) -> None:
         self._stream = stream
         self._budget = budget
 
@@ -71,15 +81,30 @@ class _CountedStream:
 
 def unpack_tar(stream: IO[bytes], tree: Tree, caps: Caps = Caps()) -> None:
     """Unpacks a tar, plain or compressed, as it streams in; it need not be seekable."""
-    budget = _Budget(caps)
-    source = cast(IO[bytes], _CountedStream(stream, budget))
+    budget = Budget(caps)
+    source = cast(IO[bytes], CountedStream(stream, budget))
+    with damage_explained():
+        for tar, member in members_of(source, "r|*", budget):
+            _unpack_member(tar, member, tree, budget)
+
+
+def members_of(
+    stream: IO[bytes], mode: Literal["r|", "r|*"], budget: "Budget"
+) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """The members of a tar as it streams in."""
+    with tarfile.open(fileobj=stream, mode=mode, tarinfo=_guarded(budget.caps)) as tar:
+        for member in tar:
+            budget.member()
+            yield tar, member
+            tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every member it saw
+
+
+@contextlib.contextmanager
+def damage_explained() -> Iterator[None]:
+    """Whatever is wrong with an archive is an InvalidRequest."""
     try:
-        with tarfile.open(fileobj=source, mode="r|*", tarinfo=_guarded(caps)) as tar:
-            for member in tar:
-                budget.member()
-                _unpack_member(tar, member, tree, budget)
-                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps every member it saw
-    except (tarfile.TarError, EOFError, UnicodeError) as exc:
+        yield
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, IndexError, RecursionError) as exc:
         raise InvalidRequest(f"this is not a tar archive, or it is damaged: {exc}") from exc
 
 
@@ -95,9 +120,9 @@ def _guarded(caps: Caps) -> type[tarfile.TarInfo]:
     return GuardedTarInfo
 
 
-def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, budget: _Budget) -> None:
+def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, budget: Budget) -> None:
     path = _inside(member.name)
-    mode = member.mode & _MODE
+    mode = member.mode & MODE
     if member.isdir():
         tree.make_directory(path, mode)
     elif member.issym():
@@ -111,9 +136,9 @@ def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: Tree, bu
         if content is None:
             raise InvalidRequest(f"the archive has no contents for {member.name!r}")
         with tree.new_file(path, mode) as fd:
-            _own(fd, member.uid, member.gid)
-            _copy(content, fd, budget)
-            os.utime(fd, (member.mtime, member.mtime))
+            set_owner(fd, member.uid, member.gid)
+            copy_content(content, fd, budget)
+            set_time(fd, member.mtime)
         return
     else:
         return  # devices, FIFOs: the sandbox has its own /dev
@@ -144,13 +169,19 @@ def _check_target(path: str, target: str) -> None:
             raise InvalidRequest(f"the link {path!r} leads out of the image, to {target!r}")
 
 
-def _copy(source: IO[bytes], fd: int, budget: _Budget) -> None:
+def copy_content(source: IO[bytes], fd: int, budget: Budget) -> None:
     while data := source.read(_CHUNK):
         budget.bytes(len(data), packed=True)
         write_all(fd, data)
 
 
-def _own(fd: int, uid: int, gid: int) -> None:
+def set_time(fd: int, mtime: float) -> None:
+    """Whole seconds, as programs compare them and a tar keeps them; a time that cannot be is the first one."""
+    seconds = int(mtime) if 0 <= mtime <= _LAST_TIME else 0
+    os.utime(fd, (seconds, seconds))
+
+
+def set_owner(fd: int, uid: int, gid: int) -> None:
     os.fchown(fd, _id(uid), _id(gid))
 
 
@@ -166,7 +197,7 @@ def _id(number: int) -> int:
 
 def copy_directory(source: Path, tree: Tree, caps: Caps = Caps()) -> None:
     """Copies a directory of this machine; other file systems mounted below it are left out."""
-    budget = _Budget(caps)
+    budget = Budget(caps)
     links: dict[tuple[int, int], str] = {}
     device = os.stat(source).st_dev
     for base, directories, names, fd in os.fwalk(source, follow_symlinks=False):
@@ -179,10 +210,10 @@ def copy_directory(source: Path, tree: Tree, caps: Caps = Caps()) -> None:
             _copy_entry(fd, name, f"{tree_base}{name}", tree, budget, links)
 
 
-def _copy_directory_entry(fd: int, tree: Tree, path: str, budget: _Budget) -> None:
+def _copy_directory_entry(fd: int, tree: Tree, path: str, budget: Budget) -> None:
     budget.member()
     found = os.fstat(fd)
-    tree.make_directory(path, found.st_mode & _MODE)
+    tree.make_directory(path, found.st_mode & MODE)
     _own_path(tree, path, found.st_uid, found.st_gid)
 
 
@@ -197,7 +228,7 @@ def _same_device(fd: int, name: str, device: int, tree: Tree, base: str) -> bool
     return True
 
 
-def _copy_entry(fd: int, name: str, path: str, tree: Tree, budget: _Budget, links: dict[tuple[int, int], str]) -> None:
+def _copy_entry(fd: int, name: str, path: str, tree: Tree, budget: Budget, links: dict[tuple[int, int], str]) -> None:
     found = os.stat(name, dir_fd=fd, follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
         tree.put_link(path, os.readlink(name, dir_fd=fd))
@@ -214,16 +245,16 @@ def _copy_entry(fd: int, name: str, path: str, tree: Tree, budget: _Budget, link
     _copy_file(fd, name, path, tree, budget)
 
 
-def _copy_file(directory: int, name: str, path: str, tree: Tree, budget: _Budget) -> None:
+def _copy_file(directory: int, name: str, path: str, tree: Tree, budget: Budget) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     source = os.open(name, flags, dir_fd=directory)
     try:
         found = os.fstat(source)
-        with tree.new_file(path, found.st_mode & _MODE) as target:
-            _own(target, found.st_uid, found.st_gid)
+        with tree.new_file(path, found.st_mode & MODE) as target:
+            set_owner(target, found.st_uid, found.st_gid)
             while data := os.read(source, _CHUNK):
                 budget.bytes(len(data), packed=False)
                 write_all(target, data)
-            os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+            set_time(target, found.st_mtime)
     finally:
         os.close(source)

@@ -1,15 +1,17 @@
 """Prepares a root filesystem for sandboxes.
 
-The root is read-only in a sandbox, so the mount points, the sandbox user and a few files of /etc are made here, once,
-wherever the tree came from.
+The root is read-only in most sandboxes, so the mount points, the sandbox user and a few files of /etc are made here,
+once, wherever the tree came from.
 """
 
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from warren.model.errors import InvalidRequest
+from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import HOME, USER, USER_UID, WRITABLE
+from warren.worker.images.command_defaults import prepare_defaults
 from warren.worker.images.tree import Tree
 
 _KERNEL_MOUNTS = ("/proc", "/dev", "/sys", "/.warren")
@@ -22,8 +24,13 @@ _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 @dataclass(frozen=True, slots=True)
 class TreeSize:
+    """`seeded`: the directories of WRITABLE that are not empty. `uid`: of the user whom commands run as unless they
+    name one."""
+
     files: int
     bytes: int
+    seeded: tuple[str, ...] = ()
+    uid: int = USER_UID
 
 
 def check_is_root_filesystem(tree: Tree, what: str, *, shell_needed: bool = True) -> None:
@@ -34,7 +41,7 @@ def check_is_root_filesystem(tree: Tree, what: str, *, shell_needed: bool = True
         )
 
 
-def prepare(tree: Tree, shell: str = "") -> TreeSize:
+def prepare(tree: Tree, shell: str = "", config: ImageConfig = NO_CONFIG) -> TreeSize:
     """Makes the tree ready for sandboxes. Idempotent."""
     tree.make_directory("/", 0o755)
     tree.set_owner("/", 0, 0)
@@ -42,6 +49,7 @@ def prepare(tree: Tree, shell: str = "") -> TreeSize:
         tree.make_directory(path, 0o755, replace_links=True)
     for path, mode in WRITABLE.items():
         tree.make_directory(path, mode, replace_links=True)
+        tree.set_owner(path, USER_UID, USER_UID)
     tree.put_file("/.warren/agent", b"", 0o755)
     shell = shell or ("/bin/bash" if tree.is_program("bin/bash") else "/bin/sh")
     tree.put_file("/etc/passwd", passwd_with_user(tree.read_text("etc/passwd"), shell))
@@ -49,7 +57,9 @@ def prepare(tree: Tree, shell: str = "") -> TreeSize:
     tree.put_file("/etc/hosts", _HOSTS)
     tree.put_file("/etc/hostname", "sandbox\n")
     tree.put_file("/etc/resolv.conf", "")
-    return _clean_and_measure(tree)
+    uid = prepare_defaults(tree, config)
+    seeded = tuple(path for path in WRITABLE if tree.has_entries(path))
+    return replace(_clean_and_measure(tree), seeded=seeded, uid=uid)
 
 
 def passwd_with_user(text: str, shell: str) -> str:

@@ -10,19 +10,23 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import IO, NoReturn
 
 from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
 from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import check_image_name
 from warren.worker.images.build import Progress, build_base, build_host
+from warren.worker.images.build_cache import UNUSED_S, CacheUse, LayerCache
 from warren.worker.images.import_tree import copy_directory, unpack_tar
+from warren.worker.images.oci_archive import is_archive, unpack_archive
+from warren.worker.images.oci_model import read_platform
+from warren.worker.images.pack import digest_of
 from warren.worker.images.prepare import check_is_root_filesystem, prepare
 from warren.worker.images.tree import Tree
-from warren.worker.images.versions import Versions, explain_errors, write_info
+from warren.worker.images.versions import Versions, explain_errors, version_of, write_info
 
 BUILDABLE = ("base", "host")
 
@@ -41,8 +45,19 @@ class ImageStore:
     def __repr__(self) -> str:
         return f"<ImageStore {self._images}>"
 
+    @property
+    def folder(self) -> Path:
+        return self._images
+
+    def temporary(self) -> contextlib.AbstractContextManager[Path]:
+        """A directory beside the images, removed afterwards; deletes those that dead makers have left."""
+        return self._versions.temporary()
+
     def version(self, name: str) -> str:
         return self._versions.current(name) or _missing(name)
+
+    def info(self, version: str) -> ImageInfo | None:
+        return self._versions.info(version)
 
     def rootfs(self, name: str) -> RootFs:
         return self._versions.rootfs(self.version(name)) or _missing(name)
@@ -56,6 +71,19 @@ class ImageStore:
     def release(self, user: Path) -> None:
         self._versions.release(user)
 
+    def source(self, name: str, version: str) -> str:
+        """What this version was made from; empty if it is not there any more."""
+        return next((one.source for one in self.list() if one.version == version), "")
+
+    @contextlib.contextmanager
+    def using(self, name: str) -> Iterator[RootFs]:
+        """The current version of an image, which stays meanwhile."""
+        with self._versions.temporary() as user:
+            try:
+                yield self.hold(name, user)
+            finally:
+                self.release(user)
+
     def list(self) -> "list[ImageVersion]":
         """All versions of all images, by name and the newest first."""
         return self._versions.show_all()
@@ -65,30 +93,40 @@ class ImageStore:
         if name not in BUILDABLE:
             raise InvalidRequest(f"Warren cannot build {name!r}", remedy=f"it builds {' and '.join(BUILDABLE)}")
         build = build_base if name == "base" else build_host
-        return self._make(
+
+        def fill(path: Path) -> None:
+            build(path, path.parents[1], progress)
+
+        return self.make(
             name,
             "built on this machine",
-            lambda path: build(path, path.parents[1], progress),
+            fill,
             progress,
             host_usr=name == "host",
         )
 
     def import_directory(
-        self, name: str, source: Path, progress: Progress = silent, *, shell_needed: bool = True
+        self, name: str, source: Path, progress: Progress = silent, *, shell_needed: bool = True, platform: str = ""
     ) -> ImageVersion:
+        """Imports a root filesystem, or the image in an OCI layout."""
         if not source.is_dir():
             raise InvalidRequest(f"{source} is not a directory")
         if self._images.resolve().is_relative_to(source.resolve()):
             raise InvalidRequest(f"{source} holds Warren's own images, it cannot be one of them")
         with Tree(source) as tree:
-            check_is_root_filesystem(tree, str(source), shell_needed=shell_needed)
+            is_layout = is_archive(tree)
+            if not is_layout:
+                check_is_root_filesystem(tree, str(source), shell_needed=shell_needed)
 
-        def fill(path: Path) -> None:
+        def fill(path: Path) -> ImageConfig | None:
             progress(f"copying {source}", None)
-            with _new_tree(path) as tree:
+            with Tree(source) as archive, _new_tree(path) as tree:
+                if is_layout:
+                    return unpack_archive(archive, tree, read_platform(platform))
                 copy_directory(source, tree)
+            return None
 
-        return self._make(name, f"directory {source}", fill, progress, shell_needed=shell_needed)
+        return self.make(name, f"directory {source}", fill, progress, shell_needed=shell_needed)
 
     def import_tar(
         self,
@@ -98,28 +136,36 @@ class ImageStore:
         progress: Progress = silent,
         *,
         shell_needed: bool = True,
+        platform: str = "",
     ) -> ImageVersion:
-        def fill(path: Path) -> None:
+        """Imports the tar of a root filesystem, of an OCI layout, or what `docker save` writes."""
+
+        def fill(path: Path) -> ImageConfig | None:
             progress(f"unpacking {source}", None)
             with _new_tree(path) as tree:
                 unpack_tar(stream, tree)
+                if not is_archive(tree):
+                    return None
+                path.rename(path.parents[1] / "archive")
+                with _new_tree(path) as target:
+                    return unpack_archive(tree, target, read_platform(platform))
 
-        return self._make(name, source, fill, progress, shell_needed=shell_needed)
+        return self.make(name, source, fill, progress, shell_needed=shell_needed)
 
     def import_docker(
         self, name: str, reference: str, docker_url: str, progress: Progress = silent, *, shell_needed: bool = True
     ) -> ImageVersion:
         """Takes an image of the Docker engine at `docker_url` and leaves nothing in the engine."""
 
-        def fill(path: Path) -> None:
+        def fill(path: Path) -> ImageConfig:
             from warren.worker.images.from_docker import unpack_docker_image  # takes a while to import
 
             progress(f"taking {reference} from the Docker engine", None)
             with _new_tree(path) as tree:
                 unpack = partial(unpack_tar, tree=tree)
-                asyncio.run(unpack_docker_image(docker_url, reference, owner=path, unpack=unpack))
+                return asyncio.run(unpack_docker_image(docker_url, reference, owner=path, unpack=unpack))
 
-        return self._make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
+        return self.make(name, f"docker image {reference}", fill, progress, shell_needed=shell_needed)
 
     def remove(self, which: str, *, when_unused: bool = False) -> ImageVersion:
         """Removes the current version of the image of that name, or the version of that id. Raises Conflict if
@@ -132,38 +178,54 @@ class ImageStore:
         with explain_errors("removing versions of images", self._images):
             return self._versions.prune()
 
-    def _make(
+    def prune_layers(self, *, everything: bool = False) -> CacheUse:
+        """Removes layers of builds that were not used for a month, or all that no build uses now."""
+        cache = LayerCache(self._images)
+        with self.temporary() as temporary, explain_errors("removing layers", temporary):
+            return cache.trim(temporary, most_bytes=1 << 62, unused_s=-1.0 if everything else UNUSED_S)
+
+    def make(
         self,
         name: str,
         source: str,
-        fill: Callable[[Path], None],
+        fill: Callable[[Path], ImageConfig | None],
         progress: Progress,
         *,
         host_usr: bool = False,
         shell_needed: bool = True,
     ) -> ImageVersion:
+        """Makes a version of what `fill` puts at the path it is called with, and returns what the image says of itself
+        if it says something. `fill` may use the directory two above that path for what it needs meanwhile."""
         check_image_name(name)
         with self._versions.temporary() as temporary, explain_errors(f"making the image {name}", temporary):
             new = temporary / "new"
             new.mkdir()
-            fill(new / "rootfs")
+            config = fill(new / "rootfs") or NO_CONFIG
             progress("preparing", 0.98)
             with Tree(new / "rootfs") as tree:
                 if not host_usr:
                     check_is_root_filesystem(tree, source, shell_needed=shell_needed)
-                size = prepare(tree, shell="/bin/bash" if host_usr and Path("/bin/bash").exists() else "")
-            info = ImageInfo(name, source, time.time(), size.files, size.bytes, host_usr)
+                shell = "/bin/bash" if host_usr and Path("/bin/bash").exists() else ""
+                size = prepare(tree, shell, config)
+            content = digest_of(new / "rootfs")
+            info = ImageInfo(
+                *(name, source, time.time(), size.files, size.bytes, host_usr),
+                config=config,
+                content=content,
+                uid=size.uid,
+                seeded=size.seeded,
+            )
             write_info(new, info)
             version = self._versions.add(name, new)
         progress("done", 1.0)
-        return ImageVersion(**asdict(info), version=version)
+        return version_of(info, version)
 
 
 def _missing(name: str) -> NoReturn:
     remedy = (
         f"warren image build {name}"
         if name in BUILDABLE
-        else "`warren image list` shows those there are, `warren image import` adds one"
+        else f"warren image pull {name}; `warren image list` shows those there are, `warren image import` adds one"
     )
     raise ImageNotFound(f"there is no image {name!r} on this machine", remedy=remedy)
 

@@ -6,13 +6,16 @@ it is ever resolved by name from outside. `Tree` holds a descriptor of the root 
 - looking (`open_file`, `is_program`) follows links as a process inside would, with the tree as its
   root: openat2 with RESOLVE_IN_ROOT;
 - writing (`make_directory`, `put_file`, `put_link`, ...) follows no link at all: a link in the way of
-  a directory is refused, or replaced where the caller says so.
+  a directory is refused, or replaced where the caller says so;
+- layers of an image, which are made to lie upon others, go through `parent_inside`: links above the last name are
+  followed inside, as by looking, and whatever has the last name is replaced.
 """
 
 import contextlib
 import ctypes
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +29,7 @@ _RESOLVE_IN_ROOT = 0x10
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _CHUNK = 1024 * 1024
+MAX_DEPTH = 200  # directories in each other; what removes and lists trees calls itself once for each
 
 
 class _OpenHow(ctypes.Structure):
@@ -53,6 +57,8 @@ def parts_of(path: str) -> tuple[str, ...]:
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
     if ".." in parts or "\0" in path:
         raise InvalidRequest(f"the path {path!r} leads out of the image")
+    if len(parts) > MAX_DEPTH:
+        raise InvalidRequest(f"the path {path[:100]!r}… is more than {MAX_DEPTH} directories deep")
     return parts
 
 
@@ -91,6 +97,13 @@ class Tree:
     def is_program(self, path: str) -> bool:
         found = self.stat(path)
         return found is not None and stat.S_ISREG(found.st_mode) and bool(found.st_mode & 0o111)
+
+    def has_entries(self, path: str) -> bool:
+        fd = open_in_root(self._fd, path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return bool(os.listdir(fd))
+        finally:
+            os.close(fd)
 
     def read_text(self, path: str, limit: int = 1024 * 1024) -> str:
         """The text of a regular file, empty if there is none; longer than `limit` is refused."""
@@ -140,9 +153,11 @@ class Tree:
                 os.close(fd)
 
     def put_file(self, path: str, data: str | bytes, mode: int = 0o644) -> None:
+        """Writes a file without a time: what Warren writes is the same whenever it writes it."""
         raw = data.encode(errors="surrogateescape") if isinstance(data, str) else data
         with self.new_file(path, mode, replace_links=True) as fd:
             write_all(fd, raw)
+            os.utime(fd, (0, 0))
 
     def put_link(self, path: str, target: str) -> None:
         with self.parent(path) as (above, name):
@@ -169,6 +184,73 @@ class Tree:
         """Removes a file or link, if there is one and its parents are directories."""
         with contextlib.suppress(FileNotFoundError, InvalidRequest), self.parent(path, make=False) as (above, name):
             _clear(above, name)
+
+    # Layers: links are followed inside, up to the last name.
+
+    @contextlib.contextmanager
+    def parent_inside(self, path: str, *, make: bool = True) -> Iterator[tuple[int, str]]:
+        """The directory that holds `path`, as a process inside would find it, and the last name of the path. Raises
+        FileNotFoundError if it is missing and not to be made."""
+        *above, name = parts_of(path)
+        fd = self._directory_inside(above, make)
+        try:
+            yield fd, name
+        finally:
+            os.close(fd)
+
+    def _directory_inside(self, parts: list[str], make: bool) -> int:
+        for count in range(len(parts), -1, -1):
+            try:
+                fd = open_in_root(self._fd, "/".join(parts[:count]) or ".", os.O_RDONLY | os.O_DIRECTORY)
+                break
+            except FileNotFoundError:
+                if not make:
+                    raise
+            except NotADirectoryError as exc:
+                if not make:
+                    raise FileNotFoundError(exc.errno, exc.strerror) from exc
+                raise InvalidRequest(f"{'/'.join(parts)!r} leads through something that is no directory") from exc
+        for part in parts[count:]:
+            above = fd
+            try:
+                fd = self.directory_in(above, part)
+            finally:
+                os.close(above)
+        return fd
+
+    def directory_in(self, above: int, name: str) -> int:
+        """A descriptor of the directory `name`, made in place of whatever else has that name."""
+        try:
+            return os.open(name, _DIRECTORY, dir_fd=above)
+        except FileNotFoundError:
+            pass
+        except OSError as exc:
+            if exc.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise
+            os.unlink(name, dir_fd=above)
+        self._check_depth(above)
+        os.mkdir(name, 0o700, dir_fd=above)
+        return _opened_up(name, above)
+
+    def _check_depth(self, fd: int) -> None:
+        """Links can lead from a short path to a deep directory."""
+        depth = _depth(fd) - _depth(self._fd)
+        if depth >= MAX_DEPTH:
+            raise InvalidRequest(f"the image has directories that are more than {MAX_DEPTH} deep")
+
+
+def _depth(fd: int) -> int:
+    return os.readlink(f"/proc/self/fd/{fd}").count("/")
+
+
+def remove_any(above: int, name: str) -> None:
+    """Removes a file, a link, or a directory with all that is in it; follows no link."""
+    try:
+        os.unlink(name, dir_fd=above)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        shutil.rmtree(name, dir_fd=above)
 
 
 def write_all(fd: int, data: bytes) -> None:

@@ -1,7 +1,7 @@
 """Versions of images, the names that point to them, and who uses them.
 
     images/base                    the name: a link to .versions/3f9a12cd88ab
-    images/.versions/3f9a12cd88ab  a version: image.json, rootfs/ and uses/; it never changes
+    images/.versions/3f9a12cd88ab  a version: image.json, config.json, rootfs/ and uses/; it never changes
     images/.making-…               where a version is made or removed; its owner holds a lock on it
 
 A use is a link in `uses/` with the id of a sandbox, to the directory of that sandbox. It counts as long as that
@@ -22,25 +22,32 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from warren.interfaces.images import ImageInfo, ImageVersion, RootFs
+from warren.logs import get_log
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, NoSpace, PermissionDenied, WarrenError
+from warren.model.image import ImageConfig
 from warren.model.spec import check_image_name
 from warren.worker.providers.record import Record
 
 VERSIONS: Final = ".versions"
 USES: Final = "uses"
+STATE: Final = "state"
+"""In a directory where a version is made: the state directory of the sandboxes that make it."""
 _TEMPORARY: Final = ".making-"
 _TRIES: Final = 10
 _MOST_CACHED: Final = 100
 _RENAME_EXCHANGE: Final = 2
 _AT_FDCWD: Final = -100
+_FIRST: Final = ("name", "source", "created", "files", "size_bytes", "host_usr", "format")
+_LATER: Final = tuple(each.name for each in fields(ImageInfo) if each.name not in _FIRST)
 
+_log = get_log(__name__)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -86,15 +93,23 @@ class Versions:
             return None
         if len(self._found) >= _MOST_CACHED:
             self._found.clear()
-        self._found[version] = found = RootFs(self._versions / version / "rootfs", info.host_usr, version)
+        self._found[version] = found = RootFs(
+            self._versions / version / "rootfs", info.host_usr, version, info.config, uid=info.uid, seeded=info.seeded
+        )
         return found
+
+    def info(self, version: str) -> ImageInfo | None:
+        return self._read(version)
+
+    def path(self, version: str) -> Path:
+        return self._versions / version
 
     def show_all(self) -> list[ImageVersion]:
         """By name, and the newest first. Also what is no version yet, with an empty version."""
         names = self._names()
         found = [self._show(version, names) for version in self._all()]
         plain = (_read_info(path, unquote(path.name)) for path in self._plain())
-        found += [ImageVersion(**asdict(info)) for info in plain if info is not None]
+        found += [version_of(info) for info in plain if info is not None]
         return sorted(found, key=lambda one: (one.name, -one.created))
 
     def add(self, name: str, made: Path) -> str:
@@ -258,10 +273,23 @@ class Versions:
     def _sweep(self) -> None:
         for left in self._folder.glob(f"{_TEMPORARY}*"):
             with contextlib.suppress(BlockingIOError), _locked(left, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                shutil.rmtree(left, ignore_errors=True)
+                if self._clear(left):
+                    shutil.rmtree(left, ignore_errors=True)
         for version in self._all():  # a take-over that was broken off
             if (self._versions / version).is_symlink():
                 (self._versions / version).unlink()
+
+    def _clear(self, left: Path) -> bool:
+        """Ends the sandboxes of a build that died there; False if that cannot be done now."""
+        if (left / STATE).is_dir():
+            from warren.worker.images.build_steps import clear_abandoned  # takes a while to import
+
+            try:
+                clear_abandoned(left)
+            except WarrenError as exc:
+                _log.warning("build_not_cleared", path=left, error=exc)
+                return False
+        return True
 
     def _take_over(self, name: str) -> str:
         """Makes a version of the directory `images/NAME`; returns the version, or "" if there is no image in it."""
@@ -322,9 +350,7 @@ class Versions:
         if info is None:
             name = unquote(names.get(version, [version])[0])
             info = ImageInfo(name, "damaged: its image.json cannot be read", 0.0, 0, 0)
-        return ImageVersion(
-            **asdict(info), version=version, current=version in names, sandboxes=len(self._users(version))
-        )
+        return version_of(info, version, current=version in names, sandboxes=len(self._users(version)))
 
     def _read(self, version: str) -> ImageInfo | None:
         return _read_info(self._versions / version, f"version {version}")
@@ -334,7 +360,7 @@ def _read_info(directory: Path, what: str) -> ImageInfo | None:
     """None if there is no image in the directory."""
     try:
         values: dict[str, Any] = json.loads((directory / "image.json").read_text())
-        return ImageInfo(**values)
+        return ImageInfo(**values, **_read_later_fields(directory))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as exc:
@@ -346,11 +372,37 @@ def _read_info(directory: Path, what: str) -> ImageInfo | None:
         ) from exc
 
 
+def _read_later_fields(directory: Path) -> dict[str, Any]:
+    """What config.json says, empty if there is none; what only a later Warren knows is left out."""
+    try:
+        values: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    except FileNotFoundError:
+        return {}
+    config, seeded = values.get("config", {}), tuple(values.get("seeded", ()))
+    return {name: values[name] for name in _LATER if name in values} | {"config": config_of(config), "seeded": seeded}
+
+
+def config_of(values: Mapping[str, Any]) -> ImageConfig:
+    """The config that `asdict` and JSON have made this of."""
+    known: dict[str, Any] = {each.name: values[each.name] for each in fields(ImageConfig) if each.name in values}
+    for name, value in known.items():
+        known[name] = tuple(value) if isinstance(value, list) else value
+    return ImageConfig(**known)
+
+
 def write_info(directory: Path, info: ImageInfo) -> None:
-    with open(directory / "image.json", "w") as file:
-        json.dump(asdict(info), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    values = asdict(info)
+    later = {name: values.pop(name) for name in _LATER}
+    for name, content in (("config.json", later), ("image.json", values)):
+        with open(directory / name, "w") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def version_of(info: ImageInfo, version: str = "", *, current: bool = True, sandboxes: int = 0) -> ImageVersion:
+    values = {each.name: getattr(info, each.name) for each in fields(info)}
+    return ImageVersion(**values, version=version, current=current, sandboxes=sandboxes)
 
 
 def _may_exist(link: Path) -> bool:

@@ -20,12 +20,12 @@ from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies
 from warren.worker.host.seccomp_program import SystemCallFilter
 from warren.worker.host.uids import RANGE, uid_base
-from warren.worker.providers.docker_spec import MEMLOCK_BYTES
 from warren.worker.providers.hardening import (
-    AGENT_CAPABILITIES,
     CORE_LIMIT,
     MASKED_PATHS,
+    MEMLOCK_BYTES,
     READONLY_PATHS,
+    agent_capabilities,
     seccomp_oci,
 )
 from warren.worker.providers.oci_bundle import AGENT, PIDS_RESERVE
@@ -109,7 +109,7 @@ class ProcIsolationReader:
         base, limits = uid_base(record.uid_index), record.spec.limits
         return isolation.Wanted(
             uids=range(base, base + RANGE),
-            capabilities=frozenset(AGENT_CAPABILITIES),
+            capabilities=frozenset(agent_capabilities(sudo=record.spec.sudo)),
             memory=limits.memory_mb * MIB,
             sockets_apart=_cgroup_version() != "v2",
             cpus=limits.cpus,
@@ -126,6 +126,7 @@ class ProcIsolationReader:
             system_calls=_filter(record.spec.ptrace),
             program=AGENT,
             closed=self._closed,
+            writable_root=record.spec.writable_root,
         )
 
 

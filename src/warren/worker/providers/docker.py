@@ -29,7 +29,7 @@ from typing import Final, Unpack
 
 from warren.interfaces.images import Images
 from warren.model.capability import Capability
-from warren.model.errors import ProviderUnavailable, SandboxLost
+from warren.model.errors import InvalidRequest, ProviderUnavailable, SandboxLost
 from warren.model.spec import MIB, USER_UID, Layer, SandboxSpec
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
@@ -39,6 +39,7 @@ from warren.worker.host.disks import tmpfs_options, unmount
 from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import boot_id, run
 from warren.worker.host.uids import uid_base
+from warren.worker.images.command_defaults import with_image_env
 from warren.worker.providers import docker_spec
 from warren.worker.providers.connection import ProcIsolationReader
 from warren.worker.providers.docker_engine import DockerEngine
@@ -87,6 +88,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
         self._images = EngineImages(images, self.engine)
         self._runtime = ""
         self._cgroup_parent = ""
+        self._has_cdi = self._has_nvidia = False
 
     def __repr__(self) -> str:
         return f"<DockerProvider {self._state}, {self.engine.url}, {self._runtime or 'not tried yet'}, {self.disks!r}>"
@@ -121,6 +123,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                         path.mkdir(mode=0o700, parents=True, exist_ok=True)
                         path.chmod(0o700)
                     await self.disks.probe()
+                    if Capability.GPU in self.capabilities:
+                        await self.gpus.found()
                 except OSError as exc:
                     raise translate_os_error("preparing the state directory", exc) from exc
                 self._runtime = runtime
@@ -133,23 +137,48 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
                 remedy="use an engine that runs as root, or the provider oci",
             )
         # systemd has slices of its own instead, and moves what others put beside them.
+        self._has_cdi = bool(info.get("CDISpecDirs"))
+        self._has_nvidia = "nvidia" in (info.get("Runtimes") or {})
         self._cgroup_parent = PARENT if info.get("CgroupDriver") == "cgroupfs" else ""
         return f"{info.get('DefaultRuntime', 'runc')} by docker {info.get('ServerVersion', '?')}"
 
     # -- making
 
     async def _plan(self, spec: SandboxSpec) -> EngineImage:
+        if spec.sudo:
+            raise InvalidRequest(
+                "with the provider docker a sandbox has no user namespace of its own: root inside would be the "
+                "machine's root, so no command may be root",
+                remedy="use the provider oci for environments with `sudo: true`",
+            )
+        if spec.writable_root:
+            raise InvalidRequest(
+                "with the provider docker what is written to a sandbox's root would be on the engine's disk, where "
+                "disk_mb does not limit it",
+                remedy="use the provider oci for environments with `root: writable`",
+            )
         await self._ready()
+        await self._check_gpus(spec)
+        if spec.gpus and not self._can_give_gpus:
+            raise ProviderUnavailable(
+                "the Docker engine can give containers no GPU: it has neither CDI nor the runtime nvidia",
+                remedy="install the NVIDIA Container Toolkit, or use the provider oci",
+            )
         return await self._images.find(spec.image)
+
+    @property
+    def _can_give_gpus(self) -> bool:
+        return self._has_nvidia or (self._has_cdi and self.gpus.has_cdi)
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: EngineImage) -> AgentSandbox:
         directory = self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
+        spec = self._claim_gpus(spec, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
-        record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, spec)
+        record = DockerRecord(sandbox_id, boot_id(), self._runtime, index, with_image_env(spec, plan.config))
         record.save(directory)
         self._fault("disk")
         await self._mount_disk(record, plan)
@@ -224,6 +253,9 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             cgroup_parent=self._cgroup_parent,
         )
         config["HostConfig"]["Sysctls"].update(network_sysctls())
+        if (grant := self.gpus.granted(record.spec.gpus)) is not None:
+            cdi = grant.cdi_names if self._has_cdi else ()
+            config["HostConfig"]["DeviceRequests"] = [docker_spec.device_request(grant.ids, cdi)]
         return config
 
     def _socket_directory(self, sandbox_id: str) -> Path:

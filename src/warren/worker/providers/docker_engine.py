@@ -7,8 +7,8 @@ gone, and the clean-up would miss what it makes then.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, cast
 
 import aiohttp
@@ -133,15 +133,37 @@ class DockerEngine:
                 async for line in response.content:
                     _check_progress(line)
 
-    async def image_ids(self, label: str) -> Sequence[str]:
-        with self._errors("listing images"):
-            return [str(image["Id"]) for image in await self._list("images/json", label)]
+    async def build(self, options: Mapping[str, str], tar: AsyncIterator[bytes]) -> AsyncGenerator[Json, None]:
+        """Builds an image of a directory that comes as a tar, and yields the engine's messages; one with `error` is the
+        last."""
+        with self._errors("building the image"):
+            # aiodocker's own method takes the whole of an archive into memory, or a file.
+            query = self._client()._query(
+                *("build", "POST"),
+                params=options,
+                data=tar,
+                headers={"Content-Type": "application/x-tar"},
+                timeout=_BULK_TIMEOUT,
+            )
+            async with query as response:
+                async for line in response.content:
+                    with suppress(ValueError):
+                        message = json.loads(line)
+                        if isinstance(message, dict):
+                            yield message
 
-    async def remove_image(self, image_id: str) -> bool:
+    async def image_ids(self, label: str) -> Sequence[str]:
+        return [str(image["Id"]) for image in await self.labelled_images(label)]
+
+    async def labelled_images(self, label: str) -> Sequence[Json]:
+        with self._errors("listing images"):
+            return await self._list("images/json", label)
+
+    async def remove_image(self, image_id: str, *, force: bool = False) -> bool:
         """Returns False if it is in use, or gone."""
         with self._errors("removing an image"):
             try:
-                await self._client().images.delete(image_id, force=False)
+                await self._client().images.delete(image_id, force=force)
             except DockerError as exc:
                 if exc.status in (404, 409):
                     return False

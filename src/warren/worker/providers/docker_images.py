@@ -7,23 +7,23 @@ uses are removed. Every other name is that of an image the engine already has, a
 
 import asyncio
 import hashlib
-import os
 import re
-import stat
-import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from warren.interfaces.images import Images
 from warren.model.errors import ImageNotFound, InvalidRequest
+from warren.model.image import ImageConfig
 from warren.shielding import run_shielded
+from warren.worker.images.oci_model import engine_config
+from warren.worker.images.pack import tar_parts
 from warren.worker.providers.docker_engine import DockerEngine
 from warren.worker.providers.docker_spec import EngineImage
 
 _LABEL: Final = "warren.rootfs"
-_PART: Final = 1024 * 1024
 
 
 class EngineImages:
@@ -52,23 +52,23 @@ class EngineImages:
         repository, tag = f"warren/{slug(name)}", rootfs.version
         async with self._loading:
             if found := await self._engine.image(f"{repository}:{tag}"):
-                return _image(found)
+                return _image(found, rootfs.config)
             # Named after the path that images had before there were versions, so that older copies are found.
             label = f"{_LABEL}={_digest(str(rootfs.path.parents[2] / quote(name, safe='') / 'rootfs'))}"
             await self._engine.load(repository, tag, label, _tar(rootfs.path))
             found = await self._engine.image(f"{repository}:{tag}")
             assert found is not None
             await self._remove_older(label, found["Id"])
-            return _image(found)
+            return _image(found, rootfs.config)
 
     async def _find_in_engine(self, name: str) -> EngineImage:
         found = await self._engine.image(name)
         if found is None:
             raise ImageNotFound(
                 f"neither Warren nor the Docker engine has an image {name!r}",
-                remedy=f"warren image import, or: docker pull {name}",
+                remedy=f"warren image pull {name}, or: docker pull {name}",
             )
-        return _image(found)
+        return _image(found, engine_config(found.get("Config") or {}))
 
     async def _remove_older(self, label: str, current: str) -> None:
         for image_id in await self._engine.image_ids(label):
@@ -85,9 +85,9 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _image(found: dict[str, Any]) -> EngineImage:
-    config = found.get("Config") or {}
-    return EngineImage(found["Id"], tuple(sorted(config.get("Volumes") or ())))
+def _image(found: dict[str, Any], config: ImageConfig) -> EngineImage:
+    volumes = (found.get("Config") or {}).get("Volumes") or ()
+    return EngineImage(found["Id"], tuple(sorted(volumes)), replace(config, user=""))
 
 
 async def _tar(root: Path) -> AsyncIterator[bytes]:
@@ -95,56 +95,3 @@ async def _tar(root: Path) -> AsyncIterator[bytes]:
     parts = tar_parts(root)
     while part := await run_shielded(asyncio.to_thread(next, parts, b"")):
         yield part
-
-
-def tar_parts(root: Path) -> Iterator[bytes]:
-    """The tree as a tar, in parts of about a mebibyte, without devices and sockets."""
-    buffer = bytearray()
-    for piece in _pieces(root):
-        buffer += piece
-        if len(buffer) >= _PART:
-            yield bytes(buffer)
-            buffer.clear()
-    yield bytes(buffer) + bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _pieces(root: Path) -> Iterator[bytes]:
-    first: dict[tuple[int, int], str] = {}
-    for folder, names, files in os.walk(root):
-        for name in (*names, *files):
-            path = os.path.join(folder, name)
-            found = os.lstat(path)
-            member = _member(path, os.path.relpath(path, root), found)
-            if member is None:
-                continue
-            if found.st_nlink > 1 and not member.isdir():
-                before = first.setdefault((found.st_dev, found.st_ino), member.name)
-                if before != member.name:
-                    member.type, member.linkname, member.size = tarfile.LNKTYPE, before, 0
-            yield member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-            if member.type == tarfile.REGTYPE:
-                yield from _content(path, member.size)
-
-
-def _member(path: str, name: str, found: os.stat_result) -> tarfile.TarInfo | None:
-    member = tarfile.TarInfo(name)
-    member.mode, member.mtime = stat.S_IMODE(found.st_mode), int(found.st_mtime)
-    member.uid, member.gid = found.st_uid, found.st_gid
-    if stat.S_ISDIR(found.st_mode):
-        member.type = tarfile.DIRTYPE
-    elif stat.S_ISLNK(found.st_mode):
-        member.type, member.linkname = tarfile.SYMTYPE, os.readlink(path)
-    elif stat.S_ISREG(found.st_mode):
-        member.type, member.size = tarfile.REGTYPE, found.st_size
-    else:
-        return None
-    return member
-
-
-def _content(path: str, size: int) -> Iterator[bytes]:
-    left = size
-    with open(path, "rb") as file:
-        while left and (part := file.read(min(left, _PART))):
-            left -= len(part)
-            yield part
-    yield bytes(left + (-size % tarfile.BLOCKSIZE))

@@ -9,17 +9,20 @@ The only paths of the host in it are Warren's own: the sandbox's disk, its termi
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from warren.model.errors import InvalidRequest
+from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import HOME, MIB, SEARCH_PATH, USER, USER_UID, Limits, SandboxSpec
+from warren.worker.images.command_defaults import default_directory
 from warren.worker.providers.hardening import (
     AGENT_CAPABILITIES,
     CORE_LIMIT,
     MASKED_PATHS,
+    MEMLOCK_BYTES,
     READONLY_PATHS,
     ipc_sysctls,
     seccomp_docker,
@@ -32,7 +35,6 @@ SYSTEM: Final = "system"
 SANDBOX_LABEL: Final = "warren.sandbox"
 STATE_LABEL: Final = "warren.state"
 AGENT_UID: Final = 999
-MEMLOCK_BYTES: Final = 8 * MIB
 
 _TTY_GID: Final = 5
 _NOBODY: Final = 65534
@@ -44,10 +46,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EngineImage:
-    """`volumes`: where the image wants a volume. Docker would make one on the host's disk, without a limit."""
+    """`volumes`: where the image wants a volume. Docker would make one on the host's disk, without a limit. `config`:
+    what the image says of itself; its user does not count, because a sandbox has a uid of its own on the host."""
 
     id: str
     volumes: tuple[str, ...] = ()
+    config: ImageConfig = NO_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def container(
     `cgroup_parent`: the cgroup above all sandboxes'; the engine's own if empty."""
     return {
         "Image": image.id,
-        "Entrypoint": agent_argv(spec, uid_base),
+        "Entrypoint": agent_argv(spec, uid_base, image.config),
         "Cmd": [],
         "User": "0:0",
         "WorkingDir": "/",
@@ -97,16 +101,25 @@ def container(
     }
 
 
+def device_request(ids: Sequence[str], cdi: Sequence[str]) -> Json:
+    """What the engine is asked for graphics processors: by their names in CDI files, or else by the vendor's runtime,
+    which knows them by number."""
+    if cdi:
+        return {"Driver": "cdi", "DeviceIDs": list(cdi)}
+    return {"Driver": "nvidia", "DeviceIDs": list(ids), "Capabilities": [["gpu", "compute", "utility"]]}
+
+
 def container_name(sandbox_id: str) -> str:
     return f"warren-{sandbox_id}"
 
 
-def agent_argv(spec: SandboxSpec, uid_base: int) -> list[str]:
+def agent_argv(spec: SandboxSpec, uid_base: int, image: ImageConfig = NO_CONFIG) -> list[str]:
     user = str(uid_base + USER_UID)
     return [
         *(AGENT, "--socket", SOCKET, "--become", str(uid_base + AGENT_UID)),
         *("--user", user, "--uids", f"{user}-{user}", "--nproc", str(spec.limits.pids)),
         *(["--ephemeral"] if spec.ephemeral else []),
+        *(["--workspace", directory] if (directory := default_directory(image)) else []),
     ]
 
 

@@ -17,15 +17,24 @@ import errno
 import platform
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from resource import getpagesize
+from resource import RLIM_INFINITY, RLIMIT_MEMLOCK, getpagesize, getrlimit
 from typing import Any, Final
 
 # SETPCAP only to empty the bounding set of the commands it starts.
 AGENT_CAPABILITIES: Final = ("CAP_KILL", "CAP_SETGID", "CAP_SETUID", "CAP_SETPCAP")
 
+# What commands have that run as root, where a sandbox allows it: enough to install packages. They hold only within the
+# sandbox's user namespace. Never SETPCAP: the kernel lets nobody trace a process that has a capability more, as the
+# agent and its supervisors then do.
+ROOT_CAPABILITIES: Final = (
+    *("CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"),
+    "CAP_NET_BIND_SERVICE",
+)
+
 # A limit of 0 would forbid files only: where core_pattern names a program, the kernel starts it as the host's root for
 # every limit but 1. And 1 is too little for a file.
 CORE_LIMIT: Final = 1
+MEMLOCK_BYTES: Final = 8 * 1024 * 1024
 
 # Of the 3,072 that the kernel gives to all sandboxes together unless it is told otherwise.
 TERMINALS: Final = 64
@@ -105,6 +114,7 @@ _PR_NAMES: Final = (0x41555856, 0x53564D41, 0x59616D61)  # GET_AUXV, SET_VMA, SE
 _NO_RANDOMIZE: Final = 0x0040000
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _ICMP, _TCP, _UDP, _ICMPV6 = 1, 6, 17, 58
+_NETLINK_AUDIT: Final = 9
 _PROTOCOLS: Final = {
     _INET: (0, _ICMP, _TCP, _UDP),
     _INET6: (0, _TCP, _UDP, _ICMPV6),
@@ -131,6 +141,17 @@ READONLY_PATHS: Final = ("/proc/sys", "/proc/sysrq-trigger")
 _INT: Final = 0xFFFFFFFF
 
 Rule = dict[str, Any]
+
+
+def memlock_limit() -> int:
+    """The limit of locked memory: never above what this process has, because root may be unable to raise it."""
+    _, most = getrlimit(RLIMIT_MEMLOCK)
+    return MEMLOCK_BYTES if most == RLIM_INFINITY else min(MEMLOCK_BYTES, most)
+
+
+def agent_capabilities(*, sudo: bool) -> tuple[str, ...]:
+    """The agent cannot give what it does not have."""
+    return tuple(dict.fromkeys((*AGENT_CAPABILITIES, *ROOT_CAPABILITIES))) if sudo else AGENT_CAPABILITIES
 
 
 @cache
@@ -289,6 +310,8 @@ def _socket_rules() -> Iterable[Rule]:
     for family, protocols in _PROTOCOLS.items():
         for protocol in protocols:
             yield _allow(["socket"], _equal(0, family), _equal(2, protocol))
+    # useradd and its kind stop at any other error: this is what a kernel without audit answers.
+    yield _answer(["socket"], errno.EPROTONOSUPPORT, _equal(0, _NETLINK), _equal(2, _NETLINK_AUDIT))
 
 
 def _personalities(ptrace: bool) -> tuple[int, ...]:

@@ -17,20 +17,20 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Final, Generic, TypedDict, TypeVar
 
 from warren.logs import get_log
-from warren.model.capability import Capability
+from warren.model.capability import Capability, lacks
 from warren.model.errors import NoSpace, ProviderUnavailable, SandboxLost, SandboxNotFound
-from warren.model.spec import MIB, WORKSPACE, IoLimits, Isolation, Layer, SandboxSpec
+from warren.model.spec import MIB, IoLimits, Isolation, Layer, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.guard import default_reserve_of, memory_total_mb, most_processes
 from warren.worker.host import isolation
 from warren.worker.host.cgroups import CgroupLimits, Hierarchies, SandboxCgroup
-from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, workspace_device
+from warren.worker.host.disk_room import ENDED, HELD, OVERCOMMIT, DiskWatch, Promises, WatchedDisk, find_disk
 from warren.worker.host.disks import STOCK, Disks, FreedImages
 from warren.worker.host.file_locks import FileLockWatch
 from warren.worker.host.kernel_queues import NetlinkWatch, TcpWatch, WatchedSandbox
@@ -44,6 +44,7 @@ from warren.worker.providers.connection import (
     ProcIsolationReader,
     SocketDialer,
 )
+from warren.worker.providers.gpu_access import GpuAccess, read_back, variables
 from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, is_abandoned
 
@@ -112,6 +113,7 @@ class HostOptions(TypedDict, total=False):
     isolation_reader: IsolationReader | None
     room: HostRoom | None
     egress: EgressService | None
+    gpus: GpuAccess | None
 
 
 class HostProvider(ABC, Generic[R, Plan]):
@@ -122,6 +124,7 @@ class HostProvider(ABC, Generic[R, Plan]):
     record_class: type[R]
     promised: ClassVar[frozenset[Layer]]
     can: ClassVar[frozenset[Capability]]
+    mounts_gpu_libraries: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -136,10 +139,14 @@ class HostProvider(ABC, Generic[R, Plan]):
         isolation_reader: IsolationReader | None = None,
         room: HostRoom | None = None,
         egress: EgressService | None = None,
+        gpus: GpuAccess | None = None,
     ) -> None:
         self.egress = egress
         self._egress = egress if egress is not None and not egress.why_not else None
+        self.gpus = gpus or GpuAccess(())
+        self.gpus.judge_owners_by(self._is_over)
         self.capabilities = self.can | ({Capability.EGRESS} if self._egress is not None else frozenset())
+        self.capabilities |= {Capability.GPU} if self.gpus.is_usable else frozenset()
         self._room = room or HostRoom()
         self._dialer = dialer or SocketDialer()
         self._isolation_reader = isolation_reader or ProcIsolationReader()
@@ -253,6 +260,9 @@ class HostProvider(ABC, Generic[R, Plan]):
         for sandbox in list(self._open):
             await sandbox.close()
 
+    def list_gpus(self) -> tuple[Sequence[str], Sequence[str]]:
+        return self.gpus.known(), self.gpus.free()
+
     def load_record(self, sandbox_id: str) -> R | None:
         return self.record_class.load(self.directory(sandbox_id))
 
@@ -311,14 +321,19 @@ class HostProvider(ABC, Generic[R, Plan]):
                 self._limit_io(cgroup, record)
             in_force = await self._read_isolation(record, cgroup)
             passed_before = frozenset() if creating else isolation.GROWING
-            isolation.check(in_force, record.spec.require - passed_before, self.promised - passed_before)
+            promised = self.promised - ({Layer.READ_ONLY_ROOT} if record.spec.writable_root else set())
+            isolation.check(in_force, record.spec.require - passed_before, promised - passed_before)
             step("checked")
         except BaseException:
             await run_shielded(link.close())
             raise
         sandbox = AgentSandbox(
             *(record.sandbox_id, link, in_force),
-            env={"OMP_NUM_THREADS": str(math.ceil(record.spec.limits.cpus)), **record.spec.env},
+            env={
+                "OMP_NUM_THREADS": str(math.ceil(record.spec.limits.cpus)),
+                **record.spec.env,
+                **(variables(record.spec) if self.mounts_gpu_libraries else {}),
+            },
             oom_kills=cgroup.oom_counter(),
             why_lost=lambda: self._loss_reason(record),
             network=self._egress.network_of(record) if self._egress is not None else None,
@@ -345,8 +360,9 @@ class HostProvider(ABC, Generic[R, Plan]):
 
     def _limit_io(self, cgroup: SandboxCgroup, record: R) -> None:
         try:
-            device = workspace_device(Path(f"/proc/{record.pid}/mountinfo").read_text())
-            if device is not None:  # what is in memory has no device
+            disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text())
+            if disk is not None:  # what is in memory has no device
+                _, device = disk
                 (self.directory(record.sandbox_id) / _IO_DEVICE).write_text(str(device))
                 cgroup.limit_io(device, record.spec.io)
                 self._hierarchies.limit_writeback(device, record.spec.io)
@@ -379,7 +395,35 @@ class HostProvider(ABC, Generic[R, Plan]):
             _log.warning("total_limits_not_set", error=exc)
 
     async def _read_isolation(self, record: R, cgroup: SandboxCgroup) -> Isolation:
-        return await self._isolation_reader.read(self.name, record, cgroup.limits())
+        found = await self._isolation_reader.read(self.name, record, cgroup.limits())
+        if not record.spec.gpus:
+            return found
+        await self.gpus.found()
+        grant = self.gpus.granted(record.spec.gpus)
+        return replace(found, gpus=read_back(record.pid, cgroup, grant, record.spec.gpus))
+
+    # -- graphics processors
+
+    async def _check_gpus(self, spec: SandboxSpec) -> None:
+        """Raises what keeps a sandbox from having those that it asks for, whoever has them now."""
+        if spec.gpus:
+            if Capability.GPU not in self.capabilities:
+                raise lacks(self.name, Capability.GPU)
+            await self.gpus.check(spec.gpus)
+
+    def _claim_gpus(self, spec: SandboxSpec, directory: Path) -> SandboxSpec:
+        """The spec with the ids of those that the sandbox has from now on. Raises NoCapacity."""
+        return replace(spec, gpus=self.gpus.claim(spec.gpus, directory)) if spec.gpus else spec
+
+    def _is_over(self, directory: Path) -> bool:
+        """Whether the sandbox of a directory has died, or will never be finished."""
+        record = self.record_class.load(directory)
+        return record is not None and (record.abandoned or (record.pid > 0 and not record.alive()))
+
+    def _has_gpu_sandboxes(self, but: str) -> bool:
+        names = os.listdir(self._state / self.folder)
+        records = (self.load_record(name) for name in names if name != but and _ID.fullmatch(name))
+        return any(record is not None and record.spec.gpus for record in records)
 
     def _live_sandboxes(self) -> Iterator[WatchedSandbox]:
         """Those of this state directory, also of other processes. Called in a thread."""
@@ -437,13 +481,14 @@ class HostProvider(ABC, Generic[R, Plan]):
     def _watched_disk(self, record: R) -> WatchedDisk | None:
         held = self.directory(record.sandbox_id) / HELD
         try:
-            device = workspace_device(Path(f"/proc/{record.pid}/mountinfo").read_text()) if record.alive() else None
+            disk = find_disk(Path(f"/proc/{record.pid}/mountinfo").read_text()) if record.alive() else None
         except OSError:
-            device = None
-        if device is None:
+            disk = None
+        if disk is None:
             held.unlink(missing_ok=True)
             return None
-        mounted = Path(f"/proc/{record.pid}/root{WORKSPACE}")
+        where, device = disk
+        mounted = Path(f"/proc/{record.pid}/root{where}")
         return WatchedDisk(mounted, device, record.spec.limits.disk_mb * MIB, held)
 
     def _end_for_disk(self, sandbox_id: str, why: str) -> None:
@@ -460,6 +505,7 @@ class HostProvider(ABC, Generic[R, Plan]):
         self._watched[sandbox_id] = None
 
     def _release_uids(self, record: R | None, directory: Path) -> None:
+        self.gpus.release(directory)
         if record is not None:
             self._uids.release(record.uid_index, directory)
         else:

@@ -24,7 +24,7 @@ from typing import Final, Unpack
 
 from warren.interfaces.images import Images, RootFs
 from warren.model.capability import Capability
-from warren.model.errors import ProviderUnavailable
+from warren.model.errors import ProviderUnavailable, SandboxNotFound
 from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
@@ -35,7 +35,9 @@ from warren.worker.host.network_settings import network_sysctls
 from warren.worker.host.processes import Finished, boot_id, run
 from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
+from warren.worker.images.command_defaults import with_image_env
 from warren.worker.providers import oci_bundle, oci_launch
+from warren.worker.providers.hardening import memlock_limit
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
@@ -54,6 +56,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     record_class = Record
     promised = isolation.PROMISED
     can = frozenset({Capability.USER_NAMESPACE, Capability.TERMINALS, Capability.PORTS})
+    mounts_gpu_libraries = True
 
     def __init__(
         self,
@@ -61,14 +64,19 @@ class OciProvider(HostProvider[Record, Runtime]):
         images: Images,
         bin_dir: Path,
         runtime: str | None = None,
+        *,
+        keep_changes: bool = False,
         **options: Unpack[HostOptions],
     ) -> None:
         super().__init__(state_dir, bin_dir, at_once=_AT_ONCE, **options)
         self._images = images
-        self._agent_layer = Path()
+        self._agent_layers: dict[bool, Path] = {}  # by whether `sudo` is in it
         self._runtimes = Runtimes(self._state, self._probe, runtime)
         self._runtime: Runtime | None = None
+        self._gpu_tree: Path | None = None
         self._programs: dict[bool, bytes] = {}  # by whether tracing is allowed
+        self._keep_changes = keep_changes
+        self._changes: dict[str, int] = {}  # by sandbox, what was written to its root
 
     def __repr__(self) -> str:
         runtime = self._runtime.name if self._runtime else "not tried yet"
@@ -88,8 +96,28 @@ class OciProvider(HostProvider[Record, Runtime]):
         await asyncio.to_thread(self._images.prune)
         return left
 
+    def changes(self, sandbox_id: str) -> int:
+        """A descriptor of the directory with all that was written to the sandbox's root, in the form of overlayfs; ids
+        are shifted by `uid_base`, and of the extended attributes `trusted.overlay.*` only `opaque` means something
+        elsewhere. The caller closes it; until then it stays good, also after the sandbox was destroyed, and keeps the
+        sandbox's disk. Can be had once, from a provider made with `keep_changes` and before `destroy`, for a sandbox
+        with a writable root."""
+        try:
+            return self._changes.pop(sandbox_id)
+        except KeyError:
+            raise SandboxNotFound(f"the changes of sandbox {sandbox_id} were not kept") from None
+
+    def uid_base(self, sandbox_id: str) -> int:
+        """The uid on the host of the sandbox's root. Raises SandboxNotFound."""
+        record = self.load_record(sandbox_id)
+        if record is None:
+            raise SandboxNotFound(f"there is no sandbox {sandbox_id}")
+        return uid_base(record.uid_index)
+
     async def close(self) -> None:
         await super().close()
+        for sandbox_id in [*self._changes]:
+            self._drop_changes(sandbox_id)
         if os.geteuid() == 0 and not await self.list_ids():  # others have made none
             self._hierarchies.remove_parent(oci_bundle.cgroup_path(""))
 
@@ -103,6 +131,8 @@ class OciProvider(HostProvider[Record, Runtime]):
         async with self._ready_lock:
             if self._runtime is None:
                 await self._prepare_host()
+                if Capability.GPU in self.capabilities:
+                    await self.gpus.found()
                 self._runtime = await self._runtimes.choose()
             return self._runtime
 
@@ -124,7 +154,8 @@ class OciProvider(HostProvider[Record, Runtime]):
             path.chmod(0o711)
         for name in ("", "sandboxes", "agent"):
             (self._state / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._agent_layer = oci_launch.agent_layer(self._agent, self._state / "agent")
+        for sudo in (False, True):
+            self._agent_layers[sudo] = oci_launch.agent_layer(self._agent, self._state / "agent", sudo=sudo)
 
     async def _probe(self, runtime: str) -> Finished:
         """Starts and ends a sandbox without an image, whose agent only prints its version."""
@@ -134,11 +165,12 @@ class OciProvider(HostProvider[Record, Runtime]):
             directory.mkdir(mode=0o700)
             record = Record(sandbox_id, boot_id(), runtime, self._uids.claim(directory), SandboxSpec())
             record.save(directory)
-            config = json.loads(self._config(record))
+            rootfs = RootFs(directory / "image", host_usr=False)
+            config = json.loads(self._config(record, rootfs=rootfs))
             config["process"]["args"] = [oci_bundle.AGENT, "--version"]
             oci_launch.make_mount_points(directory / "image")
             await self._take_disk(record.spec, directory)
-            argv = self._launch_argv(record, RootFs(directory / "image", host_usr=False), detached=False)
+            argv = self._launch_argv(record, rootfs, detached=False)
             with oci_launch.in_memory(json.dumps(config)) as stdin, parent_in_use():
                 self._limit_all()
                 return await run(argv, stdin=stdin, timeout_s=self._start_timeout_s)
@@ -150,31 +182,28 @@ class OciProvider(HostProvider[Record, Runtime]):
     async def _plan(self, spec: SandboxSpec) -> Runtime:
         runtime = await self._ready()
         self._images.version(spec.image)
+        await self._check_gpus(spec)
         return runtime
 
     async def _make(self, sandbox_id: str, spec: SandboxSpec, plan: Runtime) -> AgentSandbox:
         runtime, directory = plan, self.directory(sandbox_id)
         self._fault("directory")
         directory.mkdir(mode=0o700)
+        spec = self._claim_gpus(spec, directory)
         rootfs = self._images.hold(spec.image, directory)
         self._fault("uids")
         index = self._uids.claim(directory)
         self._fault("record")
-        record = Record(sandbox_id, boot_id(), runtime.name, index, spec)
+        record = Record(sandbox_id, boot_id(), runtime.name, index, with_image_env(spec, rootfs.config))
         record.save(directory)
         self._fault("disk")
         await self._take_disk(spec, directory)
         self._fault("socket")
-        config = oci_launch.in_memory(self._config(record))
+        config = oci_launch.in_memory(self._config(record, rootfs=rootfs))
         with oci_launch.listening(directory) as listener, config as stdin, parent_in_use():
             self._limit_all()
             self._fault("launch")
-            outcome = await run(
-                self._launch_argv(record, rootfs),
-                stdin=stdin,
-                pass_fd=(listener.fileno(), oci_bundle.LISTEN_FD),
-                timeout_s=self._start_timeout_s,
-            )
+            outcome = await self._launch(record, rootfs, {listener.fileno(): oci_bundle.LISTEN_FD}, stdin)
         self._fault("launched")
         if outcome.code != 0:
             raise ProviderUnavailable(f"{runtime.name}, starting a sandbox: {self._without_paths(outcome.last_line)}")
@@ -186,6 +215,26 @@ class OciProvider(HostProvider[Record, Runtime]):
         sandbox = await self._connect(record, creating=True)
         await self._keep_program(record)
         return sandbox
+
+    async def _launch(self, record: Record, rootfs: RootFs, pass_fds: dict[int, int], stdin: int) -> Finished:
+        if record.spec.gpus:
+            self._gpu_tree = await self.gpus.tree(self._state, lambda: self._has_gpu_sandboxes(but=record.sandbox_id))
+        argv, timeout_s = self._launch_argv(record, rootfs), self._start_timeout_s
+        if not self._sends_changes(record):
+            return await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
+        with oci_launch.changes_socket() as (ours, theirs):
+            pass_fds = {**pass_fds, theirs: oci_launch.CHANGES_FD}
+            outcome = await run(argv, stdin=stdin, pass_fds=pass_fds, timeout_s=timeout_s)
+            if outcome.code == 0:
+                self._changes[record.sandbox_id] = oci_launch.received_descriptor(ours)
+        return outcome
+
+    def _sends_changes(self, record: Record) -> bool:
+        return self._keep_changes and record.spec.writable_root
+
+    def _drop_changes(self, sandbox_id: str) -> None:
+        if (fd := self._changes.pop(sandbox_id, -1)) >= 0:
+            os.close(fd)
 
     async def _keep_program(self, record: Record) -> None:
         """Keeps what the runtime has compiled the rules for system calls to, from a sandbox that was found good:
@@ -199,7 +248,8 @@ class OciProvider(HostProvider[Record, Runtime]):
     def _socket_directory(self, sandbox_id: str) -> Path:
         return self.directory(sandbox_id)
 
-    def _config(self, record: Record) -> str:
+    def _config(self, record: Record, *, rootfs: RootFs) -> str:
+        grant = self.gpus.granted(record.spec.gpus)
         return oci_bundle.config_json(
             record.spec,
             sandbox_id=record.sandbox_id,
@@ -207,6 +257,10 @@ class OciProvider(HostProvider[Record, Runtime]):
             swap_limit=self._hierarchies.limits_swap,
             program=self._programs.get(record.spec.ptrace, b""),
             network_sysctls=network_sysctls(),
+            seeded=bool(rootfs.seeded),
+            image=rootfs.config,
+            memlock=memlock_limit() if oci_launch.sets_memlock(record.runtime) else 0,
+            devices=tuple((node.major, node.minor) for node in grant.nodes) if grant else (),
         )
 
     async def _take_disk(self, spec: SandboxSpec, directory: Path) -> None:
@@ -214,15 +268,20 @@ class OciProvider(HostProvider[Record, Runtime]):
             await self.disks.take(spec.limits.disk_mb, directory / oci_launch.DISK)
 
     def _launch_argv(self, record: Record, rootfs: RootFs, *, detached: bool = True) -> list[str]:
+        grant = self.gpus.granted(record.spec.gpus)
+        agent = self._agent_layers[record.spec.sudo and oci_launch.has_room_for_sudo(rootfs)]
         return oci_launch.argv(
             record,
-            oci_launch.Programs(self._launcher, self._agent_layer, self._runtimes.program(record.runtime)),
+            oci_launch.Programs(self._launcher, agent, self._runtimes.program(record.runtime)),
             rootfs=rootfs,
+            devices=[f"{node.path}:{node.name}" for node in grant.nodes] if grant else (),
+            gpu_tree=self._gpu_tree if grant else None,
             directory=self.directory(record.sandbox_id),
             loop_disk=not self.disks.why_not_loop,
             hide=self._hierarchies.hybrid,
             move=self._hierarchies.processes_file(oci_bundle.PARENT),
             detached=detached,
+            send_changes=detached and self._sends_changes(record),
         )
 
     # -- unmaking
@@ -230,6 +289,7 @@ class OciProvider(HostProvider[Record, Runtime]):
     async def _unmake(self, sandbox_id: str) -> None:
         """Idempotent, and right for a sandbox at any stage: the directory goes last."""
         directory = self.directory(sandbox_id)
+        self._drop_changes(sandbox_id)
         if not directory.is_dir():
             return
         record = Record.load(directory)

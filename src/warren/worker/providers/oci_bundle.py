@@ -2,7 +2,8 @@
 
 All paths of the host in it are below BUNDLE, where the launcher mounts the bundle for this one sandbox: the root
 filesystem, the disk, the agent and the user namespace are in place when the runtime reads the file. The root is
-read-only; every writable path is a directory of the one disk, or a small tmpfs.
+read-only, and every writable path is a directory of the one disk or a small tmpfs; or the root is writable and its
+changes are on that disk.
 """
 
 import json
@@ -11,12 +12,15 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final
 
+from warren.model.image import NO_CONFIG, ImageConfig
 from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
+from warren.worker.host.disk_room import DISK_POINT
+from warren.worker.images.command_defaults import default_directory, default_user
 from warren.worker.providers.hardening import (
-    AGENT_CAPABILITIES,
     MASKED_PATHS,
     READONLY_PATHS,
     TERMINALS,
+    agent_capabilities,
     ipc_sysctls,
     seccomp_oci,
 )
@@ -40,6 +44,7 @@ _DEVICES: Final = (("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1,
 _NAMESPACES: Final = ("pid", "ipc", "uts", "mount", "cgroup", "network")
 
 Json = dict[str, Any]
+Devices = tuple[tuple[int, int], ...]
 
 
 def config(
@@ -51,22 +56,28 @@ def config(
     machine: str = "",
     program: bytes = b"",
     network_sysctls: Mapping[str, str] | None = None,
+    seeded: bool = False,
+    image: ImageConfig = NO_CONFIG,
+    devices: Devices = (),
+    memlock: int = 0,
 ) -> Json:
     """`swap_limit`: this kernel can limit memory and swap together. `program`: what the rules for system calls were
-    compiled to before; only crun can use it, others compile the rules."""
+    compiled to before; only crun can use it, others compile the rules. `seeded`: some of the writable directories are
+    not empty in the image. `image`: what the image says of itself. `devices`: numbers of character devices beyond the
+    usual ones. `memlock`: the limit of locked memory, if the runtime is to set it."""
     return {
         **({"annotations": {_CRUN_PROGRAM: b64encode(program).decode()}} if program else {}),
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
-        "process": _process(agent_argv(spec)),
-        "root": {"path": "rootfs", "readonly": True},
-        "mounts": _mounts(spec.limits),
+        "process": _process(agent_argv(spec, image), agent_capabilities(sudo=spec.sudo), memlock),
+        "root": {"path": "rootfs", "readonly": not spec.writable_root},
+        "mounts": [*_mounts(spec.limits), *_disk_mounts(spec, seeded)],
         "linux": {
             "namespaces": [*({"type": kind} for kind in _NAMESPACES), {"type": "user", "path": f"{BUNDLE}/userns"}],
             "uidMappings": _mapping(uid_base),
             "gidMappings": _mapping(uid_base),
             "cgroupsPath": cgroup_path(sandbox_id),
-            "resources": _resources(spec.limits, swap_limit),
+            "resources": _resources(spec.limits, swap_limit, devices),
             "rootfsPropagation": "private",
             "sysctl": {**ipc_sysctls(shm_bytes(spec.limits)), **(network_sysctls or {})},
             "maskedPaths": [path for path in MASKED_PATHS if path != "/sys"],  # it is not mounted
@@ -84,10 +95,17 @@ def config_json(
     swap_limit: bool,
     program: bytes = b"",
     network_sysctls: Mapping[str, str] | None = None,
+    seeded: bool = False,
+    image: ImageConfig = NO_CONFIG,
+    devices: Devices = (),
+    memlock: int = 0,
 ) -> str:
     """The same as JSON. Sandboxes of one kind differ in two places only, so the rest is made once."""
     settings = tuple((network_sysctls or {}).items())
-    text = _config_template(spec.limits, spec.ptrace, spec.ephemeral, swap_limit, program, settings)
+    text = _config_template(
+        *(spec.limits, spec.ptrace, spec.ephemeral, spec.writable_root, spec.sudo),
+        *(swap_limit, program, settings, seeded, image.user, image.workdir, devices, memlock),
+    )
     return text.replace(_ANY_ID, sandbox_id).replace(str(_ANY_BASE), str(uid_base))
 
 
@@ -96,11 +114,18 @@ def _config_template(
     limits: Limits,
     ptrace: bool,
     ephemeral: bool,
+    writable_root: bool,
+    sudo: bool,
     swap_limit: bool,
     program: bytes,
     network_sysctls: tuple[tuple[str, str], ...],
+    seeded: bool,
+    user: str,
+    workdir: str,
+    devices: Devices,
+    memlock: int,
 ) -> str:
-    spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral)
+    spec = SandboxSpec(limits=limits, ptrace=ptrace, ephemeral=ephemeral, writable_root=writable_root, sudo=sudo)
     made = config(
         spec,
         sandbox_id=_ANY_ID,
@@ -108,16 +133,24 @@ def _config_template(
         swap_limit=swap_limit,
         program=program,
         network_sysctls=dict(network_sysctls),
+        seeded=seeded,
+        image=ImageConfig(user=user, workdir=workdir),
+        devices=devices,
+        memlock=memlock,
     )
     return json.dumps(made)
 
 
-def agent_argv(spec: SandboxSpec) -> list[str]:
+def agent_argv(spec: SandboxSpec, image: ImageConfig = NO_CONFIG) -> list[str]:
+    """Where commands may be root, the agent has another uid: one that no command can be started with."""
     return [
         *(AGENT, "--listen-fd", str(LISTEN_FD)),
         *("--uids", f"1-{UIDS - 2}"),
         *("--nproc", str(spec.limits.pids)),
         *(["--ephemeral"] if spec.ephemeral else []),
+        *(["--user", user] if (user := default_user(image)) else []),
+        *(["--workspace", directory] if (directory := default_directory(image)) else []),
+        *(["--allow-root", "--become", str(UIDS - 1)] if spec.sudo else []),
     ]
 
 
@@ -134,7 +167,7 @@ def shm_bytes(limits: Limits) -> int:
     return min(64 * MIB, limits.memory_mb * MIB // 8)
 
 
-def _process(argv: list[str]) -> Json:
+def _process(argv: list[str], capabilities: tuple[str, ...], memlock: int) -> Json:
     return {
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
@@ -143,10 +176,11 @@ def _process(argv: list[str]) -> Json:
         "cwd": "/",
         "noNewPrivileges": True,
         "capabilities": {
-            kind: list(AGENT_CAPABILITIES) if kind in ("bounding", "effective", "permitted") else []
+            kind: list(capabilities) if kind in ("bounding", "effective", "permitted") else []
             for kind in ("bounding", "effective", "permitted", "inheritable", "ambient")
         },
         "oomScoreAdj": 0,
+        **({"rlimits": [{"type": "RLIMIT_MEMLOCK", "hard": memlock, "soft": memlock}]} if memlock else {}),
     }
 
 
@@ -170,18 +204,23 @@ def _mounts(limits: Limits) -> list[Json]:
             _mount(f"/proc/{name}", "bind", f"{BUNDLE}/view/{name}", "bind", "ro", "nosuid", "nodev", "noexec")
             for name in VIEW
         ),
-        *(
-            _mount(path, "bind", f"{BUNDLE}/disk/{directory}", "bind", "rw", "nosuid", "nodev")
-            for path, (directory, _) in disk_directories().items()
-        ),
     ]
+
+
+def _disk_mounts(spec: SandboxSpec, seeded: bool) -> list[Json]:
+    binds = [
+        _mount(path, "bind", f"{BUNDLE}/disk/{directory}", "bind", "rw", "nosuid", "nodev")
+        for path, (directory, _) in disk_directories().items()
+    ]
+    mark = _mount(DISK_POINT, "bind", f"{BUNDLE}/disk/mark", "bind", "ro", "nosuid", "nodev", "noexec")
+    return [*([] if spec.writable_root else binds), *([mark] if spec.writable_root or seeded else [])]
 
 
 def _mount(destination: str, kind: str, source: str, *options: str) -> Json:
     return {"destination": destination, "type": kind, "source": source, "options": list(options)}
 
 
-def _resources(limits: Limits, swap_limit: bool) -> Json:
+def _resources(limits: Limits, swap_limit: bool, devices: Devices = ()) -> Json:
     memory = limits.memory_mb * MIB
     return {
         "memory": {"limit": memory, "swap": memory} if swap_limit else {"limit": memory},
@@ -191,7 +230,7 @@ def _resources(limits: Limits, swap_limit: bool) -> Json:
             {"allow": False, "access": "rwm"},
             *(
                 {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rw"}
-                for _, major, minor in _DEVICES
+                for major, minor in (*((major, minor) for _, major, minor in _DEVICES), *devices)
             ),
             {"allow": True, "type": "c", "major": 5, "minor": 2, "access": "rw"},
             {"allow": True, "type": "c", "major": 136, "access": "rw"},

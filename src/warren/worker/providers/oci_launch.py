@@ -1,22 +1,25 @@
 """The content of a sandbox's directory before it is launched, and the command line that launches it."""
 
 import contextlib
+import fcntl
 import hashlib
 import math
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from warren.interfaces.images import RootFs
-from warren.model.spec import MIB, USER_UID
+from warren.model.spec import MIB, WRITABLE
+from warren.worker.host.disk_room import DISK_POINT
 from warren.worker.host.disks import tmpfs_options
 from warren.worker.host.processes import kill_if
 from warren.worker.host.uids import uid_base
+from warren.worker.providers.gpu_access import INSIDE
 from warren.worker.providers.oci_bundle import AGENT, BUNDLE, disk_directories
 from warren.worker.providers.record import Record
 
@@ -25,7 +28,10 @@ PID: Final = "pid"
 SOCKET: Final = "agent.sock"
 
 _AGENT_NICE: Final = -10
+_SUDO: Final = ("usr/local/bin/sudo", "usr/bin/sudo")  # the first is found where an image installs its own
+CHANGES_FD: Final = 4
 _DIRECTORIES: Final = [word for name, mode in disk_directories().values() for word in ("--dir", f"{name}:{mode:o}")]
+_OWNED: Final = [word for path, mode in WRITABLE.items() for word in ("--own", f"{path}:{mode:o}")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +51,47 @@ def argv(
     hide: Path | None,
     move: Path,
     detached: bool,
+    send_changes: bool = False,
+    devices: Sequence[str] = (),
+    gpu_tree: Path | None = None,
 ) -> list[str]:
     """`hide`: a mount that the runtime must not see. `move`: where a process can try to move to another cgroup.
-    Not `detached`: runs to the end of the sandbox."""
+    Not `detached`: runs to the end of the sandbox. `send_changes`: the launcher sends the descriptor of what is written
+    to the root over the socket CHANGES_FD. `devices`: PATH:NAME of nodes beyond the usual ones."""
     base, limits = uid_base(record.uid_index), record.spec.limits
     disk = ("--disk", str(directory / DISK)) if loop_disk else ("--tmpfs", tmpfs_options(limits))
     return [
         *(str(programs.launcher), "sandbox", "--at", BUNDLE, "--move", str(move)),
-        *("--base", str(base), "--owner", str(base + USER_UID)),
+        *("--base", str(base), "--owner", str(base + rootfs.uid)),
         *("--agent", str(programs.agent_layer), "--root", str(rootfs.path)),
         *(("--tree", "/usr:/usr") if rootfs.host_usr else ()),
+        *(("--tree", f"{gpu_tree}:{INSIDE}") if gpu_tree else ()),
+        *(word for device in devices for word in ("--device", device)),
+        *(word for layer in rootfs.layers for word in ("--layer", str(layer))),
         *disk,
-        *_DIRECTORIES,
+        *(("--writable", *_OWNED) if record.spec.writable_root else (*_DIRECTORIES, *_seeds(rootfs))),
+        *(("--changes", str(CHANGES_FD)) if send_changes else ()),
         *(("--hide", str(hide)) if hide else ()),
         *("--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))),
+        *(("--memlock", "0") if sets_memlock(record.runtime) else ()),
         *("--nofile", str(limits.open_files), "--fsize", str(limits.disk_mb * MIB)),
         *("--", programs.runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
         *("--bundle", BUNDLE, record.sandbox_id),
     ]
+
+
+def _seeds(rootfs: RootFs) -> list[str]:
+    names = disk_directories()
+    return [
+        word for path in rootfs.seeded if path in names for word in ("--seed", f"{names[path][0]}:{path.strip('/')}")
+    ]
+
+
+def sets_memlock(runtime: str) -> bool:
+    """Whether the runtime is to limit locked memory, not the launcher. crun raises its own limit before it loads the
+    rules for devices, which fails if it is low and root cannot raise it; runc could not set the sandbox's then."""
+    return runtime == "crun"
 
 
 def kill_strays(sandbox_id: str) -> int:
@@ -101,9 +129,12 @@ def in_memory(config: str) -> Iterator[int]:
         os.close(fd)
 
 
-def agent_layer(agent: Path, folder: Path) -> Path:
-    """A tree with only the agent in it, named after its content, so that it never changes under a sandbox."""
-    layer = folder / hashlib.sha256(agent.read_bytes()).hexdigest()[:16]
+def agent_layer(agent: Path, folder: Path, *, sudo: bool = False) -> Path:
+    """A tree with only the agent in it and places for disk and GPU libraries, named after its content, so that it
+    never changes under a sandbox. With `sudo`, it has that name too: the agent's program is both."""
+    points = f"{DISK_POINT} {INSIDE}".encode()
+    digest = hashlib.sha256(points + agent.read_bytes()).hexdigest()[:16]
+    layer = folder / (f"{digest}-sudo" if sudo else digest)
     if not layer.is_dir():
         making = Path(tempfile.mkdtemp(dir=folder))
         making.chmod(0o755)
@@ -112,11 +143,23 @@ def agent_layer(agent: Path, folder: Path) -> Path:
         shutil.copyfile(agent, inside)
         inside.chmod(0o755)
         inside.parent.chmod(0o755)
+        for point in (DISK_POINT, INSIDE):
+            (making / point.strip("/")).mkdir(mode=0o755)
+            (making / point.strip("/")).chmod(0o755)
+        for name in _SUDO if sudo else ():
+            (making / name).parent.mkdir(mode=0o755, parents=True)
+            (making / name).symlink_to(AGENT)
         try:
             making.rename(layer)
         except OSError:  # another process was first
             shutil.rmtree(making)
     return layer
+
+
+def has_room_for_sudo(rootfs: RootFs) -> bool:
+    """Whether the directories of the layer with `sudo` would hide no link of the image."""
+    folders = {folder for name in _SUDO for folder in Path(name).parents[:-1]}
+    return not any((tree / folder).is_symlink() for tree in (rootfs.path, *rootfs.layers) for folder in folders)
 
 
 def make_mount_points(root: Path) -> None:
@@ -138,6 +181,25 @@ def listening(directory: Path) -> socket.socket:
     finally:
         os.close(folder)
     return listener
+
+
+@contextlib.contextmanager
+def changes_socket() -> Iterator[tuple[socket.socket, int]]:
+    """The end that receives a descriptor, and the one that the launcher sends it through, whose number is none that the
+    launcher is given another descriptor under."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        ours.setblocking(False)
+        fd = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, CHANGES_FD + 1)
+        try:
+            yield ours, fd
+        finally:
+            os.close(fd)
+
+
+def received_descriptor(ours: socket.socket) -> int:
+    _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    return descriptors[0]
 
 
 def read_pid(directory: Path) -> int:

@@ -1,0 +1,444 @@
+"""`warren image build`, and what builds images for `warren environments build`, `warren run` and a server.
+
+A server starts `warren image build --report PID NAME`: progress is then lines of JSON on stdout, and the build ends
+when the process PID does.
+"""
+
+import ctypes
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from warren.cli.options import json_option, parse_pairs
+from warren.cli.output import ProgressLine, print_json, printable
+from warren.config.image_recipes import ENVIRONMENT_IMAGES, ImageRecipes, NamedRecipe, Where, recipe_of
+from warren.config.settings import Settings, read_settings
+from warren.model.errors import BuildFailed, InvalidRequest, WarrenError
+from warren.model.suggestions import suggest
+
+if TYPE_CHECKING:
+    from warren.interfaces.images import ImageVersion
+    from warren.model.image import Recipe
+    from warren.worker.images.build_settings import BuildProgress
+    from warren.worker.images.store import ImageStore
+
+_PLAIN: Final = ("base", "host")  # built from this machine, without a recipe
+_SET_PDEATHSIG: Final = 1
+_OUTPUT_LINES: Final = 40
+
+
+# -- progress
+
+
+class StepLines:
+    """A line for each step, with its seconds; on a terminal the step that runs is shown too."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._step, self._began = "", 0.0
+        self._is_terminal = sys.stderr.isatty()
+
+    def __call__(self, step: str, fraction: float | None) -> None:
+        if step == self._step:
+            return
+        self.end_step()
+        self._step, self._began = step, time.monotonic()
+        if self._is_terminal:
+            percent = "" if fraction is None else f" {fraction:.0%}"
+            self._write(f"\r\033[K{self._title}{percent}: {_line(step)[:100]} …")
+
+    def output(self, text: str) -> None:
+        """What steps write is shown if one fails."""
+
+    def end_step(self, *, failed: bool = False) -> None:
+        if not self._step:
+            return
+        took = "" if self._step.endswith("(cached)") else f" {time.monotonic() - self._began:.1f} s"
+        self._write("\r\033[K" if self._is_terminal else "")
+        self._write(f"{self._title}: {_line(self._step)}{' failed after' if failed else ''}{took}\n")
+        self._step = ""
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+class ReportLines:
+    """Lines of JSON on stdout, for the server that has started this process."""
+
+    def __init__(self) -> None:
+        self._last = ""
+
+    def __call__(self, step: str, fraction: float | None) -> None:
+        if step != self._last:
+            self._last = step
+            self.write({"step": _line(step), "fraction": fraction})
+
+    def output(self, text: str) -> None:
+        """The last lines of a step that fails are in its error."""
+
+    def write(self, values: dict[str, Any]) -> None:
+        import json
+
+        sys.stdout.write(f"{json.dumps(values)}\n")
+        sys.stdout.flush()
+
+
+def _line(step: str) -> str:
+    """A step on one line: commands may have several."""
+    first = step.strip().split("\n", 1)
+    return printable(first[0][:300]) + (" …" if len(first) > 1 or len(first[0]) > 300 else "")
+
+
+# -- building
+
+
+def build_named(
+    settings: Settings, named: NamedRecipe, progress: "BuildProgress", *, no_cache: bool = False, again: bool = True
+) -> "ImageVersion":
+    """Builds an image, one build of it at a time among all processes. Without `again`, an image that is up to date when
+    it is this build's turn is left as it is."""
+    from warren.app.wiring import build_images
+    from warren.worker.images.builds import building_lock
+
+    images, folder = build_images(settings), settings.state_dir / "images"
+
+    def waiting() -> None:
+        progress("waiting for another build of it", None)
+
+    with building_lock(folder, named.name, waiting):
+        found = None if again else _current(images, named.name)
+        if found is not None and not named.recipe.made_another(found.source):
+            return found
+        if any(stage.base == "base" for stage in named.recipe.stages) and _current(images, "base") is None:
+            images.build("base", lambda step, _: progress(f"image base: {step}", None))
+        return _build_recipe(settings, images, named, progress, no_cache)
+
+
+def _build_recipe(
+    settings: Settings, images: "ImageStore", named: NamedRecipe, progress: "BuildProgress", no_cache: bool
+) -> "ImageVersion":
+    from warren.app.image_wiring import build_image_settings
+    from warren.worker.images.builder import build_recipe
+
+    return build_recipe(
+        images,
+        named.name,
+        named.recipe,
+        context=named.directory,
+        settings=build_image_settings(settings),
+        progress=progress,
+        no_cache=no_cache,
+    )
+
+
+def _current(images: "ImageStore", name: str) -> "ImageVersion | None":
+    return next((one for one in images.list() if one.name == name and one.current), None)
+
+
+def ensure_image(settings: Settings, image: str) -> None:
+    """Builds an image that is missing or outdated, if there is a recipe for it, and shows the progress."""
+    from warren.app.wiring import build_images, build_recipes
+
+    named = build_recipes(settings)(image)
+    if named is None:
+        return
+    found = _current(build_images(settings), image)
+    if found is not None and not named.recipe.made_another(found.source):
+        return
+    about = f"; this takes about {named.recipe.about}" if named.recipe.about else ""
+    click.echo(f"building the image {image}, which is {'outdated' if found else 'not here yet'}{about}", err=True)
+    with shown_steps(f"image {image}") as progress:
+        build_named(settings, named, progress, again=False)
+
+
+@contextmanager
+def shown_steps(title: str) -> Iterator[StepLines]:
+    lines = StepLines(title)
+    try:
+        yield lines
+    except BaseException:
+        lines.end_step(failed=True)
+        raise
+    lines.end_step()
+
+
+# -- the command
+
+
+def _packages(option: str, what: str) -> Callable[[Any], Any]:
+    return click.option(option, multiple=True, metavar="P[,P]", help=f"{what} to install; may be repeated.")
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[NAME] [CONTEXT]")
+@click.option("--from", "base", default="", metavar="IMAGE", help="What to build on.  [base]")
+@_packages("--apt", "Packages of Debian")
+@_packages("--python", "Packages of Python")
+@_packages("--npm", "Packages of npm")
+@click.option("--run", "commands", multiple=True, metavar="COMMAND", help="A command to run as root; may be repeated.")
+@click.option("--copy", "copies", multiple=True, metavar="SRC:DST", help="A file or directory below this one to copy.")
+@click.option("-e", "--env", "variables", multiple=True, metavar="K=V", help="A variable for commands in the image.")
+@click.option("--workdir", default="", metavar="DIR", help="The directory in which commands start.")
+@click.option("--user", default="", metavar="USER", help="The user that runs commands.")
+@click.option("-f", "--file", "dockerfile", default="", metavar="DOCKERFILE", help="Build a Dockerfile with CONTEXT.")
+@click.option("--build-arg", "build_args", multiple=True, metavar="K=V", help="A value for an ARG of the Dockerfile.")
+@click.option("--target", default="", metavar="STAGE", help="The stage of the Dockerfile to build.  [the last]")
+@click.option("--with", "engine", default="", metavar="docker", help="Let the Docker engine build the Dockerfile.")
+@click.option("--no-cache", is_flag=True, help="Run all steps, also those whose layers are there.")
+@click.option("--if-missing", is_flag=True, help="Do nothing if the image exists.")
+@click.option("--report", type=int, hidden=True)
+@json_option
+def build(
+    words: tuple[str, ...],
+    dockerfile: str,
+    build_args: tuple[str, ...],
+    target: str,
+    engine: str,
+    no_cache: bool,
+    if_missing: bool,
+    report: int | None,
+    as_json: bool,
+    **options: Any,
+) -> int | None:
+    """Build an image on this machine.
+
+    With --apt, --python, --npm, --run … from packages and commands; with -f from a Dockerfile; without these `base`
+    (a small Debian, about a minute), `host` (this machine's /usr, at once), or a recipe of the registry: python, node,
+    polyglot, code-interpreter. Steps run in a sandbox and are kept as layers.
+
+    Example: sudo warren image build plots --python pandas,matplotlib --apt graphviz
+    """
+    settings = read_settings()
+    given = {name: value for name, value in options.items() if value}
+    if report is not None:
+        return _build_for_server(settings, words, report)
+    if dockerfile or (len(words) == 2 and not given):
+        if given:
+            raise click.UsageError(f"--{_flag(next(iter(given)))} and a Dockerfile do not go together")
+        made = _build_dockerfile(settings, words, dockerfile, build_args, target, engine, no_cache, if_missing)
+    elif build_args or target or engine:
+        raise click.UsageError("--build-arg, --target and --with are for a Dockerfile: give -f")
+    elif len(words) > 1 or (given and not words):
+        raise click.UsageError("give one NAME for the image")
+    else:
+        made = _build_by_name(settings, words[0] if words else "base", given, no_cache, if_missing)
+    print_made(made, as_json)
+    return None
+
+
+def _flag(name: str) -> str:
+    return {"base": "from", "commands": "run", "copies": "copy", "variables": "env"}.get(name, name)
+
+
+def _build_by_name(
+    settings: Settings, name: str, given: dict[str, Any], no_cache: bool, if_missing: bool
+) -> "ImageVersion":
+    from warren.app.wiring import build_images
+
+    images = build_images(settings)
+    if if_missing and (found := _current(images, name)) is not None:
+        return found
+    if given:
+        named = NamedRecipe(name, replace(_recipe_of_options(given), source="options of image build"), Path.cwd())
+        check_own_name(name)
+    elif name in _PLAIN:
+        with ProgressLine(f"image {name}") as progress:
+            return images.build(name, progress)
+    else:
+        named = find_recipe(settings, name)
+    with shown_steps(f"image {name}") as lines:
+        return build_named(settings, named, lines, no_cache=no_cache)
+
+
+def find_recipe(settings: Settings, image: str) -> NamedRecipe:
+    """The recipe of an image by the image's name. Raises InvalidRequest, with the mistake if its file has one."""
+    from warren.app.wiring import build_registry, recipe_folders
+    from warren.config.image_recipes import read_recipe
+
+    if image.startswith(ENVIRONMENT_IMAGES):
+        registry, name = build_registry(settings), image.removeprefix(ENVIRONMENT_IMAGES)
+        registry.read(name)
+        named = registry.recipe(name)
+        if named is None:
+            raise InvalidRequest(f"the environment {name!r} does not say how its image is made")
+        return named
+    recipes = ImageRecipes(*recipe_folders(settings))
+    path = recipes.path(image)
+    if path is None:
+        known = [*_PLAIN, *recipes.names()]
+        raise InvalidRequest(
+            f"Warren has no recipe for an image {image!r}",
+            remedy=f"{suggest(image, known)}it builds {', '.join(known)}; or give --python, --apt, --run, or -f",
+        )
+    return read_recipe(path)
+
+
+def check_own_name(name: str) -> None:
+    """Names of images that environments describe are not for others."""
+    if name.startswith(ENVIRONMENT_IMAGES):
+        raise InvalidRequest(
+            f"names that begin with {ENVIRONMENT_IMAGES} are those of environments",
+            remedy="give it another name; `warren environments build` builds what an environment's file describes",
+        )
+
+
+def _recipe_of_options(given: dict[str, Any]) -> "Recipe":
+    block: dict[str, Any] = {kind: ",".join(given[kind]) for kind in ("apt", "python", "npm") if kind in given}
+    block |= {key: given[key] for key in ("workdir", "user") if key in given}
+    if "base" in given:
+        block["from"] = given["base"]
+    if "commands" in given:
+        block["run"] = list(given["commands"])
+    if "variables" in given:
+        block["env"] = parse_pairs("--env", given["variables"])
+    if "copies" in given:
+        block["copy"] = [_copy_of(text) for text in given["copies"]]
+    return recipe_of(block, Where(None))
+
+
+def _copy_of(text: str) -> dict[str, str]:
+    source, colon, target = text.partition(":")
+    if not colon or not source or not target:
+        raise click.UsageError(f"--copy takes SRC:DST, not {text!r}")
+    return {"from": source, "to": target}
+
+
+# -- Dockerfiles
+
+
+def _build_dockerfile(
+    settings: Settings,
+    words: tuple[str, ...],
+    dockerfile: str,
+    build_args: tuple[str, ...],
+    target: str,
+    engine: str,
+    no_cache: bool,
+    if_missing: bool,
+) -> "ImageVersion":
+    from warren.app.wiring import build_images
+
+    name, context = _name_and_context(words, dockerfile)
+    check_own_name(name)
+    file = Path(dockerfile) if dockerfile else context / "Dockerfile"
+    images = build_images(settings)
+    if if_missing and (found := _current(images, name)) is not None:
+        return found
+    args = parse_pairs("--build-arg", build_args)
+    if engine:
+        return _build_with_docker(settings, images, name, file, context, args, target, engine, no_cache)
+    with shown_steps(f"image {name}") as lines:
+        recipe = _parse(settings, images, file, args, target, lines)
+        return build_named(settings, NamedRecipe(name, recipe, context), lines, no_cache=no_cache)
+
+
+def _name_and_context(words: tuple[str, ...], dockerfile: str) -> tuple[str, Path]:
+    if len(words) > 2:
+        raise click.UsageError("give a NAME for the image and the CONTEXT, a directory")
+    beside = Path(dockerfile).parent if dockerfile and dockerfile != "-" else Path()
+    if len(words) == 2:
+        name, context = words[0], Path(words[1])
+    elif words and Path(words[0]).is_dir():
+        name, context = "", Path(words[0])
+    else:
+        name, context = (words[0] if words else ""), beside
+    if not context.is_dir():
+        raise InvalidRequest(f"there is no directory {context}")
+    if not name:
+        name = re.sub(r"[^a-z0-9._-]+", "-", context.resolve().name.lower()).strip("-._")
+        if not name:
+            raise click.UsageError("give a NAME for the image")
+    return name, context
+
+
+def _parse(
+    settings: Settings, images: "ImageStore", file: Path, args: dict[str, str], target: str, lines: StepLines
+) -> "Recipe":
+    from warren.app.image_wiring import build_image_settings
+    from warren.worker.images.builder import base_config
+    from warren.worker.images.dockerfile import parse_dockerfile
+
+    building = build_image_settings(settings)
+    parsed = parse_dockerfile(
+        _read(file),
+        str(file),
+        build_args=args,
+        target=target,
+        config_of=lambda base: base_config(images, base, building, lines),
+    )
+    lines.end_step()
+    for note in parsed.notes:
+        click.echo(f"note: {printable(note)}", err=True)
+    return replace(parsed.recipe, source=f"Dockerfile {file.name}" if file.name != "Dockerfile" else "Dockerfile")
+
+
+def _read(file: Path) -> str:
+    try:
+        data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise InvalidRequest(f"{file} is not text in UTF-8") from exc
+    except IsADirectoryError as exc:
+        raise InvalidRequest(
+            f"{file} is a directory", remedy="-f takes the Dockerfile, the directory comes last"
+        ) from exc
+    except FileNotFoundError as exc:
+        raise InvalidRequest(f"there is no file {file}") from exc
+
+
+def _build_with_docker(
+    settings: Settings,
+    images: "ImageStore",
+    name: str,
+    file: Path,
+    context: Path,
+    args: dict[str, str],
+    target: str,
+    engine: str,
+    no_cache: bool,
+) -> "ImageVersion":
+    if engine != "docker":
+        raise click.UsageError(f"--with takes docker, not {engine!r}")
+    raise InvalidRequest(
+        "--with docker is not built in here", remedy="docker build, then `warren image import docker:REF`"
+    )
+
+
+# -- for a server
+
+
+def _build_for_server(settings: Settings, words: tuple[str, ...], parent: int) -> int:
+    _end_with(parent)
+    lines = ReportLines()
+    try:
+        build_named(settings, find_recipe(settings, words[0]), lines, again=False)
+    except WarrenError as exc:
+        last = exc.last_lines if isinstance(exc, BuildFailed) else ()
+        lines.write({"error": exc.message.split("\n", 1)[0], "lines": list(last)[-_OUTPUT_LINES:]})
+        return 1
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    """Lets the kernel interrupt this process, as Ctrl-C does, when its parent dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit(1)
+
+
+def print_made(made: "ImageVersion", as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(made))
+        return
+    size = f"{made.size_bytes / 2**20:.0f} MiB"
+    click.echo(f"image {made.name}, version {made.version}: {made.files} files, {size}", err=True)

@@ -1,0 +1,33 @@
+"""Agents, tools and prompts of the registry."""
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+from warren.model.agent import Agent
+from warren.model.prompt import Prompt
+from warren.model.tool import Tool
+
+Entry = TypeVar("Entry", covariant=True)
+
+
+class EntriesOfKind(Protocol[Entry]):
+    """Entries as they are now: changed files are read again.
+
+    `get` raises UnknownEntry, and Unavailable for an entry that cannot be used because of a mistake in its file. `list`
+    returns those that can be used, by name.
+    """
+
+    def get(self, name: str) -> Entry: ...
+    def list(self) -> Sequence[Entry]: ...
+
+
+class Entries(Protocol):
+    """`check_agent` raises for what an agent names and the registry does not have."""
+
+    @property
+    def agents(self) -> EntriesOfKind[Agent]: ...
+    @property
+    def tools(self) -> EntriesOfKind[Tool]: ...
+    @property
+    def prompts(self) -> EntriesOfKind[Prompt]: ...
+    def check_agent(self, agent: Agent) -> None: ...

@@ -1,0 +1,305 @@
+"""Layers: what a step of a build has changed, in the form of overlayfs; and trees made of a base with layers above it.
+
+    a removed name          a character device 0:0 (a whiteout)
+    a directory that hides
+    what lies below it      the attribute trusted.overlay.opaque
+
+`collect` copies the upper directory of a sandbox that has ended. Whatever ran there has made it, so nothing in it is
+followed or believed: only directories, regular files, links and whiteouts are taken, without set-id bits and extended
+attributes. `flatten` makes one tree by hard links. So files in a tree are never changed in place, only replaced.
+Both open every directory by its name in the one above it and follow no link.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from warren.model.errors import InvalidRequest, ProtocolError
+
+_OPAQUE: Final = "trusted.overlay.opaque"
+_FOREIGN: Final = ("trusted.overlay.redirect", "trusted.overlay.metacopy")
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SOURCE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_MODE: Final = 0o1777
+_IDS: Final = 65536
+_LONGEST_PATH: Final = 3000
+_CHUNK: Final = 64 << 20
+_DEEPEST: Final = 200
+_NO_LAYER: Final = frozenset({".warren", "proc", "sys", "dev"})
+"""Directories of the root whose contents are mounted into every sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSize:
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCaps:
+    """Far above what a step of a real build makes. `depth` bounds how many directories are open at a time."""
+
+    files: int = 1_000_000
+    bytes: int = 64 << 30
+    depth: int = _DEEPEST
+
+
+USUAL_CAPS: Final = LayerCaps()
+
+
+def collect(
+    upper_fd: int,
+    uid_base: int,
+    target: Path,
+    *,
+    owner: tuple[int, int] | None = None,
+    caps: LayerCaps = USUAL_CAPS,
+) -> LayerSize:
+    """Copies an upper directory into the new directory `target`. Ids in it are those of the sandbox plus `uid_base`.
+    With an `owner`, everything belongs to it that is not a directory which was there before."""
+    target.mkdir(mode=0o700)
+    root = os.open(target, _DIRECTORY)
+    try:
+        copying = _Collection(root, uid_base, owner, caps)
+        copying.directory(upper_fd, root, "", is_new=False, depth=0)
+        return LayerSize(copying.files, copying.bytes)
+    finally:
+        os.close(root)
+
+
+class _Collection:
+    def __init__(self, root: int, uid_base: int, owner: tuple[int, int] | None, caps: LayerCaps) -> None:
+        self._root, self._uid_base, self._owner, self._caps = root, uid_base, owner, caps
+        self._links: dict[int, str] = {}  # by inode, where its first name lies in the layer
+        self.files = self.bytes = 0
+
+    def directory(self, source: int, target: int, path: str, *, is_new: bool, depth: int) -> None:
+        """`is_new`: nothing of it lies in a layer below."""
+        if depth > self._caps.depth:
+            raise InvalidRequest(f"the step made directories more than {self._caps.depth} deep, which are not taken")
+        attributes = os.listxattr(source)
+        _check_attributes(attributes)
+        if _OPAQUE in attributes:
+            is_new = True
+            os.setxattr(target, _OPAQUE, b"y")
+        with os.scandir(source) as entries:
+            for entry in entries:
+                if depth or entry.name not in _NO_LAYER:
+                    self._entry(entry, source, target, path, is_new, depth)
+        found = os.fstat(source)
+        os.fchown(target, *self._ids(found, is_new))
+        os.fchmod(target, found.st_mode & _MODE)
+        os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
+
+    def _entry(self, entry: "os.DirEntry[str]", source: int, target: int, path: str, is_new: bool, depth: int) -> None:
+        name = entry.name
+        found = entry.stat(follow_symlinks=False)
+        self._count(found)
+        if stat.S_ISDIR(found.st_mode):
+            os.mkdir(name, 0o700, dir_fd=target)
+            with _opened(name, source, _DIRECTORY) as below, _opened(name, target, _DIRECTORY) as made:
+                self.directory(below, made, f"{path}{name}/", is_new=is_new, depth=depth + 1)
+        elif stat.S_ISREG(found.st_mode):
+            if not (found.st_nlink > 1 and self._link_again(found, name, target, f"{path}{name}")):
+                self._file(source, name, target)
+        elif stat.S_ISLNK(found.st_mode):
+            os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+            os.chown(name, *self._ids(found, True), dir_fd=target, follow_symlinks=False)
+            os.utime(name, ns=(found.st_mtime_ns, found.st_mtime_ns), dir_fd=target, follow_symlinks=False)
+        elif is_whiteout(found):
+            os.mknod(name, stat.S_IFCHR | 0o600, os.makedev(0, 0), dir_fd=target)
+
+    def _count(self, found: os.stat_result) -> None:
+        self.files += 1
+        self.bytes += found.st_blocks * 512
+        if self.files > self._caps.files:
+            raise InvalidRequest(f"the step made or changed more than {self._caps.files} files")
+        if self.bytes > self._caps.bytes:
+            raise InvalidRequest(f"the step wrote more than {self._caps.bytes} bytes")
+
+    def _link_again(self, found: os.stat_result, name: str, target: int, path: str) -> bool:
+        """Makes another name for a file that was copied already. False if it was not, or its path is too long."""
+        first = self._links.get(found.st_ino)
+        if first is None:
+            if len(os.fsencode(path)) <= _LONGEST_PATH:
+                self._links[found.st_ino] = path
+            return False
+        os.link(first, name, src_dir_fd=self._root, dst_dir_fd=target, follow_symlinks=False)
+        return True
+
+    def _file(self, source: int, name: str, target: int) -> None:
+        with _opened(name, source, _SOURCE) as file:
+            found = os.fstat(file)
+            _check_attributes(os.listxattr(file))
+            made = os.open(name, _NEW_FILE, 0o600, dir_fd=target)
+            try:
+                copy_content(file, made, found.st_size)
+                os.fchown(made, *self._ids(found, True))
+                os.fchmod(made, found.st_mode & _MODE)
+                os.utime(made, ns=(found.st_mtime_ns, found.st_mtime_ns))
+            finally:
+                os.close(made)
+
+    def _ids(self, found: os.stat_result, is_new: bool) -> tuple[int, int]:
+        if is_new and self._owner is not None:
+            return self._owner
+        return self._id(found.st_uid), self._id(found.st_gid)
+
+    def _id(self, number: int) -> int:
+        """What does not belong to the sandbox was made by the launcher, and is the root's."""
+        return number - self._uid_base if 0 <= number - self._uid_base < _IDS else 0
+
+
+def _check_attributes(names: Sequence[str]) -> None:
+    if any(name in names for name in _FOREIGN):
+        raise ProtocolError("the layer refers to files below it, which only the sandbox's own mount could resolve")
+
+
+def is_whiteout(found: os.stat_result) -> bool:
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == 0
+
+
+def copy_content(source: int, target: int, size: int) -> None:
+    """Copies a file and keeps its holes: a sparse file takes no more room than it did."""
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(source, at, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno != errno.ENXIO:  # nothing but a hole is left
+                raise
+            break
+        end = min(os.lseek(source, start, os.SEEK_HOLE), size)
+        if start >= end:
+            break
+        os.lseek(source, start, os.SEEK_SET)
+        os.lseek(target, start, os.SEEK_SET)
+        while start < end:
+            count = os.sendfile(target, source, start, min(end - start, _CHUNK))
+            if count == 0:
+                break
+            start += count
+        at = end
+    os.ftruncate(target, size)
+
+
+# -- one tree of several
+
+
+def flatten(base: Path, layers: Sequence[Path], target: Path) -> None:
+    """Makes the new directory `target` of a base and of layers above it, the lowest first. Its files are hard links
+    where that is possible, else copies; its directories are new."""
+    target.mkdir(mode=0o700)
+    with contextlib.ExitStack() as held:
+        sources = [held.enter_context(_opened(str(path), None, _DIRECTORY)) for path in (*reversed(layers), base)]
+        _Flattening().directory(sources, held.enter_context(_opened(str(target), None, _DIRECTORY)))
+
+
+class _Flattening:
+    def __init__(self) -> None:
+        self._can_link = True
+        self._depth = 0
+
+    def directory(self, sources: Sequence[int], target: int) -> None:
+        """`sources` are the same directory in all layers that have it, the uppermost first."""
+        if self._depth > _DEEPEST:
+            raise InvalidRequest(f"the image has directories more than {_DEEPEST} deep")
+        self._depth += 1
+        if len(sources) == 1:
+            self._only(sources[0], target)
+        else:
+            self._merged(sources, target)
+        self._depth -= 1
+        found = os.fstat(sources[0])
+        os.fchown(target, found.st_uid, found.st_gid)
+        os.fchmod(target, found.st_mode & _MODE)
+        os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
+
+    def _only(self, source: int, target: int) -> None:
+        with os.scandir(source) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    self._below([source], entry.name, target)
+                elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                    self._link(source, entry.name, target)
+
+    def _merged(self, sources: Sequence[int], target: int) -> None:
+        seen: set[str] = set()
+        for number, source in enumerate(sources):
+            with os.scandir(source) as entries:
+                for entry in entries:
+                    if entry.name in seen:
+                        continue
+                    seen.add(entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        self._below(sources[number:], entry.name, target)
+                    elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                        self._link(source, entry.name, target)
+
+    def _below(self, sources: Sequence[int], name: str, target: int) -> None:
+        """The directory `name`, which the first source has, with what of it lies below and is not hidden."""
+        with contextlib.ExitStack() as held:
+            parts = []
+            for source in sources:
+                try:
+                    parts.append(held.enter_context(_opened(name, source, _DIRECTORY)))
+                except FileNotFoundError:
+                    continue
+                except OSError as exc:
+                    if exc.errno not in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+                        raise
+                    break  # a whiteout, a file or a link hides what lies below it
+                if len(sources) > 1 and _is_opaque(parts[-1]):
+                    break
+            os.mkdir(name, 0o700, dir_fd=target)
+            self.directory(parts, held.enter_context(_opened(name, target, _DIRECTORY)))
+
+    def _link(self, source: int, name: str, target: int) -> None:
+        if self._can_link:
+            try:
+                os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+                return
+            except OSError as exc:
+                if exc.errno not in (errno.EXDEV, errno.EMLINK, errno.EPERM):
+                    raise
+                self._can_link = exc.errno != errno.EXDEV
+        _copy_entry(source, name, target)
+
+
+def _is_opaque(directory: int) -> bool:
+    try:
+        return os.getxattr(directory, _OPAQUE) == b"y"
+    except OSError:
+        return False
+
+
+def _copy_entry(source: int, name: str, target: int) -> None:
+    found = os.stat(name, dir_fd=source, follow_symlinks=False)
+    if stat.S_ISLNK(found.st_mode):
+        os.symlink(os.readlink(name, dir_fd=source), name, dir_fd=target)
+        os.chown(name, found.st_uid, found.st_gid, dir_fd=target, follow_symlinks=False)
+        return
+    with _opened(name, source, _SOURCE) as file:
+        made = os.open(name, _NEW_FILE, 0o600, dir_fd=target)
+        try:
+            copy_content(file, made, found.st_size)
+            os.fchown(made, found.st_uid, found.st_gid)
+            os.fchmod(made, found.st_mode & _MODE)
+            os.utime(made, ns=(found.st_mtime_ns, found.st_mtime_ns))
+        finally:
+            os.close(made)
+
+
+@contextlib.contextmanager
+def _opened(name: str, directory: int | None, flags: int) -> Iterator[int]:
+    fd = os.open(name, flags, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,0 +1,86 @@
+"""Names of images in registries: HOST[:PORT]/PATH[:TAG][@DIGEST]. Pure.
+
+The first part of a name is a host if it has a dot or a port or is `localhost`, as everywhere. A name without a host is
+looked for in the registry that the operator has set.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from warren.model.errors import InvalidRequest
+
+_HOST: Final = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|\[[0-9a-fA-F:.]+\])(?::([0-9]{1,5}))?")
+_COMPONENT: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_PATH: Final = re.compile(rf"{_COMPONENT}(?:/{_COMPONENT})*")
+_TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+_REMEDY: Final = "write it like registry.example.com/team/image:tag, or with @sha256:… instead of the tag"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`host` has the port, if one was written. Without a tag and a digest the tag is `latest`."""
+
+    host: str
+    path: str
+    tag: str = ""
+    digest: str = ""
+
+    @property
+    def wanted(self) -> str:
+        """What the registry is asked for."""
+        return self.digest or self.tag or "latest"
+
+    def __str__(self) -> str:
+        tag = f":{self.tag or 'latest'}" if self.tag or not self.digest else ""
+        return f"{self.host}/{self.path}{tag}" + (f"@{self.digest}" if self.digest else "")
+
+
+def read_reference(text: str, registry: str = "") -> Reference:
+    """`registry` is HOST[:PORT][/PATH], for names without a host. Its path goes before names of one part only: a name
+    such as `team/image` says by itself where it is."""
+    name, _, digest = text.partition("@")
+    name, tag = _without_tag(name)
+    host, path = _without_host(name)
+    if not host:
+        if not registry:
+            raise InvalidRequest(
+                f"{text!r} does not say which registry it is in",
+                remedy="write its host in front of it, or set image_registry",
+            )
+        host, _, folder = registry.partition("/")
+        path = f"{folder}/{path}" if folder and "/" not in path else path
+    return _checked(Reference(host.lower(), path, tag, digest), text)
+
+
+def is_digest(text: object) -> bool:
+    return isinstance(text, str) and bool(_DIGEST.fullmatch(text))
+
+
+def _without_tag(name: str) -> tuple[str, str]:
+    start, colon, last = name.rpartition(":")
+    return (start, last) if colon and "/" not in last else (name, "")
+
+
+def _without_host(name: str) -> tuple[str, str]:
+    first, slash, rest = name.partition("/")
+    is_host = bool(slash) and (first == "localhost" or any(mark in first for mark in ".:["))
+    return (first, rest) if is_host else ("", name)
+
+
+def _checked(reference: Reference, text: str) -> Reference:
+    host = _HOST.fullmatch(reference.host)
+    if host is None or ".." in reference.host or not 0 < int(host[1] or 1) < 65536:
+        raise InvalidRequest(f"{reference.host!r} in {text[:300]!r} is not the host of a registry", remedy=_REMEDY)
+    if not _PATH.fullmatch(reference.path) or len(reference.path) > 255:
+        raise InvalidRequest(
+            f"{text[:300]!r} is not the name of an image: its path is in small letters", remedy=_REMEDY
+        )
+    if reference.tag and not _TAG.fullmatch(reference.tag):
+        raise InvalidRequest(f"{reference.tag[:200]!r} in {text[:300]!r} is not a tag", remedy=_REMEDY)
+    if "@" in text and not is_digest(reference.digest):
+        raise InvalidRequest(
+            f"{text[:300]!r} has no digest of 64 small hexadecimal digits after sha256:", remedy=_REMEDY
+        )
+    return reference

@@ -1,0 +1,206 @@
+"""Layers upon each other: what is seen at the end, and that no layer reaches outside of the tree."""
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from warren.model.errors import InvalidRequest
+from warren.worker.images.import_tree import Caps
+from warren.worker.images.oci_layers import Layers
+from warren.worker.images.tree import Tree
+
+D, L, H = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+Member = tuple[str, str] | tuple[str, bytes, str]
+
+
+def layer(*members: Member, **pax: str) -> bytes:
+    """(name, content) is a file, (name, type, target) anything else."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, *rest in members:
+            info = tarfile.TarInfo(name)
+            info.mode, info.pax_headers = 0o4755, dict(pax)
+            if len(rest) == 2:
+                info.type, info.linkname = rest[0], rest[1]  # type: ignore[assignment]
+                tar.addfile(info)
+            else:
+                data = str(rest[0]).encode()
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def apply(root: Path, *layers: bytes, caps: Caps = Caps(), packed: Callable[[bytes], bytes] = bytes) -> None:
+    root.mkdir(exist_ok=True)
+    with Tree(root) as tree:
+        unpacked = Layers(tree, caps)
+        for data in layers:
+            file = packed(data)
+            unpacked.apply(lambda file=file: io.BytesIO(file), f"sha256:{hashlib.sha256(data).hexdigest()}")  # type: ignore[misc]
+
+
+def check_complaint(complaint: str, act: Callable[[], None]) -> None:
+    """Without a complaint it works, and nothing but the tree has changed."""
+    if not complaint:
+        return act()
+    with pytest.raises((InvalidRequest, OSError), match=complaint):
+        act()
+
+
+def seen(root: Path) -> dict[str, str]:
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            found[name] = f"-> {os.readlink(path)}"
+        elif path.is_dir():
+            found[name] = "dir"
+        else:
+            found[name] = path.read_text()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ([[("a", "1"), ("b", "1")], [("a", "2"), (".wh.b", "")]], {"a": "2"}),
+        ([[("d/a", "1"), ("d/b", "1")], [("d/.wh..wh..opq", ""), ("d/c", "2")]], {"d": "dir", "d/c": "2"}),
+        # The whiteout stands behind what the same layer adds, and removes nothing of it.
+        ([[("d/a", "1")], [("d/a", "2"), ("d/.wh..wh..opq", "")]], {"d": "dir", "d/a": "2"}),
+        ([[("d/a", "1")], [("d/a", "2"), ("d/.wh.a", "")]], {"d": "dir", "d/a": "2"}),
+        ([[("d/x/a", "1")], [(".wh.d", "")]], {}),
+        ([[("d/x/a", "1")], [(".wh.d", "")], [("d/y", "3")]], {"d": "dir", "d/y": "3"}),
+        ([[("a", "1")], [(".wh..wh.plnk", ""), (".wh.never-there", ""), ("no/such/.wh.dir", "")]], {"a": "1"}),
+        # A file where a directory was, and the reverse; a link where one was, and back.
+        ([[("d/a", "1")], [("d", "2")]], {"d": "2"}),
+        ([[("d", "1")], [("d", D, ""), ("d/a", "2")]], {"d": "dir", "d/a": "2"}),
+        ([[("d/a", "1"), ("e/b", "1")], [("d", L, "e")]], {"d": "-> e", "e": "dir", "e/b": "1"}),
+        ([[("d", L, "e"), ("e/b", "1")], [("d", D, ""), ("d/a", "2")]],
+         {"d": "dir", "d/a": "2", "e": "dir", "e/b": "1"}),
+        # A parent that is a link inside is followed inside, as engines do.
+        ([[("usr/bin", D, ""), ("bin", L, "usr/bin")], [("bin/x", "2")]],
+         {"bin": "-> usr/bin", "usr": "dir", "usr/bin": "dir", "usr/bin/x": "2"}),
+        ([[("usr/bin/x", "1"), ("bin", L, "/usr/bin")], [("bin/.wh.x", "")]],
+         {"bin": "-> /usr/bin", "usr": "dir", "usr/bin": "dir"}),
+        ([[("a", "1")], [("b", H, "a"), ("c", H, "./b")]], {"a": "1", "b": "1", "c": "1"}),
+        ([[("a", "1"), ("b", H, "a")], [("a", "2")]], {"a": "2", "b": "1"}),
+        ([[("/abs/a", "1"), ("./b", "1")]], {"abs": "dir", "abs/a": "1", "b": "1"}),
+        ([[("dev/null", tarfile.CHRTYPE, ""), ("pipe", tarfile.FIFOTYPE, "")]], {"dev": "dir"}),
+        ([[("x/y", L, "../../../../etc/passwd")]], {"x": "dir", "x/y": "-> /etc/passwd"}),
+    ],
+)  # fmt: skip
+def test_layers_lie_upon_each_other(tmp_path: Path, layers: list[list[Member]], expected: dict[str, str]) -> None:
+    for number, packed in enumerate((bytes, gzip.compress)):
+        root = tmp_path / str(number)
+        apply(root, *(layer(*members) for members in layers), packed=packed)
+        assert seen(root) == expected
+        assert not any(path.lstat().st_mode & (stat.S_ISUID | stat.S_ISGID) for path in root.rglob("*"))
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """Beside the tree; nothing in it may change."""
+    path = tmp_path / "outside"
+    path.mkdir()
+    (path / "file").write_text("ours")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("layers", "complaint"),
+    [
+        ([[("../outside/file", "evil")]], "leads out"),
+        ([[("a/../../outside/file", "evil")]], "leads out"),
+        ([[("l", L, "../outside")], [("l/new", "evil")]], ""),
+        ([[("l", L, "../outside"), ("l/file", "evil")]], ""),
+        ([[("l", L, "../outside")], [("l/.wh.file", "")]], ""),
+        ([[("l", L, "../outside")], [("l/.wh..wh..opq", "")]], ""),
+        ([[("l", L, "OUTSIDE")], [("l/.wh.file", ""), ("l/x", "evil")]], ""),
+        ([[("d/a", "1"), ("l", L, "../outside")], [("l", D, ""), ("l/file", "evil")]], ""),
+        ([[("d", D, "")], [("d", L, "../outside")], [("d/file", "evil")], [("d", D, ""), ("d/file", "x")]], ""),
+        ([[("h", H, "../outside/file")]], "leads out"),
+        ([[("l", L, "../outside"), ("h", H, "l/file"), ("h", "evil")]], "not there"),
+        ([[("l", L, "../outside/file"), ("h", H, "l"), ("h/x", "evil")]], ""),
+        ([[("h", H, "/"), ("h", "x")]], "leads to the root"),
+        ([[("a", "1")], [(".wh...", "")]], "names nothing"),
+        ([[("a", "1")], [("a/.wh.", "")]], "names nothing"),
+        ([[("a", "1")], [("x/../../.wh.outside", "")]], "leads out"),
+        ([[("/".join(["d"] * 300), D, "")]], "directories deep"),
+        ([[("/".join(["d"] * 150), D, ""), ("l", L, "/".join(["d"] * 150))], [("l/" + "/".join(["e"] * 150), D, "")]],
+         "more than 200 deep"),
+        ([[("f", "1")], [("f/x", "2")]], "no directory"),
+        ([[("n" * 300, "1")]], "File name too long"),
+    ],
+)  # fmt: skip
+def test_a_hostile_layer_is_refused_or_stays_inside(
+    tmp_path: Path, outside: Path, layers: list[list[Member]], complaint: str
+) -> None:
+    built = [
+        layer(*(tuple(str(outside) if part == "OUTSIDE" else part for part in member) for member in members))  # type: ignore[arg-type,misc]
+        for members in layers
+    ]
+    check_complaint(complaint, lambda: apply(tmp_path / "root", *built))
+    assert {path.name: path.read_text() for path in outside.iterdir()} == {"file": "ours"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["outside", "root"]
+
+
+@pytest.mark.parametrize(
+    ("data", "caps", "complaint"),
+    [
+        (layer(("a", "x" * 5000)), Caps(size=4096), "larger than"),
+        (layer(*((f"{number}", "") for number in range(20))), Caps(members=10), "more than 10 members"),
+        (layer(("a", "x" * 3_000_000)), Caps(ratio=10, ratio_from=100_000), "a bomb"),
+        (layer(("a", "1")) + bytes(3_000_000), Caps(ratio=10, ratio_from=100_000), "a bomb"),
+        (layer(("a", "1"), mtime="1e300"), Caps(), ""),
+        (layer(("a", "1"), mtime="nan"), Caps(), ""),
+        (layer(("a", "1"), uid="99999999999"), Caps(), "belongs to"),
+        (layer(("a", "1"), **{"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}), Caps(), "damaged"),
+        (b"x" * 2000, Caps(), "damaged"),
+    ],
+)
+def test_bombs_and_nonsense_are_refused(tmp_path: Path, data: bytes, caps: Caps, complaint: str) -> None:
+    check_complaint(complaint, lambda: apply(tmp_path / "root", layer(), data, caps=caps, packed=gzip.compress))
+
+
+def test_the_caps_are_for_all_layers_together(tmp_path: Path) -> None:
+    layers = [layer((f"{number}", "x" * 1000)) for number in range(5)]
+    apply(tmp_path / "root", *layers, caps=Caps(size=5000, members=5))
+    with pytest.raises(InvalidRequest, match="larger than 4999 bytes"):
+        apply(tmp_path / "other", *layers, caps=Caps(size=4999))
+    with pytest.raises(InvalidRequest, match="more than 4 members"):
+        apply(tmp_path / "third", *layers, caps=Caps(members=4))
+
+
+def test_headers_that_follow_each_other_without_end_are_refused(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.XHDTYPE
+    with pytest.raises(InvalidRequest, match="damaged"):
+        apply(tmp_path / "root", header.tobuf(tarfile.USTAR_FORMAT) * 3000)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+def test_a_layer_that_is_another_than_its_digest_says_is_refused(tmp_path: Path, upper: bool) -> None:
+    data, lower = layer(("a", "evil"), (".wh.b", "")), layer(("a", "good"), ("b", "good"))
+    (tmp_path / "root").mkdir()
+    with Tree(tmp_path / "root") as tree:
+        layers = Layers(tree)
+        if upper:
+            layers.apply(lambda: io.BytesIO(lower), f"sha256:{hashlib.sha256(lower).hexdigest()}")
+        with pytest.raises(InvalidRequest, match="unpacks to sha256:"):
+            layers.apply(lambda: io.BytesIO(data), f"sha256:{'0' * 64}")
+    if upper:
+        assert seen(tmp_path / "root") == {"a": "good", "b": "good"}
+
+
+def test_a_damaged_gzip_is_refused(tmp_path: Path) -> None:
+    data = layer(("a", "x" * 100_000))
+    for damaged in (gzip.compress(data)[:-5], gzip.compress(data)[:30] + b"\0" * 100):
+        with pytest.raises(InvalidRequest, match=r"damaged|unpacks to"):
+            apply(tmp_path / "root", data, packed=lambda _, damaged=damaged: damaged)  # type: ignore[misc]
