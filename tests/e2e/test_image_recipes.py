@@ -145,20 +145,20 @@ async def test_a_session_waits_for_its_image_and_hears_how_far_it_is(machine: Ma
 async def test_the_answer_meanwhile(machine: Machine, server: ServerProcess, api: Api) -> None:
     machine.write("slower", recipe("slower", "sleep 6", "true"))
     body = {"environment": "slower"}
-    asked = [
-        api.refused("POST", "/api/sessions", body, status=503, code="image_building"),
-        api.refused("POST", "/create_session", {"thread_id": "t", **body}, status=503, code="image_building"),
-    ]
+    keys = [{"Idempotency-Key": key} for key in ("one", "two")]
+    asked = [api.refused("POST", "/api/sessions", body, status=503, code="image_building", headers=key) for key in keys]
     for problem in await asyncio.gather(*asked):
         assert problem["retryable"]
         assert {"step", "fraction", "about"} <= set(problem)
-    async with api.ask("POST", "/api/sessions", body) as answer:
+    async with api.ask("POST", "/api/sessions", body, headers=keys[0]) as answer:
         assert answer.headers["Retry-After"] == "2"
     assert await state_of(api, "slower") == "building"
     assert server.log.count("image_build_started image=environment/slower") == 1
     states = ["ended", "creating", "running"]
     assert (await api.get("/api/sessions", environment="slower", state=states))["sessions"] == []
-    await until_state(api, "slower", "ready")
+    waited = await api.post("/create_session", {"thread_id": "t", **body})  # without a key
+    assert waited["thread_id"] == "t"
+    assert await state_of(api, "slower") == "ready"
 
 
 async def test_an_outdated_image_stays_in_use_until_the_new_one_is_ready(
@@ -202,7 +202,8 @@ def test_a_killed_server_takes_its_build_along(machine: Machine) -> None:
     server.start()
     try:
         asked = subprocess.run(
-            ["curl", "-sS", "-X", "POST", f"{server.url}/api/sessions", "-d", '{"environment": "killed"}'],
+            ["curl", "-sS", "-X", "POST", f"{server.url}/api/sessions", "-H", "Idempotency-Key: k"]
+            + ["-d", '{"environment": "killed"}'],
             capture_output=True,
             text=True,
         )
