@@ -202,8 +202,10 @@ def test_a_killed_server_takes_its_build_along(machine: Machine) -> None:
     server.start()
     try:
         asked = subprocess.run(
-            ["curl", "-sS", "-X", "POST", f"{server.url}/api/sessions", "-H", "Idempotency-Key: k"]
-            + ["-d", '{"environment": "killed"}'],
+            [
+                *("curl", "-sS", "-X", "POST", f"{server.url}/api/sessions"),
+                *("-H", "Idempotency-Key: k", "-d", '{"environment": "killed"}'),
+            ],
             capture_output=True,
             text=True,
         )
