@@ -158,7 +158,7 @@ def variables(spec: SandboxSpec) -> dict[str, str]:
     own = spec.env.get("LD_LIBRARY_PATH", "")
     return {
         "LD_LIBRARY_PATH": f"{own}:{INSIDE}/lib" if own else f"{INSIDE}/lib",
-        "PATH": f"{spec.env.get('PATH') or SEARCH_PATH}:{INSIDE}/bin",
+        "PATH": f"{INSIDE}/bin:{spec.env.get('PATH') or SEARCH_PATH}",  # an image's nvidia-smi is of another driver
         "NVIDIA_VISIBLE_DEVICES": ",".join(spec.gpus),
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
     }
@@ -186,9 +186,7 @@ def check_rules(rules: DeviceRules, grant: Grant) -> str:
             raise IsolationUnavailable(f"the device rules of the sandbox do not open /dev/{node.name}")
     for node in grant.shut:
         if (node.major, node.minor) not in granted and rules.allows(node.major, node.minor):
-            raise IsolationUnavailable(
-                f"the rules of the sandbox open /dev/{node.name}, which it was not to have"
-            )
+            raise IsolationUnavailable(f"the rules of the sandbox open /dev/{node.name}, which it was not to have")
     if rules.allows_all:
         raise IsolationUnavailable("the device rules of the sandbox open every device of the machine")
     known = all(rules.allows(*numbers) for numbers in granted)
