@@ -291,7 +291,7 @@ async def test_a_node_that_goes_away_is_missed_at_the_next_look(places: Places) 
 def test_commands_find_the_libraries() -> None:
     found = variables(SandboxSpec(gpus=("0", "2"), env={"LD_LIBRARY_PATH": "/mine"}))
     assert found["LD_LIBRARY_PATH"] == "/mine:/.warren/gpu/lib"
-    assert found["PATH"].endswith(":/.warren/gpu/bin")
+    assert found["PATH"].startswith("/.warren/gpu/bin:/")
     assert found["NVIDIA_VISIBLE_DEVICES"] == "0,2"
     assert variables(SandboxSpec()) == {}
 

@@ -158,7 +158,7 @@ def variables(spec: SandboxSpec) -> dict[str, str]:
     own = spec.env.get("LD_LIBRARY_PATH", "")
     return {
         "LD_LIBRARY_PATH": f"{own}:{INSIDE}/lib" if own else f"{INSIDE}/lib",
-        "PATH": f"{spec.env.get('PATH') or SEARCH_PATH}:{INSIDE}/bin",
+        "PATH": f"{INSIDE}/bin:{spec.env.get('PATH') or SEARCH_PATH}",  # an image's nvidia-smi is of another driver
         "NVIDIA_VISIBLE_DEVICES": ",".join(spec.gpus),
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
     }
