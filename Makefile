@@ -43,9 +43,9 @@ agent launcher: setup
 	@$(MAKE) --no-print-directory -C $@
 
 images: setup
-	@for name in base host; do \
-	    [ -e $(CACHE)/images/$$name/image.json ] || \
-	    WARREN_STATE_DIR=$(CACHE) $(BIN)/warren image build $$name || exit 1; \
+	@for file in base/rootfs/usr/bin/apt-get host/image.json; do \
+	    [ -e $(CACHE)/images/$$file ] || \
+	    WARREN_STATE_DIR=$(CACHE) $(BIN)/warren image build $${file%%/*} || exit 1; \
 	done
 
 check: build

@@ -29,6 +29,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -174,8 +175,17 @@ static unsigned long number(const char *s) { return s ? strtoul(s, NULL, 10) : 0
 
 static void usage(void) {
     dprintf(2, "warren-agent --listen-fd N | --socket PATH [--become UID] [--user NAME] [--workspace DIR]\n"
-               "             [--uids LOW-HIGH] [--nproc N] [--ephemeral] [--allow-root]\nThe first process of a Warren sandbox; not to be run by hand.\n");
+               "             [--uids LOW-HIGH] [--nproc N] [--memlock BYTES] [--ephemeral] [--allow-root]\nThe first process of a Warren sandbox; not to be run by hand.\n");
     exit(2);
+}
+
+/* For this process and all that it starts. Raising it could fail, lowering it cannot. */
+static void lower_memlock(rlim_t most) {
+    struct rlimit r;
+    if (getrlimit(RLIMIT_MEMLOCK, &r) != 0) fail("getrlimit");
+    if (r.rlim_max == RLIM_INFINITY || r.rlim_max > most) r.rlim_max = most;
+    r.rlim_cur = r.rlim_max;
+    if (setrlimit(RLIMIT_MEMLOCK, &r) != 0) fail("setrlimit");
 }
 
 static int parse_arguments(int argc, char **argv) {
@@ -203,6 +213,7 @@ static int parse_arguments(int argc, char **argv) {
         else if (strcmp(name, "--user") == 0) settings.user = value;
         else if (strcmp(name, "--workspace") == 0) settings.workspace = value;
         else if (strcmp(name, "--nproc") == 0) settings.nproc = (unsigned)number(value);
+        else if (strcmp(name, "--memlock") == 0) lower_memlock((rlim_t)number(value));
         else if (strcmp(name, "--uids") == 0) {
             settings.uid_low = (uid_t)number(value);
             settings.uid_high = (uid_t)number(strchr(value, '-') ? strchr(value, '-') + 1 : value);

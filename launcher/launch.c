@@ -40,7 +40,7 @@
  *   rlimits             only lowered: root may lack CAP_SYS_RESOURCE, and raising would fail. The limit of
  *                       cores is 1: for every other one, also 0, the kernel starts the program that
  *                       core_pattern names, as the host's root. That of locked memory can be left to the
- *                       runtime: crun raises its own before it loads the rules for devices.
+ *                       agent: crun raises its own before it loads the rules for devices.
  *
  * The runtime will move the sandbox into its cgroups. If no process has been moved for a while, the kernel
  * lets the first one wait for some 10 ms. So a child tries such a move at once, and the kernel is ready when
@@ -77,7 +77,7 @@
  *          --move FILE         the cgroup.procs that a child tries to move to
  *          --memory BYTES --cpus N    what the view shows; the directory `view` is there only with these
  *          --nofile N --fsize BYTES
- *          --memlock BYTES     0 leaves it to the runtime; 8 MiB without this option
+ *          --memlock BYTES     0 leaves it as it is; 8 MiB without this option
  *        warren-launch disk OPTION… --at DIR    the disk alone, mounted at DIR for all to see;
  *                                               with --try only in a namespace of its own
  *          --memory BYTES --cpus N    what the view shows, which is then on the disk, in `view`

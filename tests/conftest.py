@@ -1,8 +1,8 @@
 """What every test may ask for: images, a state directory, a Docker engine. And at the end: nothing may be left."""
 
-import contextlib
 import functools
 import inspect
+import os
 import shutil
 import signal
 import sys
@@ -38,13 +38,17 @@ def image_cache() -> Path:
     store = ImageStore(_CACHE)
     for name in set(BUILDABLE) - {info.name for info in store.list()}:
         store.build(name)
-    for name in (
-        "python",
-        "node",
-    ):  # most tests need any image of these names, and building the real ones takes minutes
-        with contextlib.suppress(FileExistsError):
-            (_CACHE / "images" / name).symlink_to((_CACHE / "images" / "base").readlink())
+    for name in ("python", "node"):  # tests need any image of these names; building the real ones takes minutes
+        _point_at_base(_CACHE / "images" / name)
     return _CACHE
+
+
+def _point_at_base(link: Path) -> None:
+    target = link.with_name("base").readlink()
+    if not link.is_symlink() or link.readlink() != target:
+        new = link.with_name(f".{link.name}-{os.getpid()}")
+        new.symlink_to(target)
+        new.replace(link)
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ http {{
     uwsgi_temp_path {prefix}/uwsgi;
     scgi_temp_path {prefix}/scgi;
     include {prefix}/warren.conf;
+    include {prefix}/previews.con[f];
 }}
 """
 
@@ -36,13 +37,24 @@ http {{
 class NginxProcess:
     """In front of the server at `upstream_port`. `http` and `https` are its ports, `name` what it answers to."""
 
-    def __init__(self, prefix: Path, certificates: Certificates, upstream_port: int, name: str = NAME) -> None:
+    def __init__(
+        self,
+        prefix: Path,
+        certificates: Certificates,
+        upstream_port: int,
+        name: str = NAME,
+        *,
+        previews: bool = False,
+    ) -> None:
         self.prefix, self.name = prefix, name
         self.http, self.https = free_port(), free_port()
         self._process: subprocess.Popen[bytes] | None = None
         user = "user root;" if os.geteuid() == 0 else ""
         (prefix / "nginx.conf").write_text(MAIN.format(prefix=prefix, user=user))
         (prefix / "warren.conf").write_text(self._adapted(CONF.read_text(), certificates, upstream_port))
+        if previews:
+            text = (CONF.parent / "previews.conf").read_text()
+            (prefix / "previews.conf").write_text(_changed(text, self._changes(certificates)))
 
     @property
     def url(self) -> str:
@@ -81,24 +93,35 @@ class NginxProcess:
     def _adapted(self, text: str, certificates: Certificates, upstream_port: int) -> str:
         """The file as it is delivered, but for ports, paths and the name; each must be there to be changed."""
         changes = {
-            r"^ *listen \[::\]:.*\n": "",
+            **self._changes(certificates),
             r"listen 80\b": f"listen 127.0.0.1:{self.http}",
-            r"listen 443\b": f"listen 127.0.0.1:{self.https}",
             r"server 127\.0\.0\.1:8000;": f"server 127.0.0.1:{upstream_port};",
+            r"server_name sandboxes\.example": f"server_name {self.name}",
+        }
+        return _changed(text, changes)
+
+    def _changes(self, certificates: Certificates) -> dict[str, str]:
+        return {
+            r"^ *listen \[::\]:.*\n": "",
+            r"listen 443\b": f"listen 127.0.0.1:{self.https}",
             r"/etc/letsencrypt/\S+/fullchain\.pem": str(certificates.cert),
             r"/etc/letsencrypt/\S+/privkey\.pem": str(certificates.key),
             r"/var/log/nginx/": f"{self.prefix}/",
-            r"server_name sandboxes\.example": f"server_name {self.name}",
         }
-        for pattern, replacement in changes.items():
-            text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
-            assert count, pattern
-        return text
+
+
+def _changed(text: str, changes: dict[str, str]) -> str:
+    for pattern, replacement in changes.items():
+        text, count = re.subn(pattern, replacement, text, flags=re.MULTILINE)
+        assert count, pattern
+    return text
 
 
 @contextlib.contextmanager
-def running_nginx(prefix: Path, certificates: Certificates, upstream_port: int) -> Iterator[NginxProcess]:
-    nginx = NginxProcess(prefix, certificates, upstream_port)
+def running_nginx(
+    prefix: Path, certificates: Certificates, upstream_port: int, *, previews: bool = False
+) -> Iterator[NginxProcess]:
+    nginx = NginxProcess(prefix, certificates, upstream_port, previews=previews)
     try:
         nginx.start()
         yield nginx

@@ -34,6 +34,7 @@ _EXTENDED: Final = (
     r"integration/test_dist\.py::TestRelease",
     r"integrations/test_mcp_versions\.py::test_it_works_beside",  # needs a package index
     r"integrations/test_vendor_suite\.py::test_86",
+    r"e2e/test_image_recipes\.py::test_packages_of_every_kind",  # needs package indexes, and a minute or two
     r"e2e/test_schema\.py::test_no_random_value",
     r"e2e/test_request_cost\.py::test_no_request",
 )

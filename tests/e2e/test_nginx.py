@@ -240,3 +240,47 @@ async def test_too_many_requests_from_one_address_are_refused(certificates: Cert
 
         await until(one_of_many_is)
         await until(none_is)
+
+
+# -- previews
+
+
+async def test_a_link_to_a_preview_becomes_a_cookie_that_a_client_keeps_over_tls(
+    new_state: NewState, tmp_path: Path
+) -> None:
+    """curl refuses a cookie of the prefix __Host- that is not secure, or for more than its host."""
+    made = make_certificates(tmp_path, "*.previews.example")
+    flags = ("--allowed-hosts", "sandboxes.example", "--trusted-proxies", "127.0.0.1", "--pool-size", "0")
+    options = {"WARREN_API_KEY": KEY, "WARREN_PREVIEW_DOMAIN": "previews.example", "WARREN_ON_STOP": "destroy"}
+    with (
+        running_server(new_state(), *flags, provider="oci", **options) as server,
+        running_nginx(tmp_path, made, server.port, previews=True) as nginx,
+    ):
+        async with Api(nginx.url, {"X-API-Key": KEY}, to_loopback(made)) as api, api.session(environment="host") as box:
+            await box.write("index.html", b"<h1>shown</h1>")
+            await box.post("/processes", {"command": "python3 -m http.server 3000"}, status=201)
+            await box.get("/ports?wait_for=3000&timeout_s=20")
+            link = (await box.post("/links", {"port": 3000}, status=201))["url"]
+            page, _, token = link.partition("?")
+            assert page == f"https://3000-{box.id.removeprefix('ses_')}.previews.example:{nginx.https}/"
+            jar = tmp_path / "cookies"
+            assert "401" in await curl(made, page, "-c", str(jar), "-b", str(jar))
+            told = await curl(made, link, "-c", str(jar), "-b", str(jar), "-L")
+            assert "<h1>shown</h1>" in told
+            kept = [line.split("\t") for line in jar.read_text().splitlines() if "warren-preview" in line]
+            assert [(line[1], line[2], line[3], line[5]) for line in kept] == [
+                ("FALSE", "/", "TRUE", "__Host-warren-preview")
+            ]
+            assert "<h1>shown</h1>" in await curl(made, page, "-c", str(jar), "-b", str(jar))
+            assert "401" in await curl(made, page, "-b", "warren-preview=" + kept[0][6])
+        assert token.partition("=")[2] not in (tmp_path / "previews.log").read_text()
+
+
+async def curl(made: Certificates, url: str, *options: str) -> str:
+    """As a browser would open a page; every name is this machine. Gives the status and the page."""
+    shown = ("-sS", "-w", " %{http_code}", "-H", "Accept: text/html", "--cacert", str(made.ca))
+    argv = ("curl", *shown, "--connect-to", f"::127.0.0.1:{url.split(':')[2].partition('/')[0]}", *options, url)
+    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    return out.decode()

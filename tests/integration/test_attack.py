@@ -240,7 +240,7 @@ def test_only_a_clear_word_is_a_verdict(stdout: str, verdict: ProbeVerdict) -> N
 
 
 def test_ids_are_unique_and_there_are_enough_of_each_group() -> None:
-    probes = [*PROBES, *API_PROBES]
+    probes = [*PROBES, *ROOT_PROBES, *API_PROBES]
     ids = [probe.id for probe in probes]
     assert len(ids) == len(set(ids)) >= 200
     for group in Group:

@@ -18,6 +18,7 @@ from warren.model.operations import Command
 from warren.model.spec import Limits, SandboxSpec
 from warren.worker.host.gpus import Places
 from warren.worker.images.store import ImageStore
+from warren.worker.providers.docker import DockerProvider
 from warren.worker.providers.gpu_access import ALL, GpuAccess
 from warren.worker.providers.oci import OciProvider
 
@@ -167,3 +168,13 @@ async def test_what_is_not_allowed_or_not_complete_is_refused_with_the_reason(ma
     with pytest.raises(ProviderUnavailable, match=r"nvidia-modprobe -u -c=0"):
         await provider.create(ONE)
     assert await provider.list_ids() == []
+
+
+async def test_an_engine_that_cannot_give_one_is_refused(machine: Machine, places: Places) -> None:
+    provider = DockerProvider(machine.state, machine.images, BIN, gpus=GpuAccess((ALL,), places=places))
+    provider._runtime = "runc by docker 29"  # as after a look at an engine, which says nothing of CDI or nvidia
+    try:
+        with pytest.raises(ProviderUnavailable, match="neither CDI nor the runtime nvidia"):
+            await provider.create(ONE)
+    finally:
+        await provider.close()

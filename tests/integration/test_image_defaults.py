@@ -105,6 +105,7 @@ async def test_variables_and_directory_of_the_image_hold(provider: OciProvider) 
         (ImageConfig(user="app:staff", workdir="/workspace/deep/down"), "app 321 50 /srv/app /workspace/deep/down"),
         (ImageConfig(user="4000:4001", workdir="/made"), "4000 4000 4001 /workspace /made"),
         (ImageConfig(user="4000:0"), "4000 4000 4000 /workspace /workspace"),
+        (ImageConfig(user="65534"), "65534 65534 65534 /workspace /workspace"),
         (ImageConfig(user="0:0", workdir="/"), "sandboxuser 1000 1000 /home/sandboxuser /workspace"),
         (ImageConfig(user="root"), "sandboxuser 1000 1000 /home/sandboxuser /workspace"),
     ],

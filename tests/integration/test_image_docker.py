@@ -104,7 +104,7 @@ class TestBuilds:
         made = build_with_docker(
             *(store, "built"),
             context=context,
-            dockerfile=context / "Dockerfile",
+            dockerfile=(context / "Dockerfile").read_text(),
             docker_url=docker_engine.url,
             progress=progress,
             build_args={"WHO": "me"},
@@ -125,7 +125,7 @@ class TestBuilds:
             build_with_docker(
                 *(store, "failing"),
                 context=context,
-                dockerfile=context / "Dockerfile",
+                dockerfile=(context / "Dockerfile").read_text(),
                 docker_url=docker_engine.url,
                 progress=Recorder(),
             )

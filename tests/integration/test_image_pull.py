@@ -104,6 +104,7 @@ def test_an_image_is_pulled_once_and_again_when_it_has_changed(
     assert fractions[-1] == 0.95
 
     assert pull_image(store, reference, "app", options=QUICK) == made
+    assert pull_image(store, f"{registry.host}/team/app@{digest}", "app", options=QUICK) == made
     assert pull_image(store, f"{registry.host}/team/app@{digest}", "pinned", options=QUICK).content == made.content
     registry.push("team/app", "1", Image(SHELL, config=said))
     assert pull_image(store, reference, "app", options=QUICK).version != made.version

@@ -95,7 +95,7 @@ WEAKENED: dict[str, tuple[Weaken, Layer]] = {
     "no filter": (without_filter, Layer.SECCOMP),
     "a filter with one call more": (allow("mount"), Layer.SYSTEM_CALLS),
     "a filter with one family of sockets more": (allow("socket", args=[equal(0, 40)]), Layer.SYSTEM_CALLS),
-    "a filter with one protocol more": (allow("socket", args=[equal(0, 16), equal(2, 9)]), Layer.SYSTEM_CALLS),
+    "a filter with one protocol more": (allow("socket", args=[equal(0, 16), equal(2, 15)]), Layer.SYSTEM_CALLS),
     "a filter that lets terminals be typed into": (allow("ioctl", args=[equal(1, 0x5412)]), Layer.SYSTEM_CALLS),
     "a file of /proc without its mask": (without_mask("/proc/keys"), Layer.MASKED_PATHS),
     "a directory of /proc without its mask": (without_mask("/proc/sysvipc"), Layer.MASKED_PATHS),

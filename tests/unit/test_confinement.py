@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 TRIES = """
-import json, os, sys, threading
+import ctypes, json, os, sys, threading
+libc = ctypes.CDLL(None, use_errno=True)
 from pathlib import Path
 from warren.app.confinement import confine
 
@@ -21,6 +22,14 @@ def attempt(name, act):
     except OSError as exc:
         found[name] = type(exc).__name__
 
+def call(name, *values):
+    if getattr(libc, name)(*values) < 0:
+        raise OSError(ctypes.get_errno(), name)
+
+attempt("chroot", lambda: os.chroot("/"))
+attempt("namespace", lambda: call("unshare", 0x10000000))
+attempt("mount", lambda: call("mount", b"none", b"/", None, 32, None))
+attempt("program_without_landlock", lambda: os.execv("/bin/true", ["true"]))
 attempt("program", lambda: os.posix_spawn("/bin/true", ["true"], {}))
 attempt("write_allowed", lambda: (allowed / "file").write_text("x"))
 attempt("directory_allowed", lambda: (allowed / "sub").mkdir())
@@ -36,6 +45,9 @@ thread = threading.Thread(target=attempt, args=("write_in_thread", lambda: (othe
 thread.start()
 thread.join()
 found["no_new_privs"] = "NoNewPrivs:\\t1\\n" in Path("/proc/self/status").read_text()
+status = dict(line.split(":\\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+found["capabilities"] = sorted({int(status[name], 16) for name in ("CapEff", "CapPrm", "CapBnd", "CapInh", "CapAmb")})
+found["filter"] = status["Seccomp"]
 print(json.dumps(found))
 """
 
@@ -54,7 +66,18 @@ def test_a_confined_process_starts_nothing_and_writes_nowhere_else(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    refused = ["program", "write_other", "remove_other", "write_in_thread", "rename_out"]
+    assert (set(found["capabilities"]) <= {0, 1 << 10}, found["filter"]) == (True, "2")
+    refused = [
+        "chroot",
+        "namespace",
+        "mount",
+        "program_without_landlock",
+        "program",
+        "write_other",
+        "remove_other",
+        "write_in_thread",
+        "rename_out",
+    ]
     refused += ["truncate_other"] if found["version"] >= 3 else []
     refused += ["signal"] if found["version"] >= 6 else []
     assert {name: found[name] for name in refused} == dict.fromkeys(refused, "PermissionError")

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from warren.config.registry import Registry, packaged_registry
+from warren.doctor.check import Level
+from warren.doctor.parts import check_registry
 from warren.model.agent import Agent, AgentPrompt
 from warren.model.errors import InvalidRequest, TooLarge, Unavailable, UnknownEntry
 from warren.model.prompt import MAX_RENDERED, Prompt
@@ -122,6 +124,7 @@ _P = "name: x\ntemplate: |\n  Hi {{who}}\nvariables:\n  "
     [
         ("tools", "name: x", "a tool needs a command or mcp, one of them"),
         ("tools", "name: x\ncommand: ls\nmcp: {command: [x]}", "a command or mcp, one of them"),
+        ("tools", "name: x.y\ncommand: ls", "line 1: name is 'x.y': models take no dots"),
         ("tools", "name: y\ncommand: ls", "line 1: name is 'y', the file's name says 'x'"),
         ("tools", "name: x\ncomand: ls", "line 2: there is no key 'comand' (did you mean command? "),
         ("tools", "name: x\ncommand: ''", "line 2: command is empty"),
@@ -243,6 +246,24 @@ def test_an_inline_agent_is_read_by_the_same_reader_and_bounded() -> None:
     for large in ({"description": "x" * 70_000}, {"tools": ["x"] * 70_000}, {"tools": deep}):
         with pytest.raises(TooLarge):
             Agent.inline(large)
+
+
+def test_no_text_of_a_schema_is_half_a_character() -> None:
+    for part in (
+        {"\ud800": {}},
+        {"a": {"default": "\ud800"}},
+        {"a": {"enum": ["a\0"]}},
+        {"a": {"description": "\ud800"}},
+    ):
+        tool = {"name": "x", "mcp": {"command": ["x"]}, "parameters": {"type": "object", "properties": part}}
+        with pytest.raises(InvalidRequest, match="characters that no text has"):
+            Agent.inline({"tools": [tool]})
+
+
+def test_doctor_shows_what_is_wrong_in_the_registry(tmp_path: Path) -> None:
+    checks = list(check_registry(write(tmp_path, "tools", "x", "name: x\ncomand: ls").all_problems()))
+    assert [check.name for check in checks if check.level is Level.FAIL] == ["tool x"]
+    assert {"environments", "agents", "tools", "prompts"} <= {check.name for check in checks}
 
 
 def test_what_a_packaged_tool_runs(tmp_path: Path) -> None:

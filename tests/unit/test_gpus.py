@@ -14,12 +14,12 @@ import yaml
 from warren.model.errors import InvalidRequest, IsolationUnavailable, NoCapacity, ProviderUnavailable
 from warren.model.gpus import ANY, gpus_value, parse_gpus, read_gpus
 from warren.model.spec import SandboxSpec
-from warren.worker.host.device_rules import list_allows, programs_allow, run_program
+from warren.worker.host.device_rules import DeviceRules, list_allows, programs_allow, run_program
 from warren.worker.host.gpu_leases import GpuLeases
 from warren.worker.host.gpu_libraries import library_tree, read_soname
 from warren.worker.host.gpus import Found, Gpu, Node, Places, find, has_nodes, require_usable
 from warren.worker.providers.docker_spec import device_request
-from warren.worker.providers.gpu_access import ALL, GpuAccess, Grant, check_nodes, variables
+from warren.worker.providers.gpu_access import ALL, GpuAccess, Grant, check_nodes, check_rules, variables
 from warren.worker.providers.oci_bundle import config, config_json
 
 UUID = "GPU-5c3a1b2e-0000-1111-2222-333344445555"
@@ -291,7 +291,7 @@ async def test_a_node_that_goes_away_is_missed_at_the_next_look(places: Places) 
 def test_commands_find_the_libraries() -> None:
     found = variables(SandboxSpec(gpus=("0", "2"), env={"LD_LIBRARY_PATH": "/mine"}))
     assert found["LD_LIBRARY_PATH"] == "/mine:/.warren/gpu/lib"
-    assert found["PATH"].endswith(":/.warren/gpu/bin")
+    assert found["PATH"].startswith("/.warren/gpu/bin:/")
     assert found["NVIDIA_VISIBLE_DEVICES"] == "0,2"
     assert variables(SandboxSpec()) == {}
 
@@ -336,6 +336,20 @@ def test_more_nodes_than_granted_are_refused_and_fewer_too() -> None:
     ):
         with pytest.raises(IsolationUnavailable, match=sentence):
             check_nodes(nodes, wanted)
+
+
+def test_rules_that_open_less_or_another_one_are_refused() -> None:
+    grant = Grant((a_gpu(0),), a_gpu(0).nodes, a_gpu(1).nodes)
+    assert check_rules(DeviceRules("", lambda *at: at == (195, 0)), grant) == "the rules open these and no other GPU"
+    assert check_rules(DeviceRules("", lambda *at: None), grant) == "what the rules open cannot be told"
+    for open_ones, sentence in (
+        ([], "do not open /dev/nvidia0"),
+        ([(195, 0), (195, 1)], "open /dev/nvidia1, which it was not to have"),
+    ):
+        with pytest.raises(IsolationUnavailable, match=sentence):
+            check_rules(DeviceRules("", lambda *at, found=open_ones: at in found), grant)
+    with pytest.raises(IsolationUnavailable, match="open every device"):
+        check_rules(DeviceRules("", lambda *at: True), Grant((a_gpu(0),), a_gpu(0).nodes))
 
 
 def test_only_cdi_names_of_all_are_used() -> None:

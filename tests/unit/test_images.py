@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from warren.model.errors import Conflict, ImageNotFound, InvalidRequest, WarrenError
+from warren.model.image import ImageConfig
 from warren.model.spec import WRITABLE, SandboxSpec
 from warren.worker.host.processes import boot_id
 from warren.worker.images.build import copy_public_etc, host_suite
@@ -435,3 +436,40 @@ def test_of_etc_only_what_everybody_may_read_is_taken(tmp_path: Path) -> None:
 def test_the_suite_is_the_hosts_if_it_has_one(text: str, suite: str, tmp_path: Path) -> None:
     (tmp_path / "os-release").write_text(text)
     assert host_suite(tmp_path / "os-release") == suite
+
+
+@pytest.mark.parametrize(
+    ("user", "complaint"),
+    [
+        ("nobody-knows", "whom its /etc/passwd does not have"),
+        ("5:nobody-knows", "a group that its /etc/group does not have"),
+        ("65535", "ids 65535:65535"),
+        ("70000", "ids 70000:70000"),
+        ("5:4294967295", "ids 5:4294967295"),
+    ],
+)
+def test_a_user_that_no_sandbox_can_have_is_refused(store: ImageStore, source: Path, user: str, complaint: str) -> None:
+    def fill(path: Path) -> ImageConfig:
+        path.mkdir()
+        (path / "bin").mkdir()
+        (path / "bin/sh").write_text("#!")
+        (path / "bin/sh").chmod(0o755)
+        return ImageConfig(user=user)
+
+    with pytest.raises(InvalidRequest, match=complaint):
+        store.make("mine", "test", fill, lambda step, fraction: None)
+    assert store.list() == []
+
+
+def test_a_working_directory_is_made_inside_whatever_links_there_are(store: ImageStore, tmp_path: Path) -> None:
+    def fill(path: Path) -> ImageConfig:
+        path.mkdir()
+        (path / "bin").mkdir()
+        (path / "bin/sh").write_text("#!")
+        (path / "bin/sh").chmod(0o755)
+        (path / "app").symlink_to(tmp_path)
+        return ImageConfig(workdir="/app/evil")
+
+    with pytest.raises(InvalidRequest, match="no directory"):
+        store.make("mine", "test", fill, lambda step, fraction: None)
+    assert not (tmp_path / "evil").exists()

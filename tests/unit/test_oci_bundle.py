@@ -1,10 +1,15 @@
 """config.json, checked against the hardening list."""
 
 import json
+import re
+import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import warren
 from warren.model.spec import MIB, WRITABLE, Limits, SandboxSpec
 from warren.worker.providers.hardening import agent_capabilities
 from warren.worker.providers.oci_bundle import (
@@ -128,3 +133,19 @@ def test_the_text_says_the_same(program: bytes) -> None:
     for spec in (SandboxSpec(), SandboxSpec(limits=Limits(pids=99), ptrace=True, ephemeral=True, sudo=True)):
         values: dict[str, Any] = {"sandbox_id": "cd" * 16, "uid_base": BASE, "swap_limit": True, "program": program}
         assert json.loads(config_json(spec, **values)) == config(spec, **values)
+
+
+def test_the_agent_limits_locked_memory_where_the_runtime_must_be_able_to_raise_it(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"sandbox_id": "a" * 32, "uid_base": 1, "swap_limit": True}
+    assert "--memlock" not in config(SandboxSpec(), **options)["process"]["args"]
+    args = config(SandboxSpec(), **options, memlock=4096)["process"]["args"]
+    assert args[args.index("--memlock") + 1] == "4096"
+    agent = [str(Path(warren.__file__).parent / "bin" / "warren-agent"), *args[args.index("--memlock") :][:2]]
+    with subprocess.Popen([*agent, "--socket", str(tmp_path / "agent.sock")]) as process:
+        try:
+            while not (tmp_path / "agent.sock").exists() and process.poll() is None:
+                time.sleep(0.01)
+            limits = Path(f"/proc/{process.pid}/limits").read_text()
+        finally:
+            process.kill()
+    assert re.search(r"Max locked memory +4096 +4096 ", limits)

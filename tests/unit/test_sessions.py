@@ -476,3 +476,25 @@ async def test_the_life_of_a_session_is_logged_as_events(caplog: pytest.LogCaptu
     assert events[2][1] == {**values, "reason": EndReason.DELETED, "detail": None}
     assert events[3][1] == {"session": lost.id, "tenant": TENANT, "detail": "killed"}
     assert events[4][1]["detail"] == "there is no room"
+
+
+async def test_a_session_shows_the_gpus_it_got_and_keeps_them_over_a_restart() -> None:
+    async with world(provider=FakeProvider(gpus=("0", "1"))) as w:
+        made = (await w.sessions.create(TENANT, NewSession(gpus=("any",)))).session
+        assert made.gpus == ("0",)
+        assert (await w.sessions.create(TENANT, NewSession(gpus=("1",)))).session.gpus == ("1",)
+        with pytest.raises(NoCapacity, match="no free GPU"):
+            await w.sessions.create(TENANT, NewSession(gpus=("any",)))
+        assert (await w.sessions.create(TENANT, NewSession())).session.gpus == ()
+        async with world(clock=w.clock, provider=w.provider, store=w.store) as again:
+            with pytest.raises(NoCapacity, match="no free GPU"):
+                await again.sessions.create(TENANT, NewSession(gpus=("any",)))
+            await again.sessions.delete(TENANT, made.id)
+            assert (await again.sessions.create(TENANT, NewSession(gpus=("any",)))).session.gpus == ("0",)
+
+
+async def test_without_gpus_a_request_for_one_says_who_can_allow_it() -> None:
+    async with world() as w:
+        with pytest.raises(InvalidRequest, match="does not have the capability gpu") as refused:
+            await w.sessions.create(TENANT, NewSession(gpus=("any",)))
+        assert "option gpus" in refused.value.remedy

@@ -1,9 +1,11 @@
-"""What a process that needs neither root nor other programs gives up for good: Landlock and no_new_privs.
+"""What a process that needs neither root nor other programs gives up for good: capabilities, system calls, Landlock.
 
 A coordinator reads requests of everybody and needs only sockets. After `confine` it starts no program, writes only
-below the directories it is given, and sends signals to nobody; nor can whoever takes it over. Reading is not
-restricted: what Python loads later, and where a system keeps its names and certificates, differs from machine to
-machine.
+below the directories it is given, and sends signals to nobody; nor can whoever takes it over. Root's capabilities are
+gone, but for listening on ports below 1024, and so are system calls by which other processes, mounts, namespaces and
+the kernel are changed. Reading is not restricted: what Python loads later, and where a system keeps its names and
+certificates, differs from machine to machine. So does the list of all system calls that a process needs: here some
+are refused, and the rest allowed.
 
 The kernel restricts the calling thread and the threads and processes it starts later, so this is called before any.
 """
@@ -15,10 +17,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from warren.egress.confinement import filter_calls
+from warren.worker.network.call_filter import refusing
+
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every machine
 _VERSION: Final = 1
 _PATH_BENEATH: Final = 1
-_SET_NO_NEW_PRIVS: Final = 38
+_SET_NO_NEW_PRIVS, _DROP_BOUNDING = 38, 24
+_BIND_LOW_PORTS, _LAST_CAPABILITY = 10, 63
+_CAPABILITY_VERSION: Final = 0x20080522
+_REFUSED_CALLS: Final = """
+    execve execveat ptrace process_vm_readv process_vm_writev process_madvise kcmp pidfd_getfd
+    mount umount2 pivot_root chroot fsopen fsconfig fsmount fspick move_mount open_tree mount_setattr mknod mknodat
+    unshare setns bpf perf_event_open userfaultfd io_uring_setup fanotify_init open_by_handle_at lookup_dcookie
+    init_module finit_module delete_module kexec_load kexec_file_load add_key request_key keyctl personality
+    reboot swapon swapoff quotactl acct syslog settimeofday clock_settime sethostname setdomainname vhangup
+    iopl ioperm modify_ldt
+"""
 
 _EXECUTE, _WRITE_FILE = 1 << 0, 1 << 1
 _MAKE_AND_REMOVE: Final = sum(1 << bit for bit in range(4, 13))
@@ -37,9 +52,29 @@ def landlock_version() -> int:
 def confine(writable: Iterable[Path]) -> int:
     """Gives up programs, signals, and writing but below `writable`, as far as they exist. Returns Landlock's version.
 
-    Raises OSError where the kernel has no Landlock; only new privileges are then given up.
+    Raises OSError where the kernel has no Landlock, or refuses something else; all the rest is then given up.
     """
+    failures = []
+    for give_up in (_drop_capabilities, _refuse_new_privileges, _refuse_calls):
+        try:
+            give_up()
+        except OSError as exc:
+            failures.append(exc)
+    version = _restrict_files(writable)
+    if failures:
+        raise failures[0]
+    return version
+
+
+def _refuse_new_privileges() -> None:
     _check("giving up new privileges", _libc.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def _refuse_calls() -> None:
+    filter_calls(refusing(_REFUSED_CALLS))
+
+
+def _restrict_files(writable: Iterable[Path]) -> int:
     version = landlock_version()
     if not version:
         raise OSError(ctypes.get_errno(), "the kernel has no Landlock, or does not let this process use it")
@@ -56,6 +91,25 @@ def confine(writable: Iterable[Path]) -> int:
     finally:
         os.close(ruleset)
     return version
+
+
+def _drop_capabilities() -> None:
+    if os.geteuid() != 0:
+        return
+    for capability in range(_LAST_CAPABILITY + 1):
+        if capability != _BIND_LOW_PORTS:
+            _libc.prctl(_DROP_BOUNDING, capability, 0, 0, 0)  # there may be fewer
+    had = _capabilities()
+    kept = had & 1 << _BIND_LOW_PORTS
+    header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
+    _check("giving up capabilities", _libc.capset(header, struct.pack("6I", kept, kept, 0, 0, 0, 0)))
+
+
+def _capabilities() -> int:
+    """Those that are permitted, of the first 32."""
+    data = ctypes.create_string_buffer(24)
+    _check("reading capabilities", _libc.capget(struct.pack("Ii", _CAPABILITY_VERSION, 0), data))
+    return int(struct.unpack("6I", data.raw)[1])
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:

@@ -304,6 +304,7 @@ def build_lifecycle(
         {worker.name: worker},
         clock,
         claim_timeout_s=settings.claim_timeout_s,
+        image_wait_s=settings.image_wait_s,
         in_cluster=in_cluster,
         events=tenancy.events,
         egress=build_egress(settings),

@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -47,6 +48,7 @@ class Arena:
         self.host_name = socket.gethostname()
         self.canary = f"canary{secrets.token_hex(8)}"
         self.user = ""  # that the attacks run as; empty: the sandbox's own
+        self.opened_at = time.monotonic()
         self._made: list[str] = []
         self._outside: Outside | None = None
 

@@ -22,6 +22,7 @@ _MOST_LOCK_MIB = 48
 _MOST_NETLINK_MIB = 512
 _MOST_TCP_MIB = 512
 _ANY_UPTIME_S = 1e12
+_SLACK_S = 60.0  # a busy machine takes its time to start an attack
 
 
 async def _terminals(arena: Arena) -> ProbeResult:
@@ -79,7 +80,7 @@ async def _tcp(arena: Arena) -> ProbeResult:
     result, most = await _run_and_measure(
         *(arena, "fill_backlog", kernel_queues.tcp_memory), connections=3000, processes=4, seconds=3
     )
-    return _ended_within(result, most >> 20, _MOST_TCP_MIB)
+    return _ended_within(result, most >> 20, max(_MOST_TCP_MIB, arena.spec.limits.memory_mb))
 
 
 def _ended_within(result: ExecResult, mib: int, bound: int) -> ProbeResult:
@@ -125,7 +126,7 @@ async def _own_figures(arena: Arena) -> ProbeResult:
         "kernel_state:own_figures",
         memory_kb=limits.memory_mb * 1024,
         cpus=math.ceil(limits.cpus),
-        uptime_s=time.clock_gettime(time.CLOCK_BOOTTIME) if arena.provider.name == "oci" else _ANY_UPTIME_S,
+        most_uptime_s=time.monotonic() - arena.opened_at + _SLACK_S if arena.provider.name == "oci" else _ANY_UPTIME_S,
     )
 
 

@@ -68,7 +68,7 @@ async def _check(settings: Settings, provider_name: str, as_json: bool) -> int:
     directories = {"state_dir": settings.state_dir, "bin_dir": settings.bin_dir}
     try:
         async for check in checkup(
-            provider, images, build_registry(settings).problems(), docker_url=settings.docker_url, **directories
+            provider, images, build_registry(settings).all_problems(), docker_url=settings.docker_url, **directories
         ):
             checks.append(check)
             if not as_json:

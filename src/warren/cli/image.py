@@ -147,16 +147,22 @@ def remove(name: str, when_unused: bool, as_json: bool) -> None:
 
 
 @image.command()
+@click.option("--cache", is_flag=True, help="Remove also all layers that builds have kept.")
 @json_option
-def prune(as_json: bool) -> None:
+def prune(cache: bool, as_json: bool) -> None:
     """Remove the versions that no name points to and no sandbox uses.
+
+    Layers that no build has used for a month go too.
 
     Example: sudo warren image prune
     """
-    removed = _open_store().prune()
+    images = _open_store()
+    removed, layers = images.prune(), images.prune_layers(everything=cache)
     if as_json:
         print_json([asdict(one) for one in removed])
         return
+    if layers.removed:
+        click.echo(f"removed {layers.removed} layers of builds", err=True)
     for one in removed:
         click.echo(f"removed image {one.name}, version {one.version}, {_mib(one)}", err=True)
 

@@ -409,9 +409,20 @@ def _build_with_docker(
 ) -> "ImageVersion":
     if engine != "docker":
         raise click.UsageError(f"--with takes docker, not {engine!r}")
-    raise InvalidRequest(
-        "--with docker is not built in here", remedy="docker build, then `warren image import docker:REF`"
-    )
+    from warren.worker.images.docker_build import build_with_docker
+
+    with shown_steps(f"image {name}") as lines:
+        return build_with_docker(
+            images,
+            name,
+            context=context,
+            dockerfile=_read(file),
+            docker_url=settings.docker_url,
+            progress=lines,
+            build_args=args,
+            target=target,
+            no_cache=no_cache,
+        )
 
 
 # -- for a server

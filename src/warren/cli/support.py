@@ -84,7 +84,7 @@ def _doctor(settings: Settings) -> Any:
         provider = build_provider(settings)
         try:
             directories = {"state_dir": settings.state_dir, "bin_dir": settings.bin_dir}
-            images, problems = build_images(settings), build_registry(settings).problems()
+            images, problems = build_images(settings), build_registry(settings).all_problems()
             found = checkup(provider, images, problems, docker_url=settings.docker_url, **directories)
             return [asdict(each) async for each in found]
         finally:

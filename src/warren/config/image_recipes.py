@@ -78,7 +78,12 @@ if ! command -v npm >/dev/null; then
         {_APT} update && {_APT} install -y --no-install-recommends -- npm && {_CLEAN}
     fi
 fi"""
-_NPM_ENV: Final = {**_APT_ENV, "npm_config_cache": "/tmp/npm-cache", "npm_config_update_notifier": "false"}
+_NPM_ENV: Final = {
+    **_APT_ENV,
+    "npm_config_cache": "/tmp/npm-cache",
+    "npm_config_prefix": "/usr/local",
+    "npm_config_update_notifier": "false",
+}
 
 
 @dataclass(frozen=True, slots=True)

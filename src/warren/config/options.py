@@ -461,6 +461,8 @@ _ROWS = (
     Option("image_build_cpus", CORES, None, "The cores of a step of an image build.", default_text="all"),
     Option("image_build_disk_mb", whole_number(16, MIB), None, "The disk space that one step may write, in MiB.",
            default_text="10240, at most 80 % of what is free"),
+    Option("image_wait_s", time(0, LONGEST_S), 240.0,
+           "How long a request for a session without an Idempotency-Key waits while the image is built."),
     Option("image_build_timeout_s", time(1, LONGEST_S), 1800.0, "How long a step of an image build may run."),
     Option("gpus", GPUS, (), "The graphics processors of this machine that sandboxes may have, each one at a time.",
            flag="--gpus", default_text="off"),

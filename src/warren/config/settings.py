@@ -124,6 +124,7 @@ class Settings:
     image_build_memory_mb: int | None
     image_build_cpus: float | None
     image_build_disk_mb: int | None
+    image_wait_s: float
     image_build_timeout_s: float
     gpus: tuple[str, ...]
     tls_cert: Path | None

@@ -8,12 +8,12 @@ from warren.doctor.machine import check_machine
 from warren.doctor.parts import (
     check_docker,
     check_egress,
-    check_environments,
     check_gpus,
     check_images,
     check_layers,
     check_leftovers,
     check_programs,
+    check_registry,
     check_runtimes,
 )
 from warren.interfaces.provider import Provider
@@ -25,7 +25,7 @@ from warren.worker.providers.oci import OciProvider
 async def checkup(
     provider: Provider,
     images: ImageStore,
-    environments: Mapping[str, str],
+    registry: Mapping[tuple[str, str], str],
     *,
     state_dir: Path,
     bin_dir: Path,
@@ -33,7 +33,7 @@ async def checkup(
 ) -> AsyncIterator[Check]:
     """Yields each check as it is done. Checks the layers of isolation only if no check of the machine has failed.
 
-    `environments`: by name, what is wrong with its file, or nothing.
+    `registry`: by kind and name, what is wrong with the file of an entry, or nothing.
     """
     failed = False
     for check in (*check_machine(state_dir), *check_programs(bin_dir)):
@@ -50,7 +50,7 @@ async def checkup(
         versions = images.list()
         found = [one for one in versions if one.current]
         yield check_images(versions)
-        for check in check_environments(environments):
+        for check in check_registry(registry):
             yield check
         if isinstance(provider, HostProvider):
             async for check in check_leftovers(provider, state_dir):

@@ -113,13 +113,16 @@ def check_images(images: Sequence[ImageVersion]) -> Check:
     return ok("images", current)
 
 
-def check_environments(problems: Mapping[str, str]) -> Iterable[Check]:
-    """`problems` is by name of the environment, and empty for one that is right."""
-    broken = {name: problem for name, problem in problems.items() if problem}
-    for name, problem in broken.items():
-        yield fail(f"environment {name}", problem, "mend the file; `warren environments validate` checks it again")
-    if right := [name for name in problems if name not in broken]:
-        yield ok("environments", ", ".join(right))
+def check_registry(problems: Mapping[tuple[str, str], str]) -> Iterable[Check]:
+    """`problems` is by kind and name of the entry, and empty for one that is right."""
+    right: dict[str, list[str]] = {}
+    for (kind, name), problem in problems.items():
+        if problem:
+            yield fail(f"{kind[:-1]} {name}", problem, "mend the file; `warren registry validate` checks it again")
+        else:
+            right.setdefault(kind, []).append(name)
+    for kind, names in right.items():
+        yield ok(kind, ", ".join(names))
 
 
 async def check_layers(provider: Provider, image: str) -> AsyncIterator[Check]:

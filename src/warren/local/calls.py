@@ -29,6 +29,7 @@ from warren.sessions.operations.call import (
 )
 from warren.sessions.operations.sockets import apply_message, open_terminal, read_message
 from warren.sessions.output_events import with_keepalives
+from warren.sessions.request_context import set_image_wait
 from warren.sessions.schemas import end_view
 from warren.sessions.validation import validated
 
@@ -50,6 +51,7 @@ class LocalCalls:
         self, operation: str, session_id: str = "", *, key: str = "", work_s: float = 0.0, **arguments: Any
     ) -> Values | None:
         handler = HANDLERS[operation]
+        set_image_wait(0)  # the client asks again, and shows how far it is
         # A key is for repeating a create after a broken connection, and here no connection can break.
         call = self._new_call(handler, session_id, arguments, "" if operation == "create_session" else key)
         result = await perform(handler, call, *_arguments(handler, arguments))

@@ -8,10 +8,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from warren.model.entries import MAX_DESCRIPTION, MAX_ITEMS, Fields, InvalidEntry, Place, dotted, shown
+from warren.model.entries import MAX_DESCRIPTION, MAX_ITEMS, Fields, InvalidEntry, Place, dotted, read_text, shown
 from warren.model.errors import InvalidRequest
 
 _MAX_DEPTH: Final = 8
+_MAX_NAME: Final = 200
 _KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
     "integer": (int,),
@@ -51,7 +52,7 @@ def _read(values: Any, place: Place, depth: int = 0) -> dict[str, Any]:
             fields.text(key, MAX_DESCRIPTION)
     if "properties" in fields:
         found["properties"] = {
-            str(name): _read(each, (*place, "properties", str(name)), depth + 1)
+            _read_name(name, place): _read(each, (*place, "properties", str(name)), depth + 1)
             for name, each in fields.mapping("properties").items()
         }
     if "items" in fields:
@@ -76,6 +77,10 @@ def _read(values: Any, place: Place, depth: int = 0) -> dict[str, Any]:
     return found
 
 
+def _read_name(name: Any, place: Place) -> str:
+    return read_text(name, (*place, "properties"), _MAX_NAME)
+
+
 def _check_type(fields: Fields) -> None:
     kinds = fields.values.get("type", [])
     names = kinds if isinstance(kinds, list) else [kinds]
@@ -97,6 +102,8 @@ def _check_json(value: Any, place: Place, depth: int = 0) -> None:
     """Dates, for example, are values of YAML but not of JSON."""
     if depth > _MAX_DEPTH or not isinstance(value, str | int | float | list | dict | type(None)):
         raise InvalidEntry(f"{dotted(place)} has the value {shown(value)}, which JSON has not", place)
+    if isinstance(value, str):
+        read_text(value, place)
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidEntry(f"{dotted(place)} has the value {value}, which JSON has not", place)
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():

@@ -81,6 +81,8 @@ class Tool:
     def from_mapping(cls, values: Any, place: Place = ()) -> "Tool":
         fields = Fields(values, _KEYS, place)
         fields.require("name")
+        if "." in fields.name("name"):
+            raise fields.error("name", f"is {fields.name('name')!r}: models take no dots in the names of tools")
         if ("command" in fields) == ("mcp" in fields):
             raise InvalidEntry("a tool needs a command or mcp, one of them", place)
         mcp = McpServer.from_mapping(fields.values["mcp"], (*place, "mcp")) if "mcp" in fields else None

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from warren.model.network import NetworkRules
+    from warren.sdk.protocol import ImageProgress
 
 Mode = Literal["remote", "local"]
 
@@ -42,6 +43,8 @@ class SandboxOptions(ServerOptions, total=False):
     replace_lost: bool
     exactly_once: bool
     agent_config: str | Mapping[str, Any]
+    image_timeout_s: float
+    on_image_progress: "ImageProgress | None"
 
 
 class ClientOptions(SandboxOptions, total=False):

@@ -23,6 +23,7 @@ from warren.logs import get_log
 from warren.model.capability import Capability, choose_provider
 from warren.model.environment import Environment
 from warren.model.errors import (
+    ImageBuilding,
     Misdirected,
     NoCapacity,
     SandboxLost,
@@ -37,7 +38,7 @@ from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionSt
 from warren.sessions.egress import Egress
 from warren.sessions.event_hub import EventHub
 from warren.sessions.network_meter import NetworkMeter
-from warren.sessions.request_context import shorter_claim_timeout
+from warren.sessions.request_context import shorter_claim_timeout, shorter_image_wait
 from warren.shielding import run_shielded
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ STEPS: Final = ("stored", "claimed", "running", "stopping", "destroyed", "ended"
 
 MAX_KEPT_BYTES: Final = 4096
 """Of the metadata of a session that has ended, and of the names of its variables."""
+_IMAGE_LOOK_S: Final = 0.5
 _POLL_S: Final = (0.005, 0.1)
 _CONFIRM_S: Final = 2.0
 _REAPPLY_S: Final = 5.0
@@ -78,6 +80,7 @@ class Lifecycle:
         clock: Clock,
         *,
         claim_timeout_s: float = 30.0,
+        image_wait_s: float = 0.0,
         in_cluster: bool = False,
         events: EventHub | None = None,
         egress: Egress | None = None,
@@ -93,6 +96,7 @@ class Lifecycle:
         self.workers = workers
         self.clock = clock
         self._claim_timeout_s = claim_timeout_s
+        self._image_wait_s = image_wait_s
         self.in_cluster = in_cluster
         self._events = events or EventHub()
         self._fault = fault
@@ -117,10 +121,19 @@ class Lifecycle:
 
     # -- starting
 
-    async def prepare(self, session: Session) -> None:
-        """Raises ImageBuilding if the image of a new session is not there yet: nothing is stored then."""
+    async def prepare(self, session: Session, *, wait: bool) -> None:
+        """Raises ImageBuilding if the image of a new session is not there yet: nothing is stored then. With `wait`,
+        only once the caller has waited for it as long as callers may."""
+        until = self.clock.now() + (shorter_image_wait(self._image_wait_s) if wait else 0.0)
         for worker in self.workers.values():
-            await worker.prepare(session.environment, session.image, session.provider)
+            while True:
+                try:
+                    await worker.prepare(session.environment, session.image, session.provider)
+                    break
+                except ImageBuilding:
+                    if self.clock.now() + _IMAGE_LOOK_S > until:
+                        raise
+                await self.clock.sleep(_IMAGE_LOOK_S)
 
     async def image_state(self, environment: Environment) -> str | None:
         """None where no worker can tell: on a coordinator."""

@@ -26,6 +26,7 @@ class RequestContext:
 _NO_REQUEST: Final = RequestContext()
 _request_context: ContextVar[RequestContext] = ContextVar("request_context", default=_NO_REQUEST)
 _claim_timeout_s: ContextVar[float | None] = ContextVar("claim_timeout_s", default=None)
+_image_wait_s: ContextVar[float | None] = ContextVar("image_wait_s", default=None)
 _session_id: ContextVar[str] = ContextVar("session_id", default="")
 
 
@@ -36,6 +37,16 @@ def set_claim_timeout(seconds: float) -> None:
 
 def shorter_claim_timeout(limit_s: float) -> float:
     requested_s = _claim_timeout_s.get()
+    return limit_s if requested_s is None else min(requested_s, limit_s)
+
+
+def set_image_wait(seconds: float) -> None:
+    """Sets how long this request waits for an image; the server's own limit holds if it is shorter."""
+    _image_wait_s.set(seconds)
+
+
+def shorter_image_wait(limit_s: float) -> float:
+    requested_s = _image_wait_s.get()
     return limit_s if requested_s is None else min(requested_s, limit_s)
 
 

@@ -45,7 +45,7 @@ _KNOWN_TO_CHANGE = (
 # -- figures of the machine
 
 
-def own_figures(memory_kb: int, cpus: int, uptime_s: float) -> ProbeVerdict:
+def own_figures(memory_kb: int, cpus: int, most_uptime_s: float) -> ProbeVerdict:
     with open("/proc/meminfo") as file:
         memory = int(file.readline().split()[1])
     with open("/proc/stat") as file:
@@ -58,7 +58,7 @@ def own_figures(memory_kb: int, cpus: int, uptime_s: float) -> ProbeVerdict:
         uptime = float(file.read().split()[0])
     figures = f"{memory} kB, {shown} and {listed} processors, load {' '.join(load)}, up for {uptime:.0f} s"
     own = memory == memory_kb and shown <= cpus and listed <= cpus and load == ["0.00"] * 3
-    return (CONTAINED if own and uptime < max(1.0, uptime_s / 2) else THROUGH), figures
+    return (CONTAINED if own and uptime < most_uptime_s else THROUGH), figures
 
 
 # -- cores

@@ -16,7 +16,7 @@ from warren.model.spec import SEARCH_PATH, USER_UID, WORKSPACE, SandboxSpec
 from warren.worker.images.tree import Tree
 
 _OF_THE_USER: Final = ("HOME", "USER", "LOGNAME")
-_LAST_ID: Final = 65533  # sandboxes have 65,536 ids, and keep two of them for themselves
+_LAST_ID: Final = 65534  # what agents take: the first and the last of the 65,536 ids of a sandbox are their own
 
 
 def default_user(config: ImageConfig) -> str:

@@ -34,21 +34,19 @@ def build_with_docker(
     name: str,
     *,
     context: Path,
-    dockerfile: Path,
+    dockerfile: str,
     docker_url: str,
     progress: BuildProgress,
     build_args: Mapping[str, str] | None = None,
     target: str = "",
     no_cache: bool = False,
 ) -> ImageVersion:
-    """Makes a new version of the image `name` and leaves nothing in the engine. Raises BuildFailed."""
+    """Makes a new version of the image `name` and leaves nothing in the engine; `dockerfile` is the text. Raises
+    BuildFailed."""
     check_image_name(name)
-    try:
-        text = dockerfile.read_bytes()
-    except OSError as exc:
-        raise InvalidRequest(f"{dockerfile} cannot be read: {exc.strerror}") from exc
+    text = dockerfile.encode()
     if len(text) > _MAX_DOCKERFILE:
-        raise InvalidRequest(f"{dockerfile} is longer than {_MAX_DOCKERFILE} bytes")
+        raise InvalidRequest(f"the Dockerfile is longer than {_MAX_DOCKERFILE} bytes")
     with images.temporary() as making:
         tag = f"warren-build:{secrets.token_hex(8)}"
         options = {

@@ -82,7 +82,7 @@ def pull_image(
         progress("asking the registry", None)
         manifest, digest = pull.manifest(wanted)
         source = f"registry {replace(pull.reference, digest=digest)}"
-        if (there := _current(store, name)) is not None and there.source == source:
+        if (there := _current(store, name)) is not None and _is_pulled(there, digest):
             return there
         config = pull.config(manifest, digest)
         check_platform(config.platform, wanted)
@@ -98,6 +98,11 @@ def pull_image(
             return config.config
 
         return store.make(name, source, fill, progress, shell_needed=shell_needed)
+
+
+def _is_pulled(version: ImageVersion, digest: str) -> bool:
+    """An image that was built upon a pulled one may tell its digest too."""
+    return version.source.startswith("registry ") and version.config.digest == digest
 
 
 def _current(store: ImageStore, name: str) -> ImageVersion | None:

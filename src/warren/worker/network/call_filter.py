@@ -1,4 +1,5 @@
-"""The system calls that `warren-egress` needs, compiled to a filter that refuses all others."""
+"""Filters of system calls for Warren's own processes: what `warren-egress` needs, and nothing else; for others, all but
+some."""
 
 import platform
 import struct
@@ -31,11 +32,20 @@ _LOAD, _EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _X32: Final = 0x40000000
 
 
-def compiled(machine: str = "") -> bytes:
-    """For a kind of machine, by default this one."""
+def refusing(names: str, machine: str = "") -> bytes:
+    """A filter that refuses these calls and allows all others, for a kind of machine, by default this one."""
     machine = machine or platform.machine()
     known = numbers(machine)
-    code = [
+    code = _begin(machine)
+    for name in names.split():
+        if name in known:
+            code += [_step(_EQUAL, known[name], 0, 1), _step(_RETURN, _ERRNO | _EPERM)]
+    return b"".join((*code, _step(_RETURN, _ALLOW)))
+
+
+def _begin(machine: str) -> list[bytes]:
+    """Calls of another kind of machine end the process: their numbers mean something else."""
+    return [
         _step(_LOAD, _MACHINE),
         _step(_EQUAL, _ARCH[machine], 1, 0),
         _step(_RETURN, _KILL),
@@ -43,6 +53,13 @@ def compiled(machine: str = "") -> bytes:
         _step(_ANY_BIT, _X32, 0, 1),
         _step(_RETURN, _KILL),
     ]
+
+
+def compiled(machine: str = "") -> bytes:
+    """For a kind of machine, by default this one."""
+    machine = machine or platform.machine()
+    known = numbers(machine)
+    code = _begin(machine)
     for name in _ALLOWED.split():
         if name in known:
             code += [_step(_EQUAL, known[name], 0, 1), _step(_RETURN, _ALLOW)]

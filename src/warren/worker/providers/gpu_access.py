@@ -16,7 +16,7 @@ from warren.model.errors import IsolationUnavailable, NoCapacity, SandboxLost
 from warren.model.spec import SEARCH_PATH, SandboxSpec
 from warren.worker.host import gpus
 from warren.worker.host.cgroups import SandboxCgroup
-from warren.worker.host.device_rules import read_rules
+from warren.worker.host.device_rules import DeviceRules, read_rules
 from warren.worker.host.gpu_leases import DIRECTORY, GpuLeases
 from warren.worker.host.gpu_libraries import library_tree, remove_others
 from warren.worker.host.gpus import Found, Gpu, Node, Places
@@ -31,10 +31,11 @@ _HARMLESS: Final = re.compile(r"nvidia-uvm-tools|nvidia-modeset|nvidia-caps/nvid
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one sandbox gets."""
+    """What one sandbox gets. `shut` are the nodes of the processors that it does not get."""
 
     gpus: tuple[Gpu, ...]
     nodes: tuple[Node, ...]
+    shut: tuple[Node, ...] = ()
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -62,6 +63,7 @@ class GpuAccess:
         self._places = places or Places()
         self._directory = directory
         self._found: Found | None = None
+        self._all: tuple[Gpu, ...] = ()  # also those that are not allowed
         self._finding = asyncio.Lock()
         self.leases = GpuLeases(lambda owner: False, directory)
 
@@ -93,7 +95,7 @@ class GpuAccess:
 
     def _look(self) -> Found:
         found = gpus.find(self._places)
-        allowed = found.gpus
+        allowed = self._all = found.gpus
         if ALL not in self._allowed:
             allowed = tuple(gpu for gpu in found.gpus if gpu.names & set(self._allowed))
         missing = found.missing
@@ -124,7 +126,8 @@ class GpuAccess:
             return None
         taken = tuple(known[name] for name in ids)
         nodes = {node.name: node for gpu in taken for node in gpu.nodes}
-        return Grant(taken, (*nodes.values(), *found.shared))
+        shut = tuple(node for gpu in self._all if gpu not in taken for node in gpu.nodes if node.name not in nodes)
+        return Grant(taken, (*nodes.values(), *found.shared), shut)
 
     def known(self) -> Sequence[str]:
         """The ids of all that sandboxes may have; none before the first look."""
@@ -155,7 +158,7 @@ def variables(spec: SandboxSpec) -> dict[str, str]:
     own = spec.env.get("LD_LIBRARY_PATH", "")
     return {
         "LD_LIBRARY_PATH": f"{own}:{INSIDE}/lib" if own else f"{INSIDE}/lib",
-        "PATH": f"{spec.env.get('PATH') or SEARCH_PATH}:{INSIDE}/bin",
+        "PATH": f"{INSIDE}/bin:{spec.env.get('PATH') or SEARCH_PATH}",  # an image's nvidia-smi is of another driver
         "NVIDIA_VISIBLE_DEVICES": ",".join(spec.gpus),
         "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
     }
@@ -170,13 +173,24 @@ def read_back(pid: int, cgroup: SandboxCgroup, grant: Grant | None, ids: Sequenc
     if grant is not None:
         wanted = {node.name: (node.major, node.minor) for node in grant.nodes}
         check_nodes(nodes, wanted)
-        for name, numbers in wanted.items():
-            if rules.allows(*numbers) is False:
-                raise IsolationUnavailable(f"the device rules of the sandbox do not open /dev/{name}")
-        if rules.allows_all:
-            raise IsolationUnavailable("the device rules of the sandbox open every device of the machine")
+        shown += f"; {check_rules(rules, grant)}"
     names = {gpu.id: gpu.model for gpu in grant.gpus} if grant else {}
     return {name: f"{names.get(name) or 'NVIDIA'}: {shown}; {rules.evidence}" for name in ids}
+
+
+def check_rules(rules: DeviceRules, grant: Grant) -> str:
+    """Whether the rules open what was granted, and no other processor, in words; raises IsolationUnavailable."""
+    granted = {(node.major, node.minor) for node in grant.nodes}
+    for node in grant.nodes:
+        if rules.allows(node.major, node.minor) is False:
+            raise IsolationUnavailable(f"the device rules of the sandbox do not open /dev/{node.name}")
+    for node in grant.shut:
+        if (node.major, node.minor) not in granted and rules.allows(node.major, node.minor):
+            raise IsolationUnavailable(f"the rules of the sandbox open /dev/{node.name}, which it was not to have")
+    if rules.allows_all:
+        raise IsolationUnavailable("the device rules of the sandbox open every device of the machine")
+    known = all(rules.allows(*numbers) for numbers in granted)
+    return "the rules open these and no other GPU" if known else "what the rules open cannot be told"
 
 
 def check_nodes(nodes: Mapping[str, tuple[int, int]], wanted: Mapping[str, tuple[int, int]]) -> None:

@@ -17,7 +17,7 @@ import errno
 import platform
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from resource import RLIM_INFINITY, RLIMIT_MEMLOCK, getpagesize, getrlimit
+from resource import getpagesize
 from typing import Any, Final
 
 # SETPCAP only to empty the bounding set of the commands it starts.
@@ -141,12 +141,6 @@ READONLY_PATHS: Final = ("/proc/sys", "/proc/sysrq-trigger")
 _INT: Final = 0xFFFFFFFF
 
 Rule = dict[str, Any]
-
-
-def memlock_limit() -> int:
-    """The limit of locked memory: never above what this process has, because root may be unable to raise it."""
-    _, most = getrlimit(RLIMIT_MEMLOCK)
-    return MEMLOCK_BYTES if most == RLIM_INFINITY else min(MEMLOCK_BYTES, most)
 
 
 def agent_capabilities(*, sudo: bool) -> tuple[str, ...]:

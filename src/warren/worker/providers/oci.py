@@ -37,7 +37,7 @@ from warren.worker.host.seccomp_program import Unreadable, read_programs
 from warren.worker.host.uids import uid_base
 from warren.worker.images.command_defaults import with_image_env
 from warren.worker.providers import oci_bundle, oci_launch
-from warren.worker.providers.hardening import memlock_limit
+from warren.worker.providers.hardening import MEMLOCK_BYTES
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_runtime import Runtime, RuntimeReport, Runtimes
 from warren.worker.providers.record import Record, kill_first_process
@@ -259,7 +259,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             network_sysctls=network_sysctls(),
             seeded=bool(rootfs.seeded),
             image=rootfs.config,
-            memlock=memlock_limit() if oci_launch.sets_memlock(record.runtime) else 0,
+            memlock=MEMLOCK_BYTES if oci_launch.leaves_memlock(record.runtime) else 0,
             devices=tuple((node.major, node.minor) for node in grant.nodes) if grant else (),
         )
 

@@ -64,12 +64,12 @@ def config(
     """`swap_limit`: this kernel can limit memory and swap together. `program`: what the rules for system calls were
     compiled to before; only crun can use it, others compile the rules. `seeded`: some of the writable directories are
     not empty in the image. `image`: what the image says of itself. `devices`: numbers of character devices beyond the
-    usual ones. `memlock`: the limit of locked memory, if the runtime is to set it."""
+    usual ones. `memlock`: the limit of locked memory, if the agent is to set it."""
     return {
         **({"annotations": {_CRUN_PROGRAM: b64encode(program).decode()}} if program else {}),
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
-        "process": _process(agent_argv(spec, image), agent_capabilities(sudo=spec.sudo), memlock),
+        "process": _process(agent_argv(spec, image, memlock), agent_capabilities(sudo=spec.sudo)),
         "root": {"path": "rootfs", "readonly": not spec.writable_root},
         "mounts": [*_mounts(spec.limits), *_disk_mounts(spec, seeded)],
         "linux": {
@@ -141,12 +141,13 @@ def _config_template(
     return json.dumps(made)
 
 
-def agent_argv(spec: SandboxSpec, image: ImageConfig = NO_CONFIG) -> list[str]:
+def agent_argv(spec: SandboxSpec, image: ImageConfig = NO_CONFIG, memlock: int = 0) -> list[str]:
     """Where commands may be root, the agent has another uid: one that no command can be started with."""
     return [
         *(AGENT, "--listen-fd", str(LISTEN_FD)),
         *("--uids", f"1-{UIDS - 2}"),
         *("--nproc", str(spec.limits.pids)),
+        *(["--memlock", str(memlock)] if memlock else []),
         *(["--ephemeral"] if spec.ephemeral else []),
         *(["--user", user] if (user := default_user(image)) else []),
         *(["--workspace", directory] if (directory := default_directory(image)) else []),
@@ -167,7 +168,7 @@ def shm_bytes(limits: Limits) -> int:
     return min(64 * MIB, limits.memory_mb * MIB // 8)
 
 
-def _process(argv: list[str], capabilities: tuple[str, ...], memlock: int) -> Json:
+def _process(argv: list[str], capabilities: tuple[str, ...]) -> Json:
     return {
         "terminal": False,
         "user": {"uid": 0, "gid": 0},
@@ -180,7 +181,6 @@ def _process(argv: list[str], capabilities: tuple[str, ...], memlock: int) -> Js
             for kind in ("bounding", "effective", "permitted", "inheritable", "ambient")
         },
         "oomScoreAdj": 0,
-        **({"rlimits": [{"type": "RLIMIT_MEMLOCK", "hard": memlock, "soft": memlock}]} if memlock else {}),
     }
 
 

@@ -73,7 +73,7 @@ def argv(
         *(("--changes", str(CHANGES_FD)) if send_changes else ()),
         *(("--hide", str(hide)) if hide else ()),
         *("--memory", str(limits.memory_mb * MIB), "--cpus", str(math.ceil(limits.cpus))),
-        *(("--memlock", "0") if sets_memlock(record.runtime) else ()),
+        *(("--memlock", "0") if leaves_memlock(record.runtime) else ()),
         *("--nofile", str(limits.open_files), "--fsize", str(limits.disk_mb * MIB)),
         *("--", programs.runtime, "--root", f"{BUNDLE}/state", "run"),
         *(("--detach", "--preserve-fds", "1", "--pid-file", str(directory / PID)) if detached else ()),
@@ -88,9 +88,9 @@ def _seeds(rootfs: RootFs) -> list[str]:
     ]
 
 
-def sets_memlock(runtime: str) -> bool:
-    """Whether the runtime is to limit locked memory, not the launcher. crun raises its own limit before it loads the
-    rules for devices, which fails if it is low and root cannot raise it; runc could not set the sandbox's then."""
+def leaves_memlock(runtime: str) -> bool:
+    """Whether the agent is to limit locked memory, not the launcher. crun raises its own limit before it loads the
+    rules for devices, which fails if it is low, by the launcher or by config.json, and root cannot raise it."""
     return runtime == "crun"
 
 
