@@ -28,6 +28,7 @@ from warren.model.environment import Environment, PoolSize
 from warren.model.errors import (
     ImageBuildFailed,
     ImageBuilding,
+    InvalidRequest,
     IsolationUnavailable,
     NoCapacity,
     ProtocolError,
@@ -181,9 +182,14 @@ class LocalWorker:
             self._builds.fetch = fetch
 
     async def image_state(self, environment: Environment) -> str | None:
+        """None where it cannot be told: an environment may need a provider that this worker does not have."""
         if self._builds is None:
             return None
-        return await self._builds.state(*self._image_of(environment, "", self._provider_for(environment)))
+        try:
+            provider = self._provider_for(environment)
+        except InvalidRequest:
+            return None
+        return await self._builds.state(*self._image_of(environment, "", provider))
 
     def _image_of(
         self, environment: Environment, image: str, provider: Provider
