@@ -14,7 +14,7 @@ from warren.model.environment import PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEnvironment
 from warren.model.spec import Limits
 
-PACKAGED = ["base", "code-interpreter", "host", "Node", "node", "polyglot", "python", "Python3"]
+PACKAGED = ["base", "code-interpreter", "host", "Node", "polyglot", "Python3"]
 
 
 def write(directory: Path, name: str, text: str) -> Registry:
@@ -44,7 +44,7 @@ def test_an_unknown_environment_lists_the_known_ones() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "meant"),
-    [("python3", "Python3"), ("Python", "python"), ("NODE", "node"), ("nodejs", "node"), ("bas", "base")],
+    [("python3", "Python3"), ("Python", "Python3"), ("NODE", "Node"), ("nodejs", "Node"), ("bas", "base")],
 )
 def test_an_environment_spelled_differently_is_suggested(asked: str, meant: str) -> None:
     with pytest.raises(UnknownEnvironment) as caught:
