@@ -38,7 +38,7 @@ def warren(*arguments: str, state: Path, stdin: bytes = b"", **environ: str) -> 
         (["run", "--timeout", "x", "--", "true"], 2, "not a valid float"),
         (["run", "-e", "NAME", "--", "true"], 2, "expected K=V"),
         (["shell"], 2, "needs a terminal"),
-        (["run", "--env", "nope", "--", "true"], 125, "there are: base, host"),
+        (["run", "--env", "nope", "--", "true"], 125, "there are: base, code-interpreter, host"),
         (["run", "--image", "nope", "--", "true"], 125, "there is no image 'nope'"),
         (["run", "--image", "../x", "--", "true"], 125, "is not an image name"),
         (["run", "--provider", "vm", "--", "true"], 125, "there is no provider 'vm'"),
@@ -48,7 +48,7 @@ def warren(*arguments: str, state: Path, stdin: bytes = b"", **environ: str) -> 
         (["run", "-e", "A B=1", "--", "true"], 125, "not a name for an environment variable"),
         (["run", "--require", "nope", "--", "true"], 125, "there is no layer 'nope'"),
         (["run", "--", ""], 125, "is empty"),
-        (["image", "build", "nope"], 125, "cannot build 'nope'"),
+        (["image", "build", "nope"], 125, "no recipe for an image 'nope'"),
         (["image", "remove", "nope"], 125, "there is no image 'nope'"),
         (["image", "import", "/nope.tar"], 125, "there is no file or directory"),
         (["image", "import", "-"], 2, "needs a --name"),
@@ -103,7 +103,8 @@ def test_lists_are_there_for_programs(tmp_path: Path) -> None:
     assert warren("image", "build", "host", state=tmp_path).returncode == 0
     (found,) = json.loads(warren("image", "list", "--json", state=tmp_path).stdout)
     assert (found["name"], found["host_usr"]) == ("host", True)
-    assert warren("image", "build", "host", "--if-missing", state=tmp_path).stderr == ""
+    assert found["version"] in warren("image", "build", "host", "--if-missing", state=tmp_path).stderr
+    assert json.loads(warren("image", "list", "--json", state=tmp_path).stdout) == [found]
 
 
 def test_help_and_version(tmp_path: Path) -> None:
