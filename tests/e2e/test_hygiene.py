@@ -197,7 +197,7 @@ async def test_junk_for_a_request_id_does_not_come_back(server: ServerProcess, j
 
 
 async def provided(api: Api, path: str) -> str:
-    """With the tenant, the secret or the webhook that it is about."""
+    """With the tenant, the secret, the webhook or the entry of the registry that it is about."""
     if path.startswith("/api/secrets"):
         secret = {"value": "something to keep", "hosts": ["api.example.com"], "header": "Authorization"}
         await api.call("PUT", "/api/secrets/kept", secret)
@@ -206,7 +206,7 @@ async def provided(api: Api, path: str) -> str:
     if "{webhook_id}" in path:
         body = {"url": "https://hooks.example.com/nobody", "events": ["quota.reached"]}
         path = path.replace("{webhook_id}", (await api.call("POST", "/api/webhooks", body, status=201))["id"])
-    return path.replace("{name}", "kept")
+    return path.replace("{name}", "kept").replace("{kind}", "prompts").replace("{entry}", "coding")
 
 
 @pytest.mark.parametrize("good", [good for good in GOOD if good.method == "GET"], ids=str)
