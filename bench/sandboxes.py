@@ -95,7 +95,7 @@ async def run_bare_loop(
     record = Record(sandbox_id, boot_id(), runtime, provider._uids.claim(directory), SPEC)
     record.save(directory)
     rootfs = ImageStore(state).rootfs("base")
-    config = json.loads(provider._config(record, rootfs))
+    config = json.loads(provider._config(record, rootfs=rootfs))
     config["process"]["args"] = ["/usr/bin/true"]
     await provider._take_disk(SPEC, directory)
     argv = provider._launch_argv(record, RootFs(rootfs.path, rootfs.host_usr), detached=False)

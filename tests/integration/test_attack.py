@@ -114,8 +114,8 @@ class WeakProvider(OciProvider):
     promised = frozenset[Layer]()
     weaken: Weaken
 
-    def _config(self, record: Record, rootfs: RootFs) -> str:
-        config = json.loads(super()._config(record, rootfs))
+    def _config(self, record: Record, *, rootfs: RootFs) -> str:
+        config = json.loads(super()._config(record, rootfs=rootfs))
         self.weaken(config)
         return json.dumps(config)
 

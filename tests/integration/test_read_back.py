@@ -29,8 +29,8 @@ class WeakProvider(OciProvider):
     weaken: Weaken = staticmethod(lambda config: None)
     without_options: tuple[str, ...] = ()
 
-    def _config(self, record: Any, rootfs: Any) -> str:
-        config = json.loads(super()._config(record, rootfs))
+    def _config(self, record: Any, *, rootfs: Any) -> str:
+        config = json.loads(super()._config(record, rootfs=rootfs))
         self.weaken(config)
         return json.dumps(config)
 
