@@ -11,6 +11,7 @@ from integration.cluster_world import ADMIN, PATIENCE_S, Nodes, new_nodes
 from server_process import ServerProcess
 from small_tree import make_small_tree
 
+from warren.cluster.fleet import REFRESH_S
 from warren.model.image import ImageConfig
 from warren.worker.images.store import ImageStore, silent
 
@@ -39,13 +40,6 @@ def nodes(tree: Path, tmp_path: Path) -> Iterator[Nodes]:
         for process in nodes.all[:2]:
             if process.alive:
                 assert process.stop() == 0, process.log[-3000:]
-
-
-async def _try_create(api: Api) -> int:
-    async with api.ask("POST", "/api/sessions", {"image": "rare"}) as answer:
-        if answer.status == 201:
-            await api.call("DELETE", f"/api/sessions/{(await answer.json())['session_id']}")
-        return answer.status
 
 
 def _settings(registry: Path) -> dict[str, str]:
@@ -93,9 +87,10 @@ async def test_a_session_goes_where_its_image_is(nodes: Nodes, tree: Path) -> No
 
     ImageStore(second.state_dir).make("rare", "test", fill, silent)
     async with Api(coordinator.url, {"X-API-Key": ADMIN}) as api:
-        async with asyncio.timeout(PATIENCE_S):  # until the coordinator has heard of it
-            while (await _try_create(api)) == 404:
-                await asyncio.sleep(0.2)
+        async with asyncio.timeout(PATIENCE_S):
+            while b"rare" not in nodes.redis.ask("HGET", "{warren}:worker:6:second", "report"):
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(5 * REFRESH_S)  # the coordinator reads it then
         ids = []
         for _ in range(4):
             async with api.session(image="rare") as session:
