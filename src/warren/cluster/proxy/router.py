@@ -62,6 +62,7 @@ from warren.model.errors import (
     WarrenError,
 )
 from warren.model.gpus import read_gpus
+from warren.model.network import NetworkRules
 from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
 from warren.sessions.lifecycle import unusable_error
@@ -418,12 +419,17 @@ def _wanted_gpus(values: Mapping[str, Any], environment: Environment) -> tuple[s
 
 
 def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:
-    """Whether the sandbox of a new session is to reach something; the worker checks the wish itself."""
-    network = values.get("network")
-    is_open = environment.network.is_open
-    if isinstance(network, dict):
-        is_open = bool(network.get("internet") or network.get("allow"))
-    return is_open or bool(environment.secrets or values.get("secrets"))
+    """Whether the sandbox of a new session is to reach something; the worker says what is wrong with a wish."""
+    network, secrets = values.get("network"), values.get("secrets")
+    if secrets and not (isinstance(secrets, list) and all(isinstance(name, str) for name in secrets)):
+        return False
+    rules = environment.network
+    if network is not None:
+        try:
+            rules = NetworkRules.from_mapping(network)
+        except InvalidRequest:
+            return False
+    return rules.is_open or bool(environment.secrets or secrets)
 
 
 def _creates_session(operation: Operation, caller: Caller, target: Target, session: Session | None) -> bool:
