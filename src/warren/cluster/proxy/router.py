@@ -426,7 +426,7 @@ def _opens_network(values: Mapping[str, Any], environment: Environment) -> bool:
     rules = environment.network
     if network is not None:
         try:
-            rules = NetworkRules.from_mapping(network)
+            rules = NetworkRules.from_mapping(network if isinstance(network, dict) else {})
         except InvalidRequest:
             return False
     return rules.is_open or bool(environment.secrets or secrets)
