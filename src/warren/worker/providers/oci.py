@@ -18,6 +18,7 @@ import json
 import os
 import secrets
 import shutil
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Unpack
@@ -48,6 +49,8 @@ STEPS: Final = (
 _AT_ONCE: Final = 16
 _STRAY_ROUNDS: Final = 5000
 _QUIET_LOOKS: Final = 4
+_REMOVALS: Final = 5
+_REMOVAL_PAUSE_S: Final = 0.01
 
 
 class OciProvider(HostProvider[Record, Runtime]):
@@ -345,6 +348,10 @@ async def _stop_launch(sandbox_id: str, cgroup: SandboxCgroup) -> None:
 
 
 def _remove(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    if directory.exists():
-        raise ProviderUnavailable(f"the directory of sandbox {directory.name} cannot be removed")
+    """Called in a thread. What a dying process has put there meanwhile is removed with the next attempt."""
+    for _ in range(_REMOVALS):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(_REMOVAL_PAUSE_S)
+    raise ProviderUnavailable(f"the directory of sandbox {directory.name} cannot be removed")
