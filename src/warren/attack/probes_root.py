@@ -20,13 +20,13 @@ _G = Group.ROOT
 _AGENT_UID = UIDS - 1
 _CLOSED = "/tmp/attack-closed"
 
-# Those that run as another user than their own, or that root may do in its own sandbox: writing to its files, becoming
-# another user, sending signals to its processes, reading how many descriptors they have.
+# Those that run as another user than their own, or that root may do in its own sandbox: reading and writing its files,
+# becoming another user, sending signals to its processes, reading how many descriptors they have.
 _NOT_AS_ROOT = {
     *("namespaces", "user-namespace", "unique-uid", "leaked-descriptors", "overwrite-runtime", "write-system"),
     *("become-root", "capabilities", "signal-agent", "signal-supervisor", "proc-read-agent", "proc-read-supervisor"),
     *("proc-write-agent", "proc-write-supervisor", "agent-uid", "agent-socket", "forged-frames", "shell-state"),
-    *("kept-output", "kill-storm", "write-everywhere"),
+    *("kept-output", "kill-storm", "write-everywhere", "private-files"),
 }
 
 
