@@ -38,7 +38,12 @@ class DockerEngine:
         ]
         with (self.root / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "TMPDIR": str(self.root)},  # an engine that is slow to start writes down its stacks
             )
         self._wait_until_ready(self._process)
 

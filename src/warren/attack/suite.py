@@ -58,7 +58,7 @@ ROOT_PROBES = probes_root.root_probes(
     )
 )
 """For sandboxes that allow root inside, in addition."""
-_PROBE_S = 90.0
+_PROBE_S = 180.0  # two rounds of the longest take half of it on a quiet machine
 
 Progress = Callable[[Finding], None]
 P = TypeVar("P", Probe, ApiProbe)
