@@ -181,9 +181,10 @@ async def test_an_outdated_image_stays_in_use_until_the_new_one_is_ready(
 
 async def test_a_build_that_fails_says_which_step_and_the_log_says_why(machine: Machine, server: ServerProcess) -> None:
     machine.write("failing", recipe("failing", "echo the reason is this; exit 3"))
-    async with AsyncSandboxClient(server.url, environment="failing") as client:
-        with pytest.raises(ImageBuildFailed) as caught:
-            await client.create_session()
+    client = AsyncSandboxClient(server.url, environment="failing")
+    with pytest.raises(ImageBuildFailed) as caught:
+        await client.create_session()
+    await client.close()
     said = str(caught.value)
     assert "the step 'step 1 of 1: run echo the reason is this; exit 3' failed" in said
     assert str(machine.state) not in said
