@@ -49,6 +49,7 @@ def warren(*arguments: str, state: Path, stdin: bytes = b"", **environ: str) -> 
         (["run", "--require", "nope", "--", "true"], 125, "there is no layer 'nope'"),
         (["run", "--", ""], 125, "is empty"),
         (["image", "build", "nope"], 125, "no recipe for an image 'nope'"),
+        (["image", "pull", "localhost:1/x", "--name", "environment/x"], 125, "are those of environments"),
         (["image", "remove", "nope"], 125, "there is no image 'nope'"),
         (["image", "import", "/nope.tar"], 125, "there is no file or directory"),
         (["image", "import", "-"], 2, "needs a --name"),

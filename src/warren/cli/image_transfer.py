@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from warren.cli.image_build import check_own_name
 from warren.cli.options import json_option
 from warren.cli.output import ProgressLine, print_json
 from warren.config.settings import read_settings
@@ -44,6 +45,7 @@ def pull(reference: str, name: str, platform: str, no_shell: bool, as_json: bool
     from warren.worker.images.oci_pull import pull_image
 
     images, name = _open_store(), name or reference
+    check_own_name(name)
     before = {one.version for one in images.list()}
     with ProgressLine(f"image {name}") as progress:
         options = build_pull_options(read_settings())
