@@ -54,6 +54,8 @@ _EXAMPLES: Final = {
     "npm": "typescript, typescript@5 or @scope/name",
 }
 _APT: Final = "apt-get -q -o APT::Sandbox::User=root -o Dpkg::Use-Pty=0"
+# Small images have no manual pages; packages such as Java's fail where they are to link theirs.
+_PAGES: Final = "mkdir -p /usr/share/man/man1 /usr/share/man/man5 /usr/share/man/man8"
 _CLEAN: Final = "apt-get clean && rm -rf /var/lib/apt/lists/*"
 _APT_ENV: Final = {"DEBIAN_FRONTEND": "noninteractive"}
 _PIP_ENV: Final = {
@@ -150,7 +152,8 @@ def _with_source(recipe: Recipe) -> Recipe:
 def _package_steps(block: Mapping[str, Any], where: Where) -> list[Run]:
     found: list[Run] = []
     if names := _packages(block, "apt", where):
-        script = f"{_APT} update && {_APT} install -y --no-install-recommends -- {_quoted(names)} && {_CLEAN}"
+        install = f"{_APT} install -y --no-install-recommends -- {_quoted(names)}"
+        script = f"{_APT} update && {_PAGES} && {install} && {_CLEAN}"
         found.append(Run(("/bin/sh", "-ec", script), f"apt {', '.join(names)}", env=_APT_ENV, user=ROOT))
     if names := _packages(block, "python", where):
         script = f"{_installed('pip3', 'python3-pip')}\npython3 -m pip install -q -- {_quoted(names)}"
