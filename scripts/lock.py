@@ -6,18 +6,19 @@ that the index has of them, so that the lock serves every machine and Python. Ru
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
 import tomllib
 import urllib.request
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 ROOT = Path(__file__).parents[1]
 LOCK = ROOT / "requirements.lock"
-INDEX = "https://pypi.org/simple"
 _FILE = re.compile(r'href="([^"#]+)#sha256=([0-9a-f]{64})"')
 _HEAD = "# Written by scripts/lock.py. Install it with: pip install --require-hashes --no-deps -r requirements.lock\n"
 
@@ -45,12 +46,22 @@ def resolve(wanted: list[str]) -> dict[str, str]:
 def entry(name: str, version: str) -> str:
     hashes = sorted(found for file, found in files(name) if is_of(file, name, version))
     if not hashes:
-        raise SystemExit(f"{INDEX} has no hashes of {name} {version}")
+        raise SystemExit(f"the index has no hashes of {name} {version}")
     return f"{name}=={version}" + "".join(f" \\\n    --hash=sha256:{value}" for value in hashes) + "\n"
 
 
+@cache
+def index() -> str:
+    """The address of the index that pip uses here: `PIP_INDEX_URL`, or what `pip config` says."""
+    command = [sys.executable, "-m", "pip", "config", "get", "global.index-url"]
+    said = os.environ.get("PIP_INDEX_URL") or subprocess.run(command, capture_output=True, text=True).stdout
+    if not said.strip():
+        raise SystemExit("set PIP_INDEX_URL to the index whose hashes are to be written")
+    return said.strip().rstrip("/")
+
+
 def files(name: str) -> list[tuple[str, str]]:
-    with urllib.request.urlopen(f"{INDEX}/{name}/", timeout=60) as page:
+    with urllib.request.urlopen(f"{index()}/{name}/", timeout=60) as page:
         text = page.read().decode()
     return [(unquote(link.rpartition("/")[2]), found) for link, found in _FILE.findall(text)]
 
