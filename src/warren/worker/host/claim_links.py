@@ -1,0 +1,81 @@
+"""Claims on things of this machine, host-wide: symbolic links that point to the directory of the sandbox that has them.
+
+A claim is made and read in one step, so none is without an owner, whatever processes with whatever state directories
+ask at the same time. A free thing is claimed in one step; only taking over a stale claim needs a file lock. Claims do
+not outlive a boot, and neither do sandboxes.
+"""
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class ClaimLinks:
+    """`is_stale` tells of the name of a thing, and of who has it, whether the claim may be taken over."""
+
+    def __init__(self, directory: Path, is_stale: Callable[[str, Path], bool]) -> None:
+        self._directory = directory
+        self._is_stale = is_stale
+
+    def names(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self._directory) if not name.startswith(".")]
+        except FileNotFoundError:
+            return []
+
+    def owner(self, name: str) -> Path | None:
+        try:
+            return Path(os.readlink(self._link(name)))
+        except FileNotFoundError:
+            return None
+
+    def is_stale(self, name: str) -> bool:
+        holder = self.owner(name)
+        return holder is not None and self._is_stale(name, holder)
+
+    def take(self, name: str, owner: Path) -> bool:
+        """Claims it for `owner`, an existing directory, if it is free or its claim is stale. Does not wait for the
+        lock, whose holder may be suspended: it then counts as taken."""
+        if self._take_free(name, owner):
+            return True
+        if not self.is_stale(name):
+            return False
+        with self.locked(wait=False) as locked:
+            if not locked or not self.is_stale(name):
+                return False
+            self.remove(name)
+            return self._take_free(name, owner)
+
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._link(name))
+
+    @contextmanager
+    def locked(self, *, wait: bool) -> Iterator[bool]:
+        """Whether the lock is held; with `wait` it always is."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self._directory / ".lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(fd)
+
+    def _take_free(self, name: str, owner: Path) -> bool:
+        try:
+            os.symlink(owner, self._link(name))
+        except FileExistsError:
+            return False
+        except FileNotFoundError:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            return self._take_free(name, owner)
+        return True
+
+    def _link(self, name: str) -> str:
+        return f"{self._directory}/{name}"
