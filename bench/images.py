@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import this_run  # noqa: E402
 from build_world import BuildWorld, run  # noqa: E402
+from table import Table  # noqa: E402
 
 from warren.model.image import Stage  # noqa: E402
 from warren.model.spec import Limits, SandboxSpec  # noqa: E402
@@ -35,16 +36,6 @@ _MOST_WARM_S = 1.0
 _MOST_RATIO = 1.1
 _LEAST_FLATTENED = 20_000
 _LARGE_MB = 2048
-
-
-class Table:
-    def __init__(self) -> None:
-        self.missed = 0
-
-    def add(self, what: str, figure: str, target: str = "", met: bool | None = None) -> None:
-        verdict = "" if met is None else "yes" if met else "NO"
-        self.missed += verdict == "NO"
-        print(f"  {what:<66} {figure:>16}  {target:<14} {verdict}", flush=True)
 
 
 class Bench:

@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 import this_run  # noqa: E402
 from docker_engine import DockerEngine  # noqa: E402
 from network_world import ADDRESSES, NetworkWorld  # noqa: E402
+from table import Table  # noqa: E402
 
 from warren.interfaces.sandbox import Sandbox  # noqa: E402
 from warren.model.network import EgressPolicy, NetworkRules  # noqa: E402
@@ -108,16 +109,6 @@ def up():
     return {_BYTES} / (time.perf_counter() - start) / (1 << 20)
 print(json.dumps(globals()[what]()))
 """
-
-
-class Table:
-    def __init__(self) -> None:
-        self.missed = 0
-
-    def add(self, what: str, figure: str, target: str = "", met: bool | None = None) -> None:
-        verdict = "" if met is None else "yes" if met else "NO"
-        self.missed += verdict == "NO"
-        print(f"  {what:<66} {figure:>16}  {target:<14} {verdict}", flush=True)
 
 
 def direct(world: NetworkWorld, what: str) -> float:
