@@ -36,14 +36,6 @@ class BuildProgress(Protocol):
     def output(self, text: str) -> None: ...
 
 
-class SilentProgress:
-    def __call__(self, step: str, fraction: float | None) -> None:
-        """Ignores it."""
-
-    def output(self, text: str) -> None:
-        """Ignores it."""
-
-
 @dataclass(frozen=True, slots=True)
 class BuildNetwork:
     """What commands of a build may reach, and what makes programs use it. `apt_sources` are lines for apt by the code
