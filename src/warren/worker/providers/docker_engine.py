@@ -8,7 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, cast
 
 import aiohttp
@@ -102,7 +102,7 @@ class DockerEngine:
             with self._errors("exporting a container"):
                 # aiodocker has no method for it.
                 query = self._client()._query(f"containers/{container}/export", timeout=_BULK_TIMEOUT)
-                response = await stack.enter_async_context(query)
+                response = await stack.enter_async_context(_released(query))
             yield response.content
 
     # -- images
@@ -129,7 +129,7 @@ class DockerEngine:
                 headers={"Content-Type": "application/x-tar"},
                 timeout=_BULK_TIMEOUT,
             )
-            async with query as response:
+            async with _released(query) as response:
                 async for line in response.content:
                     _check_progress(line)
 
@@ -145,7 +145,7 @@ class DockerEngine:
                 headers={"Content-Type": "application/x-tar"},
                 timeout=_BULK_TIMEOUT,
             )
-            async with query as response:
+            async with _released(query) as response:
                 async for line in response.content:
                     with suppress(ValueError):
                         message = json.loads(line)
@@ -208,6 +208,15 @@ class DockerEngine:
             f"the Docker engine at {self.url} does not answer ({doing}: {why})",
             remedy="start it (systemctl start docker), or set DOCKER_HOST",
         )
+
+
+@asynccontextmanager
+async def _released(
+    query: AbstractAsyncContextManager[aiohttp.ClientResponse],
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """aiodocker's own context does not close the connection of a response that was not read to its end."""
+    async with query as response, response:
+        yield response
 
 
 def translate_error(doing: str, status: int, message: str) -> WarrenError:
