@@ -75,6 +75,7 @@ class Contexts:
         self._most, self._idle_s = most, idle_s
         self._keepers: dict[tuple[str, str], Keeper] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._forgetting: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<Contexts: {len(self._keepers)} remembered>"
@@ -189,6 +190,12 @@ class Contexts:
         if lock is None:
             lock = self._locks[sandbox.id] = asyncio.Lock()
         return lock
+
+    def forget_later(self, sandbox: Sandbox, cell_id: str) -> None:
+        """Has the agent forget a cell whose caller has its result, and does not let the caller wait for that."""
+        task = asyncio.create_task(_forget_cell(sandbox, cell_id), name=f"forgetting {cell_id}")
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
 
     # -- contexts that have ended
 
@@ -334,6 +341,11 @@ def context_view(context: CodeContext) -> dict[str, Any]:
 
 def _is_busy(context_id: str, known: Sequence[ProcessInfo]) -> bool:
     return any(info.running and context_of_cell(info) == context_id for info in known)
+
+
+async def _forget_cell(sandbox: Sandbox, cell_id: str) -> None:
+    with contextlib.suppress(WarrenError):
+        await sandbox.forget(cell_id)
 
 
 def _find(known: Sequence[ProcessInfo], context_id: str) -> ProcessInfo:
