@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster_processes import Cluster, running_cluster
+from e2e.code_suite import CodeSuite
 from e2e.command_suite import CommandSuite, LinuxCommandSuite, UserSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
@@ -61,6 +62,10 @@ class TestOnce(OnceSuite):
 
 
 class TestCommands(CommandSuite, LinuxCommandSuite, UserSuite):
+    pass
+
+
+class TestCode(CodeSuite):
     pass
 
 
