@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 IDLE_CONNECTION_S: Final = 60.0  # an idle connection is reused for this long; servers keep it open longer
 CHUNK_BYTES: Final = 256 * 1024
+COMMAND_TIMEOUT_S: Final = 120.0  # the same as the server's, unless its operator has changed that
 CREATE_S: Final = 60.0  # creating a session may have to wait for a sandbox
 IMAGE_TIMEOUT_S: Final = 900.0  # how long a new session waits for an image that is being built
 _ANSWER_SLACK_S: Final = 30.0

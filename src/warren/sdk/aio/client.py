@@ -19,7 +19,7 @@ from warren.sdk.aio.files import AsyncFiles
 from warren.sdk.aio.platform import AsyncByteSource, open_backend, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key, work_s
+from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key, work_s
 from warren.sdk.results import (
     EntryInfo,
     EnvironmentInfo,
@@ -36,7 +36,6 @@ from warren.sdk.results import (
 if TYPE_CHECKING:
     from warren.model.network import NetworkRules
 
-COMMAND_TIMEOUT_S: Final = 120.0
 _SHORT_INPUT: Final = 1024 * 1024  # longer input would not fit into a request
 _SHELL: Final = "exec bash -l"
 _PAGE: Final = 1000

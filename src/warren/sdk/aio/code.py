@@ -15,7 +15,7 @@ from warren.sdk.code_results import (
     OutputMessage,
     Result,
 )
-from warren.sdk.protocol import new_key, work_s
+from warren.sdk.protocol import COMMAND_TIMEOUT_S, new_key, work_s
 
 _Callbacks = dict[str, Callable[[Any], Any] | None]
 
@@ -43,16 +43,19 @@ class AsyncCode(AsyncSessionHolder):
 
         `language`: python (the default), javascript, bash or r; `context` is one of `create_code_context`, else the
         language's own is taken. The callbacks are called while the code runs. An error of the code and a time-out are
-        results (see `error` and `reason`), not exceptions. `timeout` is as for `execute`; after it, and when the caller
-        is interrupted, the code is interrupted, and the interpreter keeps its state if the code heeds that. If the
+        results (see `error` and `reason`), not exceptions.
+
+        `timeout`: by default the client's, if it was given one, else the server's; 0 is none. After it, and when the
+        caller is interrupted, the code is interrupted; the interpreter keeps its state if the code heeds that. If the
         connection breaks, ServerUnreachable has the `execution_id` for `get_execution`.
         """
-        limit_s = self.timeout if timeout is None else timeout
+        own_s = None if self.timeout == COMMAND_TIMEOUT_S else self.timeout
+        limit_s = own_s if timeout is None else timeout
         given = {"language": language, "context": _id_of(context), "env": dict(env or {})}
         values = {"code": code, "timeout_s": limit_s, **{name: value for name, value in given.items() if value}}
         callbacks: _Callbacks = {"stdout": on_stdout, "stderr": on_stderr, "result": on_result, "error": on_error}
         if self.exactly_once and not any(callbacks.values()):
-            found = await self._perform("run_code", key=new_key(), work_s=work_s(limit_s), **values)
+            found = await self._perform("run_code", key=new_key(), work_s=work_s(limit_s or 0), **values)
             return Execution.of({**found, "notice": self._take_notice()})
         return await self._collect("run_code", callbacks, **values)
 
