@@ -74,8 +74,8 @@ class TestEveryTransport:
     async def test_the_tools_say_what_they_do_and_what_they_take(self, client: Client) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == {
-            "bash", "run_code", "bash_background", "background_output", "background_stop", "stop_all", "read_file", "write_file",
-            "edit_file", "list_files", "search_files", "sandbox_info", "reset_sandbox",
+            "bash", "run_code", "bash_background", "background_output", "background_stop", "stop_all", "read_file",
+            "write_file", "edit_file", "list_files", "search_files", "sandbox_info", "reset_sandbox",
         }  # fmt: skip
         for tool in tools.values():
             assert tool.description

@@ -164,7 +164,8 @@ def test_the_model_does_not_see_the_runtime(url: str) -> None:
 
 
 def test_the_prompt_names_every_tool_that_it_speaks_of() -> None:
-    for name in ("bash", "run_code", "bash_background", "background_output", "background_stop", "read_file", "write_file"):
+    names = ("bash", "run_code", "bash_background", "background_output", "background_stop", "read_file", "write_file")
+    for name in names:
         assert f"`{name}`" in SANDBOX_PROMPT
     assert "no network" in sandbox_prompt(network=False)
     assert sandbox_prompt(notes="Use pytest.").endswith("\nUse pytest.\n")
