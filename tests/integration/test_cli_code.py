@@ -78,7 +78,7 @@ def test_pictures_are_saved_where_the_user_wants_them(cli: RemoteCli, session: s
 def test_programs_get_one_document(cli: RemoteCli, session: str) -> None:
     done = cli.run("code", "--session", session, "--json", "-", stdin=b"print('a')\n[1, 2]")
     execution = json.loads(done.stdout)
-    assert (execution["logs"]["stdout"], execution["results"][0]["text"]) == (["a\n"], "[1, 2]")
+    assert ("".join(execution["logs"]["stdout"]), execution["results"][0]["text"]) == ("a\n", "[1, 2]")
     assert (execution["error"], execution["context_id"]) == (None, "ctx_python")
 
 
@@ -141,10 +141,12 @@ def test_ctrl_c_interrupts_what_runs_in_a_repl_and_clears_what_was_typed(opened:
     terminal.expect(">>> ")
     terminal.type("import time; print('be' + 'gun'); time.sleep(60)\r")
     terminal.expect("begun")
-    terminal.type("\x03")
+    terminal.process.send_signal(signal.SIGINT)  # what Ctrl-C does in a terminal that belongs to the session
     terminal.expect("KeyboardInterrupt")
     terminal.expect(">>> ")
-    terminal.type("half a li\x03")
+    terminal.type("half a li")
+    terminal.expect("half a li")
+    terminal.process.send_signal(signal.SIGINT)
     terminal.expect(">>> ")
     terminal.type("x + '!'\r")
     terminal.expect("kept!")
@@ -182,6 +184,7 @@ def test_other_languages_go_on_after_a_backslash_and_take_pasted_lines(opened: O
         terminal.type(f"{line}\r")
     terminal.expect("n1\r\nn2\r\n")
     terminal.expect("bash> ")
+    terminal.drain()
     terminal.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + _PATIENCE_S
     while terminal.process.poll() is None and time.monotonic() < deadline:
