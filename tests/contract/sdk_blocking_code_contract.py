@@ -144,6 +144,13 @@ class PythonContract:
             assert (execution.text, out(execution), execution.error) == ("42", "printed\n", None)
             assert [each.is_main_result for each in execution.results] == [True]
 
+    def test_a_line_that_is_printed_comes_as_one_piece_and_its_beginning_if_it_is_flushed(self, new: New) -> None:
+        with new() as client:
+            code = (
+                "print('a'); import time; time.sleep(0.3); print('b', end='', flush=True); time.sleep(0.3); print('c')"
+            )
+            assert (client.run_code(code)).logs.stdout == ["a\n", "b", "c\n"]
+
     def test_an_error_of_the_code_is_in_the_execution(self, new: New) -> None:
         with new() as client:
             execution = client.run_code("1 / 0")

@@ -145,7 +145,7 @@ def test_ctrl_c_interrupts_what_runs_in_a_repl_and_clears_what_was_typed(opened:
     terminal.expect("KeyboardInterrupt")
     terminal.expect(">>> ")
     terminal.type("half a li")
-    terminal.expect("half a li")
+    terminal.drain()  # Python does not see a signal that comes just before it waits for the next key
     terminal.process.send_signal(signal.SIGINT)
     terminal.expect(">>> ")
     terminal.type("x + '!'\r")

@@ -46,6 +46,7 @@ class TestCells:
             ("for i in range(2): i", None),
             ("def f():\n    return 7\nf()", "7"),
             ("if True:\n    1", None),
+            ("\n    y = 1\n    if y:\n        y = 2\n    y", "2"),
             ("'é\\ud800'", "'é\\ud800'"),
             ("(1,\n 2)\n\n# end", "(1, 2)"),
         ],

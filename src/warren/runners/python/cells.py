@@ -93,6 +93,7 @@ def _execute(request: bytes) -> None:
 def run_source(source: str, filename: str, is_cell: bool = False) -> None:
     """Runs statements and shows the value of the last one, if that is an expression without a semicolon."""
     global _flags
+    source = _dedented(source)
     remember(filename, source)
     if is_cell:
         _remember_input(source)
@@ -109,6 +110,15 @@ def run_source(source: str, filename: str, is_cell: bool = False) -> None:
     value = run_steps(steps, source)
     if last is not None and value is not None:
         show_value(value)
+
+
+def _dedented(source: str) -> str:
+    """A cell that is indented as a whole is run all the same."""
+    first = source.lstrip("\n")
+    indent = first[: len(first) - len(first.lstrip(" \t"))]
+    if not indent or first[len(indent) :].startswith(("#", "\n")):
+        return source
+    return "\n".join(line[len(indent) :] if line.startswith(indent) else line for line in source.split("\n"))
 
 
 def parse(source: str, filename: str) -> "Any":
