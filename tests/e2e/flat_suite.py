@@ -207,7 +207,7 @@ class E2bSuite:
 
     async def test_a_session_is_not_ended_for_a_sandbox_it_does_not_have(self, session: SessionApi, api: Api) -> None:
         place = f"/api/sessions/{session.id}"
-        await api.refused("DELETE", f"{place}?sandbox_id=xyz", status=404, code="sandbox_not_found")
+        await api.refused("DELETE", f"{place}?sandbox_id=xyz", status=409, code="conflict")
         shown = await api.get(place)
         assert shown["state"] == "running"
         ended = await api.call("DELETE", f"{place}?sandbox_id={shown['sandbox_id']}")
@@ -219,3 +219,26 @@ class E2bSuite:
         found = await api.get(f"/api/e2b/files/{session.id}")
         assert "/workspace/notes/a.txt" in [one["path"] for one in found["files"]]
         assert await api.get(f"/api/e2b/files/{session.id}", path="notes/a.txt") == "žluť".encode()
+        which = {"session_id": session.id}
+        assert await api.get("/api/e2b/files", **which) == found
+        assert await api.get("/api/e2b/files", **which, path="notes/a.txt") == "žluť".encode()
+        written = {"path": "notes/b.bin", "content_base64": "//4="}
+        assert (await api.post(f"/api/e2b/files/{session.id}", written, status=201))["size"] == 2
+        await api.call("DELETE", "/api/e2b/files", status=204, **which, path="notes/a.txt")
+        await api.refused(
+            "DELETE", f"/api/e2b/files/{session.id}", path="notes/a.txt", status=404, code="file_not_found"
+        )
+        await api.call("DELETE", f"/api/e2b/files/{session.id}", status=204, path="notes", recursive="true")
+        assert (await api.get("/api/e2b/files", **which))["files"] == []
+
+    async def test_files_of_a_thread_the_e2b_way(self, api: Api) -> None:
+        which = {"thread_id": unique()}
+        await api.refused("GET", "/api/e2b/files", **which, status=404, code="session_not_found")
+        await api.refused("DELETE", "/api/e2b/files", **which, path="a", status=404, code="session_not_found")
+        await api.refused("POST", "/api/e2b/files", {**which, "path": ""}, status=422, code="invalid_path")
+        assert (await api.get("/api/sessions", **which))["sessions"] == []
+        await api.post("/api/e2b/files", {**which, "path": "a", "content": "1"}, status=201)
+        assert await api.get("/api/e2b/files", **which, path="a") == b"1"
+        await api.call("DELETE", "/api/e2b/files", status=204, **which, path="a")
+        assert (await api.get("/api/e2b/files", **which))["files"] == []
+        await api.post("/cleanup", which)

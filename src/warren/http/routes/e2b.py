@@ -14,10 +14,11 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, Field
 
 from warren.http.problems import read_json_body
+from warren.http.routes import flat
 from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.store import ANSWER_GONE, Key
 from warren.model.errors import Conflict, FileNotFound, FileProblem, InvalidRequest, LimitReached, TooLarge, WarrenError
-from warren.model.operations import Command, ExecResult, FileInfo, FileKind
+from warren.model.operations import Command, ExecResult, FileInfo, FileKind, check_path
 from warren.model.session import Session, check_key
 from warren.model.spec import WORKSPACE
 from warren.sessions.idempotency import exec_once, remove_task
@@ -71,14 +72,33 @@ class CodeView(BaseModel):
 
 
 class FileBody(Body):
-    session_id: str = Field(description="As creating the session gave it")
     path: str = Field(description="Relative paths start in /workspace", examples=["notes.txt"])
     content: str = Field("", description="Text")
     content_base64: str = Field("", description="The same for bytes that are no text")
 
 
+class FileOfBody(FileBody):
+    session_id: str = Field("", description="As creating the session gave it")
+    thread_id: str = Field("", description="Instead of session_id: a thread without a session gets one")
+
+
 class FilesQuery(BaseModel):
     path: Annotated[files.AnyText, Field(description="A file to read; without it the workspace is listed")] = ""
+
+
+class FilesOfQuery(FilesQuery):
+    session_id: flat.SessionId = ""
+    thread_id: flat.ThreadId = ""
+
+
+class RemoveQuery(BaseModel):
+    path: files.SandboxPath
+    recursive: Annotated[bool, Field(description="A directory with everything in it")] = False
+
+
+class RemoveOfQuery(RemoveQuery):
+    session_id: flat.SessionId = ""
+    thread_id: flat.ThreadId = ""
 
 
 async def execute(call: Call, body: CodeBody) -> Values:
@@ -214,25 +234,50 @@ def _fingerprint(info: FileInfo) -> int:
 async def read_files(call: Call, query: FilesQuery) -> Values | AsyncGenerator[Any, None]:
     if query.path:
         return perform_stream(files.READ_FILE, call, files.PathQuery(path=query.path))
-    listed: Values = await perform(files.LIST_FILES, call, files.ListQuery(depth=10))
+    listed: Values = await perform(files.LIST_FILES, call, files.ListQuery(depth=_DEPTH))
     return listed
 
 
+async def read_files_of(call: Call, query: FilesOfQuery) -> Values | AsyncGenerator[Any, None]:
+    call.session_id = (await flat.find_session(call, query.session_id, query.thread_id)).id
+    return await read_files(call, query)
+
+
 async def write_file(call: Call, body: FileBody) -> Values:
-    call.session_id = body.session_id
     data = data_of(body.content, body.content_base64)
     written: Values = await perform(files.WRITE_FILE, call, files.WriteQuery(path=body.path), data)
     return written
 
 
+async def write_file_of(call: Call, body: FileOfBody) -> Values:
+    check_path(body.path)  # raises before a session is made
+    session, _ = await flat.find_or_create(call, body.session_id, body.thread_id)
+    call.session_id = session.id
+    return await write_file(call, body)
+
+
+async def remove_file(call: Call, query: RemoveQuery) -> None:
+    await perform(files.REMOVE_FILE, call, files.RemoveQuery(path=query.path, recursive=query.recursive))
+
+
+async def remove_file_of(call: Call, query: RemoveOfQuery) -> None:
+    call.session_id = (await flat.find_session(call, query.session_id, query.thread_id)).id
+    await remove_file(call, query)
+
+
+_FILES_OR_FILE: Final[dict[int | str, dict[str, Any]]] = {
+    200: {"description": "The list; or, with `path`, the file", "content": files.BYTES}
+}
+
+
 HANDLERS = (
     Handler("e2b_execute", execute, body=CodeBody, result=CodeView, headers=("idempotency_key",)),
+    Handler("e2b_read_files", read_files, query=FilesQuery, result=FileList, other_results=_FILES_OR_FILE),
     Handler(
-        "e2b_read_files",
-        read_files,
-        query=FilesQuery,
-        result=FileList,
-        other_results={200: {"description": "The list; or, with `path`, the file", "content": files.BYTES}},
+        "e2b_read_files_by_query", read_files_of, query=FilesOfQuery, result=FileList, other_results=_FILES_OR_FILE
     ),
-    Handler("e2b_write_file", write_file, body=FileBody, result=FileView),
+    Handler("e2b_write_file", write_file_of, body=FileOfBody, result=FileView),
+    Handler("e2b_write_file_by_path", write_file, body=FileBody, result=FileView),
+    Handler("e2b_remove_file", remove_file, query=RemoveQuery),
+    Handler("e2b_remove_file_by_query", remove_file_of, query=RemoveOfQuery),
 )

@@ -328,6 +328,7 @@ async def stream_search(call: Call, query: SearchQuery) -> Events:
 
 LIST_FILES: Final = Handler("list_files", list_files, query=ListQuery, result=FileList)
 WRITE_FILE: Final = Handler("write_file", write_file, query=WriteQuery, result=FileView, body_schema=BYTES)
+REMOVE_FILE: Final = Handler("remove_file", remove_file, query=RemoveQuery)
 READ_FILE: Final = Handler(
     "read_file",
     stream=read_file,
@@ -346,7 +347,7 @@ HANDLERS = (
     WRITE_FILE,
     Handler("make_directory", make_directory, body=PathBody, result=FileView),
     Handler("move_file", move_file, body=MoveBody, result=FileView),
-    Handler("remove_file", remove_file, query=RemoveQuery),
+    REMOVE_FILE,
     Handler(
         "read_archive",
         stream=read_archive,
