@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ class JsonFiles:
 
     def path_of(self, name: str) -> Path:
         """Where the object is, or would be. No name leads out of the directory."""
-        safe = quote(name, safe="")
+        safe = re.sub(r"^\.", "%2E", quote(name, safe=""))
         if not name or len(safe) > _LONGEST_NAME:
             raise ValueError(f"{name[:80]!r} cannot be the name of a file")
         return self.directory / f"{safe}{_SUFFIX}"
