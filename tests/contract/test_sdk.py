@@ -7,8 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from contract.sdk_async_code_contract import AsyncCodeContract, AsyncPythonContract
 from contract.sdk_async_contract import AsyncBatchContract, AsyncCommandContract, AsyncSessionContract
 from contract.sdk_async_files_contract import AsyncFilesContract, AsyncTerminalContract
+from contract.sdk_blocking_code_contract import CodeContract, PythonContract
 from contract.sdk_blocking_contract import BatchContract, CommandContract, SessionContract
 from contract.sdk_blocking_files_contract import FilesContract, TerminalContract
 from server_process import running_server
@@ -95,6 +97,15 @@ class TestAsyncTerminals(Async, AsyncTerminalContract):
     pass
 
 
+class TestAsyncCode(Async, AsyncCodeContract):
+    pass
+
+
+@pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
+class TestAsyncPython(Async, AsyncPythonContract):
+    pass
+
+
 class TestSessions(Blocking, SessionContract):
     pass
 
@@ -114,6 +125,15 @@ class TestFiles(Blocking, FilesContract):
 
 @pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
 class TestTerminals(Blocking, TerminalContract):
+    pass
+
+
+class TestCode(Blocking, CodeContract):
+    pass
+
+
+@pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
+class TestPython(Blocking, PythonContract):
     pass
 
 

@@ -63,7 +63,7 @@ def fenced(page: Path) -> list[Block]:
 
 
 _WARREN = re.compile(r"^warren ", flags=re.M)
-_IN_TERMINAL = re.compile(r"^warren (?:shell|exec -it?) .*$", flags=re.M)
+_IN_TERMINAL = re.compile(r"^warren (?:shell|repl|exec -it?) .*$", flags=re.M)
 
 
 def asks_a_server(block: Block) -> bool:
