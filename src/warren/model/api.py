@@ -344,8 +344,8 @@ _ROWS: Final = (
     ),
     # -- code and files in the words of E2B-style clients
     Operation(
-        "e2b_execute", "POST", "/api/e2b/execute", Scope.EXEC, "Run code", reads=Reads.JSON,
-        session_in=SessionIn.JSON, in_sandbox=False, watched=True,
+        "e2b_execute", "POST", "/api/e2b/execute", Scope.EXEC, "Run code", Answers.VALUE_OR_EVENTS, reads=Reads.JSON,
+        session_in=SessionIn.JSON, makes=Makes.THREAD_SESSION, in_sandbox=False, watched=True,
     ),
     Operation(
         "e2b_read_files", "GET", _E2B_FILES_OF, Scope.FILES,
