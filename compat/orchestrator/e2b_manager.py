@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from orchestrator.state_manager import JsonFiles
-from warren import FileEntry, NetworkInfo, SandboxClient
+from warren import Execution, FileEntry, NetworkInfo, SandboxClient
 from warren.model.errors import SessionNotFound
 from warren.sdk.blocking.backend import find_session_of_thread
 from warren.sdk.blocking.platform import open_backend
@@ -22,6 +22,7 @@ _KEY: Final = "wk_"
 _SESSION: Final = re.compile(r"ses_[0-9a-f]{32}")
 _WORKSPACE: Final = "/workspace"
 _DEPTH: Final = 10
+_LANGUAGE_OF: Final = {"Node": "javascript"}  # by environment; of all others python
 _MOST_ARTIFACTS: Final = 1000  # that are recorded of a session; the oldest make room
 
 
@@ -71,23 +72,30 @@ class E2BManager:
         timeout: float | None = None,
         envs: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Runs code; gives `stdout`, `stderr`, `results`, `artifacts`, `exit_code` and `reason`.
+        """Runs code in the interpreter of its language, which keeps variables from one call to the next.
 
-        `artifacts` are the files of the workspace that are new or changed; `storage/artifacts` keeps a list of them.
+        Gives `stdout`, `stderr`, `results` (the value of the last expression, and what the code displayed),
+        `artifacts`, `exit_code`, `reason`, `error`, `execution_count` and `context_id`. An error of the code is not
+        raised. `language` is by default that of the environment: javascript in Node, else python. `artifacts` are the
+        files of the workspace that are new or changed; `storage/artifacts` keeps a list of them.
         """
         sandbox = self._sandbox(session_id)
+        language = language or _LANGUAGE_OF.get(sandbox.info().environment, "python")
         before = {_fingerprint(each) for each in sandbox.list_files(depth=_DEPTH)}
-        done = sandbox.execute(["python3", "-c", code], timeout, env=envs)
+        done = sandbox.run_code(code, language, timeout=timeout, env=envs)
         made = [each for each in sandbox.list_files(depth=_DEPTH) if each.kind == "file"]
         artifacts = [dict(each) for each in made if _fingerprint(each) not in before]
         self._record(sandbox.session_id, artifacts)
         return {
-            "stdout": done.stdout,
-            "stderr": done.stderr,
-            "results": [],
+            "stdout": "".join(done.logs.stdout),
+            "stderr": "".join(done.logs.stderr) + _last_words(done),
+            "results": [each.given() for each in done.results],
             "artifacts": artifacts,
-            "exit_code": done.exit_code,
+            "exit_code": 0 if done.error is None else 1,
             "reason": done.reason,
+            "error": None if done.error is None else dict(done.error),
+            "execution_count": done.execution_count,
+            "context_id": done.context_id,
         }
 
     def artifacts(self, session_id: str) -> list[dict[str, Any]]:
@@ -158,6 +166,15 @@ class E2BManager:
 
     def _sandbox(self, session_id: str) -> SandboxClient:
         return SandboxClient(session_id=self.find(session_id), backend=self._backend)
+
+
+def _last_words(execution: Execution) -> str:
+    """The error as a program shows it when it ends."""
+    error = execution.error
+    if error is None:
+        return ""
+    trace = error.traceback.rstrip()
+    return f"{trace}\n" if error.name in trace else f"{trace}\n{error}\n".lstrip()
 
 
 def _fingerprint(entry: FileEntry) -> tuple[str, int, str]:

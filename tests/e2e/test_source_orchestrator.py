@@ -83,7 +83,11 @@ with Lifecycle("store") as lifecycle:
     assert [each["path"] for each in done["artifacts"]] == ["/workspace/out.txt"]
     again = boxes.execute_code(id, "open('out.txt', 'a').write(' twice'); open('b', 'w')")
     assert [each["path"] for each in boxes.artifacts(id)] == [each["path"] for each in again["artifacts"]]
-    assert boxes.execute_code(id, "1 / 0")["exit_code"] == 1
+    failed = boxes.execute_code(id, "kept = 41\\n1 / 0")
+    assert (failed["exit_code"], failed["error"]["name"]) == (1, "ZeroDivisionError")
+    assert "ZeroDivisionError" in failed["stderr"]
+    value = boxes.execute_code(id, "kept + 1")
+    assert (value["results"], value["context_id"]) == ([{"text": "42", "is_main_result": True}], "ctx_python")
     assert boxes.execute_code(id, "import time; time.sleep(60)", timeout=1)["reason"] == "timeout"
     kept = boxes.download(id, "../workspace/./out.txt")
     assert (kept, kept.read_text()) == (Path(f"store/artifacts/{id}/out.txt"), "made twice")

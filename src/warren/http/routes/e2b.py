@@ -171,7 +171,8 @@ def _last_words(execution: Execution) -> str:
     error = execution.error
     if error is None:
         return ""
-    return f"{error.traceback.rstrip() or f'{error.name}: {error.value}'}\n"
+    trace = error.traceback.rstrip()
+    return f"{trace}\n" if error.name in trace else f"{trace}\n{error.name}: {error.value}\n".lstrip()
 
 
 def _exit_code(shown: Values) -> int:
