@@ -20,6 +20,8 @@ AGENT: Final = "/.warren/agent"
 RUNNERS: Final = "/.warren/runners"
 PREFIX: Final = "ctx_"
 CELL_PREFIX: Final = "cell_"
+MOST_CONTEXTS: Final = 16
+CONTEXT_IDLE_S: Final = 3600.0
 
 MAX_FRAME: Final = 32 * 1024 * 1024
 MAX_VALUES: Final = 100_000  # in one event: more would hold up everybody while they are read
@@ -86,11 +88,11 @@ def language_of(context_id: str) -> Language | None:
 
 def is_context(process_id: str) -> bool:
     """Whether this is the id of a context's keeper. Callers cannot give it to processes of their own."""
-    return _ID.fullmatch(process_id) is not None
+    return process_id.startswith(PREFIX) and _ID.fullmatch(process_id) is not None
 
 
 def check_not_reserved(process_id: str) -> None:
-    if process_id.startswith((PREFIX, CELL_PREFIX)) and (is_context(process_id) or process_id.startswith(CELL_PREFIX)):
+    if is_context(process_id) or process_id.startswith(CELL_PREFIX):
         raise InvalidRequest(
             f"the id {process_id!r} is one of those that contexts and their cells have", remedy="give another one"
         )

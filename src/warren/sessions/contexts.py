@@ -24,6 +24,8 @@ from warren.model.code import (
     CELL_BUSY,
     CELL_NO_KEEPER,
     CELL_PREFIX,
+    CONTEXT_IDLE_S,
+    MOST_CONTEXTS,
     PREFIX,
     CodeContext,
     Language,
@@ -42,9 +44,8 @@ from warren.model.errors import (
 )
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, ProcessInfo, Reason
 from warren.model.session import Session
-from warren.worker.keepers import IDLE_S, Hello, read_hello, remove_keeper, start_keeper
+from warren.worker.keepers import Hello, read_hello, remove_keeper, start_keeper
 
-MOST_CONTEXTS: Final = 16
 GRACE_S: Final = 3.5  # longer than a keeper gives its interpreter after an interrupt, so that its last words arrive
 _REMEMBERED: Final = 10_000
 _HELLO_S: Final = 5.0
@@ -60,7 +61,7 @@ class Keeper:
     hello: Hello | None = None
     cwd: str = ""
     env: dict[str, str] = field(default_factory=dict)
-    idle_s: float = IDLE_S
+    idle_s: float = CONTEXT_IDLE_S
 
     @property
     def is_default(self) -> bool:
@@ -70,10 +71,11 @@ class Keeper:
 class Contexts:
     """`most` are the contexts that a session may have at once; one that runs no cell for `idle_s` ends."""
 
-    def __init__(self, most: int = MOST_CONTEXTS, idle_s: float = IDLE_S) -> None:
+    def __init__(self, most: int = MOST_CONTEXTS, idle_s: float = CONTEXT_IDLE_S) -> None:
         self._most, self._idle_s = most, idle_s
         self._keepers: dict[tuple[str, str], Keeper] = {}
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._forgetting: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"<Contexts: {len(self._keepers)} remembered>"
@@ -188,6 +190,12 @@ class Contexts:
         if lock is None:
             lock = self._locks[sandbox.id] = asyncio.Lock()
         return lock
+
+    def forget_later(self, sandbox: Sandbox, cell_id: str) -> None:
+        """Has the agent forget a cell whose caller has its result, and does not let the caller wait for that."""
+        task = asyncio.create_task(_forget_cell(sandbox, cell_id), name=f"forgetting {cell_id}")
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
 
     # -- contexts that have ended
 
@@ -333,6 +341,11 @@ def context_view(context: CodeContext) -> dict[str, Any]:
 
 def _is_busy(context_id: str, known: Sequence[ProcessInfo]) -> bool:
     return any(info.running and context_of_cell(info) == context_id for info in known)
+
+
+async def _forget_cell(sandbox: Sandbox, cell_id: str) -> None:
+    with contextlib.suppress(WarrenError):
+        await sandbox.forget(cell_id)
 
 
 def _find(known: Sequence[ProcessInfo], context_id: str) -> ProcessInfo:

@@ -356,6 +356,7 @@ class EnvironmentView(BaseModel):
     network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
     root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
     sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
+    contexts: list[str] = Field(description="Languages whose code context is started ahead, in sandboxes of the pool")
     default: bool = Field(description="A session that names no environment gets this one")
     image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
         description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"

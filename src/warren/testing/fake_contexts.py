@@ -1,4 +1,4 @@
-"""Code contexts of the fake sandbox: its small shell is the only interpreter, and keeps its state between cells."""
+"""Code contexts of the fake sandbox: its small shell is every interpreter, and keeps its state between cells."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ class FakeAgent:
 
     async def _keep(self, argv: list[str]) -> int:
         context_id, program = argv[argv.index("--id") + 1], argv[argv.index("--") + 1]
-        if program != "bash":
+        if program not in ("bash", "python3"):  # both are the small shell
             await self._process.emit(2, f"{program}: not found\n".encode())
             return NO_PROGRAM
         context = self._contexts[context_id] = FakeContext(self._process.pid, self._shell)

@@ -12,12 +12,11 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from warren.interfaces.sandbox import Process, Sandbox
-from warren.model.code import AGENT, NO_PROGRAM, BadFrames, FrameReader, Language
+from warren.model.code import AGENT, CONTEXT_IDLE_S, NO_PROGRAM, BadFrames, FrameReader, Language
 from warren.model.errors import Conflict, InvalidJson, LanguageMissing, TooLarge, Unavailable, WarrenError
 from warren.model.operations import Command, ExecResult
 from warren.model.strict_json import read_json
 
-IDLE_S: Final = 3600.0
 _START_S: Final = 30.0
 _KEEP: Final = 64 * 1024
 _LONGEST_HELLO: Final = 64 * 1024
@@ -39,15 +38,15 @@ async def start_keeper(
     cwd: str = "",
     env: Mapping[str, str] | None = None,
     base_env: Mapping[str, str] | None = None,
-    idle_s: float = IDLE_S,
+    idle_s: float = CONTEXT_IDLE_S,
     image: str = "",
 ) -> Hello:
-    """Returns when the context can run cells. If it fails or is cancelled, no process is left.
+    """Returns when the context can run cells. It ends when it ran none for `idle_s`; 0: it does not.
 
-    Raises Conflict if the context exists or the sandbox's agent is older, LanguageMissing if the image lacks the
-    program.
+    If it fails or is cancelled, no process is left. Raises Conflict if the context exists or the sandbox's agent is
+    older, and LanguageMissing if the image lacks the program.
     """
-    idle = ("--idle-s", str(max(1, round(idle_s))))
+    idle = ("--idle-s", str(max(1, round(idle_s)))) if idle_s else ()
     command = Command(
         argv=(AGENT, "context", "--id", context_id, *idle, "--", *language.argv),
         cwd=cwd,

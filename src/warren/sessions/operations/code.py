@@ -149,7 +149,7 @@ async def run_to_end(call: Call, body: CodeBody) -> Execution:
                     return await _execution_of(contexts, sandbox, cell.execution(cell_id), result)
             finally:
                 if result.reason not in _NO_PROCESS:
-                    await _forget(sandbox, cell_id)
+                    contexts.forget_later(sandbox, cell_id)
     raise _gone(cell)
 
 
