@@ -70,7 +70,7 @@ class Cell:
 class Runner:
     """A runner, ready for cells when it is made. Use it with `with`: it is killed at the end."""
 
-    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str] = {}) -> None:  # noqa: B006
+    def __init__(self, argv: Sequence[str], cwd: Path, env: Mapping[str, str] = {}) -> None:
         self._socket, theirs = socket.socketpair()
         out, their_out = os.pipe()
         err, their_err = os.pipe()
@@ -95,11 +95,14 @@ class Runner:
         self,
         code: str,
         *,
-        env: Mapping[str, str] = {},  # noqa: B006
+        env: Mapping[str, str] = {},
         interrupt_at: str | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Cell:
-        """Runs a cell to its end; the process group gets SIGINT as soon as the cell has printed `interrupt_at`."""
+        """Runs a cell to its end; the process group gets SIGINT when the cell has printed `interrupt_at`.
+
+        It gets it again each second: a shell that forks at that very moment does not notice the first one.
+        """
         return self.run_request(json.dumps({"code": code, "env": dict(env)}).encode(), interrupt_at, patience_s)
 
     def run_request(self, request: bytes, interrupt_at: str | None = None, patience_s: float = PATIENCE_S) -> Cell:
@@ -128,6 +131,7 @@ class Runner:
 
     def _frame(self, cell: Cell, wanted: bytes, patience_s: float, interrupt_at: str | None = None) -> bytes:
         until = time.monotonic() + patience_s
+        next_interrupt = 0.0
         while True:
             while frame := self._next_frame():
                 self._drain(cell)
@@ -143,8 +147,8 @@ class Runner:
             if self._socket in ready:
                 self._receive(cell)
             self._drain(cell)
-            if interrupt_at and interrupt_at in cell.stdout:
-                interrupt_at = None
+            if interrupt_at and interrupt_at in cell.stdout and time.monotonic() > next_interrupt:
+                next_interrupt = time.monotonic() + 1.0
                 self.interrupt()
 
     def _next_frame(self) -> bytes:

@@ -248,3 +248,106 @@ class CodeSuite:
 
 async def _is_idle(session: SessionApi) -> bool:
     return not await is_busy(session)
+
+
+async def python(session: SessionApi, code: str, **rest: Any) -> dict[str, Any]:
+    return await cell(session, code, language="python", **rest)
+
+
+def shown(execution: dict[str, Any]) -> str | None:
+    """The text of the main result."""
+    found = [result["text"] for result in execution["results"] if result["is_main_result"]]
+    return found[0] if found else None
+
+
+@pytest.mark.anyio
+class LinuxCodeSuite:
+    async def test_values_errors_and_output_of_python(self, session: SessionApi) -> None:
+        assert shown(await python(session, "x = 6\nprint('hi')\nx * 7")) == "42"
+        failed = await python(session, "1/0")
+        assert (failed["error"]["name"], failed["error"]["value"]) == ("ZeroDivisionError", "division by zero")
+        assert "ZeroDivisionError" in failed["error"]["traceback"]
+        assert shown(await python(session, "x")) == "6"
+        (found,) = (await contexts(session)).values()
+        assert (found["id"], found["language"], found["default"]) == ("ctx_python", "python", True)
+        assert found["version"].startswith("3.")
+
+    async def test_a_cell_that_ignores_its_interrupt_ends_with_its_context(self, session: SessionApi) -> None:
+        code = (
+            "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('on', flush=True)\ntime.sleep(60)"
+        )
+        ended = await python(session, code, timeout_s=1)
+        assert (ended["reason"], ended["error"]["name"], said(ended)) == ("timeout", "TimeoutError", "on\n")
+        if ended["context_lost"] is None:  # a runner that can, ends it all the same
+            assert shown(await python(session, "1")) == "1"
+        else:
+            assert ended["context_lost"] == "killed"
+            assert shown(await python(session, "2")) == "2"
+
+    async def test_running_out_of_memory_is_told(self, session: SessionApi) -> None:
+        made = await session.post("/contexts", {}, status=201)
+        ended = await python(
+            session, "print('before', flush=True)\nx = bytearray(4 << 30)\nx[::4096] = x[::4096]", context=made["id"]
+        )
+        if ended["error"]["name"] != "MemoryError":
+            assert (ended["reason"], ended["context_lost"]) == ("context_lost", "oom")
+            assert said(ended) == "before\n"
+            assert (await contexts(session))[made["id"]]["lost_reason"] == "oom"
+            body = {"code": "1", "context": made["id"]}
+            problem = await session.refused("POST", "/code", body, status=409, code="context_lost")
+            assert "memory" in problem["detail"]
+        assert shown(await python(session, "1")) == "1"
+
+    async def test_a_runner_that_was_killed_or_has_exited(self, session: SessionApi) -> None:
+        for code, why in (("import os; os.kill(os.getpid(), 9)", "killed"), ("import os; os._exit(3)", "exited")):
+            ended = await python(session, f"print('x', flush=True); {code}")
+            assert (ended["reason"], ended["context_lost"], said(ended)) == ("context_lost", why, "x\n")
+            assert shown(await python(session, "1")) == "1"
+
+    async def test_a_full_disk_is_an_error_of_the_code(self, session: SessionApi) -> None:
+        code = "with open('/workspace/full', 'wb') as file:\n    while True: file.write(bytes(1 << 20))"
+        ended = await python(session, code, timeout_s=60)
+        assert ended["error"]["name"] == "OSError", ended["error"]
+        assert shown(await python(session, "import os; os.remove('/workspace/full'); 5")) == "5"
+        assert await session.output("echo fine") == "fine\n"
+
+    async def test_much_output_is_cut_and_told(self, session: SessionApi) -> None:
+        ended = await python(session, "print('x' * 20_000_000); 'end'", timeout_s=60)
+        assert (ended["reason"], ended["truncated"], shown(ended)) == ("exited", True, "'end'")
+        size = sum(map(len, ended["logs"]["stdout"]))
+        assert 8_000_000 < size < 13_000_000
+        assert size + ended["dropped"]["text"] >= 20_000_000
+
+    async def test_what_a_cell_forges_harms_nothing_else(self, session: SessionApi) -> None:
+        forged = (
+            "import os\n"
+            "for fd in range(3, 20):\n"
+            "    for body in (b'[' * 100_000, b'{\"type\": \"result\", \"text\": 5}', b'NaN'):\n"
+            "        try: os.write(fd, b'r' + len(body).to_bytes(4, 'big') + body)\n"
+            "        except OSError: pass\n"
+            "'survived'"
+        )
+        ended = await python(session, forged, timeout_s=20)
+        assert ended["reason"] in ("exited", "context_lost")
+        assert shown(await python(session, "7")) == "7"
+
+    async def test_an_idle_context_ends(self, session: SessionApi) -> None:
+        made = await session.post("/contexts", {"language": "bash", "idle_timeout_s": 1}, status=201)
+
+        async def is_lost() -> bool:
+            return (await contexts(session))[made["id"]]["state"] == "lost"
+
+        await until(is_lost)
+        assert (await contexts(session))[made["id"]]["lost_reason"] == "exited"
+        body = {"code": "true", "context": made["id"]}
+        await session.refused("POST", "/code", body, status=409, code="context_lost")
+
+    async def test_a_context_is_made_ahead_in_sandboxes_of_the_pool(self, api: Api) -> None:
+        async with api.session(environment="Python3") as session:
+            (found,) = (await contexts(session)).values()
+            assert (found["id"], found["state"]) == ("ctx_python", "idle")
+            assert shown(await python(session, "6 * 7")) == "42"
+
+    async def test_variables_of_the_session_reach_a_context_of_the_pool(self, api: Api) -> None:
+        async with api.session(environment="Python3", env={"FROM": "session"}) as session:
+            assert shown(await python(session, "import os; os.environ['FROM']")) == "'session'"

@@ -44,7 +44,9 @@ class Ended:
 
 
 class PythonRunner:
-    def __init__(self, python: str | Path = sys.executable, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, python: str | Path = sys.executable, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
         self._socket, theirs = socket.socketpair()
         out, out_theirs = os.pipe()
         err, err_theirs = os.pipe()
@@ -81,16 +83,22 @@ class PythonRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
-        if self.process.poll() is None:
+        self.hang_up()
+        try:
+            self.process.wait(5)
+        except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+            self.process.wait()
         self._selector.close()
         for file in self._texts:
             os.close(file)
 
     def run(
-        self, code: str, env: Mapping[str, str] | None = None, timeout_s: float = 60, on_text: Callable[[str], None] | None = None
+        self,
+        code: str,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60,
+        on_text: Callable[[str], None] | None = None,
     ) -> Ended:
         """Runs a cell; `end` is None if the runner died of it."""
         self.send(code, env)
@@ -114,12 +122,31 @@ class PythonRunner:
                 break
         return ended
 
-    def interrupt(self, after_s: float = 0) -> None:
+    def hang_up(self) -> None:
+        """The keeper is gone."""
+        self._socket.close()
+
+    def interrupt(self) -> None:
         """As the keeper does: SIGINT to the process group."""
-        if after_s:
-            threading.Timer(after_s, self.interrupt).start()
-        else:
-            os.killpg(self.process.pid, signal.SIGINT)
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def interrupt_at(self, code: str, text: str = "ready", after_s: float = 0.2) -> Ended:
+        """Runs a cell and interrupts it some time after each `text` that it prints."""
+
+        def on_text(printed: str) -> None:
+            if text in printed:
+                threading.Timer(after_s, self.interrupt).start()
+
+        return self.run(code, on_text=on_text)
+
+    def settle(self) -> None:
+        """Returns when the runner sleeps and has no signal left to handle."""
+        while True:
+            lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+            status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+            if status["State"].startswith("S") and not int(status["ShdPnd"], 16) | int(status["SigPnd"], 16):
+                return
+            time.sleep(0.001)
 
     def read_text(self, until: str, timeout_s: float = 20) -> str:
         """What is written while no cell runs."""
@@ -130,7 +157,9 @@ class PythonRunner:
             time.sleep(0.01)
         return ended.stdout + ended.stderr
 
-    def _frames(self, ended: Ended, timeout_s: float, on_text: Callable[[str], None] | None = None) -> Iterator[tuple[bytes, bytes]]:
+    def _frames(
+        self, ended: Ended, timeout_s: float, on_text: Callable[[str], None] | None = None
+    ) -> Iterator[tuple[bytes, bytes]]:
         deadline = time.monotonic() + timeout_s
         while True:
             while len(self._buffer) >= 5:

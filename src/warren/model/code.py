@@ -53,11 +53,20 @@ class Language:
     def default_context(self) -> str:
         return f"{PREFIX}{self.name}"
 
+    @property
+    def judged_start(self) -> tuple[str, ...]:
+        """What policies judge when its interpreter is started: one that has nothing to run yet."""
+        return (self.program, self._option, ":" if self.name == "bash" else "")
+
+    @property
+    def _option(self) -> str:
+        return "-e" if self.name in ("javascript", "r") else "-c"
+
     def judged_as(self, code: str) -> str | tuple[str, ...]:
         """The command that policies judge, and that the audit record shows, for a cell with this code."""
         if self.name == "bash":
             return code or ":"
-        return (self.program, {"javascript": "-e", "r": "-e"}.get(self.name, "-c"), code)
+        return (self.program, self._option, code)
 
 
 LANGUAGES: Final = {

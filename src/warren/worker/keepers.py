@@ -53,7 +53,7 @@ async def start_keeper(
         env=dict(env or {}),
         base_env=dict(base_env or {}),
         keep_bytes=_KEEP,
-        judged_as=language.judged_as(""),  # every cell is judged by its own code
+        judged_as=language.judged_start,
     )
     process = await sandbox.start(command, process_id=context_id)
     try:

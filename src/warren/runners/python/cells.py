@@ -1,12 +1,11 @@
 """Runs a cell: reads the request, compiles and runs the code, shows what its last expression gives, reports the end."""
 
+import _ast
+import _signal
 import builtins
 import os
 import sys
 from itertools import islice
-
-import _ast
-import _signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def start(of: "Channel") -> None:
     builtins.display = _display  # type: ignore[attr-defined]
     builtins.get_ipython = get_ipython  # type: ignore[attr-defined]
     builtins.input = _no_input
-    sys.meta_path.insert(0, _Watcher)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _Watcher)
     for name in _WATCHED.intersection(sys.modules):
         from . import hooks
 
@@ -112,9 +111,9 @@ def run_source(source: str, filename: str, is_cell: bool = False) -> None:
         show_value(value)
 
 
-def parse(source: str, filename: str) -> "_ast.Module":
+def parse(source: str, filename: str) -> "Any":
     try:
-        return compile(source, filename, "exec", _flags | _ONLY_AST, True)  # type: ignore[return-value]
+        return compile(source, filename, "exec", _flags | _ONLY_AST, True)
     except SyntaxError as exc:
         error = exc
     if "!" in source or "%" in source or "?" in source:
@@ -123,9 +122,6 @@ def parse(source: str, filename: str) -> "_ast.Module":
         tree, error = magics.parse(source, filename, error, _flags | _ONLY_AST)
         if tree is not None:
             return tree
-    if error.text is None and error.lineno:
-        lines = source.splitlines()
-        error.text = lines[error.lineno - 1] if error.lineno <= len(lines) else None
     raise error from None
 
 
@@ -141,7 +137,7 @@ def run_steps(steps: "list[CodeType]", source: str) -> "Any":
 
 
 def _wants_loop(source: str) -> bool:
-    """Code that makes tasks but awaits nothing needs a loop that runs; code that starts a loop needs one that does not."""
+    """Code that makes tasks needs a loop that runs, code that starts a loop needs one that does not."""
     if "create_task(" not in source and "ensure_future(" not in source and "get_running_loop(" not in source:
         return False
     return "asyncio.run(" not in source and "run_until_complete(" not in source and "Runner(" not in source
@@ -182,8 +178,8 @@ def send_result(result: "dict[str, Any]") -> None:
 
 def text_of(value: "Any") -> str:
     """`repr`, but of what is huge only a little more than the bound is ever built."""
-    kind = type(value)
-    if kind in (str, bytes, bytearray) and len(value) > MOST_TEXT:
+    kind: Any = type(value)
+    if isinstance(value, (str, bytes, bytearray)) and len(value) > MOST_TEXT:
         return repr(value[:MOST_TEXT])
     if kind in (list, tuple, set, dict) and len(value) > 512:
         parts, length = [], 0
@@ -195,16 +191,16 @@ def text_of(value: "Any") -> str:
             text = repr(some)
             parts.append(text[1:-2] if text.endswith(",)") else text[1:-1])
             length += len(text)
-        brackets = {list: "[]", tuple: "()"}.get(kind, "{}")
+        brackets = "[]" if kind is list else "()" if kind is tuple else "{}"
         return brackets[0] + ", ".join(parts) + brackets[1]
     return repr(value)
 
 
 def flush() -> None:
     """What was printed before a result goes out before it."""
-    for stream in (sys.stdout, sys.stderr, *_streams):
+    for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None), *_streams):
         try:
-            stream.flush()
+            stream.flush()  # type: ignore[union-attr]
         except (AttributeError, OSError, ValueError):
             pass  # user code has closed it, or put something else there
 
@@ -274,7 +270,7 @@ def _tidy() -> None:
         stream = getattr(sys, name, None)
         if stream is None or getattr(stream, "closed", False):
             if _streams[index].closed:
-                fresh = open(index + 1, "w", 1, "utf-8", "backslashreplace", closefd=False)  # noqa: SIM115
+                fresh = open(index + 1, "w", 1, "utf-8", "backslashreplace", closefd=False)
                 _streams = (fresh, _streams[1]) if index == 0 else (_streams[0], fresh)
             setattr(sys, name, _streams[index])
     if sys.modules.get("__main__") is not main:
@@ -357,14 +353,14 @@ def _make_codec() -> "tuple[Callable[[bytes], Any], Callable[[Any], bytes]]":
             parse_float, parse_int, parse_constant = float, int, float
             memo: "dict[str, str]" = {}
 
-        scan = make_scanner(Options())
-        encoder = make_encoder(None, _unknown, encode_basestring, None, ":", ",", False, False, False)
+        scan: Any = make_scanner(Options())  # type: ignore[arg-type]
+        encoder: Any = make_encoder(None, _unknown, encode_basestring, None, ":", ",", False, False, False)
         if "".join(encoder([1, "a"], 0)) != '[1,"a"]' or scan('{"a":1}', 0)[0] != {"a": 1}:
             raise ImportError
     except (ImportError, TypeError):
         import json
 
-        scan = json.JSONDecoder(strict=False).scan_once
+        scan = json.JSONDecoder(strict=False).scan_once  # type: ignore[attr-defined]
         encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).iterencode
     return (
         lambda text: scan(text.decode("utf-8", "replace").lstrip(), 0)[0],

@@ -34,7 +34,7 @@ def _is_colorbar(axis: "Any") -> bool:
 
 def _chart_of_axes(axis: "Any") -> "dict[str, Any]":
     kind = _kind_of(axis)
-    chart: "dict[str, Any]" = {"type": kind, "title": axis.get_title() or None, "elements": []}
+    chart: dict[str, Any] = {"type": kind, "title": axis.get_title() or None, "elements": []}
     if kind not in ("pie", "unknown"):
         chart.update(_labels(axis))
     fill = {"line": _fill_lines, "scatter": _fill_clouds, "bar": _fill_bars, "pie": _fill_slices}.get(kind)
@@ -94,7 +94,7 @@ def _is_box(item: "Any") -> bool:
 
 
 def _labels(axis: "Any") -> "dict[str, Any]":
-    found: "dict[str, Any]" = {}
+    found: dict[str, Any] = {}
     for name, text in (("x", axis.get_xlabel()), ("y", axis.get_ylabel())):
         unit = _UNIT.search(text)
         found[name + "_label"] = text or None

@@ -74,7 +74,9 @@ def update_display(value: "Any", *, display_id: str, **options: "Any") -> None:
     display(value, display_id=display_id, **options)
 
 
-def publish_display_data(data: "dict[str, Any]", metadata: "Any" = None, *, transient: "Any" = None, **_: "Any") -> None:
+def publish_display_data(
+    data: "dict[str, Any]", metadata: "Any" = None, *, transient: "Any" = None, **_: "Any"
+) -> None:
     publish(data, display_id=(transient or {}).get("display_id"))
 
 
@@ -94,6 +96,9 @@ class DisplayHandle:
         display(value, display_id=self.display_id, **options)
 
     update = display
+
+    def __repr__(self) -> str:
+        return "<DisplayHandle display_id=%s>" % self.display_id
 
 
 _main_depth = 0  # the value of the cell's last expression is being shown
@@ -116,7 +121,7 @@ def show(
 
 def bundle_of(value: "Any", include: "Any" = None, exclude: "Any" = None) -> "dict[str, Any]":
     """The formats of an object by their mime types."""
-    bundle: "dict[str, Any]" = {}
+    bundle: dict[str, Any] = {}
     if not isinstance(value, type):
         bundle.update(_special(value))
         _add_own(value, bundle, include, exclude)
@@ -176,7 +181,9 @@ _TOO_LARGE = object()
 
 def publish(bundle: "dict[str, Any]", is_main: bool = False, display_id: "str | None" = None) -> None:
     """Sends a bundle of formats as one result."""
-    result, cut, extra = {}, [], {}
+    result: Any = {}
+    cut: list[str] = []
+    extra: Any = {}
     for mime, value in bundle.items():
         if mime in ("data", "chart"):
             result[mime] = value
@@ -199,13 +206,13 @@ def publish(bundle: "dict[str, Any]", is_main: bool = False, display_id: "str | 
         largest = max(parts, key=lambda field: len(parts[field]))
         del parts[largest]
         cut.append(largest)
-    head = {"type": "result", "is_main_result": is_main or _main_depth > 0}
+    head: Any = {"type": "result", "is_main_result": is_main or _main_depth > 0}
     if cut:
         head["cut"] = cut
     if display_id is not None:
         head["display_id"] = str(display_id)
     if cells.channel.is_child:
-        cells.sys.stdout.write("%s\n" % (bundle.get("text/plain", ""),))
+        sys.stdout.write("%s\n" % (bundle.get("text/plain", ""),))
         return
     cells.flush()
     cells.shown += 1

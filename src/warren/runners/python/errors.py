@@ -1,5 +1,6 @@
 """Describes an exception of user code: name, value and a traceback without frames of the runner."""
 
+import sys
 import traceback
 
 from . import cells
@@ -26,13 +27,22 @@ def describe(error: BaseException) -> "dict[str, str]":
 
 
 def format_error(error: BaseException) -> "list[str]":
+    if isinstance(error, SyntaxError) and error.text is None:
+        _add_line(error)
     report = traceback.TracebackException(type(error), error, _first_of_user(error.__traceback__))
     _trim(report, set())
     return list(report.format())
 
 
+def _add_line(error: SyntaxError) -> None:
+    """The compiler looks for the line in a file, and there is none."""
+    lines = cells.sources.get(error.filename or "", "").splitlines()
+    if error.lineno and error.lineno <= len(lines):
+        error.text = lines[error.lineno - 1]
+
+
 def print_error(error: BaseException) -> None:
-    cells.sys.stderr.write("".join(format_error(error)))
+    sys.stderr.write("".join(format_error(error)))
 
 
 def _first_of_user(entry: "TracebackType | None") -> "TracebackType | None":

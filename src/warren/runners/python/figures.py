@@ -3,9 +3,9 @@
 import sys
 
 from matplotlib._pylab_helpers import Gcf
+from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends import backend_agg
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backend_bases import FigureManagerBase
 
 from . import display
 
@@ -48,7 +48,7 @@ def _show_all() -> None:
 
 def bundle_of(figure: "Any") -> "dict[str, Any]":
     _shown.add(id(figure))
-    bundle = {"text/plain": repr(figure)}
+    bundle: dict[str, Any] = {"text/plain": repr(figure)}
     if not figure.axes and not figure.lines and not figure.texts and not figure.images:
         return bundle
     bundle["image/png"] = _picture(figure)

@@ -34,7 +34,7 @@ class _Loader:
 
     @staticmethod
     def exec_module(module: "ModuleType") -> None:
-        names: "dict[str, Any]" = {"get_ipython": cells.get_ipython, "display": display}
+        names: dict[str, Any] = {"get_ipython": cells.get_ipython, "display": display}
         if module.__name__ == "IPython.display":
             names = {name: _class(name, mime) for name, mime in _MIMES.items()}
             names["Image"] = Image

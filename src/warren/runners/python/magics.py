@@ -14,19 +14,15 @@ if TYPE_CHECKING:
     from types import CodeType
     from typing import Any
 
-    import _ast
-
 _ASSIGNED = re.compile(r"^(\s*)([\w.,\[\]'\" ]+?)\s*=\s*([!%])(?!=)(.*)$")
 _VARIABLE = re.compile(r"\$(\$|\w+)|\{([^{}]+)\}")
 
 
-def parse(
-    source: str, filename: str, error: SyntaxError, flags: int
-) -> "tuple[_ast.Module | None, SyntaxError]":
+def parse(source: str, filename: str, error: SyntaxError, flags: int) -> "tuple[Any, SyntaxError]":
     """The tree of a cell with commands in it; or None and why not."""
     stripped = source.lstrip()
     if stripped.startswith("%%"):
-        return compile(_cell_magic(source), filename, "exec", flags, True), error  # type: ignore[return-value]
+        return compile(_cell_magic(source), filename, "exec", flags, True), error
     lines = source.split("\n")
     for _ in range(len(lines)):
         number = _line_to_replace(lines, error)
@@ -34,7 +30,7 @@ def parse(
             return None, error
         _replace(lines, number)
         try:
-            return compile("\n".join(lines), filename, "exec", flags, True), error  # type: ignore[return-value]
+            return compile("\n".join(lines), filename, "exec", flags, True), error
         except SyntaxError as exc:
             error = exc
     return None, error
@@ -243,7 +239,7 @@ def _timed(source: str, filename: str) -> "Any":
     tree = cells.parse(source, filename)
     body, last = tree.body, None
     if body and type(body[-1]).__name__ == "Expr" and not source.rstrip().endswith(";"):
-        last = body.pop().value  # type: ignore[attr-defined]
+        last = body.pop().value
     steps = _compiled(tree, last, filename)
     wall, cpu = perf_counter(), process_time()
     try:
@@ -283,7 +279,7 @@ def timeit(line: str, setup: str = "pass") -> None:
     mean = sum(times) / len(times)
     spread = (sum((taken - mean) ** 2 for taken in times) / len(times)) ** 0.5
     text = "%s ± %s per loop (mean ± std. dev. of %d runs, %s loops each)\n"
-    sys.stdout.write(text % (_duration(mean), _duration(spread), repeats, "{:,}".format(number)))
+    sys.stdout.write(text % (_duration(mean), _duration(spread), repeats, f"{number:,}"))
 
 
 def who(line: str) -> None:
@@ -401,7 +397,10 @@ def capture(line: str, body: str, first: int) -> None:
     out, err = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cells.run_steps(_compiled(cells.parse("\n" * first + body, "<cell %d>" % cells.count), None, "<cell %d>" % cells.count), body)
+            cells.run_steps(
+                _compiled(cells.parse("\n" * first + body, "<cell %d>" % cells.count), None, "<cell %d>" % cells.count),
+                body,
+            )
     finally:
         names = [part for part in line.split() if not part.startswith("-")]
         if names:

@@ -1,18 +1,18 @@
-"""The runner of Python: runs cells one after the other in one namespace, in whatever Python (3.8 or later) an image has.
+"""The runner of Python: runs cells one after the other in one namespace, in any Python (3.8 or later) of an image.
 
 The keeper starts it, writes requests to descriptor 3 and reads hello, events and ends from it. Text goes to 1 and 2.
 This file is compiled at every start, so it holds only what is needed to say hello and to wait: the descriptors, the
 frames, the interrupts, the loop. `cells` runs a cell; `display`, `errors`, `magics` and others are loaded at need.
 
-Who may be interrupted: a SIGINT that comes while user code runs raises KeyboardInterrupt there. In between, it is
-noted in `pending` and raised when user code starts; when no cell runs it is dropped. No frame is ever cut in two.
+A SIGINT that comes while user code runs raises KeyboardInterrupt there. One that comes after the request and before
+user code, or in the middle of a frame, is noted in `pending` and raised as soon as user code runs. One that comes when
+no cell runs and no request waits is dropped.
 """
-
-import os
-import sys
 
 import _signal
 import _thread
+import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ class Channel:
         self.main_thread = _thread.get_ident()
         self.lock = _thread.allocate_lock()
         self.writer = 0  # the thread that is in the middle of a frame
-        self.outbox: "list[bytes]" = []
-        self.held: "list[bytes]" = []  # events that threads made between two cells
+        self.outbox: list[bytes] = []
+        self.held: list[bytes] = []  # events that threads made between two cells
+        self.header = bytearray(5)
         self.is_open = False  # a cell runs and its end was not sent: events may be
         self.in_cell = False
         self.guarded = False
@@ -41,15 +42,18 @@ class Channel:
         self.pending = False
         self.is_child = False  # this process was forked by user code
 
-    def wait(self, header: bytearray) -> bool:
-        """Waits for the next request; False when the keeper is gone. Interrupts are dropped until it is there."""
-        count = os.readv(self.fd, [header])
+    def wait(self) -> int:
+        """Waits for the next request; returns its length, or -1 when the keeper is gone."""
+        header = self.header
+        count = 5 if header[0] else os.readv(self.fd, [header])
         self.in_cell = True
         while 0 < count < 5:
             rest = os.read(self.fd, 5 - count)
             header[count : count + len(rest)] = rest
             count = count + len(rest) if rest else 0
-        return count == 5
+        length = int.from_bytes(header[1:], "big") if count == 5 else -1
+        header[:] = bytes(5)
+        return length
 
     def read(self, length: int) -> bytes:
         parts = []
@@ -119,11 +123,17 @@ class Channel:
         if self.is_child:
             raise KeyboardInterrupt
         if not self.in_cell:
+            self.pending = self.header[0] != 0 or self._has_request()
             return
         if self.shields or not self.guarded or (frame is not None and frame.f_code is _GUARD):
             self.pending = True
             return
         raise KeyboardInterrupt
+
+    def _has_request(self) -> bool:
+        import select
+
+        return bool(select.select([self.fd], [], [], 0)[0])
 
     def guard(self, function: "Callable[..., Any]", *arguments: "Any") -> "tuple[Any, BaseException | None]":
         """Calls what may run user code. Only what `_enter` calls is ever interrupted, never this function."""
@@ -181,14 +191,14 @@ def _identity(number: int) -> "tuple[int, int] | None":
 
 def _prepare() -> None:
     """Makes this look like an interpreter in which nothing was started."""
-    global __name__, __package__, __path__
+    global __name__, __package__
     if sys.path and sys.path[0] == HERE:
         sys.path[0] = ""
     sys.argv = [""]
     # This module becomes the package `_warren`; `__main__` is what the cells see.
     own = sys.modules["__main__"]
     __name__ = __package__ = "_warren"
-    __path__ = [HERE]
+    globals()["__path__"] = [HERE]
     sys.modules["_warren"] = own
     sys.modules["__main__"] = type(sys)("__main__")
     for stream in (sys.stdout, sys.stderr):
@@ -204,20 +214,17 @@ def main() -> None:
     from . import cells
 
     cells.start(channel)
-    header = bytearray(5)
     while True:
-        header[:] = bytes(5)
         try:
-            if not channel.wait(header):
-                return
+            length = channel.wait()
         except OSError:
             channel.die()
         except BaseException as exc:  # a signal handler of the user's raised it while nothing ran
             sys.excepthook(type(exc), exc, exc.__traceback__)
-            if not header[0]:
-                continue
-        channel.in_cell = True
-        cells.serve(channel.read(int.from_bytes(header[1:], "big")))
+            continue
+        if length < 0:
+            return
+        cells.serve(channel.read(length))
 
 
 if __name__ == "__main__":
