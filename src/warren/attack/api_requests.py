@@ -26,6 +26,7 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
     "flat_execute": {"command": "echo reached"},
     "e2b_execute": {"code": "1", "language": "bash"},
     "e2b_write_file": {"path": "attack-file", "content": "x"},
+    "e2b_write_file_by_path": {"path": "attack-file", "content": "x"},
 }
 _QUERIES: Final[Mapping[str, dict[str, str]]] = {
     "wait_for_process": {"timeout_s": "0.1"},
@@ -40,6 +41,8 @@ _QUERIES: Final[Mapping[str, dict[str, str]]] = {
     "search_files": {"glob": "secret"},
     "flat_download_file": {"path": "secret"},
     "flat_list_files": {"path": "/workspace"},
+    "e2b_remove_file": {"path": "attack-file"},
+    "e2b_remove_file_by_query": {"path": "attack-file"},
 }
 _FIRST_MESSAGES: Final = {
     "exec_socket": b'{"command": "true"}',

@@ -118,6 +118,8 @@ SESSION: Final = "/api/sessions/{session_id}"
 _PROCESSES: Final = f"{SESSION}/processes"
 _PROCESS: Final = f"{SESSION}/processes/{{process_id}}"
 _FILES: Final = f"{SESSION}/files"
+_E2B_FILES: Final = "/api/e2b/files"
+_E2B_FILES_OF: Final = f"{_E2B_FILES}/{{session_id}}"
 _CONTEXTS: Final = f"{SESSION}/contexts"
 _CONTEXT: Final = f"{SESSION}/contexts/{{context_id}}"
 _CODE: Final = f"{SESSION}/code"
@@ -342,16 +344,32 @@ _ROWS: Final = (
     ),
     # -- code and files in the words of E2B-style clients
     Operation(
-        "e2b_execute", "POST", "/api/e2b/execute", Scope.EXEC, "Run code", reads=Reads.JSON,
-        session_in=SessionIn.JSON, in_sandbox=False, watched=True,
+        "e2b_execute", "POST", "/api/e2b/execute", Scope.EXEC, "Run code", Answers.VALUE_OR_EVENTS, reads=Reads.JSON,
+        session_in=SessionIn.JSON, makes=Makes.THREAD_SESSION, in_sandbox=False, watched=True,
     ),
     Operation(
-        "e2b_read_files", "GET", "/api/e2b/files/{session_id}", Scope.FILES,
+        "e2b_read_files", "GET", _E2B_FILES_OF, Scope.FILES,
         "List the workspace, or read a file of it", in_sandbox=False,
     ),
     Operation(
-        "e2b_write_file", "POST", "/api/e2b/files", Scope.FILES, "Write a file", reads=Reads.JSON,
-        session_in=SessionIn.JSON, status=201, in_sandbox=False,
+        "e2b_read_files_by_query", "GET", _E2B_FILES, Scope.FILES,
+        "List the workspace, or read a file of it", session_in=SessionIn.QUERY, in_sandbox=False,
+    ),
+    Operation(
+        "e2b_write_file", "POST", _E2B_FILES, Scope.FILES, "Write a file", reads=Reads.JSON,
+        session_in=SessionIn.JSON, makes=Makes.THREAD_SESSION, status=201, in_sandbox=False,
+    ),
+    Operation(
+        "e2b_write_file_by_path", "POST", _E2B_FILES_OF, Scope.FILES, "Write a file", reads=Reads.JSON, status=201,
+        in_sandbox=False,
+    ),
+    Operation(
+        "e2b_remove_file", "DELETE", _E2B_FILES_OF, Scope.FILES, "Remove a file or directory", Answers.NOTHING,
+        status=204, in_sandbox=False,
+    ),
+    Operation(
+        "e2b_remove_file_by_query", "DELETE", _E2B_FILES, Scope.FILES, "Remove a file or directory", Answers.NOTHING,
+        session_in=SessionIn.QUERY, status=204, in_sandbox=False,
     ),
 )  # fmt: skip
 OPERATIONS: Final = {row.name: row for row in _ROWS}
