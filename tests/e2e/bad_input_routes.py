@@ -50,6 +50,7 @@ class Request:
 
 _S = "/api/sessions/{session_id}"
 _P = f"{_S}/processes/{{process_id}}"
+_A = "/api/artifacts/{artifact_id}"
 _W = "/api/webhooks/{webhook_id}"
 _SE = "/api/secrets/{name}"
 _K = "/api/admin/keys/{key_id}"
@@ -93,6 +94,11 @@ GOOD = [
     Request("PUT", f"{_S}/files/archive", 201, raw=TAR_END),
     Request("GET", f"{_S}/files/watch"),
     Request("GET", f"{_S}/files/search", query={"glob": "*"}),
+    Request("POST", f"{_S}/artifacts", 201, json={"paths": ["kept.txt"]}),
+    Request("GET", "/api/artifacts"),
+    Request("GET", _A),
+    Request("GET", f"{_A}/content"),
+    Request("DELETE", _A, 204),
     Request("POST", "/create_session", json={}),
     Request("POST", "/execute", json={**_ID, "command": "echo hello"}),
     Request("POST", "/upload_file", raw=FORM, headers={"Content-Type": FORM_TYPE}),
@@ -183,6 +189,7 @@ def with_bad_ids() -> Iterator[Request]:
                 yield replace(good, path=good.path.replace("{session_id}", bad), what="bad session id")
             for name in (
                 "{process_id}",
+                "{artifact_id}",
                 "{webhook_id}",
                 "{key_id}",
                 "{revocation_id}",

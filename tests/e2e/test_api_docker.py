@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from docker_engine import DockerEngine
+from e2e.artifact_suite import ArtifactSuite, LinuxArtifactSuite
 from e2e.command_suite import CommandSuite, LinuxCommandSuite
 from e2e.conftest import NewState
 from e2e.flat_suite import FlatSuite
@@ -49,6 +50,10 @@ class TestCommands(CommandSuite, LinuxCommandSuite):
 
 
 class TestStreams(LinuxStreamSuite):
+    pass
+
+
+class TestArtifacts(ArtifactSuite, LinuxArtifactSuite):
     pass
 
 

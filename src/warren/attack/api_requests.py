@@ -21,6 +21,7 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
     "kill_process": {"grace_s": 0},
     "make_directory": {"path": "attack-directory"},
     "move_file": {"source": "attack-file", "target": "attack-file-2"},
+    "save_artifacts": {"paths": ["secret"]},
     "flat_execute": {"command": "echo reached"},
     "e2b_execute": {"code": "1", "language": "bash"},
     "e2b_write_file": {"path": "attack-file", "content": "x"},
@@ -39,6 +40,7 @@ _QUERIES: Final[Mapping[str, dict[str, str]]] = {
     "flat_download_file": {"path": "secret"},
     "flat_list_files": {"path": "/workspace"},
 }
+_NO_ARTIFACT: Final = f"art_{'0' * 27}"
 _FIRST_MESSAGES: Final = {"exec_socket": b'{"command": "true"}', "forward_socket": b"eof"}
 _BOUNDARY: Final = "warren-attack-boundary"
 
@@ -54,7 +56,7 @@ class ApiRequest:
 
 def request_for(row: Operation, session: str, process: str) -> ApiRequest:
     path = row.path.replace("{session_id}", session).replace("{process_id}", process).replace("{port}", "3000")
-    path = path.replace("{kind}", "prompts").replace("{entry}", "coding")
+    path = path.replace("{kind}", "prompts").replace("{entry}", "coding").replace("{artifact_id}", _NO_ARTIFACT)
     query, body = dict(_QUERIES.get(row.name, {})), _BODIES.get(row.name)
     if row.session_in is SessionIn.QUERY:
         query["session_id"] = session
@@ -106,4 +108,4 @@ GUARDED_ROUTES: Final = (
 
 def target_of(path: str, tenant: Tenant) -> str:
     path = path.replace("{session_id}", tenant.session).replace("{process_id}", tenant.process).replace("{port}", "1")
-    return path.replace("{kind}", "prompts").replace("{entry}", "coding")
+    return path.replace("{kind}", "prompts").replace("{entry}", "coding").replace("{artifact_id}", _NO_ARTIFACT)

@@ -15,7 +15,17 @@ from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.operations import TerminalSize
 from warren.model.session import DEFAULT_TENANT
 from warren.sessions.long_values import resolved
-from warren.sessions.operations import commands, environments, files, network, ports, processes, registry, sessions
+from warren.sessions.operations import (
+    artifacts,
+    commands,
+    environments,
+    files,
+    network,
+    ports,
+    processes,
+    registry,
+    sessions,
+)
 from warren.sessions.operations.call import (
     ByteRange,
     BytesHead,
@@ -35,7 +45,7 @@ from warren.sessions.validation import validated
 
 HANDLERS = {
     handler.name: handler
-    for module in (sessions, network, environments, registry, commands, processes, files, ports)
+    for module in (sessions, network, environments, registry, commands, processes, files, artifacts, ports)
     for handler in module.HANDLERS
 }
 
