@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from warren.sdk.blocking.client import SandboxClient
     from warren.sdk.blocking.process import Process, Terminal
     from warren.sdk.results import (
+        ArtifactInfo,
         EntryInfo,
         EnvironmentInfo,
         ExecuteResult,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         OutputChunk,
         PortInfo,
         ProcessInfo,
+        SavedArtifacts,
         SearchSummary,
         SessionInfo,
     )
@@ -46,6 +48,7 @@ _MODULES = {
     "warren.sdk.blocking.client": ("SandboxClient",),
     "warren.sdk.blocking.process": ("Process", "Terminal"),
     "warren.sdk.results": (
+        "ArtifactInfo",
         "EntryInfo",
         "EnvironmentInfo",
         "ExecuteResult",
@@ -57,6 +60,7 @@ _MODULES = {
         "OutputChunk",
         "PortInfo",
         "ProcessInfo",
+        "SavedArtifacts",
         "SearchSummary",
         "SessionInfo",
     ),
@@ -64,6 +68,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "ArtifactInfo",
     "AsyncBatchSandboxClient",
     "AsyncProcess",
     "AsyncSandboxClient",
@@ -83,6 +88,7 @@ __all__ = [
     "Process",
     "ProcessInfo",
     "SandboxClient",
+    "SavedArtifacts",
     "SearchSummary",
     "SessionInfo",
     "Terminal",

@@ -1,5 +1,6 @@
 """The contract of artifacts' contents: in memory, in a directory, and on an S3-compatible server (moto)."""
 
+import asyncio
 import fcntl
 import os
 import socket
@@ -92,7 +93,7 @@ class TestS3(ArtifactContract):
     async def test_what_others_have_in_the_bucket_is_not_seen(self, store: ArtifactStore, s3_url: str) -> None:
         for path in ("a/art_of_others", "below/this/not-an-artifact", f"below/{new_id()}"):
             put = urllib.request.Request(f"{s3_url}/artifacts/{path}", b"x", method="PUT")
-            urllib.request.urlopen(put, timeout=5).close()
+            await asyncio.to_thread(lambda put=put: urllib.request.urlopen(put, timeout=5).close())
         assert await kept(store) == set()
 
     async def test_a_server_that_is_away_is_unavailable(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ def server(new_state: NewState, docker_engine: DockerEngine) -> Iterator[ServerP
         provider="docker",
         WARREN_DOCKER_URL=docker_engine.url,
         WARREN_STREAM_KEEPALIVE_S="0.3",
+        WARREN_ARTIFACT_MAX_MB="64",
     ) as server:
         yield server
 

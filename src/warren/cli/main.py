@@ -32,6 +32,7 @@ _GROUPS = {
         "exec": "warren.cli.exec:execute",
         "cp": "warren.cli.cp:cp",
         "search": "warren.cli.search:search",
+        "artifacts": "warren.cli.artifacts:artifacts",
         "network": "warren.cli.network:network",
         "ports": "warren.cli.ports:ports",
         "open": "warren.cli.ports:open_port",
