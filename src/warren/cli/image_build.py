@@ -23,6 +23,7 @@ from warren.cli.output import ProgressLine, print_json, printable
 from warren.config.image_recipes import ENVIRONMENT_IMAGES, ImageRecipes, NamedRecipe, Where, recipe_of
 from warren.config.settings import Settings, read_settings
 from warren.model.errors import BuildFailed, InvalidRequest, WarrenError
+from warren.model.spec import check_image_name
 from warren.model.suggestions import suggest
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def build(
     given = {name: value for name, value in options.items() if value}
     if report is not None:
         return _build_for_server(settings, words, report)
-    if dockerfile or (len(words) == 2 and not given):
+    if dockerfile or (not given and (len(words) == 2 or (words and _is_directory(words[0])))):
         if given:
             raise click.UsageError(f"--{_flag(next(iter(given)))} and a Dockerfile do not go together")
         made = _build_dockerfile(settings, words, dockerfile, build_args, target, engine, no_cache, if_missing)
@@ -234,6 +235,11 @@ def build(
         made = _build_by_name(settings, words[0] if words else "base", given, no_cache, if_missing)
     print_made(made, as_json)
     return None
+
+
+def _is_directory(word: str) -> bool:
+    """Whether it is written as a directory is: names of images begin with a letter or digit, and do not end with /."""
+    return word.startswith((".", "/", "~")) or word.endswith("/")
 
 
 def _flag(name: str) -> str:
@@ -284,7 +290,8 @@ def find_recipe(settings: Settings, image: str) -> NamedRecipe:
 
 
 def check_own_name(name: str) -> None:
-    """Names of images that environments describe are not for others."""
+    """Raises InvalidRequest for what is no name, and for those of images that environments describe."""
+    check_image_name(name)
     if name.startswith(ENVIRONMENT_IMAGES):
         raise InvalidRequest(
             f"names that begin with {ENVIRONMENT_IMAGES} are those of environments",
