@@ -111,7 +111,7 @@ def name_of(source: str) -> str:
         raise click.UsageError("a tar from stdin needs a --name")
     if source.startswith("docker:") or not _looks_like_path(source):
         return source.removeprefix("docker:")
-    return re.sub(r"(\.tar)?(\.(gz|xz|bz2|tgz|tar))?$", "", Path(source).resolve().name)
+    return re.sub(r"(\.tar)?(\.(gz|xz|bz2|zst|tgz|tar))?$", "", Path(source).resolve().name)
 
 
 @image.command("list")

@@ -551,14 +551,10 @@ def _opened_file(files: "FileTree", source: "Source") -> Iterator[Any]:
 
 
 def _is_archive(files: "FileTree", source: "Source") -> bool:
-    import tarfile
+    from warren.worker.images.import_tree import is_tar
 
     with _opened_file(files, source) as file:
-        try:
-            with tarfile.open(fileobj=file, mode="r:*"):
-                return True
-        except (tarfile.TarError, EOFError, OSError, ValueError):
-            return False
+        return is_tar(file)
 
 
 def _unpack_archive(files: "FileTree", source: "Source", place: Path) -> None:
