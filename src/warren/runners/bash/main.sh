@@ -1,21 +1,10 @@
-# The runner of bash: runs cells one after the other in this shell, so that variables, functions and the working
-# directory last. The keeper (agent/keeper.c) starts it and talks to it over descriptor 3.
-
-# A frame to the keeper: its type and its JSON.
-_warren_send() {
-    local LC_ALL=C size
-    size=$(printf '\\x%02x\\x%02x\\x%02x\\x%02x' $((${#2} >> 24 & 255)) $((${#2} >> 16 & 255)) $((${#2} >> 8 & 255)) $((${#2} & 255)))
-    printf "%s$size%s" "$1" "$2" >&3
-}
-
-trap : INT
-_warren_count=0
-_warren_send h "{\"version\": \"${BASH_VERSION%%[!0-9.]*}\"}"
-while read -r _ _warren_a _warren_b _warren_c _warren_d < <(dd bs=5 count=1 iflag=fullblock status=none <&3 | od -An -tu1); do
-    _warren_code=$(dd bs=$((((_warren_a * 256 + _warren_b) * 256 + _warren_c) * 256 + _warren_d)) count=1 iflag=fullblock status=none <&3)
-    _warren_code=${_warren_code#*\"code\": \"}
-    _warren_code=${_warren_code%\", \"env\":*}
-    printf -v _warren_code %b "${_warren_code//\\\"/\"}"
-    eval "$_warren_code" 3>&-
-    _warren_send x "{\"execution_count\": $((++_warren_count)), \"error\": null}"
-done
+# Runs the cells of a bash context. The keeper starts it with a socket on descriptor 3 and pipes on 1 and 2.
+#
+# Only an interactive shell survives what ends a script: SIGINT, ${name:?}, an unbound variable. It then reads its next
+# line. So this becomes an interactive bash that reads cell.sh, over and over, from its standard input: one line takes
+# a request, the next runs it, the last reports what came of it. functions.sh has what these lines call. The second one
+# sources run.sh, because in a sourced file bash says nothing about jobs and about a terminal, which it does not have.
+#
+# The socket is 240. Cells run with it closed; the copy that bash keeps meanwhile is closed in what they start.
+exec 240<&3 3<&- 241>&2 2>/dev/null
+__warren_folder=${BASH_SOURCE%/*} exec "$BASH" --noprofile --noediting --rcfile "${BASH_SOURCE%/*}/functions.sh" -i <"${BASH_SOURCE%/*}/cell.sh"
