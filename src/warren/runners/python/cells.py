@@ -168,9 +168,10 @@ def show_value(value: "Any") -> None:
     _remember_value(value)
     if type(value) in _PLAIN:
         flush()
-        result = {"type": "result", "is_main_result": True, "text": text_of(value)}
-        if len(result["text"]) > MOST_TEXT:
-            result.update(text=result["text"][:MOST_TEXT], cut=["text"])
+        text = text_of(value)
+        result: dict[str, Any] = {"type": "result", "is_main_result": True, "text": text}
+        if len(text) > MOST_TEXT:
+            result.update(text=text[:MOST_TEXT], cut=["text"])
         send_result(result)
     else:
         from . import display
