@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from e2e.code_suite import CodeSuite
 from e2e.command_suite import CommandSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
@@ -49,6 +50,10 @@ class TestOnce(OnceSuite):
 
 
 class TestCommands(CommandSuite):
+    pass
+
+
+class TestCode(CodeSuite):
     pass
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from e2e.code_suite import CodeSuite, LinuxCodeSuite
 from e2e.command_suite import CommandSuite, LinuxCommandSuite, UserSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
@@ -55,6 +56,10 @@ class TestOnce(OnceSuite):
 
 
 class TestCommands(CommandSuite, LinuxCommandSuite, UserSuite):
+    pass
+
+
+class TestCode(CodeSuite, LinuxCodeSuite):
     pass
 
 

@@ -426,6 +426,7 @@ def build_context(
 ) -> "Context":
     from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
+    from warren.sessions.contexts import Contexts
 
     return Context(
         sessions=sessions,
@@ -440,6 +441,7 @@ def build_context(
         command_timeout_s=settings.command_timeout_s,
         max_command_timeout_s=settings.max_command_timeout_s,
         keepalive_s=settings.stream_keepalive_s,
+        contexts=Contexts(settings.max_contexts, settings.context_idle_timeout_s),
         with_key=settings.auth,
         answer_memory=AnswerMemory(settings.answer_memory_mb * MIB),
         labels=build_labels(settings),

@@ -110,7 +110,7 @@ class Operation:
             return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
         tags = {"processes": "processes", "kill-all": "processes", "files": "files", "exec": "commands"}
-        tags |= {"ports": "ports", "links": "ports", "forward": "ports"}
+        tags |= {"ports": "ports", "links": "ports", "forward": "ports", "contexts": "code", "code": "code"}
         return tags.get(part, "sessions")
 
 
@@ -118,6 +118,9 @@ SESSION: Final = "/api/sessions/{session_id}"
 _PROCESSES: Final = f"{SESSION}/processes"
 _PROCESS: Final = f"{SESSION}/processes/{{process_id}}"
 _FILES: Final = f"{SESSION}/files"
+_CONTEXTS: Final = f"{SESSION}/contexts"
+_CONTEXT: Final = f"{SESSION}/contexts/{{context_id}}"
+_CODE: Final = f"{SESSION}/code"
 _PATH: Final = (("path", "path"),)
 
 _ROWS: Final = (
@@ -225,6 +228,30 @@ _ROWS: Final = (
     Operation(
         "terminal_socket", "WEBSOCKET", f"{SESSION}/terminal", Scope.EXEC, "Open a terminal over a WebSocket",
         Answers.SOCKET, counts=False,
+    ),
+    # -- code contexts
+    Operation(
+        "create_context", "POST", _CONTEXTS, Scope.EXEC, "Start an interpreter that keeps its state",
+        reads=Reads.OPTIONAL_JSON, status=201,
+    ),
+    Operation("list_contexts", "GET", _CONTEXTS, Scope.READ, "List code contexts", counts=False),
+    Operation(
+        "delete_context", "DELETE", _CONTEXT, Scope.EXEC, "End a code context", Answers.NOTHING, status=204
+    ),
+    Operation(
+        "restart_context", "POST", f"{_CONTEXT}/restart", Scope.EXEC, "End a code context and start it anew"
+    ),
+    Operation(
+        "interrupt_context", "POST", f"{_CONTEXT}/interrupt", Scope.EXEC, "Interrupt the cell that a context runs"
+    ),
+    Operation(
+        "run_code", "POST", _CODE, Scope.EXEC, "Run code in a context", Answers.VALUE_OR_EVENTS, reads=Reads.JSON,
+        in_sandbox=False, watched=True,
+    ),
+    Operation("code_socket", "WEBSOCKET", _CODE, Scope.EXEC, "Run code over a WebSocket", Answers.SOCKET),
+    Operation(
+        "get_execution", "GET", f"{_CODE}/{{execution_id}}", Scope.READ, "Read what a cell gives or gave",
+        Answers.VALUE_OR_EVENTS, counts=False, watched=True,
     ),
     # -- ports
     Operation(

@@ -239,7 +239,7 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             (system / name).write_text(text)
             (system / name).chmod(0o644)
         shutil.copyfile(self._agent, system / "agent")
-        (system / "agent").chmod(0o755)
+        (system / "agent").chmod(0o711)  # nobody can read it, so nobody can look into what runs it (agent/keeper.c)
         write_runners(system / "runners")
 
     def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:

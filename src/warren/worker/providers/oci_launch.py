@@ -144,7 +144,7 @@ def agent_layer(agent: Path, folder: Path, *, sudo: bool = False) -> Path:
         inside = making / AGENT_PROGRAM.strip("/")
         inside.parent.mkdir(mode=0o755)
         shutil.copyfile(agent, inside)
-        inside.chmod(0o755)
+        inside.chmod(0o711)  # nobody can read it, so nobody can look into what runs it (agent/keeper.c)
         inside.parent.chmod(0o755)
         write_runners(making / RUNNERS.strip("/"))
         for point in (DISK_POINT, INSIDE):

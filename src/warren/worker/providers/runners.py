@@ -1,5 +1,6 @@
 """The runners of code contexts: programs of the package that lie, read-only, in every sandbox at RUNNERS."""
 
+import os
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -14,12 +15,17 @@ def runner_files() -> dict[str, bytes]:
     return {str(path.relative_to(_SOURCE)): path.read_bytes() for path in sorted(paths)}
 
 
+@cache
+def _folders() -> list[str]:
+    return sorted({"", *(str(each) for path in runner_files() for each in Path(path).parents[:-1])})
+
+
 def write_runners(folder: Path) -> None:
-    """Writes them to a new directory that every user may read."""
-    folders = {folder / name for path in runner_files() for name in Path(path).parents}
-    for each in sorted({folder, *folders}):
-        each.mkdir(mode=0o755)
-        each.chmod(0o755)  # the umask may have taken something away
+    """Writes them to a new directory that every user may read, whatever the umask."""
+    for name in _folders():
+        os.mkdir(f"{folder}/{name}")
+        os.chmod(f"{folder}/{name}", 0o755)
     for name, content in runner_files().items():
-        (folder / name).write_bytes(content)
-        (folder / name).chmod(0o644)
+        with open(f"{folder}/{name}", "xb") as file:
+            file.write(content)
+            os.fchmod(file.fileno(), 0o644)
