@@ -290,7 +290,10 @@ class StoreAway(Unavailable):
 
 
 class ServerUnreachable(Unavailable):
+    """`execution_id`, if code was running: what `get_execution` takes to read what came of it."""
+
     code = "server_unreachable"
+    execution_id: str = ""
 
 
 class NoCapacity(Unavailable):
