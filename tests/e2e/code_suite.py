@@ -121,8 +121,10 @@ class CodeSuite:
     async def test_a_socket_takes_nothing_else(self, session: SessionApi) -> None:
         for wrong in ("nonsense", '{"type": "stdin"}', b"bytes"):
             async with session.socket("/code") as socket:
-                await socket.raw.send_json({"code": "sleep 60", "language": "bash"})
+                await socket.raw.send_json({"code": "echo on; sleep 60", "language": "bash"})
                 await socket.expect("started")
+                await socket.expect("stdout")
+                await asyncio.sleep(0.3)  # bash heeds an interrupt when it has begun its command
                 await (socket.raw.send_bytes(wrong) if isinstance(wrong, bytes) else socket.raw.send_str(wrong))
                 assert (await socket.expect("error"))["code"] in ("invalid_json", "invalid_request")
                 assert await socket.closed() in (4400, 4422)
@@ -281,6 +283,20 @@ class LinuxCodeSuite:
         (found,) = (await contexts(session)).values()
         assert (found["id"], found["language"], found["default"]) == ("ctx_python", "python", True)
         assert found["version"].startswith("3.")
+
+    async def test_javascript_keeps_its_state_over_a_time_out(self, session: SessionApi) -> None:
+        assert shown(await cell(session, "const kept = await 42; kept", language="javascript")) == "42"
+        for code in ("while (true) {}", "setTimeout(() => { while (true) {} }); await new Promise(() => {})"):
+            ended = await cell(session, code, language="javascript", timeout_s=0.5)
+            assert (ended["error"]["name"], ended["context_lost"]) == ("TimeoutError", None)
+        ended = await cell(session, "console.log(kept); process.exit(3)", language="javascript")
+        assert (said(ended), ended["context_lost"]) == ("42\n", "exited")
+
+    async def test_bash_survives_what_ends_a_script(self, session: SessionApi) -> None:
+        for code in ("kept=yes; set -euo pipefail; false | true", "exit 4", "echo ${missing:?}", "echo 'no end"):
+            ended = await cell(session, code)
+            assert (ended["error"] is None, ended["context_lost"]) == (False, None)
+        assert said(await cell(session, "echo $kept")) == "yes\n"
 
     async def test_a_cell_that_ignores_its_interrupt_ends_with_its_context(self, session: SessionApi) -> None:
         code = (
