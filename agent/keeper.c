@@ -150,9 +150,9 @@ static void kill_runner(const char *why) {
 }
 
 static void interrupt_cell(bool or_kill) {
-    if (state != RUNNING) return;
+    if (state != RUNNING || (or_kill && kill_at)) return;
     signal_runner(SIGINT);
-    if (or_kill && !kill_at) kill_at = now_us() + grace_us;
+    if (or_kill) kill_at = now_us() + grace_us;
 }
 
 static void become_runner(int fds[4], pid_t keeper, char **argv) {

@@ -6,6 +6,7 @@ any frame to the keeper. So user code here can do all that user code can, and wh
 
 import asyncio
 import json
+import random
 import re
 import struct
 from collections.abc import AsyncIterator
@@ -28,7 +29,9 @@ channel = socket.socket(fileno=3)
 os.set_inheritable(3, False)
 
 def send(kind, payload=b""):
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # an interrupt must not leave half a frame
     channel.sendall(kind + struct.pack(">I", len(payload)) + payload)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 def read(size):
     data = b""
@@ -341,6 +344,13 @@ for n in range(40): send(b"r", bytes([n]) * 1000000)"""
         assert (await context.run("1")).exit_code == 69
         assert await context.processes() == []
 
+    async def test_running_out_of_memory_is_the_reason_of_the_end(self, context: Context) -> None:
+        await context.start()
+        cell = await context.cell("print('so far', flush=True); [bytearray(1 << 24) for _ in range(1000)]")
+        assert (cell.text(), cell.end, cell.result.exit_code) == (b"so far\n", "l signal 9", 70)
+        with anyio.fail_after(20):
+            assert (await context.process.ended()).reason is Reason.OOM
+
     async def test_a_runner_that_cannot_start_says_why(self, context: Context) -> None:
         for argv, code, text in (
             (("no-such-program",), 127, "no-such-program: command not found"),
@@ -446,6 +456,33 @@ time.sleep(1000)"""
         await crowd.kill()
         assert (await context.cell("print(2)")).text() == b"2\n"
 
+    async def test_whatever_comes_at_once_every_cell_gets_whole_frames(self, context: Context) -> None:
+        """Cells that print, send and start others at random, of which some are ended at a random moment."""
+        await context.start("--grace-ms", "5000")
+        dice = random.Random(1)
+        noise = """
+import random
+dice = random.Random({seed})
+for _ in range(40):
+    size = dice.choice((0, 1, 5, 4096, 70000, 300000))
+    deed = dice.randrange(6)
+    if deed == 0: os.write(dice.choice((1, 2)), b"t" * size)
+    if deed == 1: send(b"r", b"e" * size)
+    if deed == 2: send(b"h", b"h" * size)
+    if deed == 3: subprocess.Popen(["head", "-c", str(size), "/dev/zero"])
+    if deed == 4: time.sleep(dice.random() / 100)
+    if deed == 5:
+        signal.setitimer(signal.ITIMER_REAL, 0.005)
+        signal.signal(signal.SIGALRM, lambda *_: os.write(2, b"alarm"))"""
+        for _ in range(6):
+            limits = [dice.choice((None, 0.05, 0.2)) for _ in range(4)]
+            codes = [noise.format(seed=dice.random()) for _ in limits]
+            each = zip(codes, limits, strict=True)
+            cells = await asyncio.gather(*(context.cell(code, timeout_s=limit) for code, limit in each))
+            assert {cell.frames[-1][0] if cell.frames else "x" for cell in cells} == {"x"}
+        assert (await context.cell("print(1)")).text().endswith(b"1\n")
+        assert (await context.info()).running
+
     # What cannot be forged.
 
     async def test_frames_in_text_stay_text(self, context: Context) -> None:
@@ -468,6 +505,9 @@ threading.Thread(target=forge).start()"""
         await context.appears("/tmp/done")
         cell = await context.cell("channel.sendall(b'9]'); print(1)")
         assert (cell.frames[:-1], cell.end) == ([("b", b""), ("o", b"1\n")], [2, None])
+        assert (await context.cell("send(b'x', b'y' * 2000000); time.sleep(0.2)")).end == {}  # too long for an end
+        await asyncio.sleep(0.5)
+        assert (await context.cell("print(1)")).end == [4, None]
 
     async def test_user_code_cannot_reach_the_descriptors_of_keeper_and_client(self, context: Context) -> None:
         await context.start()

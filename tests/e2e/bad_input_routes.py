@@ -51,6 +51,7 @@ class Request:
 _S = "/api/sessions/{session_id}"
 _P = f"{_S}/processes/{{process_id}}"
 _CTX = f"{_S}/contexts/{{context_id}}"
+_A = "/api/artifacts/{artifact_id}"
 _W = "/api/webhooks/{webhook_id}"
 _SE = "/api/secrets/{name}"
 _K = "/api/admin/keys/{key_id}"
@@ -101,6 +102,11 @@ GOOD = [
     Request("PUT", f"{_S}/files/archive", 201, raw=TAR_END),
     Request("GET", f"{_S}/files/watch"),
     Request("GET", f"{_S}/files/search", query={"glob": "*"}),
+    Request("POST", f"{_S}/artifacts", 201, json={"paths": ["kept.txt"]}),
+    Request("GET", "/api/artifacts"),
+    Request("GET", _A),
+    Request("GET", f"{_A}/content"),
+    Request("DELETE", _A, 204),
     Request("POST", "/create_session", json={}),
     Request("POST", "/execute", json={**_ID, "command": "echo hello"}),
     Request("POST", "/upload_file", raw=FORM, headers={"Content-Type": FORM_TYPE}),
@@ -197,6 +203,7 @@ def with_bad_ids() -> Iterator[Request]:
                 "{process_id}",
                 "{context_id}",
                 "{execution_id}",
+                "{artifact_id}",
                 "{webhook_id}",
                 "{key_id}",
                 "{revocation_id}",

@@ -114,7 +114,7 @@ class Target:
             "kind": "prompts",
             "entry": "coding",
         }
-        for name in ("webhook_id", "key_id", "name", "worker_id"):
+        for name in ("webhook_id", "key_id", "name", "worker_id", "artifact_id"):
             names.setdefault(name, "unknown")
         for name, value in names.items():
             path = path.replace(f"{{{name}}}", value)
@@ -215,6 +215,11 @@ def long_answers() -> Iterator[Case]:
     yield asked("GET", f"{_S}/files/stat", "a long path", path=b"\xff" * 4090)
     yield asked("GET", f"{_S}/files/realpath", "a long way", path="many/../" * 500)
     yield asked("DELETE", f"{_S}/files", "many files", path="removed", recursive="true")
+    yield asked("POST", f"{_S}/artifacts", "many files", body={"paths": ["many"]})
+    yield asked("POST", f"{_S}/artifacts", "a large file", body={"paths": ["large"]})
+    yield asked("POST", f"{_S}/artifacts", "links", body={"paths": ["links"]})
+    yield asked("GET", "/api/artifacts", "many", limit="1000")
+    yield Case("GET", "/api/artifacts/{artifact_id}/content", "a large one", _read_artifact())
     yield asked("GET", "/api/sessions", "long sessions", state="ended", limit="1000")
 
 
@@ -289,6 +294,14 @@ def _e2b(code: str) -> Work:
 
 def _ask_of_session(method: str, path: str, /, **query: Any) -> Work:
     return lambda target: target.ask(method, path, session_id=target.session_id, **query)
+
+
+def _read_artifact() -> Work:
+    async def work(target: Target) -> None:
+        saved = await target.api.get("/api/artifacts", name="large")
+        await target.ask("GET", f"/api/artifacts/{saved['artifacts'][0]['artifact_id']}/content")
+
+    return work
 
 
 def _exec_socket(command: str | list[str]) -> Work:

@@ -51,8 +51,7 @@ class PythonRunner:
         out, out_theirs = os.pipe()
         err, err_theirs = os.pipe()
         begun = time.perf_counter()
-        environ = {**os.environ, **(env or {})}
-        environ.pop("PYTHONPATH", None)
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | dict(env or {})
         self.process = subprocess.Popen(
             [python, MAIN],
             stdin=subprocess.DEVNULL,

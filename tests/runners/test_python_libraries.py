@@ -1,7 +1,9 @@
 """What libraries show becomes results: matplotlib with chart data, pandas, plotly, altair, IPython's display."""
 
 import base64
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +124,12 @@ class TestCharts:
         empty = {"type": "unknown", "title": None, "elements": []}
         assert shown(runner, "plt.subplots(1, 2);")["chart"] == {**empty, "type": "superchart", "elements": [empty] * 2}
         assert shown(runner, "plt.imshow([[1, 2]]); plt.colorbar();")["chart"] == empty
+
+
+def test_cells_give_what_they_give_in_jupyter() -> None:
+    script = Path(__file__).parents[2] / "bench/conformance.py"
+    done = subprocess.run([CODE_PYTHON, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 class TestOthers:

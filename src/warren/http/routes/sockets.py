@@ -28,6 +28,7 @@ from warren.model.code import CellReader, Execution
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import Stream, TerminalSize
 from warren.model.preview import read_port
+from warren.sessions.long_values import LongObject, json_pieces
 from warren.sessions.operations.call import Call
 from warren.sessions.operations.code import cell_events, started_cell
 from warren.sessions.operations.commands import foreground
@@ -56,6 +57,10 @@ async def exec_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: 
         body = await _first_message(socket, ExecBody)
         body.timeout_s = context.limited_timeout(body.timeout_s)
         stdin = data_of(body.stdin, body.stdin_base64)
+        if body.save_artifacts:
+            raise InvalidRequest(
+                "a WebSocket saves no artifacts", remedy="POST …/exec does, or POST …/artifacts afterwards"
+            )
         async with context.sessions.using(tenant, session_id) as (session, sandbox):
             command = body.to_command(session)
             async with foreground(sandbox, command, None) as process:
@@ -281,4 +286,8 @@ async def _apply_messages(socket: WebSocket, process: Process, record_use: _Reco
 
 
 async def _send(socket: WebSocket, kind: str, values: dict[str, Any]) -> None:
-    await socket.send_text(json.dumps({"type": kind, **values}))
+    message = {"type": kind, **values}
+    if isinstance(values, LongObject):
+        await socket.send_text(b"".join([piece async for piece in json_pieces(message)]).decode())
+    else:
+        await socket.send_text(json.dumps(message))

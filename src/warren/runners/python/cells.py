@@ -3,6 +3,7 @@
 import _ast
 import _signal
 import builtins
+import faulthandler
 import os
 import sys
 from itertools import islice
@@ -43,6 +44,7 @@ def start(of: "Channel") -> None:
     builtins.get_ipython = get_ipython  # type: ignore[attr-defined]
     builtins.input = _no_input
     sys.meta_path.insert(0, _Watcher)
+    faulthandler.enable()  # says where when the interpreter itself breaks
     for name in _WATCHED.intersection(sys.modules):
         from . import hooks
 
@@ -93,6 +95,9 @@ def _execute(request: bytes) -> None:
 def run_source(source: str, filename: str, is_cell: bool = False) -> None:
     """Runs statements and shows the value of the last one, if that is an expression without a semicolon."""
     global _flags
+    if "\r" in source:
+        source = source.replace("\r\n", "\n").replace("\r", "\n")
+    source = _dedented(source)
     remember(filename, source)
     if is_cell:
         _remember_input(source)
@@ -109,6 +114,15 @@ def run_source(source: str, filename: str, is_cell: bool = False) -> None:
     value = run_steps(steps, source)
     if last is not None and value is not None:
         show_value(value)
+
+
+def _dedented(source: str) -> str:
+    """A cell that is indented as a whole is run all the same."""
+    first = source.lstrip("\n")
+    indent = first[: len(first) - len(first.lstrip(" \t"))]
+    if not indent or first[len(indent) :].startswith(("#", "\n")):
+        return source
+    return "\n".join(line[len(indent) :] if line.startswith(indent) else line for line in source.split("\n"))
 
 
 def parse(source: str, filename: str) -> "Any":
@@ -146,7 +160,7 @@ def _wants_loop(source: str) -> bool:
 def _is_silenced(source: str, last: "_ast.Expr") -> bool:
     if ";" not in source:
         return False
-    line = source.splitlines()[(last.end_lineno or 1) - 1].encode()
+    line = source.split("\n")[(last.end_lineno or 1) - 1].encode()
     return line[last.end_col_offset :].lstrip().startswith(b";")
 
 
@@ -154,10 +168,9 @@ def show_value(value: "Any") -> None:
     _remember_value(value)
     if type(value) in _PLAIN:
         flush()
-        result = {"type": "result", "is_main_result": True, "text": text_of(value)}
-        if len(result["text"]) > MOST_TEXT:
-            result.update(text=result["text"][:MOST_TEXT], cut=["text"])
-        send_result(result)
+        text = text_of(value)
+        cut = {"cut": ["text"]} if len(text) > MOST_TEXT else {}
+        send_result({"type": "result", "is_main_result": True, "text": text[:MOST_TEXT], **cut})
     else:
         from . import display
 
@@ -221,7 +234,7 @@ def fill_line_cache(filenames: "Any") -> None:
     cache = sys.modules["linecache"].cache
     for filename in filenames:
         source = sources[filename]
-        cache[filename] = (len(source), None, [line + "\n" for line in source.splitlines()], filename)
+        cache[filename] = (len(source), None, [line + "\n" for line in source.split("\n")], filename)
 
 
 def _remember_input(source: str) -> None:
