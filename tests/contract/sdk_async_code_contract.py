@@ -9,7 +9,6 @@ import pytest
 
 from warren.model.errors import ContextNotFound, InvalidRequest, NotFound, WarrenError
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.platform import run_parallel, sleep
 from warren.sdk.code_results import Execution, ExecutionError, OutputMessage, Result
 
 New = Callable[..., AsyncSandboxClient]
@@ -92,21 +91,17 @@ class AsyncCodeContract:
                 await client.run_code("echo", context=made)
 
     async def test_code_can_be_interrupted_by_another(self, new: New) -> None:
+        async def interrupt(_: OutputMessage) -> None:
+            assert (await other.interrupt_code_context("ctx_bash")).id == "ctx_bash"
+
         async with new() as client:
+            other = new(session_id=client.session_id)
             await client.run_code("x=kept", "bash")
-
-            async def run() -> Execution:
-                return await client.run_code("echo begun; sleep 60", "bash")
-
-            async def interrupt() -> None:
-                while [each.state for each in await client.list_code_contexts()] != ["busy"]:
-                    await sleep(0.05)
-                await client.interrupt_code_context("ctx_bash")
-
-            execution, _ = await run_parallel([run, interrupt], 2)  # type: ignore[list-item]
-            assert execution is not None
-            assert (execution.error is not None, execution.context_lost) == (True, None)
+            execution = await client.run_code("echo begun; sleep 60", "bash", on_stdout=interrupt, timeout=30)
+            assert execution.error is not None
+            assert (execution.reason, execution.context_lost) == ("exited", None)
             assert out(await client.run_code("echo $x", "bash")) == "kept\n"
+            await other.close()
 
     async def test_exactly_once_runs_code_and_gives_all_of_it(self, new: New) -> None:
         async with new(exactly_once=True) as client:

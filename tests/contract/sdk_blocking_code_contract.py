@@ -11,7 +11,6 @@ import pytest
 
 from warren.model.errors import ContextNotFound, InvalidRequest, NotFound, WarrenError
 from warren.sdk.blocking.client import SandboxClient
-from warren.sdk.blocking.platform import run_parallel, sleep
 from warren.sdk.code_results import Execution, ExecutionError, OutputMessage, Result
 
 New = Callable[..., SandboxClient]
@@ -92,21 +91,17 @@ class CodeContract:
                 client.run_code("echo", context=made)
 
     def test_code_can_be_interrupted_by_another(self, new: New) -> None:
+        def interrupt(_: OutputMessage) -> None:
+            assert (other.interrupt_code_context("ctx_bash")).id == "ctx_bash"
+
         with new() as client:
+            other = new(session_id=client.session_id)
             client.run_code("x=kept", "bash")
-
-            def run() -> Execution:
-                return client.run_code("echo begun; sleep 60", "bash")
-
-            def interrupt() -> None:
-                while [each.state for each in client.list_code_contexts()] != ["busy"]:
-                    sleep(0.05)
-                client.interrupt_code_context("ctx_bash")
-
-            execution, _ = run_parallel([run, interrupt], 2)  # type: ignore[list-item]
-            assert execution is not None
-            assert (execution.error is not None, execution.context_lost) == (True, None)
+            execution = client.run_code("echo begun; sleep 60", "bash", on_stdout=interrupt, timeout=30)
+            assert execution.error is not None
+            assert (execution.reason, execution.context_lost) == ("exited", None)
             assert out(client.run_code("echo $x", "bash")) == "kept\n"
+            other.close()
 
     def test_exactly_once_runs_code_and_gives_all_of_it(self, new: New) -> None:
         with new(exactly_once=True) as client:
