@@ -9,9 +9,11 @@ import pytest
 
 from warren.model.errors import ContextNotFound, InvalidRequest, NotFound, WarrenError
 from warren.sdk.aio.client import AsyncSandboxClient
+from warren.sdk.aio.platform import sleep
 from warren.sdk.code_results import Execution, ExecutionError, OutputMessage, Result
 
 New = Callable[..., AsyncSandboxClient]
+_UNTIL_IT_SLEEPS_S = 0.3  # bash hears of a signal that comes while it starts a program when the program has ended
 
 
 def out(execution: Execution) -> str:
@@ -51,7 +53,8 @@ class AsyncCodeContract:
             assert heard == [("stdout", "begun\n"), ("stderr", "done\n"), ("error", execution.error.name)]
 
     async def test_an_error_in_a_callback_is_raised_and_interrupts_the_code(self, new: New) -> None:
-        def fail(message: OutputMessage) -> None:
+        async def fail(message: OutputMessage) -> None:
+            await sleep(_UNTIL_IT_SLEEPS_S)
             raise ZeroDivisionError(message)
 
         async with new() as client:
@@ -92,6 +95,7 @@ class AsyncCodeContract:
 
     async def test_code_can_be_interrupted_by_another(self, new: New) -> None:
         async def interrupt(_: OutputMessage) -> None:
+            await sleep(_UNTIL_IT_SLEEPS_S)
             assert (await other.interrupt_code_context("ctx_bash")).id == "ctx_bash"
 
         async with new() as client:

@@ -11,9 +11,11 @@ import pytest
 
 from warren.model.errors import ContextNotFound, InvalidRequest, NotFound, WarrenError
 from warren.sdk.blocking.client import SandboxClient
+from warren.sdk.blocking.platform import sleep
 from warren.sdk.code_results import Execution, ExecutionError, OutputMessage, Result
 
 New = Callable[..., SandboxClient]
+_UNTIL_IT_SLEEPS_S = 0.3  # bash hears of a signal that comes while it starts a program when the program has ended
 
 
 def out(execution: Execution) -> str:
@@ -52,6 +54,7 @@ class CodeContract:
 
     def test_an_error_in_a_callback_is_raised_and_interrupts_the_code(self, new: New) -> None:
         def fail(message: OutputMessage) -> None:
+            sleep(_UNTIL_IT_SLEEPS_S)
             raise ZeroDivisionError(message)
 
         with new() as client:
@@ -92,6 +95,7 @@ class CodeContract:
 
     def test_code_can_be_interrupted_by_another(self, new: New) -> None:
         def interrupt(_: OutputMessage) -> None:
+            sleep(_UNTIL_IT_SLEEPS_S)
             assert (other.interrupt_code_context("ctx_bash")).id == "ctx_bash"
 
         with new() as client:
