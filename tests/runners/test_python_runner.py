@@ -41,6 +41,8 @@ class TestCells:
             ("1 # ;", "1"),
             ("'a;'", "'a;'"),
             ("'é', 2 ; # a", None),
+            ("x = '\u2028\x0c'\r\nlen(x)", "2"),
+            ("'\u2028'; 3;", None),
             ("None", None),
             ("x = 3", None),
             ("for i in range(2): i", None),
@@ -302,6 +304,11 @@ class TestProcesses:
     def test_classes_of_cells_can_be_pickled(self, runner: PythonRunner) -> None:
         runner.run("import pickle, dataclasses\n@dataclasses.dataclass\nclass P:\n    x: int")
         assert runner.run("pickle.loads(pickle.dumps(P(3)))").text == "P(x=3)"
+
+    def test_a_crash_says_where(self, runner: PythonRunner) -> None:
+        ended = runner.run("import ctypes\nctypes.string_at(0)")
+        assert ended.end is None
+        assert 'File "<cell 1>", line 2' in ended.stderr
 
     def test_os_exit_ends_the_runner(self, runner: PythonRunner) -> None:
         assert runner.run("print('bye', flush=True); import os; os._exit(5)").end is None

@@ -152,19 +152,24 @@ class Contexts:
         with contextlib.suppress(ProcessNotFound):
             await remove_keeper(sandbox, await sandbox.process(context_id))
 
-    async def _known(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
+    def _found(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
+        """As it is remembered, or new: what it said at its start is read when somebody wants to know it."""
         keeper = self._keepers.get((sandbox.id, info.id))
-        if keeper is not None and keeper.pid == info.pid and keeper.hello is not None:
-            return keeper
-        language = language_of(info.id)
-        assert language is not None
-        hello = None
-        with contextlib.suppress(TimeoutError, WarrenError):
-            async with asyncio.timeout(_HELLO_S):
-                hello = await read_hello(await sandbox.process(info.id))
-        keeper = Keeper(info.id, info.pid, language, hello, cwd=hello.cwd if hello else "", idle_s=self._idle_s)
-        if info.running:
-            self._remember(sandbox, keeper)
+        if keeper is None or keeper.pid != info.pid:
+            language = language_of(info.id)
+            assert language is not None
+            keeper = Keeper(info.id, info.pid, language, idle_s=self._idle_s)
+            if info.running:
+                self._remember(sandbox, keeper)
+        return keeper
+
+    async def _known(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
+        keeper = self._found(sandbox, info)
+        if keeper.hello is None:
+            with contextlib.suppress(TimeoutError, WarrenError):
+                async with asyncio.timeout(_HELLO_S):
+                    keeper.hello = await read_hello(await sandbox.process(info.id))
+            keeper.cwd = keeper.cwd or (keeper.hello.cwd if keeper.hello else "")
         return keeper
 
     async def _show(self, sandbox: Sandbox, info: ProcessInfo, known: Sequence[ProcessInfo]) -> CodeContext:
@@ -247,7 +252,7 @@ class Contexts:
         async with self._lock(sandbox):
             found = [info for info in await sandbox.processes() if info.id == context_id]
             if found and found[0].running:
-                return await self._known(sandbox, found[0])
+                return self._found(sandbox, found[0])
             self.forget(sandbox, context_id)
             if found:
                 lost = await self._lost_error(sandbox, found[0])
@@ -262,7 +267,7 @@ class Contexts:
             try:
                 await self._start(sandbox, session, keeper, image())
             except Conflict:  # another server has started it at this moment
-                return await self._known(sandbox, _find(await sandbox.processes(), context_id))
+                return self._found(sandbox, _find(await sandbox.processes(), context_id))
             return keeper
 
 

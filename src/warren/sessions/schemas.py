@@ -461,7 +461,7 @@ class ContextView(BaseModel):
     id: str
     language: str = Field(description="python, javascript, bash or r")
     state: str = Field(description="idle, busy or lost: it has ended, and what it held with it")
-    cwd: str = Field(description="The directory it was started in")
+    cwd: str = Field(description="As it was asked for; empty: the one that commands start in, or no longer known")
     version: str = Field(description="Of the language")
     default: bool = Field(description="It is the one that cells get which name no context")
     started_s_ago: float

@@ -28,6 +28,7 @@ from warren.model.code import CellReader, Execution
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import Stream, TerminalSize
 from warren.model.preview import read_port
+from warren.sessions.long_values import LongObject, json_pieces
 from warren.sessions.operations.call import Call
 from warren.sessions.operations.code import cell_events, started_cell
 from warren.sessions.operations.commands import foreground
@@ -281,4 +282,8 @@ async def _apply_messages(socket: WebSocket, process: Process, record_use: _Reco
 
 
 async def _send(socket: WebSocket, kind: str, values: dict[str, Any]) -> None:
-    await socket.send_text(json.dumps({"type": kind, **values}))
+    message = {"type": kind, **values}
+    if isinstance(values, LongObject):
+        await socket.send_text(b"".join([piece async for piece in json_pieces(message)]).decode())
+    else:
+        await socket.send_text(json.dumps(message))

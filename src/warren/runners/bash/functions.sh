@@ -6,7 +6,9 @@ unset PROMPT_COMMAND MAILCHECK HISTFILE
 set +H +o history -E
 declare -i __warren_count=0 __warren_last=0
 declare -A __warren_before=()
-__warren_options='' __warren_cell=':' __warren_code='' __warren_state='' __warren_exit=''
+__warren_restarted=${__warren_restarted-}
+declare +x __warren_restarted
+__warren_options='' __warren_cell=':' __warren_code='' __warren_state='' __warren_exit='' __warren_exit_trap=''
 
 # A frame to the keeper: its type and its JSON.
 __warren_send() {
@@ -20,7 +22,7 @@ __warren_send() {
 # byte by byte.
 __warren_receive() {
     __warren_only_here
-    trap '__warren_state=interrupted' INT
+    builtin trap '__warren_state=interrupted' INT
     local LC_ALL=C IFS= request byte size=0 place value
     __warren_state='' __warren_exit=''
     for place in 0 1 2 3 4; do
@@ -31,10 +33,7 @@ __warren_receive() {
     read -r -N "$size" -u 240 request || __warren_leave
     __warren_parse "$request"
     __warren_count+=1
-    local start="__warren_status $__warren_last"
-    # With errexit or xtrace a command of ours would end the cell or be seen.
-    [[ $__warren_options == *[ex]* ]] && start=':'
-    __warren_cell="trap - INT; { __warren_state=started; $start; ${__warren_options:+set -$__warren_options; }$__warren_code"
+    __warren_cell="builtin trap - INT; { __warren_state=started; ${__warren_options:+set -$__warren_options; }$__warren_code"
     __warren_cell+=$'\n\n}; { __warren_finish "$?" "$-"; } 2>/dev/null'
     [[ $__warren_state == interrupted ]] && __warren_cell=':'
     return 0
@@ -43,11 +42,9 @@ __warren_receive() {
 # A subshell that gets SIGINT before it has begun comes back to cell.sh, too. It must not.
 __warren_only_here() {
     [[ $BASHPID == "$$" ]] && return
-    trap - EXIT
+    builtin trap - EXIT
     builtin exit 130
 }
-
-__warren_status() { return "$1"; }
 
 # The last command of a cell that was not cut short.
 __warren_finish() {
@@ -67,8 +64,8 @@ __warren_keep_options() {
 
 __warren_report() {
     __warren_only_here
-    [[ $__warren_state == finished || $__warren_state == restarted ]] || __warren_keep_options "$-"
-    trap ':' INT
+    [[ $__warren_state == finished || $__warren_restarted ]] || __warren_keep_options "$-"
+    builtin trap ':' INT
     local name=ExitCode value=$1 trace='' status=$1
     case $__warren_state in
         finished) value=$__warren_last ;;
@@ -77,12 +74,11 @@ __warren_report() {
             trace=$("$BASH" --norc -O extglob -n <<<"$__warren_code" 2>&1 240<&-)
             value=${trace%%$'\n'*} value=${value#*: } ;;
         *)
-            if [[ $__warren_exit ]]; then
+            if [[ $__warren_exit && $__warren_state$__warren_exit != restarted130 ]]; then
                 value=$__warren_exit
             elif [[ $__warren_state == interrupted || $status == 130 ]]; then
                 name=Interrupted value='The cell was interrupted.'
-            fi
-            [[ $value == *[!0-9]* ]] && __warren_last=130 || __warren_last=$value ;;
+            fi ;;
     esac
     __warren_restore_environment
     local error=null
@@ -100,15 +96,36 @@ exit() {
     local status=${1-$?}
     [[ $BASHPID == "$$" && $__warren_state == started ]] || builtin exit "$@"
     __warren_exit=$status
+    __warren_run_exit_trap
     { : "${__warren_nothing:?}"; } 2>/dev/null
 }
 
-# What ends the shell itself in the middle of a cell, as `set -e` does, ends the cell: a new shell goes on in this
+# The trap EXIT is ours, see __warren_restart; that of the user is kept beside it.
+trap() {
+    builtin trap "$@" || return
+    [[ $BASHPID == "$$" ]] || return 0
+    local now
+    now=$(builtin trap -p EXIT)
+    [[ $now == *__warren_restart* ]] && return
+    __warren_exit_trap=${now#trap -- }
+    builtin trap '__warren_restart "$?"' EXIT
+}
+
+__warren_run_exit_trap() {
+    [[ $__warren_exit_trap ]] || return 0
+    eval "set -- $__warren_exit_trap"
+    __warren_exit_trap=''
+    eval "$1"
+}
+
+# What ends the shell itself in the middle of a cell, as `set -e` and quotes without end do, ends the cell: a new shell goes on in this
 # process with the same variables, functions, aliases and options. Only the list of background jobs is lost.
 __warren_restart() {
-    [[ $BASHPID == "$$" && $__warren_state == started ]] || return 0
+    [[ $BASHPID == "$$" && $__warren_cell != : ]] || return 0
     __warren_keep_options "$-"
-    __warren_exit=$1 __warren_state=restarted
+    __warren_exit=$1
+    [[ $__warren_state == started ]] && __warren_state=restarted
+    __warren_run_exit_trap
     # While a cell runs bash keeps the socket in a place that it closes in other programs. It copies that property, but
     # never to descriptor 0.
     for __warren_text in /proc/$$/fd/[1-9][0-9]*; do
@@ -119,7 +136,7 @@ __warren_restart() {
     __warren_folder=$__warren_folder __warren_restarted=yes exec "$BASH" --noprofile --noediting \
         --rcfile "$__warren_folder/functions.sh" -i <"$__warren_folder/cell.sh" 2>/dev/null
 }
-trap '__warren_restart "$?"' EXIT
+builtin trap '__warren_restart "$?"' EXIT
 
 __warren_dump() {
     declare -p
@@ -127,7 +144,7 @@ __warren_dump() {
     shopt -p
     alias -p
     set +o
-    trap -p
+    builtin trap -p
 }
 
 __warren_leave() {
@@ -237,11 +254,12 @@ __warren_restore_environment() {
 }
 
 if [[ ${__warren_restarted-} ]]; then
-    unset -v __warren_restarted
     IFS= read -r -d '' __warren_text <&242
     eval "$__warren_text" 2>/dev/null
     exec 242<&-
+    __warren_restarted=yes
     __warren_report "$__warren_exit"
+    __warren_restarted=''
 else
     __warren_send h "{\"version\": \"${BASH_VERSION%%[!0-9.]*}\"}"
 fi

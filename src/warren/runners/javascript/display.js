@@ -29,7 +29,7 @@ function resultOf(value, isMain) {
     const bundle = method.call(value);
     if (isBundle(bundle)) return ofBundle({ "text/plain": util.inspect(value), ...bundle }, isMain);
   }
-  const bundle = { "text/plain": util.inspect(value) };
+  const bundle = { "text/plain": util.inspect(value, typeof value === "string" ? { maxStringLength: MAX_TEXT } : {}) };
   if (isData(value)) bundle["application/json"] = value;
   return ofBundle(bundle, isMain);
 }

@@ -207,8 +207,9 @@ function hide(name, value) {
   Object.defineProperty(globalThis, name, { value, writable: true, configurable: true, enumerable: false });
 }
 
-// A stream whose write was ended halfway would never write again.
+// A stream whose write was ended halfway would never write again. One that does not block would be overtaken by frames.
 function protectStream(stream) {
+  stream._handle?.setBlocking?.(true);
   const write = stream.write;
   stream.write = function (...given) {
     return protectCall(() => write.apply(this, given));

@@ -3,6 +3,7 @@
 import _ast
 import _signal
 import builtins
+import faulthandler
 import os
 import sys
 from itertools import islice
@@ -43,6 +44,7 @@ def start(of: "Channel") -> None:
     builtins.get_ipython = get_ipython  # type: ignore[attr-defined]
     builtins.input = _no_input
     sys.meta_path.insert(0, _Watcher)
+    faulthandler.enable()  # says where when the interpreter itself breaks
     for name in _WATCHED.intersection(sys.modules):
         from . import hooks
 
@@ -93,6 +95,8 @@ def _execute(request: bytes) -> None:
 def run_source(source: str, filename: str, is_cell: bool = False) -> None:
     """Runs statements and shows the value of the last one, if that is an expression without a semicolon."""
     global _flags
+    if "\r" in source:
+        source = source.replace("\r\n", "\n").replace("\r", "\n")
     source = _dedented(source)
     remember(filename, source)
     if is_cell:
@@ -156,7 +160,7 @@ def _wants_loop(source: str) -> bool:
 def _is_silenced(source: str, last: "_ast.Expr") -> bool:
     if ";" not in source:
         return False
-    line = source.splitlines()[(last.end_lineno or 1) - 1].encode()
+    line = source.split("\n")[(last.end_lineno or 1) - 1].encode()
     return line[last.end_col_offset :].lstrip().startswith(b";")
 
 
@@ -231,7 +235,7 @@ def fill_line_cache(filenames: "Any") -> None:
     cache = sys.modules["linecache"].cache
     for filename in filenames:
         source = sources[filename]
-        cache[filename] = (len(source), None, [line + "\n" for line in source.splitlines()], filename)
+        cache[filename] = (len(source), None, [line + "\n" for line in source.split("\n")], filename)
 
 
 def _remember_input(source: str) -> None:

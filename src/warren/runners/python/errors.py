@@ -36,7 +36,7 @@ def format_error(error: BaseException) -> "list[str]":
 
 def _add_line(error: SyntaxError) -> None:
     """The compiler looks for the line in a file, and there is none."""
-    lines = cells.sources.get(error.filename or "", "").splitlines()
+    lines = cells.sources.get(error.filename or "", "").split("\n")
     if error.lineno and error.lineno <= len(lines):
         error.text = lines[error.lineno - 1]
 

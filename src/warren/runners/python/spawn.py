@@ -57,7 +57,7 @@ def _definitions(filename: str) -> str:
         body = cells.parse(source, filename).body
     except SyntaxError:
         return ""
-    lines, found = source.splitlines(), []
+    lines, found = source.split("\n"), []
     for node in body:
         if _is_definition(node):
             first = min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", ()))])

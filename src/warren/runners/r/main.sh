@@ -5,7 +5,12 @@
 # it sends through another one. The two programs in the background, which ignore SIGINT, carry them to the socket.
 command -v Rscript >/dev/null || { echo "Rscript: not found" >&2; exit 127; }
 folder=$(mktemp -d "${TMPDIR:-/tmp}/r-context-XXXXXX") && mkfifo "$folder/requests" "$folder/frames" "$folder/sent" || exit
-cat <&3 1<>"$folder/requests" &
+(
+    trap 'kill $!; exit' TERM
+    cat <&3 1<>"$folder/requests" &
+    wait
+    : >"$folder/requests" # the keeper is gone: R, which may be about to open it, reads the end
+) &
 reader=$!
 while read -r name; do
     cat "$folder/$name" >&3

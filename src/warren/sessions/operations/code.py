@@ -270,7 +270,8 @@ async def cell_events(
             continue
         for event in reader.events(chunk.data):
             if event is not None and event.kind != "begin":
-                yield Event(event.kind, event.values)
+                is_long = event.kind == "result" and event.size > _SHORT
+                yield Event(event.kind, _long_result(event.values) if is_long else event.values)
             await pace.give_way()
     for last in reader.finish():
         yield Event(last.kind, last.values)

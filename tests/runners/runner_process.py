@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-RUNNERS = Path(__file__).parents[1] / "src" / "warren" / "runners"
+RUNNERS = Path(__file__).parents[2] / "src" / "warren" / "runners"
 PATIENCE_S = 30.0
 
 
@@ -79,7 +79,12 @@ class Runner:
         actions += [(os.POSIX_SPAWN_DUP2, *place) for place in places]
         started = time.monotonic()
         self.pid = os.posix_spawnp(
-            "env", ["env", "-C", str(cwd), *argv], {**os.environ, **env}, file_actions=actions, setsid=True
+            "env",
+            ["env", "-C", str(cwd), *argv],
+            {**os.environ, **env},
+            file_actions=actions,
+            setsid=True,
+            setsigdef=[signal.SIGPIPE],
         )
         theirs.close()
         os.close(their_out)
@@ -113,6 +118,15 @@ class Runner:
 
     def interrupt(self) -> None:
         os.killpg(self.pid, signal.SIGINT)
+
+    def hang_up(self) -> None:
+        """The keeper is gone."""
+        self._socket.shutdown(socket.SHUT_RDWR)
+
+    def wait(self) -> int:
+        _, status = os.waitpid(self.pid, 0)
+        self._code = os.waitstatus_to_exitcode(status)
+        return status
 
     def memory_mb(self) -> float:
         status = Path(f"/proc/{self.pid}/status").read_text()
@@ -166,10 +180,9 @@ class Runner:
         except ConnectionResetError:
             data = b""
         if not data:
-            _, status = os.waitpid(self.pid, 0)
-            self._code = os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(self.wait())
             self._drain(cell)
-            raise RunnerEnded(self._code, cell)
+            raise RunnerEnded(code, cell)
         self._received += data
 
     def _drain(self, cell: Cell) -> None:
