@@ -28,6 +28,7 @@ _EXTENDED: Final = (
     r"e2e/test_api_cluster\.py::Test(?!Once|Flat|Server)",
     # Long ones: many faults, whole programs, all attacks.
     r"faults/test_random_kills\.py",
+    r"faults/test_artifact_kills\.py::test_twenty",
     r"faults/cluster/test_cluster_(partitions|pauses|spread|random_faults)\.py",
     r"faults/cluster/test_cluster_failures\.py::(?!test_a_rolling_restart)",
     r"integration/test_ordinary_programs\.py",
@@ -50,6 +51,7 @@ _ONE_OF: Final[Mapping[str, Sequence[str]]] = {
     r"integrations/test_mcp_tools\.py::TestEveryTransport": (r"\[(http|handshake)",),
     r"faults/test_kill_points\.py": (_FIRST,),
     r"faults/test_clock_jump\.py": (_FIRST,),
+    r"faults/test_artifact_kills\.py": (_FIRST,),
     r"integration/test_cluster_bad_input\.py::test_settings_that_cannot_be": (_FIRST,),
 }
 """Of the variants of one test `make test` runs those that match the first of these patterns that matches any."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from warren.sdk.blocking.process import Process, Terminal
     from warren.sdk.code_results import CodeContext, Execution, ExecutionError, Logs, OutputMessage, Result
     from warren.sdk.results import (
+        ArtifactInfo,
         EntryInfo,
         EnvironmentInfo,
         ExecuteResult,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         OutputChunk,
         PortInfo,
         ProcessInfo,
+        SavedArtifacts,
         SearchSummary,
         SessionInfo,
     )
@@ -48,6 +50,7 @@ _MODULES = {
     "warren.sdk.blocking.process": ("Process", "Terminal"),
     "warren.sdk.code_results": ("CodeContext", "Execution", "ExecutionError", "Logs", "OutputMessage", "Result"),
     "warren.sdk.results": (
+        "ArtifactInfo",
         "EntryInfo",
         "EnvironmentInfo",
         "ExecuteResult",
@@ -59,6 +62,7 @@ _MODULES = {
         "OutputChunk",
         "PortInfo",
         "ProcessInfo",
+        "SavedArtifacts",
         "SearchSummary",
         "SessionInfo",
     ),
@@ -66,6 +70,7 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "ArtifactInfo",
     "AsyncBatchSandboxClient",
     "AsyncProcess",
     "AsyncSandboxClient",
@@ -91,6 +96,7 @@ __all__ = [
     "ProcessInfo",
     "Result",
     "SandboxClient",
+    "SavedArtifacts",
     "SearchSummary",
     "SessionInfo",
     "Terminal",

@@ -51,6 +51,7 @@ class Request:
 _S = "/api/sessions/{session_id}"
 _P = f"{_S}/processes/{{process_id}}"
 _CTX = f"{_S}/contexts/{{context_id}}"
+_A = "/api/artifacts/{artifact_id}"
 _W = "/api/webhooks/{webhook_id}"
 _SE = "/api/secrets/{name}"
 _K = "/api/admin/keys/{key_id}"
@@ -101,6 +102,11 @@ GOOD = [
     Request("PUT", f"{_S}/files/archive", 201, raw=TAR_END),
     Request("GET", f"{_S}/files/watch"),
     Request("GET", f"{_S}/files/search", query={"glob": "*"}),
+    Request("POST", f"{_S}/artifacts", 201, json={"paths": ["kept.txt"]}),
+    Request("GET", "/api/artifacts"),
+    Request("GET", _A),
+    Request("GET", f"{_A}/content"),
+    Request("DELETE", _A, 204),
     Request("POST", "/create_session", json={}),
     Request("POST", "/execute", json={**_ID, "command": "echo hello"}),
     Request("POST", "/upload_file", raw=FORM, headers={"Content-Type": FORM_TYPE}),
@@ -116,7 +122,11 @@ GOOD = [
     Request("GET", "/health"),
     Request("POST", "/api/e2b/execute", json={**_ID, "code": "echo hello", "language": "bash"}),
     Request("GET", "/api/e2b/files/{session_id}"),
+    Request("GET", "/api/e2b/files", query=_ID),
     Request("POST", "/api/e2b/files", 201, json={**_ID, "path": "e2b.txt", "content": "x"}),
+    Request("POST", "/api/e2b/files/{session_id}", 201, json={"path": "e2b.txt", "content": "x"}),
+    Request("DELETE", "/api/e2b/files/{session_id}", 204, {"path": "kept.txt"}),
+    Request("DELETE", "/api/e2b/files", 204, {**_ID, "path": "kept.txt"}),
     Request("POST", "/api/webhooks", 201, json={"url": NOBODY, "events": ["quota.reached"]}),
     Request("GET", "/api/webhooks"),
     Request("GET", _W),
@@ -193,6 +203,7 @@ def with_bad_ids() -> Iterator[Request]:
                 "{process_id}",
                 "{context_id}",
                 "{execution_id}",
+                "{artifact_id}",
                 "{webhook_id}",
                 "{key_id}",
                 "{revocation_id}",

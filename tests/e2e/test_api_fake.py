@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from e2e.artifact_suite import ArtifactSuite
 from e2e.code_suite import CodeSuite
 from e2e.command_suite import CommandSuite
 from e2e.conftest import NewState
@@ -70,6 +71,10 @@ class TestExpiry(ExpirySuite):
 
 
 class TestProcesses(ProcessSuite):
+    pass
+
+
+class TestArtifacts(ArtifactSuite):
     pass
 
 

@@ -272,8 +272,8 @@ async def until_only_the_kept_one_runs(target: Target) -> None:
         while True:
             async with target.http.get(target.url("/api/sessions/{session_id}/processes")) as answer:
                 found = (await answer.json())["processes"]
-            running = {process["process_id"] for process in found if process["running"]}
-            if running - {"ctx_bash"} == {"kept"}:  # the code context waits for cells
+            running = [process["process_id"] for process in found if process["running"]]
+            if [each for each in running if not each.startswith("ctx_")] == ["kept"]:  # interpreters stay
                 return
             await asyncio.sleep(0.05)
 

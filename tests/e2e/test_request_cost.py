@@ -114,7 +114,7 @@ class Target:
             "kind": "prompts",
             "entry": "coding",
         }
-        for name in ("webhook_id", "key_id", "name", "worker_id"):
+        for name in ("webhook_id", "key_id", "name", "worker_id", "artifact_id"):
             names.setdefault(name, "unknown")
         for name, value in names.items():
             path = path.replace(f"{{{name}}}", value)
@@ -194,11 +194,13 @@ def long_answers() -> Iterator[Case]:
     yield asked("GET", f"{_S}/processes", "many with long commands")
     for path in ("links", "many"):
         yield asked("GET", f"{_S}/files", path, path=path, depth="100")
-        yield Case("GET", "/list_files", path, _list_flat(path))
+        yield Case("GET", "/list_files", path, _ask_of_session("GET", "/list_files", path=path))
         yield asked("GET", f"{_S}/files/archive", path, path=path)
     yield asked("GET", "/api/e2b/files/{session_id}", "list")
     yield asked("GET", "/api/e2b/files/{session_id}", "a large file", path="large")
-    yield Case("GET", "/download_file", "a large file", _download())
+    yield Case("GET", "/api/e2b/files", "list", _ask_of_session("GET", "/api/e2b/files"))
+    yield Case("GET", "/api/e2b/files", "a large file", _ask_of_session("GET", "/api/e2b/files", path="large"))
+    yield Case("GET", "/download_file", "a large file", _ask_of_session("GET", "/download_file", path="large"))
     yield asked("GET", f"{_S}/files/content", "a large file", path="large")
     for what in ("lines", "long lines", "links", "many"):
         query = {"pattern": "find"} if "lines" in what else {"glob": "*"}
@@ -213,6 +215,11 @@ def long_answers() -> Iterator[Case]:
     yield asked("GET", f"{_S}/files/stat", "a long path", path=b"\xff" * 4090)
     yield asked("GET", f"{_S}/files/realpath", "a long way", path="many/../" * 500)
     yield asked("DELETE", f"{_S}/files", "many files", path="removed", recursive="true")
+    yield asked("POST", f"{_S}/artifacts", "many files", body={"paths": ["many"]})
+    yield asked("POST", f"{_S}/artifacts", "a large file", body={"paths": ["large"]})
+    yield asked("POST", f"{_S}/artifacts", "links", body={"paths": ["links"]})
+    yield asked("GET", "/api/artifacts", "many", limit="1000")
+    yield Case("GET", "/api/artifacts/{artifact_id}/content", "a large one", _read_artifact())
     yield asked("GET", "/api/sessions", "long sessions", state="ended", limit="1000")
 
 
@@ -285,12 +292,16 @@ def _e2b(code: str) -> Work:
     return lambda target: target.ask("POST", "/api/e2b/execute", body={**body, "session_id": target.session_id})
 
 
-def _list_flat(path: str) -> Work:
-    return lambda target: target.ask("GET", "/list_files", path=path, session_id=target.session_id)
+def _ask_of_session(method: str, path: str, /, **query: Any) -> Work:
+    return lambda target: target.ask(method, path, session_id=target.session_id, **query)
 
 
-def _download() -> Work:
-    return lambda target: target.ask("GET", "/download_file", path="large", session_id=target.session_id)
+def _read_artifact() -> Work:
+    async def work(target: Target) -> None:
+        saved = await target.api.get("/api/artifacts", name="large")
+        await target.ask("GET", f"/api/artifacts/{saved['artifacts'][0]['artifact_id']}/content")
+
+    return work
 
 
 def _exec_socket(command: str | list[str]) -> Work:

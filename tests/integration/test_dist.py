@@ -183,7 +183,8 @@ class TestRelease:
     def test_its_wheel_works(self, release: Path, image_cache: Path, tmp_path: Path) -> None:
         (compat,) = release.glob("warren_sandbox_compat-*.whl")
         venv = install(tmp_path, release / wheel_name(platform.machine()), compat)
-        subprocess.run([venv / "bin/python", "-I", "-c", "import sandbox_client, sandbox_client_v2"], check=True)
+        names = "import sandbox_client, sandbox_client_v2, orchestrator.lifecycle"
+        subprocess.run([venv / "bin/python", "-I", "-c", names], check=True)
         check_that_it_serves(venv, image_cache, tmp_path)
 
     def test_the_list_of_components_has_every_locked_package(self, release: Path) -> None:

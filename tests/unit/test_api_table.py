@@ -15,6 +15,7 @@ PARAMETERS = {
     "process_id": "p_1",
     "context_id": "ctx_python",
     "execution_id": "cell_1",
+    "artifact_id": "art_1",
     "port": "3000",
     "kind": "tools",
     "entry": "x",

@@ -34,6 +34,7 @@ _GROUPS = {
         "repl": "warren.cli.repl:repl",
         "cp": "warren.cli.cp:cp",
         "search": "warren.cli.search:search",
+        "artifacts": "warren.cli.artifacts:artifacts",
         "network": "warren.cli.network:network",
         "ports": "warren.cli.ports:ports",
         "open": "warren.cli.ports:open_port",

@@ -107,6 +107,11 @@ class Settings:
     audit: bool
     audit_commands: str
     audit_mb: int
+    artifact_store: str
+    artifact_s3_endpoint: str
+    artifact_max_mb: int
+    artifact_max_count: int
+    artifact_ttl_s: float
     preview_domain: str
     preview_public: bool
     webhook_networks: tuple[str, ...]

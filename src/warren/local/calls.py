@@ -16,6 +16,7 @@ from warren.model.operations import TerminalSize
 from warren.model.session import DEFAULT_TENANT
 from warren.sessions.long_values import LongObject, resolved
 from warren.sessions.operations import (
+    artifacts,
     code,
     commands,
     environments,
@@ -45,7 +46,7 @@ from warren.sessions.validation import validated
 
 HANDLERS = {
     handler.name: handler
-    for module in (sessions, network, environments, registry, commands, code, processes, files, ports)
+    for module in (sessions, network, environments, registry, commands, code, processes, files, artifacts, ports)
     for handler in module.HANDLERS
 }
 

@@ -162,7 +162,7 @@ class Isolation:
 
 def check_image_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}", name) or ".." in name:
-        raise InvalidRequest(f"{name!r} is not an image name", remedy="`warren image list` shows the images there are")
+        raise InvalidRequest(f"{name!r} is not an image name", remedy="it has letters, digits and . _ / : @ -")
 
 
 def check_env(name: str, value: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from warren.clock import Clock
+from warren.model.artifact import MAX_PATTERNS, Artifact, LeftOut, Saved, SavedAtEnd
 from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
 from warren.model.gpus import read_gpus
@@ -207,6 +208,12 @@ class ExecBody(CommandBody):
         "", description="A file of the sandbox that becomes standard input, of any size", examples=["input.csv"]
     )
     stream: bool = Field(False, description="Answer with server-sent events, as with `Accept: text/event-stream`")
+    save_artifacts: list[str] = Field(
+        [],
+        description="Files and globs that are saved as artifacts when the command has ended; see docs/artifacts.md",
+        examples=[["*.png"]],
+        max_length=MAX_PATTERNS,
+    )
 
 
 class ContextBody(Body):
@@ -379,6 +386,45 @@ class ImageList(BaseModel):
     images: list[ImageView]
 
 
+class LeftOutView(BaseModel):
+    path: str
+    why: str
+
+
+class SavedAtEndView(BaseModel):
+    """What became of the files below /workspace/artifacts."""
+
+    saved: int
+    bytes: int
+    left_out_count: int
+    left_out: list[LeftOutView] = Field(description="The first of them")
+
+
+class ArtifactView(BaseModel):
+    artifact_id: str
+    name: str = Field(description="The file's path below /workspace/artifacts, /workspace or /")
+    path: str | None = Field(description="Where it was in the sandbox")
+    size: int
+    sha256: str
+    mime_type: str
+    session_id: str
+    thread_id: str | None
+    created_at: str
+    expires_at: str
+    url: str = Field(description="Where its content is read")
+
+
+class ArtifactPage(BaseModel):
+    artifacts: list[ArtifactView]
+    next: str | None = Field(description="Give it as `after` to get the next page")
+
+
+class SavedView(BaseModel):
+    artifacts: list[ArtifactView]
+    left_out: list[LeftOutView] = Field(description="What was not saved, and why; the first of them")
+    left_out_count: int
+
+
 class SessionView(BaseModel):
     """A session as it is shown. `limits`: those in force; null for a session that an older server made. `previous`: the
     thread had an earlier session, whose files are gone."""
@@ -408,6 +454,7 @@ class SessionView(BaseModel):
     agent_config: dict[str, Any] | None = Field(description="The agent that it was made for, as it was then")
     gpus: list[str] = Field(description="The graphics processors that its sandbox has for itself")
     previous: PreviousView | None
+    artifacts: SavedAtEndView | None = Field(None, description="What was saved when it ended; null: there was nothing")
     reason: str | None
     detail: str | None
     url: str
@@ -439,6 +486,7 @@ class ExecView(BaseModel):
     survivors: int
     background: int = Field(description="Processes the command left running")
     process_id: str
+    saved: SavedView | None = Field(None, description="Only if `save_artifacts` asked for it")
 
 
 class ProcessView(BaseModel):
@@ -582,10 +630,44 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "agent_config": session.agent_config or None,
         "gpus": list(session.gpus),
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
+        "artifacts": _saved_at_end_view(session.artifacts) if session.artifacts else None,
         "reason": session.reason or None,
         "detail": session.detail or None,
         "url": f"{base_url}api/sessions/{session.id}",
     }
+
+
+def artifact_view(artifact: Artifact, base_url: str) -> dict[str, Any]:
+    return {
+        "artifact_id": artifact.id,
+        "name": artifact.name,
+        "path": artifact.path or None,
+        "size": artifact.size,
+        "sha256": artifact.sha256,
+        "mime_type": artifact.mime,
+        "session_id": artifact.session_id,
+        "thread_id": artifact.thread_id or None,
+        "created_at": timestamp(artifact.created_at),
+        "expires_at": timestamp(artifact.expires_at),
+        "url": f"{base_url}api/artifacts/{artifact.id}/content",
+    }
+
+
+def saved_view(saved: Saved, base_url: str) -> dict[str, Any]:
+    return {
+        "artifacts": [artifact_view(artifact, base_url) for artifact in saved.artifacts],
+        "left_out": _left_out_view(saved.left_out),
+        "left_out_count": saved.left_out_count,
+    }
+
+
+def _saved_at_end_view(saved: SavedAtEnd) -> dict[str, Any]:
+    counts = {"saved": saved.saved, "bytes": saved.bytes, "left_out_count": saved.left_out_count}
+    return {**counts, "left_out": _left_out_view(saved.left_out)}
+
+
+def _left_out_view(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
+    return [asdict(one) for one in left_out]
 
 
 def network_view(rules: NetworkRules, use: NetworkUse) -> dict[str, Any]:

@@ -57,6 +57,10 @@ async def exec_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: 
         body = await _first_message(socket, ExecBody)
         body.timeout_s = context.limited_timeout(body.timeout_s)
         stdin = data_of(body.stdin, body.stdin_base64)
+        if body.save_artifacts:
+            raise InvalidRequest(
+                "a WebSocket saves no artifacts", remedy="POST …/exec does, or POST …/artifacts afterwards"
+            )
         async with context.sessions.using(tenant, session_id) as (session, sandbox):
             command = body.to_command(session)
             async with foreground(sandbox, command, None) as process:

@@ -168,10 +168,9 @@ def show_value(value: "Any") -> None:
     _remember_value(value)
     if type(value) in _PLAIN:
         flush()
-        result = {"type": "result", "is_main_result": True, "text": text_of(value)}
-        if len(result["text"]) > MOST_TEXT:
-            result.update(text=result["text"][:MOST_TEXT], cut=["text"])
-        send_result(result)
+        text = text_of(value)
+        cut = {"cut": ["text"]} if len(text) > MOST_TEXT else {}
+        send_result({"type": "result", "is_main_result": True, "text": text[:MOST_TEXT], **cut})
     else:
         from . import display
 

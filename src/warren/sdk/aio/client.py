@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
+from warren.sdk.aio.artifacts import AsyncArtifacts
 from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
 from warren.sdk.aio.code import AsyncCode
 from warren.sdk.aio.files import AsyncFiles
@@ -127,12 +128,24 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
             on_image_progress,
         )
         self._owns_backend = backend is None
+        self._ended_session = ""
         self.timeout = timeout
         self.exactly_once = exactly_once
 
     def __repr__(self) -> str:
         owner = f" of thread {self.thread_id}" if self.thread_id else ""
         return f"<AsyncSandboxClient {self.session_id or 'without a session'}{owner}, {self._backend!r}>"
+
+    @property
+    def artifacts(self) -> AsyncArtifacts:
+        """Files that outlive the sandbox: saves, lists and gets them."""
+        return AsyncArtifacts(self._backend, self._perform, self._owner_of_artifacts())
+
+    def _owner_of_artifacts(self) -> dict[str, Any]:
+        if self.thread_id:
+            return {"thread_id": self.thread_id}
+        session_id = self.session_id or self._ended_session
+        return {"session_id": session_id} if session_id else {}
 
     @classmethod
     def attach(cls, session_id: str, server_url: str = "", **options: Unpack[AttachOptions]) -> Self:
@@ -306,6 +319,7 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
     async def cleanup(self) -> None:
         """Ends the session and waits until its sandbox is gone. Does nothing if there is none."""
         session_id, self.session_id = self.session_id, ""
+        self._ended_session = session_id or self._ended_session
         if not session_id and self.thread_id:
             found = await find_session_of_thread(self._backend, self.thread_id)
             session_id = found["session_id"] if found else ""
@@ -331,15 +345,19 @@ class AsyncSandboxClient(AsyncFiles, AsyncCode):
         stdin: str | bytes | AsyncByteSource = b"",
         carry_state: bool = True,
         keep_bytes: int | None = None,
+        save_artifacts: Sequence[str] = (),
     ) -> ExecuteResult:
         """Runs a command to its end. A text is a line for bash, with the directory and variables of the line before.
 
         A non-zero exit, a time-out or running out of memory are results (see `reason`), not exceptions. A time-out of
         0 is none: the command runs as long as the server allows. `stdin` may also be an open file, or any iterable of
         bytes. Long input goes through a file of the sandbox, and such a command is not repeated by `exactly_once`.
+        `save_artifacts`: files and globs that are saved as artifacts when it has ended.
         """
         limit_s = self.timeout if timeout is None else timeout
         values = _command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
+        if save_artifacts:
+            values["save_artifacts"] = list(save_artifacts)
         async with self._input(stdin, user) as (input_values, is_file):
             values.update(input_values)
             key = new_key() if self.exactly_once and not is_file else ""
