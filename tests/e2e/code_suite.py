@@ -272,6 +272,20 @@ class LinuxCodeSuite:
         assert (found["id"], found["language"], found["default"]) == ("ctx_python", "python", True)
         assert found["version"].startswith("3.")
 
+    async def test_javascript_keeps_its_state_over_a_time_out(self, session: SessionApi) -> None:
+        assert shown(await cell(session, "const kept = await 42; kept", language="javascript")) == "42"
+        for code in ("while (true) {}", "setTimeout(() => { while (true) {} }); await new Promise(() => {})"):
+            ended = await cell(session, code, language="javascript", timeout_s=0.5)
+            assert (ended["error"]["name"], ended["context_lost"]) == ("TimeoutError", None)
+        ended = await cell(session, "console.log(kept); process.exit(3)", language="javascript")
+        assert (said(ended), ended["context_lost"]) == ("42\n", "exited")
+
+    async def test_bash_survives_what_ends_a_script(self, session: SessionApi) -> None:
+        for code in ("kept=yes; set -euo pipefail; false | true", "exit 4", "echo ${missing:?}", "echo 'no end"):
+            ended = await cell(session, code)
+            assert (ended["error"] is None, ended["context_lost"]) == (False, None)
+        assert said(await cell(session, "echo $kept")) == "yes\n"
+
     async def test_a_cell_that_ignores_its_interrupt_ends_with_its_context(self, session: SessionApi) -> None:
         code = (
             "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('on', flush=True)\ntime.sleep(60)"

@@ -18,6 +18,7 @@ from warren.model.strict_json import read_in_steps
 
 AGENT: Final = "/.warren/agent"
 RUNNERS: Final = "/.warren/runners"
+_NO_CHECKS: Final = "--no-force-async-hooks-checks"
 PREFIX: Final = "ctx_"
 CELL_PREFIX: Final = "cell_"
 MOST_CONTEXTS: Final = 16
@@ -39,15 +40,12 @@ NO_PROGRAM: Final = 127
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """`argv` starts its runner; `also` are other names for it."""
+    """`argv` starts its runner; `also` are other names for it; `program` is what the image must have."""
 
     name: str
+    program: str
     argv: tuple[str, ...]
     also: tuple[str, ...]
-
-    @property
-    def program(self) -> str:
-        return self.argv[0]
 
     @property
     def default_context(self) -> str:
@@ -72,10 +70,11 @@ class Language:
 LANGUAGES: Final = {
     language.name: language
     for language in (
-        Language("python", ("python3", f"{RUNNERS}/python/main.py"), ("python3", "py")),
-        Language("javascript", ("node", f"{RUNNERS}/javascript/main.js"), ("node", "js")),
-        Language("bash", ("bash", f"{RUNNERS}/bash/main.sh"), ("sh", "shell")),
-        Language("r", ("Rscript", f"{RUNNERS}/r/main.R"), ("R",)),
+        Language("python", "python3", ("python3", f"{RUNNERS}/python/main.py"), ("python3", "py")),
+        # Without these checks Node survives that a callback of a timer is interrupted.
+        Language("javascript", "node", ("node", _NO_CHECKS, f"{RUNNERS}/javascript/main.js"), ("node", "js")),
+        Language("bash", "bash", ("bash", f"{RUNNERS}/bash/main.sh"), ("sh", "shell")),
+        Language("r", "Rscript", ("sh", f"{RUNNERS}/r/main.sh"), ("R",)),
     )
 }
 _BY_NAME: Final = {name: language for language in LANGUAGES.values() for name in (language.name, *language.also)}
