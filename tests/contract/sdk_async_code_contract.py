@@ -9,10 +9,11 @@ import pytest
 
 from warren.model.errors import ContextNotFound, InvalidRequest, NotFound, WarrenError
 from warren.sdk.aio.client import AsyncSandboxClient
-from warren.sdk.aio.platform import run_parallel, sleep
+from warren.sdk.aio.platform import sleep
 from warren.sdk.code_results import Execution, ExecutionError, OutputMessage, Result
 
 New = Callable[..., AsyncSandboxClient]
+_UNTIL_IT_SLEEPS_S = 0.3  # bash hears of a signal that comes while it starts a program when the program has ended
 
 
 def out(execution: Execution) -> str:
@@ -52,7 +53,8 @@ class AsyncCodeContract:
             assert heard == [("stdout", "begun\n"), ("stderr", "done\n"), ("error", execution.error.name)]
 
     async def test_an_error_in_a_callback_is_raised_and_interrupts_the_code(self, new: New) -> None:
-        def fail(message: OutputMessage) -> None:
+        async def fail(message: OutputMessage) -> None:
+            await sleep(_UNTIL_IT_SLEEPS_S)
             raise ZeroDivisionError(message)
 
         async with new() as client:
@@ -92,21 +94,18 @@ class AsyncCodeContract:
                 await client.run_code("echo", context=made)
 
     async def test_code_can_be_interrupted_by_another(self, new: New) -> None:
+        async def interrupt(_: OutputMessage) -> None:
+            await sleep(_UNTIL_IT_SLEEPS_S)
+            assert (await other.interrupt_code_context("ctx_bash")).id == "ctx_bash"
+
         async with new() as client:
+            other = new(session_id=client.session_id)
             await client.run_code("x=kept", "bash")
-
-            async def run() -> Execution:
-                return await client.run_code("echo begun; sleep 60", "bash")
-
-            async def interrupt() -> None:
-                while [each.state for each in await client.list_code_contexts()] != ["busy"]:
-                    await sleep(0.05)
-                await client.interrupt_code_context("ctx_bash")
-
-            execution, _ = await run_parallel([run, interrupt], 2)  # type: ignore[list-item]
-            assert execution is not None
-            assert (execution.error is not None, execution.context_lost) == (True, None)
+            execution = await client.run_code("echo begun; sleep 60", "bash", on_stdout=interrupt, timeout=30)
+            assert execution.error is not None
+            assert (execution.reason, execution.context_lost) == ("exited", None)
             assert out(await client.run_code("echo $x", "bash")) == "kept\n"
+            await other.close()
 
     async def test_exactly_once_runs_code_and_gives_all_of_it(self, new: New) -> None:
         async with new(exactly_once=True) as client:

@@ -17,7 +17,7 @@ from warren import AsyncSandboxClient
 from warren.cli.console import EXIT_TIMEOUT, until_signal, write_stream
 from warren.cli.main import EXIT_WARREN_FAILED, report
 from warren.cli.options import environment_option, parse_pairs, replace_lost_option, server_options
-from warren.cli.output import print_json
+from warren.cli.output import print_json, printable
 from warren.cli.remote import ImageProgress, Server, complete_session
 from warren.sdk.code_results import Execution, ExecutionError, OutputMessage, Result
 
@@ -131,7 +131,7 @@ class Printer:
         elif given.text is not None:
             await _write(1, f"{given.text}\n")
         else:
-            report(f"the code showed a value that is no text: {', '.join(given.formats())}")
+            report(f"the code showed a value that is no text: {printable(', '.join(given.formats()))}")
 
 
 async def _write(fd: int, text: str) -> None:
@@ -147,7 +147,7 @@ def save_pictures(execution: Execution, directory: Path | None) -> None:
 def save_picture(result: Result, directory: Path | None) -> None:
     """Saves it under a name that no file has yet, and says so on stderr."""
     if directory is None:
-        report(f"the code showed a picture ({', '.join(result.formats())})", "--save DIR saves such into files")
+        report("the code showed a picture", "--save DIR saves pictures into files")
         return
     directory.mkdir(parents=True, exist_ok=True)
     taken = {path.stem for path in directory.iterdir()}
