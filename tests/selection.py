@@ -17,6 +17,7 @@ _EXTENDED: Final = (
     # The same contract with another provider, runtime, build of the agent, event loop, or kind of Redis.
     r"contract/test_(docker|agent_sanitized|agent_uvloop)\.py",
     r"contract/test_oci\.py::TestRunc",
+    r"contract/test_contexts_core\.py::Test(Docker|Sanitized)",
     r"contract/test_sudo\.py::(Test|test_.*\[runc)",
     r"contract/test_redis_store\.py::TestRedisStore(InSteps|OnACluster)",
     r"contract/test_audit\.py::TestFileAuditOfManyFiles",
@@ -33,6 +34,7 @@ _EXTENDED: Final = (
     r"integration/test_ordinary_programs\.py",
     r"integration/test_attack(_api)?\.py::test_(everything_is_contained|rules_of_a_network|what_a_neighbour_keeps|what_others_wait)",
     r"integration/test_dist\.py::TestRelease",
+    r"runners/test_python_libraries\.py::test_cells_give",
     r"integrations/test_mcp_versions\.py::test_it_works_beside",  # needs a package index
     r"integrations/test_vendor_suite\.py::test_86",
     r"e2e/test_image_recipes\.py::test_packages_of_every_kind",  # needs package indexes, and a minute or two

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from warren.sdk.blocking.batch import BatchSandboxClient
     from warren.sdk.blocking.client import SandboxClient
     from warren.sdk.blocking.process import Process, Terminal
+    from warren.sdk.code_results import CodeContext, Execution, ExecutionError, Logs, OutputMessage, Result
     from warren.sdk.results import (
         ArtifactInfo,
         EntryInfo,
@@ -47,6 +48,7 @@ _MODULES = {
     "warren.sdk.blocking.batch": ("BatchSandboxClient",),
     "warren.sdk.blocking.client": ("SandboxClient",),
     "warren.sdk.blocking.process": ("Process", "Terminal"),
+    "warren.sdk.code_results": ("CodeContext", "Execution", "ExecutionError", "Logs", "OutputMessage", "Result"),
     "warren.sdk.results": (
         "ArtifactInfo",
         "EntryInfo",
@@ -74,19 +76,25 @@ __all__ = [
     "AsyncSandboxClient",
     "AsyncTerminal",
     "BatchSandboxClient",
+    "CodeContext",
     "EntryInfo",
     "EnvironmentInfo",
     "ExecuteResult",
+    "Execution",
+    "ExecutionError",
     "FileChange",
     "FileEntry",
     "FileMatch",
     "ImageInfo",
+    "Logs",
     "NetworkInfo",
     "NetworkRules",
     "OutputChunk",
+    "OutputMessage",
     "PortInfo",
     "Process",
     "ProcessInfo",
+    "Result",
     "SandboxClient",
     "SavedArtifacts",
     "SearchSummary",

@@ -71,6 +71,8 @@ class Target:
             text.replace("{name}", "kept")
             .replace("{port}", "3000")
             .replace("{kind}", "prompts")
+            .replace("{context_id}", "ctx_bash")
+            .replace("{execution_id}", "cell_0123456789ab")
             .replace("{entry}", "coding")
         )
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from e2e.artifact_suite import ArtifactSuite
+from e2e.code_suite import CodeSuite
 from e2e.command_suite import CommandSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
@@ -50,6 +51,10 @@ class TestOnce(OnceSuite):
 
 
 class TestCommands(CommandSuite):
+    pass
+
+
+class TestCode(CodeSuite):
     pass
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from e2e.artifact_suite import ArtifactSuite, LinuxArtifactSuite
+from e2e.code_suite import CodeSuite, LinuxCodeSuite
 from e2e.command_suite import CommandSuite, LinuxCommandSuite, UserSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
@@ -58,6 +59,10 @@ class TestOnce(OnceSuite):
 
 
 class TestCommands(CommandSuite, LinuxCommandSuite, UserSuite):
+    pass
+
+
+class TestCode(CodeSuite, LinuxCodeSuite):
     pass
 
 

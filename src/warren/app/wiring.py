@@ -18,7 +18,7 @@ from warren.config.settings import Settings, as_variables, check_provider, envir
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import InvalidRequest, ProviderUnavailable, WarrenError
+from warren.model.errors import InvalidRequest, ProviderUnavailable, UnknownEnvironment, WarrenError
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
 from warren.worker.images.store import ImageStore
@@ -67,6 +67,16 @@ Fault = Callable[[str], None]
 
 def build_registry(settings: Settings) -> Registry:
     return Registry(*recipe_folders(settings))
+
+
+def read_environment(settings: Settings, name: str) -> Environment:
+    """For commands of the operator: the error for an unknown name also says where files of their own are read from."""
+    try:
+        return build_registry(settings).read(name)
+    except UnknownEnvironment as exc:
+        folder = settings.registry_dir
+        place = f"{folder}/environments" if folder else "registry_dir, which is not set (WARREN_REGISTRY_DIR)"
+        raise UnknownEnvironment(exc.message, remedy=f"{exc.remedy}; files of your own are read from {place}") from None
 
 
 def recipe_folders(settings: Settings) -> "list[Path]":
@@ -477,6 +487,7 @@ def build_context(
 ) -> "Context":
     from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
+    from warren.sessions.contexts import Contexts
 
     return Context(
         sessions=sessions,
@@ -491,6 +502,7 @@ def build_context(
         command_timeout_s=settings.command_timeout_s,
         max_command_timeout_s=settings.max_command_timeout_s,
         keepalive_s=settings.stream_keepalive_s,
+        contexts=Contexts(settings.max_contexts, settings.context_idle_timeout_s),
         with_key=settings.auth,
         answer_memory=AnswerMemory(settings.answer_memory_mb * MIB),
         labels=build_labels(settings),

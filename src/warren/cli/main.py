@@ -30,6 +30,8 @@ _GROUPS = {
         "ps": "warren.cli.sessions:ps",
         "inspect": "warren.cli.sessions:inspect",
         "exec": "warren.cli.exec:execute",
+        "code": "warren.cli.code:code",
+        "repl": "warren.cli.repl:repl",
         "cp": "warren.cli.cp:cp",
         "search": "warren.cli.search:search",
         "artifacts": "warren.cli.artifacts:artifacts",

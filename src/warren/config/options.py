@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from warren.model.code import CONTEXT_IDLE_S, MOST_CONTEXTS
 from warren.model.egress import Ceiling
 from warren.model.environment import MOST_POOLED, PoolSize
 from warren.model.errors import InvalidRequest
@@ -370,6 +371,9 @@ _ROWS = (
     Option("claim_timeout_s", NETWORK_TIME, 30.0, "How long a caller waits for a sandbox."),
     Option("command_timeout_s", time(0.1, LONGEST_S), 120.0, "The time-out of a command, if the caller gives none."),
     Option("max_command_timeout_s", time(0.1, LONGEST_S), 86400.0, "The longest time-out that a caller can give."),
+    Option("max_contexts", whole_number(1, 256), MOST_CONTEXTS, "How many code contexts a session may have at once."),
+    Option("context_idle_timeout_s", time(1, LONGEST_S), CONTEXT_IDLE_S,
+           "A code context ends when it runs no cell for this long."),
     Option("min_free_memory_mb", MEGABYTES, 0, "No sandbox is made when the machine has less free memory.",
            default_text="0 (automatic)"),
     Option("min_free_disk_mb", MEGABYTES, 0, "No sandbox is made when the state directory has less free space.",

@@ -67,6 +67,8 @@ class Settings:
     claim_timeout_s: float
     command_timeout_s: float
     max_command_timeout_s: float
+    max_contexts: int
+    context_idle_timeout_s: float
     min_free_memory_mb: int
     min_free_disk_mb: int
     disk_overcommit: float

@@ -28,6 +28,7 @@ from warren.model.preview import preview_of_path
 from warren.model.session import MAX_KEY
 from warren.sessions.operations import (
     artifacts,
+    code,
     commands,
     environments,
     files,
@@ -45,7 +46,9 @@ T = TypeVar("T")
 FINDER: Final = OperationFinder(row for row in OPERATIONS.values() if row.answers is not Answers.SOCKET)
 HANDLERS: Final = {
     handler.name: handler
-    for module in (sessions, network, environments, registry, commands, processes, files, artifacts, flat, e2b, ports)
+    for module in (
+        *(sessions, network, environments, registry, commands, code, processes, files, artifacts, flat, e2b, ports),
+    )
     for handler in module.HANDLERS
 }
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
@@ -215,7 +218,9 @@ async def _stream_body(request: Request) -> AsyncIterator[bytes]:
 def _wants_events(operation: Operation, headers: Mapping[bytes, bytes], arguments: list[Any]) -> bool:
     if operation.answers is not Answers.VALUE_OR_EVENTS:
         return False
-    return EVENT_STREAM.encode() in headers.get(b"accept", b"") or getattr(arguments[-1], "stream", False)
+    return EVENT_STREAM.encode() in headers.get(b"accept", b"") or any(
+        getattr(one, "stream", False) for one in arguments
+    )
 
 
 # -- answers

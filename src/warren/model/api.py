@@ -113,14 +113,9 @@ class Operation:
         if not self.path.startswith("/api/sessions"):
             return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
-        tags = {
-            "processes": "processes",
-            "kill-all": "processes",
-            "files": "files",
-            "exec": "commands",
-            "artifacts": "artifacts",
-        }
-        tags |= {"ports": "ports", "links": "ports", "forward": "ports"}
+        tags = {"processes": "processes", "kill-all": "processes", "files": "files", "exec": "commands"}
+        tags |= {"ports": "ports", "links": "ports", "forward": "ports", "contexts": "code", "code": "code"}
+        tags |= {"artifacts": "artifacts"}
         return tags.get(part, "sessions")
 
 
@@ -128,6 +123,11 @@ SESSION: Final = "/api/sessions/{session_id}"
 _PROCESSES: Final = f"{SESSION}/processes"
 _PROCESS: Final = f"{SESSION}/processes/{{process_id}}"
 _FILES: Final = f"{SESSION}/files"
+_E2B_FILES: Final = "/api/e2b/files"
+_E2B_FILES_OF: Final = f"{_E2B_FILES}/{{session_id}}"
+_CONTEXTS: Final = f"{SESSION}/contexts"
+_CONTEXT: Final = f"{SESSION}/contexts/{{context_id}}"
+_CODE: Final = f"{SESSION}/code"
 _ARTIFACT: Final = "/api/artifacts/{artifact_id}"
 _PATH: Final = (("path", "path"),)
 
@@ -236,6 +236,30 @@ _ROWS: Final = (
     Operation(
         "terminal_socket", "WEBSOCKET", f"{SESSION}/terminal", Scope.EXEC, "Open a terminal over a WebSocket",
         Answers.SOCKET, counts=False,
+    ),
+    # -- code contexts
+    Operation(
+        "create_context", "POST", _CONTEXTS, Scope.EXEC, "Start an interpreter that keeps its state",
+        reads=Reads.OPTIONAL_JSON, status=201,
+    ),
+    Operation("list_contexts", "GET", _CONTEXTS, Scope.READ, "List code contexts", counts=False),
+    Operation(
+        "delete_context", "DELETE", _CONTEXT, Scope.EXEC, "End a code context", Answers.NOTHING, status=204
+    ),
+    Operation(
+        "restart_context", "POST", f"{_CONTEXT}/restart", Scope.EXEC, "End a code context and start it anew"
+    ),
+    Operation(
+        "interrupt_context", "POST", f"{_CONTEXT}/interrupt", Scope.EXEC, "Interrupt the cell that a context runs"
+    ),
+    Operation(
+        "run_code", "POST", _CODE, Scope.EXEC, "Run code in a context", Answers.VALUE_OR_EVENTS, reads=Reads.JSON,
+        in_sandbox=False, watched=True,
+    ),
+    Operation("code_socket", "WEBSOCKET", _CODE, Scope.EXEC, "Run code over a WebSocket", Answers.SOCKET),
+    Operation(
+        "get_execution", "GET", f"{_CODE}/{{execution_id}}", Scope.READ, "Read what a cell gives or gave",
+        Answers.VALUE_OR_EVENTS, counts=False, watched=True,
     ),
     # -- ports
     Operation(
@@ -347,16 +371,32 @@ _ROWS: Final = (
     ),
     # -- code and files in the words of E2B-style clients
     Operation(
-        "e2b_execute", "POST", "/api/e2b/execute", Scope.EXEC, "Run code", reads=Reads.JSON,
-        session_in=SessionIn.JSON, in_sandbox=False, watched=True,
+        "e2b_execute", "POST", "/api/e2b/execute", Scope.EXEC, "Run code", Answers.VALUE_OR_EVENTS, reads=Reads.JSON,
+        session_in=SessionIn.JSON, makes=Makes.THREAD_SESSION, in_sandbox=False, watched=True,
     ),
     Operation(
-        "e2b_read_files", "GET", "/api/e2b/files/{session_id}", Scope.FILES,
+        "e2b_read_files", "GET", _E2B_FILES_OF, Scope.FILES,
         "List the workspace, or read a file of it", in_sandbox=False,
     ),
     Operation(
-        "e2b_write_file", "POST", "/api/e2b/files", Scope.FILES, "Write a file", reads=Reads.JSON,
-        session_in=SessionIn.JSON, status=201, in_sandbox=False,
+        "e2b_read_files_by_query", "GET", _E2B_FILES, Scope.FILES,
+        "List the workspace, or read a file of it", session_in=SessionIn.QUERY, in_sandbox=False,
+    ),
+    Operation(
+        "e2b_write_file", "POST", _E2B_FILES, Scope.FILES, "Write a file", reads=Reads.JSON,
+        session_in=SessionIn.JSON, makes=Makes.THREAD_SESSION, status=201, in_sandbox=False,
+    ),
+    Operation(
+        "e2b_write_file_by_path", "POST", _E2B_FILES_OF, Scope.FILES, "Write a file", reads=Reads.JSON, status=201,
+        in_sandbox=False,
+    ),
+    Operation(
+        "e2b_remove_file", "DELETE", _E2B_FILES_OF, Scope.FILES, "Remove a file or directory", Answers.NOTHING,
+        status=204, in_sandbox=False,
+    ),
+    Operation(
+        "e2b_remove_file_by_query", "DELETE", _E2B_FILES, Scope.FILES, "Remove a file or directory", Answers.NOTHING,
+        session_in=SessionIn.QUERY, status=204, in_sandbox=False,
     ),
 )  # fmt: skip
 OPERATIONS: Final = {row.name: row for row in _ROWS}

@@ -216,6 +216,34 @@ class ExecBody(CommandBody):
     )
 
 
+class ContextBody(Body):
+    language: str = Field("python", description="python, javascript, bash or r", examples=["python"])
+    cwd: str = Field("", description="Directory it starts in; by default the image's WORKDIR, else /workspace")
+    env: dict[str, str] = Field({}, description="Variables of its interpreter", max_length=MAX_VARIABLES)
+    idle_timeout_s: Seconds | None = Field(
+        None, description="Ends when it ran no cell for so long; by default as the server is set", examples=[600]
+    )
+
+
+class CodeBody(Body):
+    code: str = Field(description="The cell", examples=["x = 6\nx * 7"])
+    language: str = Field(
+        "",
+        description="python, javascript, bash or r; by default that of the context, else python",
+        examples=["python"],
+    )
+    context: str = Field(
+        "", description="Id of the context it runs in; by default the language's own, which the first cell starts"
+    )
+    timeout_s: Timeout | None = Field(
+        None,
+        description="The cell is interrupted after so long; one that goes on is ended together with its context",
+        examples=[30],
+    )
+    env: dict[str, str] = Field({}, description="Variables for this cell alone", max_length=MAX_VARIABLES)
+    stream: bool = Field(False, description="Answer with server-sent events, as with `Accept: text/event-stream`")
+
+
 class TerminalBody(Body):
     rows: int = Field(24, ge=1, le=9999)
     columns: int = Field(80, ge=1, le=9999)
@@ -335,6 +363,7 @@ class EnvironmentView(BaseModel):
     network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
     root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
     sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
+    contexts: list[str] = Field(description="Languages whose code context is started ahead, in sandboxes of the pool")
     default: bool = Field(description="A session that names no environment gets this one")
     image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
         description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"
@@ -472,6 +501,60 @@ class ProcessView(BaseModel):
     exit_code: int | None
     reason: str | None
     background: int
+
+
+class ContextView(BaseModel):
+    """An interpreter that keeps its state from one cell to the next."""
+
+    id: str
+    language: str = Field(description="python, javascript, bash or r")
+    state: str = Field(description="idle, busy or lost: it has ended, and what it held with it")
+    cwd: str = Field(description="As it was asked for; empty: the one that commands start in, or no longer known")
+    version: str = Field(description="Of the language")
+    default: bool = Field(description="It is the one that cells get which name no context")
+    started_s_ago: float
+    lost_reason: str | None = Field(None, description="oom, killed or exited")
+
+
+class ContextList(BaseModel):
+    contexts: list[ContextView]
+
+
+class LogsView(BaseModel):
+    stdout: list[str] = Field(description="Piece by piece, as it came")
+    stderr: list[str]
+
+
+class CodeErrorView(BaseModel):
+    name: str = Field(examples=["ZeroDivisionError"])
+    value: str = Field(examples=["division by zero"])
+    traceback: str
+
+
+class DroppedView(BaseModel):
+    text: int = Field(description="Bytes of text that were more than is kept")
+    events: int = Field(description="Results that were too large, or could not be read")
+
+
+class ExecutionView(BaseModel):
+    """What came of a cell. An error of its code is a result, not an error of the request."""
+
+    id: str
+    context_id: str
+    language: str
+    results: list[dict[str, Any]] = Field(
+        description="Values that the cell gave or displayed: `is_main_result` marks the value of its last expression; "
+        "`text`, `html`, `markdown`, `svg`, `png`, `jpeg`, `pdf` (base64), `latex`, `json`, `javascript`, `data`, "
+        "`chart`, `extra` are its formats, as far as it has them; `cut` names those that were too long"
+    )
+    logs: LogsView
+    error: CodeErrorView | None
+    execution_count: int | None
+    reason: str = Field(description="exited, timeout, cancelled, context_lost, refused, sandbox_lost; or running")
+    context_lost: str | None = Field(description="If the context ended with it: oom, killed or exited")
+    duration_ms: float
+    truncated: bool = Field(description="More came than was kept: `dropped` says how much")
+    dropped: DroppedView
 
 
 class KilledView(BaseModel):

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
 from warren.sdk.aio.artifacts import AsyncArtifacts
 from warren.sdk.aio.backend import AsyncBackend, find_session_of_thread
+from warren.sdk.aio.code import AsyncCode
 from warren.sdk.aio.files import AsyncFiles
 from warren.sdk.aio.platform import AsyncByteSource, open_backend, run_at_most
 from warren.sdk.aio.process import AsyncProcess, AsyncTerminal, open_terminal, start_terminal
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key
+from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key, work_s
 from warren.sdk.results import (
     EntryInfo,
     EnvironmentInfo,
@@ -36,16 +37,13 @@ from warren.sdk.results import (
 if TYPE_CHECKING:
     from warren.model.network import NetworkRules
 
-COMMAND_TIMEOUT_S: Final = 120.0
-_ANSWER_SLACK_S: Final = 30.0
-_LONGEST_S: Final = 30 * 86400.0
 _SHORT_INPUT: Final = 1024 * 1024  # longer input would not fit into a request
 _SHELL: Final = "exec bash -l"
 _PAGE: Final = 1000
 _ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in the making; then its time-outs end it
 
 
-class AsyncSandboxClient(AsyncFiles):
+class AsyncSandboxClient(AsyncFiles, AsyncCode):
     """A client of one session.
 
     `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else http://localhost:8000); "local"
@@ -363,7 +361,7 @@ class AsyncSandboxClient(AsyncFiles):
         async with self._input(stdin, user) as (input_values, is_file):
             values.update(input_values)
             key = new_key() if self.exactly_once and not is_file else ""
-            found = await self._perform("run_command", key=key, work_s=_work_s(limit_s), **values)
+            found = await self._perform("run_command", key=key, work_s=work_s(limit_s), **values)
         notice, self._notice = self._notice, None
         return ExecuteResult.of({**found, "notice": notice})
 
@@ -505,10 +503,6 @@ class AsyncSandboxClient(AsyncFiles):
 
         async with self._open(open_in) as terminal:
             yield terminal
-
-
-def _work_s(limit_s: float) -> float:
-    return (limit_s or _LONGEST_S) + _ANSWER_SLACK_S
 
 
 def _stdin_values(stdin: str | bytes) -> dict[str, Any]:

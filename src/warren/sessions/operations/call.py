@@ -20,6 +20,7 @@ from warren.model.api import OPERATIONS, Operation
 from warren.model.errors import InvalidRequest
 from warren.model.session import Session
 from warren.sessions.artifacts import Artifacts
+from warren.sessions.contexts import Contexts
 from warren.sessions.manager import SandboxUse, Sessions
 from warren.sessions.output_events import close_source
 from warren.sessions.port_connections import PortConnections
@@ -48,6 +49,7 @@ class OperationContext:
     links: PreviewLinks | None = None
     artifacts: Artifacts | None = None
     port_connections: PortConnections = field(default_factory=PortConnections)
+    contexts: Contexts = field(default_factory=Contexts)
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s
@@ -86,6 +88,8 @@ class Call:
     tenant: str
     session_id: str = ""
     process_id: str = ""
+    context_id: str = ""
+    execution_id: str = ""
     artifact_id: str = ""
     port: str = ""
     kind: str = ""

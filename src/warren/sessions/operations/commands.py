@@ -114,10 +114,10 @@ async def _foreground_of(sandbox: Sandbox, command: Command, body: ExecBody, std
 
 @contextlib.asynccontextmanager
 async def foreground(
-    sandbox: Sandbox, command: Command, stdin: bytes | AsyncIterable[bytes] | None
+    sandbox: Sandbox, command: Command, stdin: bytes | AsyncIterable[bytes] | None, process_id: str = ""
 ) -> AsyncIterator[Process]:
     """Runs a command for the time of a `with` block, then ends and forgets it. `stdin` None: stdin stays open."""
-    process = await sandbox.start(command, follow=True)
+    process = await sandbox.start(command, process_id=process_id, follow=True)
     writer = asyncio.create_task(_write_stdin(process, stdin))
     try:
         yield process
