@@ -12,13 +12,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 CACHE := build/test-state
 PYTHON_FILES := src tests bench scripts examples compat hatch_build.py
+CODE_VENV := build/code-venv
 DIST := dist
 DIST_VENV := build/dist-venv
 SHELL_FILES := quickstart.sh .ci/run scripts/system-packages scripts/find-python scripts/old-deepagents scripts/foreign-machine scripts/try-host \
     scripts/try-host.d/configure scripts/try-host.d/initrd
 
 .DEFAULT_GOAL := build
-.PHONY: setup build agent launcher test-agents images check docs test test-all root endurance gpu-test dist clean
+.PHONY: setup code-venv build agent launcher test-agents images check docs test test-all root endurance gpu-test dist clean
 
 setup: $(VENV)/.stamp
 
@@ -28,6 +29,15 @@ $(VENV)/.stamp: pyproject.toml scripts/system-packages scripts/find-python
 	@echo "installing the Python packages"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[server]' --group dev
+	@touch $@
+
+# What cells of tests import, numpy and matplotlib for instance, and Warren itself never does.
+code-venv: $(CODE_VENV)/.stamp
+
+$(CODE_VENV)/.stamp: $(VENV)/.stamp
+	@[ -x $(CODE_VENV)/bin/python ] || $(BIN)/python -m venv --without-pip $(CODE_VENV)
+	@echo "installing what cells of tests import"
+	@$(BIN)/pip --python $(CODE_VENV)/bin/python install --quiet --disable-pip-version-check --no-compile --group code
 	@touch $@
 
 build: agent launcher
@@ -58,11 +68,11 @@ check: build
 
 # The images are downloaded while the checks run.
 test: root setup
-	@$(MAKE) --no-print-directory -j2 check images
+	@$(MAKE) --no-print-directory -j2 check images code-venv
 	$(BIN)/python tests/run.py $(PYTEST)
 
 test-all: root setup
-	@$(MAKE) --no-print-directory -j2 check images test-agents
+	@$(MAKE) --no-print-directory -j2 check images code-venv test-agents
 	$(BIN)/python tests/run.py --all $(PYTEST)
 
 root:

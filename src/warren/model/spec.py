@@ -16,6 +16,8 @@ USER = "sandboxuser"
 USER_UID = 1000
 HOME = "/home/sandboxuser"
 WORKSPACE = "/workspace"
+AGENT_PROGRAM = "/.warren/agent"
+RUNNERS = "/.warren/runners"  # the programs of code contexts, a directory for each language
 SEARCH_PATH = "/home/sandboxuser/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Directories of the sandbox's disk, with their modes. The last line holds what agent frameworks write to.

@@ -1,0 +1,75 @@
+"""Describes an exception of user code: name, value and a traceback without frames of the runner."""
+
+import sys
+import traceback
+
+from . import cells
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_MOST_VALUE = 16_384
+_MOST_TRACEBACK = 131_072
+
+
+def describe(error: BaseException) -> "dict[str, str]":
+    kind = type(error)
+    try:
+        value = str(error)
+    except Exception:
+        value = "<str() of the exception failed>"
+    return {
+        "name": kind.__name__,
+        "value": _shortened(value, _MOST_VALUE),
+        "traceback": _shortened("".join(format_error(error)), _MOST_TRACEBACK),
+    }
+
+
+def format_error(error: BaseException) -> "list[str]":
+    if isinstance(error, SyntaxError) and error.text is None:
+        _add_line(error)
+    report = traceback.TracebackException(type(error), error, _first_of_user(error.__traceback__))
+    _trim(report, set())
+    return list(report.format())
+
+
+def _add_line(error: SyntaxError) -> None:
+    """The compiler looks for the line in a file, and there is none."""
+    lines = cells.sources.get(error.filename or "", "").split("\n")
+    if error.lineno and error.lineno <= len(lines):
+        error.text = lines[error.lineno - 1]
+
+
+def print_error(error: BaseException) -> None:
+    sys.stderr.write("".join(format_error(error)))
+
+
+def _first_of_user(entry: "TracebackType | None") -> "TracebackType | None":
+    while entry is not None and _is_ours(entry.tb_frame.f_code.co_filename):
+        entry = entry.tb_next
+    return entry
+
+
+def _trim(report: "traceback.TracebackException | None", seen: "set[int]") -> None:
+    """Removes our frames, and those of a library between us and the cell, such as asyncio's."""
+    if report is None or id(report) in seen:
+        return
+    seen.add(id(report))
+    stack = report.stack
+    first = next((index for index, frame in enumerate(stack) if frame.filename.startswith("<cell ")), 0)
+    stack[:] = [frame for frame in stack[first:] if not _is_ours(frame.filename)]
+    _trim(report.__cause__, seen)
+    _trim(report.__context__, seen)
+    for part in getattr(report, "exceptions", None) or ():
+        _trim(part, seen)
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith(cells.HERE)
+
+
+def _shortened(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    return "%s\n… %d characters are left out here …\n%s" % (text[: most // 2], len(text) - most, text[-most // 2 :])

@@ -1,0 +1,68 @@
+"""What is done after the import of some modules, so that what they show becomes a result of the cell."""
+
+import sys
+
+from . import cells
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import Any
+
+
+def find_spec(name: str, path: "Any", target: "Any", watcher: object) -> "Any":
+    """The spec that other finders give, with a loader that calls `after_import`."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = None if finder is watcher or find is None else find(name, path, target)
+        if spec is not None:
+            _extend(spec.loader)
+            return spec
+    if name in ("IPython", "IPython.display"):
+        from . import ipython
+
+        return ipython.find_spec(name)
+    return None
+
+
+def _extend(loader: "Any") -> None:
+    original = getattr(loader, "exec_module", None)
+    if original is None or isinstance(loader, type):
+        return
+
+    def exec_module(module: "ModuleType") -> None:
+        original(module)
+        loader.__dict__.pop("exec_module", None)
+        after_import(module)
+
+    loader.exec_module = exec_module
+
+
+def after_import(module: "ModuleType") -> None:
+    name = module.__name__
+    if name == "linecache":
+        cells.fill_line_cache(list(cells.sources))
+    elif name == "matplotlib":
+        _use_figures(module)
+    elif name == "multiprocessing.spawn":
+        from . import spawn
+
+        spawn.extend(module)
+    elif name == "plotly.io._renderers":
+        from . import plotly_figures
+
+        plotly_figures.extend(module)
+    elif name.startswith("IPython."):
+        from . import display
+
+        for function in (display.display, display.clear_output, display.update_display, display.publish_display_data):
+            if hasattr(module, function.__name__):
+                setattr(module, function.__name__, function)
+
+
+def _use_figures(matplotlib: "Any") -> None:
+    """Our backend, unless the environment or the code asks for another one."""
+    import os
+
+    if not os.environ.get("MPLBACKEND"):
+        matplotlib.rcParams["backend"] = "module://_warren.figures"

@@ -1,0 +1,236 @@
+"""The runner of Python: runs cells one after the other in one namespace, in any Python (3.8 or later) of an image.
+
+The keeper starts it, writes requests to descriptor 3 and reads hello, events and ends from it. Text goes to 1 and 2.
+This file is compiled at every start, so it holds only what is needed to say hello and to wait: the descriptors, the
+frames, the interrupts, the loop. `cells` runs a cell; `display`, `errors`, `magics` and others are loaded at need.
+
+A SIGINT that comes while user code runs raises KeyboardInterrupt there. One that comes after the request and before
+user code, or in the middle of a frame, is noted in `pending` and raised as soon as user code runs. One that comes when
+no cell runs and no request waits is dropped.
+"""
+
+import _signal
+import _thread
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, Callable
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Channel:
+    """Descriptor 3 and the interrupts. The descriptors live at high numbers, where no user code steps on them."""
+
+    def __init__(self) -> None:
+        self.fd = _move(3, 1021)
+        os.close(3)
+        self.standard = ((1, _move(1, 1022), _identity(1)), (2, _move(2, 1023), _identity(2)))
+        self.main_thread = _thread.get_ident()
+        self.lock = _thread.allocate_lock()
+        self.writer = 0  # the thread that is in the middle of a frame
+        self.outbox: list[bytes] = []
+        self.held: list[bytes] = []  # events that threads made between two cells
+        self.header = bytearray(5)
+        self.is_open = False  # a cell runs and its end was not sent: events may be
+        self.in_cell = False
+        self.guarded = False
+        self.shields = 0
+        self.pending = False
+        self.is_child = False  # this process was forked by user code
+
+    def wait(self) -> int:
+        """Waits for the next request; returns its length, or -1 when the keeper is gone."""
+        header = self.header
+        count = 5 if header[0] else os.readv(self.fd, [header])
+        self.in_cell = True
+        while 0 < count < 5:
+            rest = os.read(self.fd, 5 - count)
+            header[count : count + len(rest)] = rest
+            count = count + len(rest) if rest else 0
+        length = int.from_bytes(header[1:], "big") if count == 5 else -1
+        header[:] = bytes(5)
+        return length
+
+    def read(self, length: int) -> bytes:
+        parts = []
+        while length:
+            part = os.read(self.fd, min(length, 1 << 20))
+            if not part:
+                os._exit(0)
+            parts.append(part)
+            length -= len(part)
+        return b"".join(parts)
+
+    def event(self, payload: bytes) -> None:
+        """Sends an event to the cell that runs; the next one gets it if none does."""
+        if not self.is_open:
+            del self.held[:-16]
+            self.held.append(payload)
+        else:
+            self.send(b"r", payload)
+
+    def send(self, kind: bytes, payload: bytes) -> None:
+        if self.is_child:
+            return
+        frame = kind + len(payload).to_bytes(4, "big") + payload
+        me = _thread.get_ident()
+        is_main = me == self.main_thread
+        if is_main:
+            self.shields += 1
+        try:
+            # A signal handler of the user's may come here in the middle of another frame.
+            if self.writer == me:
+                self.outbox.append(frame)
+                return
+            with self.lock:
+                self.writer = me
+                error = self._write(frame)
+                while self.outbox:
+                    error = self._write(self.outbox.pop(0)) or error
+                self.writer = 0
+        finally:
+            if is_main:
+                self.shields -= 1
+        if error is not None:
+            raise error
+        if is_main and self.pending and self.guarded:
+            self.pending = False
+            raise KeyboardInterrupt
+
+    def _write(self, frame: bytes) -> "BaseException | None":
+        view, error = memoryview(frame), None
+        while view:
+            try:
+                view = view[os.write(self.fd, view) :]
+            except OSError:
+                self.die()
+            except BaseException as exc:  # raised by a signal handler of the user's
+                error = exc
+        return error
+
+    def die(self) -> None:
+        """The code closed the descriptor on which results travel, or the keeper is gone."""
+        try:
+            os.write(2, b"The connection of this context was closed: the code closed descriptors it did not open.\n")
+        finally:
+            os._exit(70)
+
+    def on_interrupt(self, number: int, frame: "FrameType | None") -> None:
+        if self.is_child:
+            raise KeyboardInterrupt
+        if not self.in_cell:
+            self.pending = self.header[0] != 0 or self._has_request()
+            return
+        if self.shields or not self.guarded or (frame is not None and frame.f_code is _GUARD):
+            self.pending = True
+            return
+        raise KeyboardInterrupt
+
+    def _has_request(self) -> bool:
+        import select
+
+        return bool(select.select([self.fd], [], [], 0)[0])
+
+    def guard(self, function: "Callable[..., Any]", *arguments: "Any") -> "tuple[Any, BaseException | None]":
+        """Calls what may run user code. Only what `_enter` calls is ever interrupted, never this function."""
+        self.guarded = True
+        try:
+            return self._enter(function, arguments), None
+        except BaseException as exc:
+            return None, exc
+        finally:
+            self.guarded = False
+
+    def _enter(self, function: "Callable[..., Any]", arguments: "tuple[Any, ...]") -> "Any":
+        if self.pending:
+            self.pending = False
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    def restore_descriptors(self) -> None:
+        """Undoes what user code did to 1 and 2."""
+        for number, saved, identity in self.standard:
+            if _identity(number) != identity:
+                try:
+                    os.dup2(saved, number)
+                except OSError:
+                    self.die()
+
+    def forked(self) -> None:
+        """In a child of user code: it has nothing to say here, and never comes back into the loop."""
+        self.is_child = True
+        self.lock = _thread.allocate_lock()
+        self.writer = 0
+        try:
+            os.close(self.fd)
+        except OSError:
+            pass
+
+
+_GUARD = Channel.guard.__code__
+
+
+def _move(number: int, wanted: int) -> int:
+    try:
+        return os.dup2(number, wanted, inheritable=False)
+    except OSError:  # the limit of descriptors is lower
+        return os.dup(number)
+
+
+def _identity(number: int) -> "tuple[int, int] | None":
+    try:
+        status = os.fstat(number)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _prepare() -> None:
+    """Makes this look like an interpreter in which nothing was started."""
+    global __name__, __package__
+    if sys.path and sys.path[0] == HERE:
+        sys.path[0] = ""
+    sys.argv = [""]
+    # This module becomes the package `_warren`; `__main__` is what the cells see.
+    own = sys.modules["__main__"]
+    __name__ = __package__ = "_warren"
+    globals()["__path__"] = [HERE]
+    sys.modules["_warren"] = own
+    sys.modules["__main__"] = type(sys)("__main__")
+    # By lines also where PYTHONUNBUFFERED is set: else `print` writes its newline apart, as a piece of its own.
+    how = {"encoding": "utf-8", "errors": "backslashreplace", "line_buffering": True, "write_through": False}
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(**how)  # type: ignore[union-attr]
+
+
+def main() -> None:
+    channel = Channel()
+    _signal.signal(_signal.SIGINT, channel.on_interrupt)
+    os.register_at_fork(after_in_child=channel.forked)
+    _prepare()
+    channel.send(b"h", b'{"version": "%d.%d.%d"}' % sys.version_info[:3])
+    from . import cells
+
+    cells.start(channel)
+    while True:
+        try:
+            length = channel.wait()
+        except OSError:
+            channel.die()
+        except BaseException as exc:  # a signal handler of the user's raised it while nothing ran
+            sys.excepthook(type(exc), exc, exc.__traceback__)
+            continue
+        if length < 0:
+            return
+        cells.serve(channel.read(length))
+
+
+if __name__ == "__main__":
+    if sys.version_info < (3, 8):
+        sys.stderr.write("A context of Python needs Python 3.8 or later; this is %d.%d.\n" % sys.version_info[:2])
+        sys.exit(69)
+    main()
