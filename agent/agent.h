@@ -89,6 +89,10 @@ void elevate_accept(int listener);
 void elevate_reaped(pid_t pid);
 int sudo_main(int argc, char **argv);
 
+/* keeper.c and cell.c: the programs of code contexts, which run as the user. */
+int keeper_main(int argc, char **argv);
+int cell_main(int argc, char **argv);
+
 /* hold.c: stops a shell at a moment at which none of its processes can lose a signal.
  * True if the caller must continue the shell after sending the signal. */
 bool hold_shell(pid_t shell, int number);

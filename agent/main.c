@@ -8,6 +8,8 @@
  *   worker ══ socket ══ agent ─┬─ supervisor ── command, and all that it starts      (supervise.c)
  *                              ├─ supervisor ─┬ command … ── sudo, the same program by another name (sudo.c)
  *                              │              └ runner ── the command that sudo was given (elevate.c)
+ *                              ├─ supervisor ── keeper of a code context ── runner ── what its cells start (keeper.c)
+ *                              ├─ supervisor ── client of one cell (cell.c); like the keeper the same program as this
  *                              └─ file job (already the user, never the agent's rights) (file_jobs.c)
  *
  * The agent itself never blocks and never opens a path of the user: it forks a job that takes on the user's rights
@@ -16,8 +18,9 @@
  *
  * Files: main.c start and main loop; connection.c channels and frames; request.c parsing of requests; command.c the
  * life of commands; spawn.c how one is started; input.c its stdin; output.c its output; log.c the output that is kept;
- * supervise.c its process tree; elevate.c, sudo.c and tend.c root inside; hold.c when to signal it; shell.c state between shell commands; file_jobs.c file
- * operations; files.c, tree.c, watching.c and search.c what they do; users.c identities; wire.c encoding.
+ * supervise.c its process tree; elevate.c, sudo.c and tend.c root inside; hold.c when to signal it; shell.c state
+ * between shell commands; keeper.c and cell.c code contexts; file_jobs.c file operations; files.c, tree.c, watching.c
+ * and search.c what they do; users.c identities; wire.c encoding.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -240,6 +243,8 @@ static int time_left_ms(void) {
 int main(int argc, char **argv) {
     const char *name = argc > 0 ? strrchr(argv[0], '/') : NULL;
     if (argc > 0 && strcmp(name ? name + 1 : argv[0], "sudo") == 0) return sudo_main(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "context") == 0) return keeper_main(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "cell") == 0) return cell_main(argc, argv);
     int fd = parse_arguments(argc, argv);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);

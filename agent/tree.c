@@ -221,7 +221,7 @@ int tree_pack(const struct file_request *r) {
 
 /* ---- unpack ---- */
 
-struct member { char *name, *target; uint64_t kind, size, mode, mtime_ns; bool has_mtime; };
+struct member { char *name, *target; uint64_t kind, size, mode, mtime_ns, uid, gid; bool has_mtime, has_owner; };
 
 static bool read_member(int in, struct member *m, bool *end) {
     static uint8_t raw[MAX_RECORD];
@@ -239,6 +239,8 @@ static bool read_member(int in, struct member *m, bool *end) {
         if (f.tag == TAG_SIZE) field_number(&f, &m->size);
         if (f.tag == TAG_MODE) field_number(&f, &m->mode);
         if (f.tag == TAG_MTIME_NS) m->has_mtime = field_number(&f, &m->mtime_ns);
+        if (f.tag == TAG_UID) m->has_owner = field_number(&f, &m->uid);
+        if (f.tag == TAG_GID) field_number(&f, &m->gid);
     }
     return !it.broken && m->name && *m->name;
 }
@@ -262,6 +264,7 @@ static int unpack_file(int in, const char *path, const struct member *m) {
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0) return errno == EEXIST ? EISDIR : errno;
     int error = unpack_content(in, fd, m->size);
+    if (!error && m->has_owner && fchown(fd, (uid_t)m->uid, (gid_t)m->gid) != 0) error = errno;
     if (!error && fchmod(fd, (mode_t)m->mode & 0777) != 0) error = errno;
     struct timespec t = {(time_t)(m->mtime_ns / 1000000000u), (long)(m->mtime_ns % 1000000000u)};
     if (m->has_mtime) futimens(fd, (struct timespec[]){t, t});
@@ -278,10 +281,15 @@ static int unpack_one(int in, const char *root, const struct member *m) {
     if (m->kind == KIND_FILE) return unpack_file(in, path, m);
     if (m->kind == KIND_SYMLINK && m->target) {
         if (lstat(path, &st) == 0 && !S_ISDIR(st.st_mode)) unlink(path);
-        return symlink(m->target, path) == 0 ? 0 : errno;
+        if (symlink(m->target, path) != 0) return errno;
+        return m->has_owner && lchown(path, (uid_t)m->uid, (gid_t)m->gid) != 0 ? errno : 0;
     }
     if (m->kind != KIND_DIRECTORY) return EINVAL;
-    if (mkdir(path, 0777) != 0 && errno != EEXIST) return errno;
+    if (mkdir(path, 0777) == 0) {
+        if (m->has_owner && lchown(path, (uid_t)m->uid, (gid_t)m->gid) != 0) return errno;
+    } else if (errno != EEXIST) {
+        return errno;
+    }
     if (lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) return ENOTDIR;
     /* Keep the directory writable for its owner: its members come after it. */
     if (strcmp(m->name, ".") != 0) chmod(path, ((mode_t)m->mode & 0777) | 0700);

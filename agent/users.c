@@ -112,13 +112,30 @@ void users_init(void) {
     names_change = statvfs("/etc", &root) != 0 || !(root.f_flag & ST_RDONLY);
 }
 
+/* Where root is allowed, NAME:GID is that user with this group alone: images may say so (USER name:group). */
 static bool look_up(const char *name, struct user *out) {
     memset(out, 0, sizeof *out);
+    char alone[sizeof out->name];
+    const char *colon = strchr(name, ':');
+    unsigned long gid = 0;
+    if (colon) {
+        size_t length = (size_t)(colon - name);
+        if (settings.uid_low != 0 || length >= sizeof alone || !number(colon + 1, &gid)) return false;
+        memcpy(alone, name, length);
+        alone[length] = 0;
+        name = alone;
+    }
     if (!user_in_passwd(name, out)) return false;
+    if (colon) out->gid = (gid_t)gid;
     /* No command may run with the agent's uid or with an id outside the sandbox's range. */
     if (out->uid < settings.uid_low || out->uid > settings.uid_high || out->uid == settings.agent_uid) return false;
     if (out->gid < settings.uid_low || out->gid > settings.uid_high || out->gid == settings.agent_uid) return false;
-    add_groups(out);
+    if (colon) {
+        out->groups[0] = out->gid;
+        out->group_count = 1;
+    } else {
+        add_groups(out);
+    }
     return true;
 }
 

@@ -31,7 +31,8 @@ def main() -> None:
         *project["project"]["dependencies"],
         *project["project"]["optional-dependencies"]["server"],
     ]
-    entries = [entry(name, version) for name, version in sorted(resolve(wanted).items())]
+    markers = {normal(re.split(r"[^\w.-]", text)[0]): text.partition(";")[2].strip() for text in wanted}
+    entries = [entry(name, version, markers.get(name, "")) for name, version in sorted(resolve(wanted).items())]
     LOCK.write_text(_HEAD + "".join(entries))
     sys.stdout.write(f"{LOCK.name}: {len(entries)} packages\n")
 
@@ -43,11 +44,16 @@ def resolve(wanted: list[str]) -> dict[str, str]:
     return {normal(item["metadata"]["name"]): item["metadata"]["version"] for item in report["install"]}
 
 
-def entry(name: str, version: str) -> str:
+def entry(name: str, version: str, marker: str = "") -> str:
+    """`marker` says which Pythons need it: others could not install it either."""
     hashes = sorted(found for file, found in files(name) if is_of(file, name, version))
     if not hashes:
         raise SystemExit(f"the index has no hashes of {name} {version}")
-    return f"{name}=={version}" + "".join(f" \\\n    --hash=sha256:{value}" for value in hashes) + "\n"
+    return (
+        f"{name}=={version}{marker and f' ; {marker}'}"
+        + "".join(f" \\\n    --hash=sha256:{value}" for value in hashes)
+        + "\n"
+    )
 
 
 @cache

@@ -17,6 +17,7 @@ _EXTENDED: Final = (
     # The same contract with another provider, runtime, build of the agent, event loop, or kind of Redis.
     r"contract/test_(docker|agent_sanitized|agent_uvloop)\.py",
     r"contract/test_oci\.py::TestRunc",
+    r"contract/test_contexts_core\.py::Test(Docker|Sanitized)",
     r"contract/test_sudo\.py::(Test|test_.*\[runc)",
     r"contract/test_redis_store\.py::TestRedisStore(InSteps|OnACluster)",
     r"contract/test_audit\.py::TestFileAuditOfManyFiles",
@@ -27,6 +28,7 @@ _EXTENDED: Final = (
     r"e2e/test_api_cluster\.py::Test(?!Once|Flat|Server)",
     # Long ones: many faults, whole programs, all attacks.
     r"faults/test_random_kills\.py",
+    r"faults/test_artifact_kills\.py::test_twenty",
     r"faults/cluster/test_cluster_(partitions|pauses|spread|random_faults)\.py",
     r"faults/cluster/test_cluster_failures\.py::(?!test_a_rolling_restart)",
     r"integration/test_ordinary_programs\.py",
@@ -49,6 +51,7 @@ _ONE_OF: Final[Mapping[str, Sequence[str]]] = {
     r"integrations/test_mcp_tools\.py::TestEveryTransport": (r"\[(http|handshake)",),
     r"faults/test_kill_points\.py": (_FIRST,),
     r"faults/test_clock_jump\.py": (_FIRST,),
+    r"faults/test_artifact_kills\.py": (_FIRST,),
     r"integration/test_cluster_bad_input\.py::test_settings_that_cannot_be": (_FIRST,),
 }
 """Of the variants of one test `make test` runs those that match the first of these patterns that matches any."""

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from warren.sdk.blocking.batch import BatchSandboxClient
     from warren.sdk.blocking.client import SandboxClient
     from warren.sdk.blocking.process import Process, Terminal
+    from warren.sdk.code_results import CodeContext, Execution, ExecutionError, Logs, OutputMessage, Result
     from warren.sdk.results import (
+        ArtifactInfo,
         EntryInfo,
         EnvironmentInfo,
         ExecuteResult,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         OutputChunk,
         PortInfo,
         ProcessInfo,
+        SavedArtifacts,
         SearchSummary,
         SessionInfo,
     )
@@ -45,7 +48,9 @@ _MODULES = {
     "warren.sdk.blocking.batch": ("BatchSandboxClient",),
     "warren.sdk.blocking.client": ("SandboxClient",),
     "warren.sdk.blocking.process": ("Process", "Terminal"),
+    "warren.sdk.code_results": ("CodeContext", "Execution", "ExecutionError", "Logs", "OutputMessage", "Result"),
     "warren.sdk.results": (
+        "ArtifactInfo",
         "EntryInfo",
         "EnvironmentInfo",
         "ExecuteResult",
@@ -57,6 +62,7 @@ _MODULES = {
         "OutputChunk",
         "PortInfo",
         "ProcessInfo",
+        "SavedArtifacts",
         "SearchSummary",
         "SessionInfo",
     ),
@@ -64,25 +70,33 @@ _MODULES = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
+    "ArtifactInfo",
     "AsyncBatchSandboxClient",
     "AsyncProcess",
     "AsyncSandboxClient",
     "AsyncTerminal",
     "BatchSandboxClient",
+    "CodeContext",
     "EntryInfo",
     "EnvironmentInfo",
     "ExecuteResult",
+    "Execution",
+    "ExecutionError",
     "FileChange",
     "FileEntry",
     "FileMatch",
     "ImageInfo",
+    "Logs",
     "NetworkInfo",
     "NetworkRules",
     "OutputChunk",
+    "OutputMessage",
     "PortInfo",
     "Process",
     "ProcessInfo",
+    "Result",
     "SandboxClient",
+    "SavedArtifacts",
     "SearchSummary",
     "SessionInfo",
     "Terminal",

@@ -46,6 +46,26 @@ class AsyncFilesContract:
             assert (entry.name, entry["name"]) == (name, name)
             assert (await client.download_file(name, tmp_path / "got")).read_text() == name
 
+    async def test_artifacts_outlive_the_session(self, new: New, tmp_path: Path) -> None:
+        async with new() as client:
+            await client.write_file("artifacts/end.txt", "at the end")
+            result = await client.execute("echo plot > plot.png", save_artifacts=["*.png"])
+            assert result.saved is not None
+            assert [one.name for one in result.saved.artifacts] == ["plot.png"]
+            saved = await client.artifacts.save("plot.png")
+            assert (saved.artifacts[0], saved.left_out) == (result.saved.artifacts[0], [])
+            assert (await client.artifacts.save(["gone"])).left_out[0]["path"] == "gone"
+            await client.cleanup()
+            first, last = await client.artifacts.list()
+            assert (first.name, last.name, last.mime_type) == ("end.txt", "plot.png", "image/png")
+            assert await client.artifacts.list(name="*.png", everywhere=True) == [last]
+            assert await client.artifacts.get(last.artifact_id) == last
+            assert await client.artifacts.read(first) == b"at the end"
+            assert (await client.artifacts.download(last, tmp_path)).read_text() == "plot\n"
+            for one in (first, last):
+                await client.artifacts.delete(one)
+            assert await client.artifacts.list() == []
+
     async def test_a_file_goes_up_and_comes_down_with_its_progress(self, new: New, tmp_path: Path) -> None:
         data = bytes(range(256)) * 4096 * 5
         (tmp_path / "big").write_bytes(data)

@@ -1,22 +1,28 @@
 """The clients' contract in all ways there are: blocking and asyncio, over HTTP and on this machine, real and fake."""
 
 import asyncio
+import os
 import shutil
+import signal
+import threading
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from contract.sdk_async_code_contract import AsyncCodeContract, AsyncPythonContract
 from contract.sdk_async_contract import AsyncBatchContract, AsyncCommandContract, AsyncSessionContract
 from contract.sdk_async_files_contract import AsyncFilesContract, AsyncTerminalContract
+from contract.sdk_blocking_code_contract import CodeContract, PythonContract
 from contract.sdk_blocking_contract import BatchContract, CommandContract, SessionContract
 from contract.sdk_blocking_files_contract import FilesContract, TerminalContract
-from server_process import running_server
+from server_process import ServerProcess, running_server
 from this_run import new_state_dir
 
 from warren import AsyncBatchSandboxClient, AsyncSandboxClient, BatchSandboxClient, SandboxClient
 from warren.local import Local
 from warren.local.engine import ENGINE
+from warren.model.errors import ServerUnreachable
 
 Options = dict[str, str]
 
@@ -95,6 +101,15 @@ class TestAsyncTerminals(Async, AsyncTerminalContract):
     pass
 
 
+class TestAsyncCode(Async, AsyncCodeContract):
+    pass
+
+
+@pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
+class TestAsyncPython(Async, AsyncPythonContract):
+    pass
+
+
 class TestSessions(Blocking, SessionContract):
     pass
 
@@ -114,6 +129,15 @@ class TestFiles(Blocking, FilesContract):
 
 @pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
 class TestTerminals(Blocking, TerminalContract):
+    pass
+
+
+class TestCode(Blocking, CodeContract):
+    pass
+
+
+@pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
+class TestPython(Blocking, PythonContract):
     pass
 
 
@@ -160,6 +184,15 @@ class TestAsyncCancellation(Async):
                 await asyncio.wait_for(follow(client), 0.5)
             assert (await client.execute("echo fine")).output == "fine\n"
 
+    async def test_cancelling_code_interrupts_it_and_its_variables_stay(
+        self, new: "partial[AsyncSandboxClient]"
+    ) -> None:
+        async with new() as client:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1):
+                    await client.run_code("x = 'kept'\nimport time\ntime.sleep(60)")
+            assert (await client.run_code("x", timeout=20)).text == "'kept'"
+
     async def test_cancelling_an_upload_leaves_no_file(self, new: "partial[AsyncSandboxClient]") -> None:
         async def slowly() -> AsyncIterator[bytes]:
             yield b"first"
@@ -170,3 +203,32 @@ class TestAsyncCancellation(Async):
                 async with asyncio.timeout(0.5):
                     await client._backend.upload("write_file", client.session_id, slowly(), path="half")
             assert not await client.exists("half")
+
+
+@pytest.mark.parametrize("provider", ["oci"], scope="module", indirect=True)
+class TestInterruptedCode(Blocking):
+    def test_ctrl_c_interrupts_the_code_and_its_variables_stay(self, new: "partial[SandboxClient]") -> None:
+        def press(_: object) -> None:
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+        with new() as client:
+            with pytest.raises(KeyboardInterrupt):
+                client.run_code("x = 'kept'\nprint('begun', flush=True)\nimport time\ntime.sleep(60)", on_stdout=press)
+            assert client.run_code("x", timeout=20).text == "'kept'"
+
+
+def test_code_whose_server_dies_can_be_read_when_the_server_is_back(image_cache: Path) -> None:
+    state = new_state_dir(image_cache)
+    server = ServerProcess(state, "--pool-size", "0", "--on-stop", "destroy")
+    server.start()
+    try:
+        with SandboxClient(server.url) as client:
+            code = "import time\nprint('begun', flush=True)\ntime.sleep(3)\nprint('done')\n6 * 7"
+            with pytest.raises(ServerUnreachable, match="get_execution") as caught:
+                client.run_code(code, on_stdout=lambda _: server.kill())
+            server.start()
+            execution = client.get_execution(caught.value.execution_id)
+            assert ("".join(execution.logs.stdout), execution.text) == ("begun\ndone\n", "42")
+    finally:
+        server.stop()
+        shutil.rmtree(state)

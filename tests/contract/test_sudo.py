@@ -241,6 +241,9 @@ async def test_a_sandbox_without_sudo_has_no_root(provider: OciProvider) -> None
     assert "sudo: true" in (refused.value.remedy or "")
     with pytest.raises(UnknownUser):
         await box.write("/etc/x", b"", user="0")
+    for user in ("sandboxuser:0", "sandboxuser:42", "1000:42"):  # nor a choice of groups
+        with pytest.raises(UnknownUser):
+            await sh(box, "id", user)
     assert (await sh(box, "ls /usr/local/bin/sudo /usr/bin/sudo")).exit_code == 2
 
 

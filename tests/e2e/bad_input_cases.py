@@ -155,6 +155,8 @@ def files() -> Iterator[Case]:
             yield Request("POST", f"{_S}/files/move", json=body, what=f"to {path[:20]!r}"), code
             body = {"session_id": "{session_id}", "path": path, "content": "x"}
             yield Request("POST", "/api/e2b/files", json=body, what=f"path {path[:20]!r}"), code
+            body = {"path": path, "content": "x"}
+            yield Request("POST", "/api/e2b/files/{session_id}", json=body, what=f"path {path[:20]!r}"), code
     yield Request("POST", f"{_S}/files/move", json={"source": "no", "target": "x"}, what="nothing"), "file_not_found"
     yield Request("POST", f"{_S}/files/mkdir", json={"path": "x", "mode": 4096}, what="mode 4096"), "invalid_request"
     for user in ("nobody-of-that-name", "%00", "u" * 5000):
@@ -190,6 +192,9 @@ def which_session() -> Iterator[Case]:
         yield Request("POST", "/cleanup", json=body, what=f"{body}"), "invalid_request"
         yield Request("GET", "/list_files", query=body, what=f"{body}"), "invalid_request"
         yield Request("GET", "/download_file", query={"path": "x", **body}, what=f"{body}"), "invalid_request"
+        yield Request("GET", "/api/e2b/files", query=body, what=f"{body}"), "invalid_request"
+        yield Request("POST", "/api/e2b/files", json={"path": "x", **body}, what=f"{body}"), "invalid_request"
+        yield Request("DELETE", "/api/e2b/files", query={"path": "x", **body}, what=f"{body}"), "invalid_request"
     unknown = {"session_id": UNKNOWN_ID}
     yield Request("POST", "/execute", json={"command": "true", **unknown}, what="unknown"), "session_not_found"
     yield Request("GET", "/list_files", query=unknown, what="unknown"), "session_not_found"

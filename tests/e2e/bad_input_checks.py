@@ -39,6 +39,7 @@ class Target:
     key_id: str = "key_0"
     webhook_id: str = "wh_0"
     revocation_id: str = "rev_0"
+    artifact_id: str = "art_0"
     worker_id: str = DEAD
     complaints: list[str] = field(default_factory=list)
 
@@ -64,12 +65,14 @@ class Target:
         return URL(text, encoded=True)
 
     def _filled(self, text: str) -> str:
-        for name in ("session_id", "process_id", "key_id", "webhook_id", "revocation_id", "worker_id"):
+        for name in ("session_id", "process_id", "key_id", "webhook_id", "revocation_id", "worker_id", "artifact_id"):
             text = text.replace(f"{{{name}}}", getattr(self, name))
         return (
             text.replace("{name}", "kept")
             .replace("{port}", "3000")
             .replace("{kind}", "prompts")
+            .replace("{context_id}", "ctx_bash")
+            .replace("{execution_id}", "cell_0123456789ab")
             .replace("{entry}", "coding")
         )
 
@@ -84,6 +87,17 @@ class Target:
         self.key_id = await self._one("/api/admin/keys", "keys", {"name": "kept"})
         self.webhook_id = await self._one("/api/webhooks", "webhooks", {"url": NOBODY, "events": ["quota.reached"]})
         self.revocation_id = await self._one("/api/admin/revocations", "revocations", {"token_id": "kept"})
+        await self._provide_artifact()
+
+    async def _provide_artifact(self) -> None:
+        """Of a file of its own: other requests may have moved or removed what was saved before."""
+        async with self.http.put(
+            self.url("/api/sessions/{session_id}/files/content?path=artifact"), data=b"x"
+        ) as answer:
+            assert answer.status == 201
+        place, body = "/api/sessions/{session_id}/artifacts", {"paths": ["artifact"]}
+        async with self.http.post(self.url(place), json=body) as answer:
+            self.artifact_id = (await answer.json())["artifacts"][0]["artifact_id"]
 
     async def _one(self, path: str, kind: str, body: dict[str, Any]) -> str:
         async with self.http.get(self.url(path)) as answer:

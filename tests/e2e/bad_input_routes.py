@@ -50,6 +50,8 @@ class Request:
 
 _S = "/api/sessions/{session_id}"
 _P = f"{_S}/processes/{{process_id}}"
+_CTX = f"{_S}/contexts/{{context_id}}"
+_A = "/api/artifacts/{artifact_id}"
 _W = "/api/webhooks/{webhook_id}"
 _SE = "/api/secrets/{name}"
 _K = "/api/admin/keys/{key_id}"
@@ -77,6 +79,13 @@ GOOD = [
     Request("POST", f"{_P}/resize", 204, json={"rows": 10, "columns": 20}),
     Request("POST", f"{_P}/kill", json={"grace_s": 0}),
     Request("POST", f"{_S}/kill-all"),
+    Request("POST", f"{_S}/contexts", 201, json={"language": "bash"}),
+    Request("GET", f"{_S}/contexts"),
+    Request("DELETE", _CTX, 204),
+    Request("POST", f"{_CTX}/restart"),
+    Request("POST", f"{_CTX}/interrupt"),
+    Request("POST", f"{_S}/code", json={"code": "echo hello", "language": "bash"}),
+    Request("GET", f"{_S}/code/{{execution_id}}", 404),  # its result was read
     Request("GET", f"{_S}/ports"),
     Request("PUT", f"{_S}/ports/{{port}}", json={"host_header": "localhost"}),
     Request("POST", f"{_S}/links", 201, json={"port": 3000}),
@@ -93,6 +102,11 @@ GOOD = [
     Request("PUT", f"{_S}/files/archive", 201, raw=TAR_END),
     Request("GET", f"{_S}/files/watch"),
     Request("GET", f"{_S}/files/search", query={"glob": "*"}),
+    Request("POST", f"{_S}/artifacts", 201, json={"paths": ["kept.txt"]}),
+    Request("GET", "/api/artifacts"),
+    Request("GET", _A),
+    Request("GET", f"{_A}/content"),
+    Request("DELETE", _A, 204),
     Request("POST", "/create_session", json={}),
     Request("POST", "/execute", json={**_ID, "command": "echo hello"}),
     Request("POST", "/upload_file", raw=FORM, headers={"Content-Type": FORM_TYPE}),
@@ -108,7 +122,11 @@ GOOD = [
     Request("GET", "/health"),
     Request("POST", "/api/e2b/execute", json={**_ID, "code": "echo hello", "language": "bash"}),
     Request("GET", "/api/e2b/files/{session_id}"),
+    Request("GET", "/api/e2b/files", query=_ID),
     Request("POST", "/api/e2b/files", 201, json={**_ID, "path": "e2b.txt", "content": "x"}),
+    Request("POST", "/api/e2b/files/{session_id}", 201, json={"path": "e2b.txt", "content": "x"}),
+    Request("DELETE", "/api/e2b/files/{session_id}", 204, {"path": "kept.txt"}),
+    Request("DELETE", "/api/e2b/files", 204, {**_ID, "path": "kept.txt"}),
     Request("POST", "/api/webhooks", 201, json={"url": NOBODY, "events": ["quota.reached"]}),
     Request("GET", "/api/webhooks"),
     Request("GET", _W),
@@ -183,6 +201,9 @@ def with_bad_ids() -> Iterator[Request]:
                 yield replace(good, path=good.path.replace("{session_id}", bad), what="bad session id")
             for name in (
                 "{process_id}",
+                "{context_id}",
+                "{execution_id}",
+                "{artifact_id}",
                 "{webhook_id}",
                 "{key_id}",
                 "{revocation_id}",

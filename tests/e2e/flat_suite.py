@@ -6,7 +6,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from e2e.api_client import Api, SessionApi, until
+from e2e.api_client import COMMENT, Api, SessionApi, until
 from e2e.hosts import Hosts
 from e2e.once_suite import cut_off
 from e2e.session_suite import unique
@@ -166,25 +166,66 @@ class E2bSuite:
             code = "print('out')\nopen('made.txt', 'w').write('x')\n6 * 7"
             found = await api.post("/api/e2b/execute", {"session_id": session.id, "code": code})
             assert (found["stdout"], found["stderr"], found["exit_code"]) == ("out\n", "", 0)
-            assert [one["text"] for one in found["results"]] == ["42"]
-            assert [one["path"] for one in found["artifacts"]] == ["/workspace/made.txt"]
+            assert [(one["text"], one["is_main_result"]) for one in found["results"]] == [("42", True)]
+            (made,) = found["artifacts"]
+            assert (made["path"], made["size"]) == ("/workspace/made.txt", 1)
+            assert made["url"] == f"{api.url}/api/sessions/{session.id}/files/content?path=/workspace/made.txt"
+            assert await api.get(made["url"].removeprefix(api.url)) == b"x"
+            assert (found["error"], found["execution_count"], found["reason"]) == (None, 1, "exited")
+            assert (found["context_id"], found["session_id"]) == ("ctx_python", session.id)
 
-    async def test_code_that_fails_says_where(self, session: SessionApi, api: Api) -> None:
-        found = await api.post("/api/e2b/execute", {"session_id": session.id, "code": "x = 1\n1 / 0"})
-        assert found["exit_code"] == 1
-        assert "ZeroDivisionError" in found["stderr"]
-        assert "line 2" in found["stderr"]
+    async def test_code_that_fails_says_where_and_leaves_the_rest(self, session: SessionApi, api: Api) -> None:
+        found = await api.post("/api/e2b/execute", {"session_id": session.id, "code": "x = 41\n1 / 0"})
+        assert (found["exit_code"], found["reason"]) == (1, "exited")
+        assert (found["error"]["name"], found["error"]["value"]) == ("ZeroDivisionError", "division by zero")
+        for text in (found["stderr"], found["error"]["traceback"]):
+            assert "ZeroDivisionError" in text
+            assert "line 2" in text
         body = {"session_id": session.id, "code": "while True: pass", "timeout": 1}
-        assert (await api.post("/api/e2b/execute", body))["reason"] == "timeout"
+        slow = await api.post("/api/e2b/execute", body)
+        assert (slow["reason"], slow["exit_code"], slow["error"]["name"]) == ("timeout", 1, "TimeoutError")
+        assert "TimeoutError" in slow["stderr"]
+        body = {"session_id": session.id, "code": "import os; os.environ['A'] + str(x + 1)", "envs": {"A": "a"}}
+        assert (await api.post("/api/e2b/execute", body))["results"][0]["text"] == "'a42'"
 
     async def test_a_client_that_goes_away_ends_its_code(self, session: SessionApi, api: Api) -> None:
-        body = {"session_id": session.id, "code": "sleep 1004", "language": "bash"}
-        await cut_off(asyncio.ensure_future(api.post("/api/e2b/execute", body)), 1.0)
+        body = {"session_id": session.id, "code": "kept = 1\nimport time; time.sleep(1004)"}
+        await cut_off(asyncio.ensure_future(api.post("/api/e2b/execute", body)), 3.0)
 
-        async def nothing_runs() -> bool:
-            return not any(one["running"] for one in (await session.get("/processes"))["processes"])
+        async def is_idle() -> bool:
+            return [one["state"] for one in (await session.get("/contexts"))["contexts"]] == ["idle"]
 
-        await until(nothing_runs)
+        await until(is_idle)
+        body = {"session_id": session.id, "code": "kept"}
+        assert (await api.post("/api/e2b/execute", body))["results"][0]["text"] == "1"
+
+    async def test_code_as_a_stream(self, session: SessionApi, api: Api) -> None:
+        code = "print('out')\nopen('streamed', 'w').close()\n6 * 7"
+        body = {"session_id": session.id, "code": code, "stream": True}
+        async with api.events("POST", "/api/e2b/execute", body) as events:
+            seen = [event async for event in events]
+        kinds = dict.fromkeys(event.kind for event in seen if event.kind != COMMENT)
+        assert list(kinds) == ["started", "stdout", "result", "artifact", "end"]
+        by_kind = {event.kind: event.data for event in seen}
+        assert "".join(event.data["text"] for event in seen if event.kind == "stdout") == "out\n"
+        assert by_kind["artifact"]["url"].endswith("?path=/workspace/streamed")
+        assert (by_kind["end"]["exit_code"], by_kind["end"]["session_id"]) == (0, session.id)
+        await api.refused(
+            "POST", "/api/e2b/execute", body, status=422, code="invalid_request", headers={"Idempotency-Key": unique()}
+        )
+
+    async def test_code_of_a_thread(self, api: Api) -> None:
+        which = {"thread_id": unique()}
+        for wrong in ({"language": "cobol"}, {"envs": {"=": ""}}, {"timeout": 1e6}, {"context_id": "ctx_x"}):
+            body = {**which, "code": "1", **wrong}
+            async with api.ask("POST", "/api/e2b/execute", body) as answer:
+                assert answer.status in (404, 422)
+        assert (await api.get("/api/sessions", **which))["sessions"] == []
+        first = await api.post("/api/e2b/execute", {**which, "code": "x = 1"})
+        second = await api.post("/api/e2b/execute", {**which, "code": "x + 1"})
+        assert first["session_id"] == second["session_id"]
+        assert (second["results"][0]["text"], second["notice"]) == ("2", None)
+        await api.post("/cleanup", which)
 
     async def test_code_with_a_key_runs_once_and_gives_the_same_answer(self, session: SessionApi, api: Api) -> None:
         code = "file = open('count', 'a+')\nfile.write('x')\nprint(file.seek(0) or file.read())\n6 * 7"
@@ -207,7 +248,7 @@ class E2bSuite:
 
     async def test_a_session_is_not_ended_for_a_sandbox_it_does_not_have(self, session: SessionApi, api: Api) -> None:
         place = f"/api/sessions/{session.id}"
-        await api.refused("DELETE", f"{place}?sandbox_id=xyz", status=404, code="sandbox_not_found")
+        await api.refused("DELETE", f"{place}?sandbox_id=xyz", status=409, code="conflict")
         shown = await api.get(place)
         assert shown["state"] == "running"
         ended = await api.call("DELETE", f"{place}?sandbox_id={shown['sandbox_id']}")
@@ -219,3 +260,26 @@ class E2bSuite:
         found = await api.get(f"/api/e2b/files/{session.id}")
         assert "/workspace/notes/a.txt" in [one["path"] for one in found["files"]]
         assert await api.get(f"/api/e2b/files/{session.id}", path="notes/a.txt") == "žluť".encode()
+        which = {"session_id": session.id}
+        assert await api.get("/api/e2b/files", **which) == found
+        assert await api.get("/api/e2b/files", **which, path="notes/a.txt") == "žluť".encode()
+        written = {"path": "notes/b.bin", "content_base64": "//4="}
+        assert (await api.post(f"/api/e2b/files/{session.id}", written, status=201))["size"] == 2
+        await api.call("DELETE", "/api/e2b/files", status=204, **which, path="notes/a.txt")
+        await api.refused(
+            "DELETE", f"/api/e2b/files/{session.id}", path="notes/a.txt", status=404, code="file_not_found"
+        )
+        await api.call("DELETE", f"/api/e2b/files/{session.id}", status=204, path="notes", recursive="true")
+        assert (await api.get("/api/e2b/files", **which))["files"] == []
+
+    async def test_files_of_a_thread_the_e2b_way(self, api: Api) -> None:
+        which = {"thread_id": unique()}
+        await api.refused("GET", "/api/e2b/files", **which, status=404, code="session_not_found")
+        await api.refused("DELETE", "/api/e2b/files", **which, path="a", status=404, code="session_not_found")
+        await api.refused("POST", "/api/e2b/files", {**which, "path": ""}, status=422, code="invalid_path")
+        assert (await api.get("/api/sessions", **which))["sessions"] == []
+        await api.post("/api/e2b/files", {**which, "path": "a", "content": "1"}, status=201)
+        assert await api.get("/api/e2b/files", **which, path="a") == b"1"
+        await api.call("DELETE", "/api/e2b/files", status=204, **which, path="a")
+        assert (await api.get("/api/e2b/files", **which))["files"] == []
+        await api.post("/cleanup", which)

@@ -52,6 +52,7 @@ class Way:
             "{hook_id}",
             "{delivery_id}",
             "{revocation_id}",
+            "{artifact_id}",
             "{kind}",
             "{entry}",
         ):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster_processes import Cluster, running_cluster
+from e2e.artifact_suite import ArtifactSuite, LinuxArtifactSuite
 from e2e.command_suite import CommandSuite, LinuxCommandSuite, UserSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
@@ -29,7 +30,7 @@ from redis_server import RedisServer
 def cluster(new_state: NewState) -> Iterator[Cluster]:
     states = [new_state() for _ in range(5)]
     redis = RedisServer(states[0] / "redis", "--appendonly", "yes")
-    settings = {"WARREN_STREAM_KEEPALIVE_S": "0.3", "POOL_SIZE": "2"}
+    settings = {"WARREN_STREAM_KEEPALIVE_S": "0.3", "WARREN_ARTIFACT_MAX_MB": "64", "POOL_SIZE": "2"}
     with running_cluster(Cluster(redis, states[:3], states[3:], "--cpus", "2", **settings)) as cluster:
         yield cluster
 
@@ -77,6 +78,10 @@ class TestProcesses(ProcessSuite, LinuxProcessSuite):
 
 
 class TestFiles(FileSuite, LinuxFileSuite):
+    pass
+
+
+class TestArtifacts(ArtifactSuite, LinuxArtifactSuite):
     pass
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from docker_engine import DockerEngine
+from e2e.artifact_suite import ArtifactSuite, LinuxArtifactSuite
 from e2e.command_suite import CommandSuite, LinuxCommandSuite
 from e2e.conftest import NewState
 from e2e.flat_suite import FlatSuite
@@ -25,6 +26,7 @@ def server(new_state: NewState, docker_engine: DockerEngine) -> Iterator[ServerP
         provider="docker",
         WARREN_DOCKER_URL=docker_engine.url,
         WARREN_STREAM_KEEPALIVE_S="0.3",
+        WARREN_ARTIFACT_MAX_MB="64",
     ) as server:
         yield server
 
@@ -49,6 +51,10 @@ class TestCommands(CommandSuite, LinuxCommandSuite):
 
 
 class TestStreams(LinuxStreamSuite):
+    pass
+
+
+class TestArtifacts(ArtifactSuite, LinuxArtifactSuite):
     pass
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+from e2e.artifact_suite import ArtifactSuite
+from e2e.code_suite import CodeSuite
 from e2e.command_suite import CommandSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
@@ -52,6 +54,10 @@ class TestCommands(CommandSuite):
     pass
 
 
+class TestCode(CodeSuite):
+    pass
+
+
 class TestStreams(StreamSuite):
     pass
 
@@ -65,6 +71,10 @@ class TestExpiry(ExpirySuite):
 
 
 class TestProcesses(ProcessSuite):
+    pass
+
+
+class TestArtifacts(ArtifactSuite):
     pass
 
 

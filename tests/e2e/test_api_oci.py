@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+from e2e.artifact_suite import ArtifactSuite, LinuxArtifactSuite
+from e2e.code_suite import CodeSuite, LinuxCodeSuite
 from e2e.command_suite import CommandSuite, LinuxCommandSuite, UserSuite
 from e2e.conftest import NewState
 from e2e.expiry_suite import ExpirySuite
@@ -27,7 +29,9 @@ from turnable_server import running_turnable
 
 @pytest.fixture(scope="module")
 def server(new_state: NewState) -> Iterator[ServerProcess]:
-    with running_turnable(new_state(), "--pool-size", "3", "--cpus", "2", WARREN_STREAM_KEEPALIVE_S="0.3") as server:
+    with running_turnable(
+        new_state(), "--pool-size", "3", "--cpus", "2", WARREN_STREAM_KEEPALIVE_S="0.3", WARREN_ARTIFACT_MAX_MB="64"
+    ) as server:
         yield server
 
 
@@ -58,6 +62,10 @@ class TestCommands(CommandSuite, LinuxCommandSuite, UserSuite):
     pass
 
 
+class TestCode(CodeSuite, LinuxCodeSuite):
+    pass
+
+
 class TestStreams(StreamSuite, LinuxStreamSuite):
     pass
 
@@ -71,6 +79,10 @@ class TestProcesses(ProcessSuite, LinuxProcessSuite):
 
 
 class TestFiles(FileSuite, LinuxFileSuite):
+    pass
+
+
+class TestArtifacts(ArtifactSuite, LinuxArtifactSuite):
     pass
 
 

@@ -196,13 +196,16 @@ async def test_junk_for_a_request_id_does_not_come_back(server: ServerProcess, j
     assert not junk or junk.encode("latin-1") not in answer.body
 
 
-async def provided(api: Api, path: str) -> str:
+async def provided(api: Api, session: SessionApi, path: str) -> str:
     """With the tenant, the secret, the webhook or the entry of the registry that it is about."""
     if path.startswith("/api/secrets"):
         secret = {"value": "something to keep", "hosts": ["api.example.com"], "header": "Authorization"}
         await api.call("PUT", "/api/secrets/kept", secret)
     elif "{name}" in path:
         await api.call("PUT", "/api/admin/tenants/kept", {"quota": {"sessions": 1000}})
+    if "{artifact_id}" in path:
+        found = await session.post("/artifacts", {"paths": ["kept.txt"]}, status=201)
+        path = path.replace("{artifact_id}", found["artifacts"][0]["artifact_id"])
     if "{webhook_id}" in path:
         body = {"url": "https://hooks.example.com/nobody", "events": ["quota.reached"]}
         path = path.replace("{webhook_id}", (await api.call("POST", "/api/webhooks", body, status=201))["id"])
@@ -214,7 +217,7 @@ async def test_head_is_get_without_a_body(served: Place, api: Api, session: Sess
     await session.write("kept.txt", b"something to keep")
     process = await session.start("sleep 1000") if "{process_id}" in good.path else ""
     path = good.path.replace("{session_id}", session.id).replace("{process_id}", process)
-    path = await provided(api, path)
+    path = await provided(api, session, path)
     query: dict[str, Any] = {name: value.replace("{session_id}", session.id) for name, value in good.query.items()}
     async with api.ask("HEAD", path, **query) as head:
         assert (head.status, await head.read()) == (good.status_in(served.redis is not None), b"")

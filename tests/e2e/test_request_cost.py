@@ -54,6 +54,35 @@ for number in range(30000):
 """
 
 
+_CELLS: Final = {
+    "results of a few MiB": """
+class Large:
+    def _repr_html_(self): return "<b>" * 2_000_000
+    def _repr_png_(self): return bytes(3_000_000)
+Large()
+""",
+    "a result of many values": """
+class Many:
+    def _repr_json_(self): return list(range(90_000))
+Many()
+""",
+    "many results": """
+for number in range(5000):
+    display({"number": number})
+""",
+    "much text": "print('x' * 30_000_000)",
+    "results that are none": """
+import os
+for kind in b"rx":
+    for body in (b"[" * 1_000_000, b'{"a":' * 90_000, b"1" * 5_000_000, b'{"type": "result", "json": NaN}'):
+        try:
+            os.write(3, bytes([kind]) + len(body).to_bytes(4, "big") + body)
+        except OSError as exc:
+            print(exc)
+""",
+}
+
+
 @pytest.fixture(scope="module")
 def server(new_state: NewState) -> Iterator[ServerProcess]:
     flags = ("--pool-size", "0", "--pool-min", "0", "--environment", "host", "--cpus", "2", "--memory-limit", "1g")
@@ -79,11 +108,13 @@ class Target:
         names = {
             "session_id": self.session_id,
             "process_id": "noise",
+            "context_id": "ctx_bash",
+            "execution_id": "cell_1",
             "port": "3000",
             "kind": "prompts",
             "entry": "coding",
         }
-        for name in ("webhook_id", "key_id", "name", "worker_id"):
+        for name in ("webhook_id", "key_id", "name", "worker_id", "artifact_id"):
             names.setdefault(name, "unknown")
         for name, value in names.items():
             path = path.replace(f"{{{name}}}", value)
@@ -132,6 +163,15 @@ def long_answers() -> Iterator[Case]:
     for what in ("first", "again"):
         body = {"command": "head -c 300000 /dev/urandom", **kept}
         yield asked("POST", f"{_S}/exec", f"with a key, {what}", body=body, headers=_key("some"))
+    for what, code in {"noise": _NOISE, "tiny writes": f"python3 -c '{_TINY}'"}.items():
+        body = {"code": code, "language": "bash"}
+        yield asked("POST", f"{_S}/code", what, body=body)
+        yield asked("POST", f"{_S}/code", f"{what}, events", body=body, headers=_EVENTS)
+    for what, code in _CELLS.items():
+        yield asked("POST", f"{_S}/code", what, body={"code": code})
+        yield asked("POST", f"{_S}/code", f"{what}, events", body={"code": code}, headers=_EVENTS)
+        yield Case("WEBSOCKET", f"{_S}/code", what, _code_socket(code))
+    yield asked("GET", f"{_S}/contexts", "with cells that have run")
     yield Case("POST", "/api/e2b/execute", "noise", _e2b(_NOISE))
     yield Case("POST", "/api/e2b/execute", "new files", _e2b("touch many/*"))
     for process in ("noise", "tiny"):
@@ -154,11 +194,13 @@ def long_answers() -> Iterator[Case]:
     yield asked("GET", f"{_S}/processes", "many with long commands")
     for path in ("links", "many"):
         yield asked("GET", f"{_S}/files", path, path=path, depth="100")
-        yield Case("GET", "/list_files", path, _list_flat(path))
+        yield Case("GET", "/list_files", path, _ask_of_session("GET", "/list_files", path=path))
         yield asked("GET", f"{_S}/files/archive", path, path=path)
     yield asked("GET", "/api/e2b/files/{session_id}", "list")
     yield asked("GET", "/api/e2b/files/{session_id}", "a large file", path="large")
-    yield Case("GET", "/download_file", "a large file", _download())
+    yield Case("GET", "/api/e2b/files", "list", _ask_of_session("GET", "/api/e2b/files"))
+    yield Case("GET", "/api/e2b/files", "a large file", _ask_of_session("GET", "/api/e2b/files", path="large"))
+    yield Case("GET", "/download_file", "a large file", _ask_of_session("GET", "/download_file", path="large"))
     yield asked("GET", f"{_S}/files/content", "a large file", path="large")
     for what in ("lines", "long lines", "links", "many"):
         query = {"pattern": "find"} if "lines" in what else {"glob": "*"}
@@ -173,6 +215,11 @@ def long_answers() -> Iterator[Case]:
     yield asked("GET", f"{_S}/files/stat", "a long path", path=b"\xff" * 4090)
     yield asked("GET", f"{_S}/files/realpath", "a long way", path="many/../" * 500)
     yield asked("DELETE", f"{_S}/files", "many files", path="removed", recursive="true")
+    yield asked("POST", f"{_S}/artifacts", "many files", body={"paths": ["many"]})
+    yield asked("POST", f"{_S}/artifacts", "a large file", body={"paths": ["large"]})
+    yield asked("POST", f"{_S}/artifacts", "links", body={"paths": ["links"]})
+    yield asked("GET", "/api/artifacts", "many", limit="1000")
+    yield Case("GET", "/api/artifacts/{artifact_id}/content", "a large one", _read_artifact())
     yield asked("GET", "/api/sessions", "long sessions", state="ended", limit="1000")
 
 
@@ -245,18 +292,31 @@ def _e2b(code: str) -> Work:
     return lambda target: target.ask("POST", "/api/e2b/execute", body={**body, "session_id": target.session_id})
 
 
-def _list_flat(path: str) -> Work:
-    return lambda target: target.ask("GET", "/list_files", path=path, session_id=target.session_id)
+def _ask_of_session(method: str, path: str, /, **query: Any) -> Work:
+    return lambda target: target.ask(method, path, session_id=target.session_id, **query)
 
 
-def _download() -> Work:
-    return lambda target: target.ask("GET", "/download_file", path="large", session_id=target.session_id)
+def _read_artifact() -> Work:
+    async def work(target: Target) -> None:
+        saved = await target.api.get("/api/artifacts", name="large")
+        await target.ask("GET", f"/api/artifacts/{saved['artifacts'][0]['artifact_id']}/content")
+
+    return work
 
 
 def _exec_socket(command: str | list[str]) -> Work:
     async def work(target: Target) -> None:
         async with target.api.socket(target.at(f"{_S}/exec")) as socket:
             await socket.raw.send_json({"command": command})
+            await _until_closed(socket)
+
+    return work
+
+
+def _code_socket(code: str) -> Work:
+    async def work(target: Target) -> None:
+        async with target.api.socket(target.at(f"{_S}/code")) as socket:
+            await socket.raw.send_json({"code": code})
             await _until_closed(socket)
 
     return work

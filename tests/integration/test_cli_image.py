@@ -13,6 +13,22 @@ import pytest
 
 
 @pytest.fixture
+def refusal(tmp_path: Path) -> Callable[..., str]:
+    """What a command that fails says, in a machine without images."""
+
+    def run(*arguments: str, **variables: str) -> str:
+        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": ":".join(sys.path), "WARREN_STATE_DIR": str(tmp_path)}
+        argv = [sys.executable, "-m", "warren.cli.main", *arguments]
+        done = subprocess.run(
+            argv, env={**environ, **variables}, cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 125, done.stdout + done.stderr
+        return done.stderr
+
+    return run
+
+
+@pytest.fixture
 def warren(tmp_path: Path) -> Callable[..., Any]:
     state = Path(tempfile.mkdtemp(prefix="warren-test-", dir=tmp_path))
 
@@ -41,3 +57,26 @@ def test_an_image_that_is_there_is_not_built_and_shown_all_the_same(warren: Call
     made = warren("build", "host")
     assert made["name"] == "host"
     assert warren("build", "host", "--if-missing") == made
+
+
+def test_who_has_not_said_where_their_files_are_hears_of_it(refusal: Callable[..., str], tmp_path: Path) -> None:
+    for command in (["environments", "build", "plots"], ["run", "--environment", "plots", "--", "true"]):
+        assert "registry_dir, which is not set (WARREN_REGISTRY_DIR)" in refusal(*command)
+        assert f"read from {tmp_path}/environments" in refusal(*command, WARREN_REGISTRY_DIR=str(tmp_path))
+
+
+def test_a_file_that_is_not_there_is_not_only_looked_for_in_an_engine(refusal: Callable[..., str]) -> None:
+    nowhere = {"DOCKER_HOST": "unix:///nowhere"}
+    assert "there is no file or directory rootfs, and the Docker engine" in refusal(
+        "image", "import", "rootfs", **nowhere
+    )
+    assert "there is no file" not in refusal("image", "import", "docker:rootfs", **nowhere)
+
+
+def test_a_directory_alone_is_a_context(refusal: Callable[..., str], tmp_path: Path) -> None:
+    assert "there is no file Dockerfile" in refusal("image", "build", ".", "--if-missing")
+    (tmp_path / "Dockerfile").write_text("FROM scratch AS build\nFROM scratch\nCOPY --from=biuld /a /b\n")
+    said = refusal("image", "build", "./")
+    assert "Dockerfile:3: there is no image 'biuld'" in said
+    assert "did you mean build?" in said
+    assert "'Bad Name' is not an image name" in refusal("image", "build", "Bad Name", ".")

@@ -50,6 +50,13 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / NAME
 
 
+def runners() -> set[str]:
+    """The programs of code contexts, as git knows them: of any language, so not only those that Python would import."""
+    argv = ("git", "ls-files", "--cached", "--others", "--exclude-standard", "src/warren/runners")
+    listed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return {name.removeprefix("src/") for name in listed}
+
+
 def wheel_name(machine: str) -> str:
     return f"{NAME}-py3-none-manylinux_2_17_{machine}.musllinux_1_1_{machine}.whl"
 
@@ -64,6 +71,7 @@ def check_contents(wheel: Path, machine: str) -> None:
             assert head[:4] == b"\x7fELF"
             assert struct.unpack("<H", head[18:20]) == (MACHINES[machine],)
         assert {"warren/py.typed", "warren/registry_data/environments/base.yaml"} <= set(names)
+        assert {name for name in names if "/runners/" in name and "/worker/" not in name} == runners()
 
 
 def install(folder: Path, *wheels: Path) -> Path:
@@ -175,7 +183,8 @@ class TestRelease:
     def test_its_wheel_works(self, release: Path, image_cache: Path, tmp_path: Path) -> None:
         (compat,) = release.glob("warren_sandbox_compat-*.whl")
         venv = install(tmp_path, release / wheel_name(platform.machine()), compat)
-        subprocess.run([venv / "bin/python", "-I", "-c", "import sandbox_client, sandbox_client_v2"], check=True)
+        names = "import sandbox_client, sandbox_client_v2, orchestrator.lifecycle"
+        subprocess.run([venv / "bin/python", "-I", "-c", names], check=True)
         check_that_it_serves(venv, image_cache, tmp_path)
 
     def test_the_list_of_components_has_every_locked_package(self, release: Path) -> None:

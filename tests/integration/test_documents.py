@@ -42,7 +42,10 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted({*(ROOT / "docs")
 _GUARDED = {
     ROOT / "README.md",
     *(ROOT / "docs" / name for name in ("api.md", "operations.md", "tenants.md", "tutorial.md", "webhooks.md")),
+    *(ROOT / "docs" / name for name in ("e2b-guide.md", "e2b-examples.md")),
 }
+# What these pages show leaves files in the directory that it is run in.
+_WRITING = {ROOT / "docs" / name for name in ("e2b-guide.md", "e2b-examples.md")}
 # `make test` cannot run in itself, and what leads to it is run by it: these are looked up in the Makefile.
 GOALS = ("make test", "make check", "make docs", "make dist", "make setup")
 SHOWN_SERVER = "http://127.0.0.1:8000"
@@ -60,12 +63,13 @@ def fenced(page: Path) -> list[Block]:
 
 
 _WARREN = re.compile(r"^warren ", flags=re.M)
-_IN_TERMINAL = re.compile(r"^warren (?:shell|exec -it?) .*$", flags=re.M)
+_IN_TERMINAL = re.compile(r"^warren (?:shell|repl|exec -it?) .*$", flags=re.M)
 
 
 def asks_a_server(block: Block) -> bool:
     kind, text = block
-    return (kind in ("sh", "python") and SHOWN_SERVER in text) or (kind == "sh" and bool(_WARREN.search(text)))
+    talks = SHOWN_SERVER in text or (kind == "python" and "from orchestrator" in text)
+    return (kind in ("sh", "python") and talks) or (kind == "sh" and bool(_WARREN.search(text)))
 
 
 def commands(page: Path) -> list[str]:
@@ -84,7 +88,12 @@ def commands(page: Path) -> list[str]:
 
 SHOWN = [(page, line) for page in PAGES for line in commands(page)]
 TALKING = [page for page in PAGES if any(asks_a_server(block) for block in fenced(page))]
-ALONE = [(page, text) for page in PAGES for kind, text in fenced(page) if kind == "python" and SHOWN_SERVER not in text]
+ALONE = [
+    (page, text)
+    for page in PAGES
+    for kind, text in fenced(page)
+    if kind == "python" and not asks_a_server((kind, text))
+]
 
 
 def new_state(image_cache: Path) -> Iterator[Path]:
@@ -220,7 +229,7 @@ def test_the_requests_of_a_page_work(page: Path, fresh_state: Path, tmp_path: Pa
         environ["WARREN_CREDENTIALS"] = str(fresh_state / "credentials.json")
         outcome = subprocess.run(
             ["bash", "-aeuxo", "pipefail", "-c", script],
-            cwd=ROOT,
+            cwd=tmp_path if page in _WRITING else ROOT,
             env=environ,
             capture_output=True,
             text=True,

@@ -73,6 +73,19 @@ class TestSteps:
         )
         assert world.text("user", "home/app/uid") == "5000\n"
 
+    def test_the_group_of_a_user_is_the_only_one(self, world: BuildWorld) -> None:
+        files = (
+            "echo app:x:5000:5000::/opt:/bin/sh >> /etc/passwd; printf 'ops:x:6000:\\nmore:x:6001:app\\n' >> /etc/group"
+        )
+        steps = [run(f"{files}; chmod 777 /opt")]
+        for number, user in enumerate(("app", "app:ops", "app:6002", "5000:0", "0:ops")):
+            steps += [configure("user", user), run(f"id -u > /opt/{number}; id -G >> /opt/{number}")]
+        world.build("groups", *steps)
+        found = [world.text("groups", f"opt/{number}").split() for number in range(5)]
+        assert found == [["5000", "5000", "6001"], ["5000", "6000"], ["5000", "6002"], ["5000", "0"], ["0", "6000"]]
+        with pytest.raises(InvalidRequest, match="no group 'none'"):
+            world.build("nogroup", configure("user", "0:none"), run("true"))
+
     def test_sandboxes_of_the_image_have_what_was_built(self, world: BuildWorld) -> None:
         world.build("used", run("echo built > /opt/made; echo seed > /workspace/seed"))
         assert asyncio.run(_output(world, "used", "cat /opt/made")) == "built\n"
@@ -130,6 +143,41 @@ class TestSteps:
         assert (world.root("added") / "kept/files.tar.gz").is_file()
         assert sorted(os.listdir(world.root("added") / "unpacked")) == ["inner", "run.sh"]
         assert (world.root("added") / "unpacked/inner/lib/a.py").is_file()
+
+    def test_owners_are_those_that_docker_gives(self, world: BuildWorld, context: Path) -> None:
+        with tarfile.open(context / "owned.tar", "w") as tar:
+            for name, uid in (("inner", 70), ("inner/mine", 71), ("inner/far", 4_000_000)):
+                member = tarfile.TarInfo(name)
+                member.uid, member.gid, member.type = uid, 80, tarfile.DIRTYPE if name == "inner" else tarfile.REGTYPE
+                tar.addfile(member)
+        for path in (context / "app", context / "app/main.py"):
+            os.chown(path, 90, 90)
+        made = "mkdir -p /out/deep; touch /out/a /out/deep/b; ln -s a /out/link; chown -hR 60:61 /out"
+        world.build(
+            "owners",
+            Stage("small", (run(made),), name="first"),
+            Stage(
+                "small",
+                (
+                    copy("/out", "/kept", stage="first"),
+                    copy("/out/a", "/one", stage="first"),
+                    copy("/out", "/given", stage="first", owner="50:51"),
+                    copy("owned.tar", "/added/", unpack=True),
+                    copy("app", "/app"),
+                ),
+            ),
+            context=context,
+        )
+        root = world.root("owners")
+        paths = (
+            "kept kept/deep kept/deep/b kept/link one given/a added/inner added/inner/mine added/inner/far app/main.py"
+        )
+        found = {path: os.lstat(root / path) for path in paths.split()}
+        assert {path: (each.st_uid, each.st_gid) for path, each in found.items()} == {
+            **dict.fromkeys(("kept/deep", "kept/deep/b", "kept/link", "one"), (60, 61)),
+            **{"kept": (0, 0), "given/a": (50, 51), "app/main.py": (0, 0)},
+            **{"added/inner": (70, 80), "added/inner/mine": (71, 80), "added/inner/far": (0, 0)},
+        }
 
     def test_stages_give_files_to_each_other(self, world: BuildWorld) -> None:
         world.build(

@@ -74,14 +74,14 @@ class TestEveryTransport:
     async def test_the_tools_say_what_they_do_and_what_they_take(self, client: Client) -> None:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert set(tools) == {
-            "bash", "bash_background", "background_output", "background_stop", "stop_all", "read_file", "write_file",
-            "edit_file", "list_files", "search_files", "sandbox_info", "reset_sandbox",
+            "bash", "run_code", "bash_background", "background_output", "background_stop", "stop_all", "read_file",
+            "write_file", "edit_file", "list_files", "search_files", "sandbox_info", "reset_sandbox",
         }  # fmt: skip
         for tool in tools.values():
             assert tool.description
             assert not re.search(r"\n |[^\n]\n[^\n]", tool.description)
             assert tool.input_schema["additionalProperties"] is False
-            assert (tool.output_schema is None) == (tool.name == "read_file")
+            assert (tool.output_schema is None) == (tool.name in ("read_file", "run_code"))
             assert tool.annotations is not None
             assert tool.annotations.read_only_hint is not None
             assert all(each.get("description") for each in tool.input_schema["properties"].values())
@@ -129,6 +129,25 @@ class TestEveryTransport:
         said = await tools.said("bash", command="echo out; echo err >&2; exit 3")
         assert said == "out\nerr\n\n[exit code 3]"
         assert await tools.said("bash", command="true") == "(no output)"
+
+    async def test_code_keeps_its_variables_and_an_error_of_it_is_an_answer(self, tools: Tools) -> None:
+        assert await tools.said("run_code", code="x = 20") == "(no output)"
+        assert await tools.said("run_code", code="print('out')\nx + 22") == "out\n42"
+        assert await tools.said("run_code", code="echo $HOSTNAME; pwd", language="bash") == "sandbox\n/workspace"
+        assert (await tools.said("run_code", code="1 / 0")).endswith("ZeroDivisionError: division by zero")
+        late = await tools.refused("run_code", code="import time\ntime.sleep(60)", timeout=0.5)
+        assert "interrupted after 0.5 seconds" in late
+        assert await tools.said("run_code", code="x") == "20"
+        assert "no language" in await tools.refused("run_code", code="x", language="cobol")
+
+    async def test_pictures_that_code_shows_come_as_images(self, tools: Tools) -> None:
+        code = f"class P:\n  def _repr_png_(self): return {png()!r}\nprint('a chart:')\nP()"
+        result = await tools.call("run_code", code=code)
+        assert text_of(result) == "a chart:\n[picture 1]"
+        image = result.content[1]
+        assert isinstance(image, ImageContent)
+        assert (image.mime_type, base64.b64decode(image.data)) == ("image/png", png())
+        assert result.structured_content is None
 
     async def test_a_command_that_takes_too_long_is_an_error_with_advice(self, tools: Tools) -> None:
         said = await tools.refused("bash", command="echo begun; sleep 60", timeout=0.5)

@@ -132,7 +132,7 @@ def test_a_taken_port_is_one_sentence(guarded: HttpServer) -> None:
 @pytest.mark.anyio
 async def test_without_a_warren_server_every_tool_says_so() -> None:
     async with connected("stdio", stdio(f"http://127.0.0.1:{free_port()}")) as client:
-        assert len((await client.list_tools()).tools) == 12
+        assert len((await client.list_tools()).tools) == 13
         for tool, arguments in (("bash", {"command": "ls"}), ("sandbox_info", {}), ("reset_sandbox", {})):
             said = await Tools(client).refused(tool, **arguments)
             assert "127.0.0.1" in said

@@ -53,6 +53,38 @@ def test_the_shell_remembers_where_it_is_from_turn_to_turn(clients: ThreadClient
     assert texts == ["[exit code 0]", "1\n/workspace/d\n[exit code 0]", "[exit code 3]"]
 
 
+def run_code(code: str, **arguments: Any) -> list[tuple[str, dict[str, Any]]]:
+    return [("run_code", {"code": code, **arguments})]
+
+
+def test_code_keeps_its_variables_from_turn_to_turn(clients: ThreadClients, thread_id: str) -> None:
+    calls = (
+        run_code("x = 20"),
+        run_code("print('out')\nx + 22"),
+        run_code("1 / 0"),
+        run_code("import time; time.sleep(60)", timeout=1),
+        run_code("pwd; cd /tmp", language="bash"),
+        run_code("x", language="cobol"),
+    )
+    texts = used(clients, thread_id, *calls)
+    assert texts[:2] == ["[no output]", "out\n42"]
+    assert texts[2].endswith("ZeroDivisionError: division by zero")
+    assert "interrupted after 1 seconds" in texts[3]
+    assert texts[4] == "/workspace"
+    assert "no language 'cobol'" in texts[5]
+
+
+@pytest.mark.anyio
+async def test_what_code_showed_is_the_artifact_of_its_message(clients: ThreadClients, thread_id: str) -> None:
+    code = "class P:\n  def _repr_png_(self): return b'\\x89PNG\\r\\n\\x1a\\n'\nP()"
+    agent: Any = create_agent(scripted(run_code(code), "done"), sandbox_tools(clients=clients))
+    state = await agent.ainvoke({"messages": [("user", "go on")]}, {"configurable": {"thread_id": thread_id}})
+    [message] = [each for each in state["messages"] if each.type == "tool"]
+    assert message.content == "[picture 1]"
+    assert message.artifact["results"][0]["png"].startswith("iVBORw0KGgo")
+    await clients.connections.aclose()
+
+
 def test_files_are_written_listed_and_read(clients: ThreadClients, thread_id: str) -> None:
     texts = used(
         clients,
@@ -120,6 +152,7 @@ def test_the_model_does_not_see_the_runtime(url: str) -> None:
     tools = {tool.name: tool for tool in sandbox_tools(url)}
     assert set(tools) == {
         "bash",
+        "run_code",
         "bash_background",
         "background_output",
         "background_stop",
@@ -131,7 +164,8 @@ def test_the_model_does_not_see_the_runtime(url: str) -> None:
 
 
 def test_the_prompt_names_every_tool_that_it_speaks_of() -> None:
-    for name in ("bash", "bash_background", "background_output", "background_stop", "read_file", "write_file"):
+    names = ("bash", "run_code", "bash_background", "background_output", "background_stop", "read_file", "write_file")
+    for name in names:
         assert f"`{name}`" in SANDBOX_PROMPT
     assert "no network" in sandbox_prompt(network=False)
     assert sandbox_prompt(notes="Use pytest.").endswith("\nUse pytest.\n")

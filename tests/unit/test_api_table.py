@@ -10,7 +10,16 @@ from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Re
 from warren.sdk.aio.remote import _request
 
 ROWS = list(OPERATIONS.values())
-PARAMETERS = {"session_id": "ses_1", "process_id": "p_1", "port": "3000", "kind": "tools", "entry": "x"}
+PARAMETERS = {
+    "session_id": "ses_1",
+    "process_id": "p_1",
+    "context_id": "ctx_python",
+    "execution_id": "cell_1",
+    "artifact_id": "art_1",
+    "port": "3000",
+    "kind": "tools",
+    "entry": "x",
+}
 
 
 def path_of(row: Operation) -> str:

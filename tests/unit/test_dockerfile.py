@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from warren.model.errors import InvalidRequest
+from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image import Configure, Copy, ImageConfig, Recipe, Run
 from warren.worker.images.dockerfile import DEFAULT_PATH, ParsedDockerfile, parse_dockerfile
 
@@ -217,6 +217,30 @@ def test_what_has_no_meaning_is_named() -> None:
     assert parsed.recipe.stages[0].steps == ()
 
 
+def test_what_docker_takes_otherwise_than_written_is_named() -> None:
+    text = (
+        'FROM base\nRUN --mount=type=cache,target=/root/.cache pip install x\nRUN ["echo" "x"]\nRUN [ -e /x ] || true\n'
+    )
+    parsed: ParsedDockerfile = parse_dockerfile(text)
+    assert [note.split(", so")[0] for note in parsed.notes] == [
+        "Dockerfile:2: --mount=type=cache is ignored: a step that has not changed is kept",
+        "Dockerfile:3: this is no list in JSON",
+    ]
+    assert [step.argv[-1] for step in parsed.recipe.stages[0].steps if isinstance(step, Run)] == [
+        *("pip install x", '["echo" "x"]', "[ -e /x ] || true"),
+    ]
+
+
+def test_an_image_that_is_not_there_is_named_with_its_line() -> None:
+    def config_of(base: str) -> ImageConfig:
+        raise ImageNotFound(f"there is no image {base!r}", remedy="import it")
+
+    with pytest.raises(ImageNotFound) as caught:
+        parse_dockerfile("FROM scratch AS build\nFROM biuld\n", config_of=config_of)
+    assert str(caught.value.message) == "Dockerfile:2: there is no image 'biuld'"
+    assert caught.value.remedy == "did you mean build? import it"
+
+
 def test_an_entry_point_drops_the_command_of_the_base() -> None:
     assert [step.key for step in steps("ENTRYPOINT x") if isinstance(step, Configure)] == ["entrypoint", "cmd"]
     assert [step.key for step in steps("CMD y\nENTRYPOINT x") if isinstance(step, Configure)] == ["cmd", "entrypoint"]
@@ -229,7 +253,10 @@ def test_an_entry_point_drops_the_command_of_the_base() -> None:
         ("RUN x", "Dockerfile:1: RUN comes before the first FROM"),
         ("FROM base\n\nRUNN x", "Dockerfile:3: there is no instruction 'RUNN' (did you mean RUN?)"),
         ("FROM base\nCOYP a b", "did you mean COPY?"),
-        ("FROM base\nRUN \\\n  --mount=type=cache,target=/x y", "Dockerfile:2: --mount is not supported"),
+        (
+            "FROM base\nRUN \\\n  --mount=type=bind,target=/x y",
+            "Dockerfile:2: --mount is not supported, but for type=cache",
+        ),
         ("FROM base\nRUN --network=none x", "--network is not supported"),
         ("FROM base\nADD https://example.com/x /x", "Dockerfile:2: ADD of an address is not supported"),
         ("FROM base\nADD git@example.com:x.git /x", "ADD of an address"),

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -166,3 +167,23 @@ def test_the_lock_of_a_build_is_seen_by_others(tmp_path: Path) -> None:
         assert is_being_built(tmp_path, "environment/x")
         assert not is_being_built(tmp_path, "environment/y")
     assert not is_being_built(tmp_path, "environment/x")
+
+
+def test_locks_leave_no_files_and_hold_each_other_off(tmp_path: Path) -> None:
+    held: list[int] = []
+    most: list[int] = []
+
+    def work() -> None:
+        for _ in range(50):
+            with building_lock(tmp_path, "python"):
+                held.append(1)
+                most.append(len(held))
+                held.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(most), max(most)) == (200, 1)
+    assert list((tmp_path / ".building").iterdir()) == []

@@ -1,7 +1,9 @@
 """Hostile and odd archives and trees: what is taken, what is refused, and that nothing lands outside."""
 
+import bz2
 import gzip
 import io
+import lzma
 import os
 import stat
 import tarfile
@@ -11,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from warren.model.errors import InvalidRequest
-from warren.worker.images.import_tree import Caps, copy_directory, unpack_tar
+from warren.worker.images.import_tree import Caps, copy_directory, is_tar, unpack_tar
 from warren.worker.images.tree import Tree
+from warren.worker.images.zstd_stream import zstd_module
 
 Entry = tuple[str, bytes, str]  # name, type, link target or contents
 
@@ -116,6 +119,20 @@ def test_caps_hold(caps: Caps, message: str, tmp_path: Path) -> None:
     plain = tar_of(*[(f"f{number}", FILE, "0" * 100_000) for number in range(5)])
     with pytest.raises(InvalidRequest, match=message):
         unpack(io.BytesIO(gzip.compress(plain.read())), tmp_path / "tree", caps)
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstd_module().compress, bytes])
+def test_a_tar_comes_compressed_through_a_pipe(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    packed = pack(tar_of(("a", FILE, "x" * 5000), ("d/b", LINK, "../a")).read())
+    assert is_tar(io.BytesIO(packed))
+    assert not is_tar(io.BytesIO(pack(b"no tar at all" * 100)))
+    reader, writer = os.pipe()
+    os.write(writer, packed)
+    os.close(writer)
+    (tmp_path / "tree").mkdir()
+    with open(reader, "rb") as stream, Tree(tmp_path / "tree") as tree:
+        unpack_tar(stream, tree)
+    assert (tmp_path / "tree/d/b").read_text() == "x" * 5000
 
 
 def test_a_header_of_any_size_is_not_read_into_memory(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from warren.model.errors import InvalidRequest
 from warren.worker.images.import_tree import Caps
 from warren.worker.images.oci_layers import Layers
 from warren.worker.images.tree import Tree
+from warren.worker.images.zstd_stream import MAGIC, zstd_module
 
 D, L, H = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 Member = tuple[str, str] | tuple[str, bytes, str]
@@ -165,8 +166,48 @@ def test_a_hostile_layer_is_refused_or_stays_inside(
         (b"x" * 2000, Caps(), "damaged"),
     ],
 )
-def test_bombs_and_nonsense_are_refused(tmp_path: Path, data: bytes, caps: Caps, complaint: str) -> None:
-    check_complaint(complaint, lambda: apply(tmp_path / "root", layer(), data, caps=caps, packed=gzip.compress))
+@pytest.mark.parametrize("packed", [gzip.compress, zstd_module().compress])
+def test_bombs_and_nonsense_are_refused(
+    tmp_path: Path, data: bytes, caps: Caps, complaint: str, packed: Callable[[bytes], bytes]
+) -> None:
+    check_complaint(complaint, lambda: apply(tmp_path / "root", layer(), data, caps=caps, packed=packed))
+
+
+def in_frames(data: bytes) -> bytes:
+    """As tools that let layers be read in parts write them: several frames, and notes that are no content."""
+    compress, half = zstd_module().compress, len(data) // 2
+    note = b"\x50\x2a\x4d\x18" + (100).to_bytes(4, "little") + bytes(100)
+    return bytes(compress(data[:half], level=19) + note + compress(data[half:], level=1) + note)
+
+
+def with_window(log: int) -> Callable[[bytes], bytes]:
+    """A frame that says its reader has to keep 2 ** log bytes, of blocks that are not compressed."""
+
+    def packed(data: bytes) -> bytes:
+        parts = [data[start : start + 65536] for start in range(0, len(data), 65536)]
+        blocks = [(len(part) << 3 | (part is parts[-1])).to_bytes(3, "little") + part for part in parts]
+        return MAGIC + bytes([0, log - 10 << 3]) + b"".join(blocks)
+
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("packed", "complaint"),
+    [
+        (in_frames, ""),
+        (with_window(27), ""),
+        (with_window(28), "too much memory"),
+        (with_window(41), "too much memory"),
+        (lambda data: in_frames(data)[:-150], "before the end"),
+        (lambda data: MAGIC + b"no frame" * 10, "cannot be unpacked"),
+    ],
+)
+def test_layers_by_zstd_are_read_within_bounds(
+    tmp_path: Path, packed: Callable[[bytes], bytes], complaint: str
+) -> None:
+    data = layer(("a", "x" * 100_000), ("b", "1"))
+    check_complaint(complaint, lambda: apply(tmp_path / "root", data, packed=packed))
+    assert complaint or (tmp_path / "root/b").read_text() == "1"
 
 
 def test_the_caps_are_for_all_layers_together(tmp_path: Path) -> None:

@@ -65,12 +65,14 @@ def test_the_command_that_continuous_integration_runs_is_there() -> None:
 
 def test_the_lock_has_hashes_of_everything_a_server_needs() -> None:
     entries = (ROOT / "requirements.lock").read_text().replace("\\\n", "").splitlines()[1:]
-    locked = {entry.partition("==")[0]: entry.partition("==")[2].split() for entry in entries}
+    locked = {entry.partition("==")[0]: entry.partition("==")[2].partition("--hash") for entry in entries}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
     for text in [*wanted, *project["project"]["optional-dependencies"]["server"]]:
         requirement = Requirement(text)
-        version, *hashes = locked[requirement.name]
-        assert requirement.specifier.contains(version), f"{text}: run scripts/lock.py"
+        version, _, marker = locked[requirement.name][0].partition(";")
+        hashes = "".join(locked[requirement.name][1:]).split()
+        assert requirement.specifier.contains(version.strip()), f"{text}: run scripts/lock.py"
+        assert Requirement(f"x;{marker}" if marker else "x").marker == requirement.marker
         assert all(word.startswith("--hash=sha256:") and len(word) == 78 for word in hashes)
         assert hashes

@@ -11,7 +11,14 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from warren.app import cluster_wiring as wiring
-from warren.app.wiring import build_context, build_edge, build_environments, build_sessions
+from warren.app.wiring import (
+    build_artifact_store,
+    build_artifacts,
+    build_context,
+    build_edge,
+    build_environments,
+    build_sessions,
+)
 from warren.clock import ClusterClock
 from warren.cluster.auth import ClusterAuth
 from warren.cluster.failover import Failover
@@ -74,6 +81,8 @@ class CoordinatorService:
         self.tenancy = self._tenancy = await wiring.build_tenancy(
             settings, self._store, self._link, clock, self._environments
         )
+        artifact_store = await build_artifact_store(settings) if settings.artifact_store else None
+        artifacts = build_artifacts(settings, self._store.records, artifact_store, self.tenancy, clock)
         lifecycle = Lifecycle(
             self._store,
             {},
@@ -81,6 +90,7 @@ class CoordinatorService:
             claim_timeout_s=settings.claim_timeout_s,
             in_cluster=True,
             events=self.tenancy.events,
+            artifacts=artifacts,
         )
         self.sessions = build_sessions(settings, lifecycle, self.tenancy, self._environments)
         failover = Failover(self._fleet, self._roster, self._store, lifecycle, retention_s=settings.key_retention_s)

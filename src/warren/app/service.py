@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from warren.app.wiring import (
+    build_artifact_store,
+    build_artifacts,
     build_clock,
     build_environments,
     build_lifecycle,
@@ -27,6 +29,7 @@ from warren.app.wiring import (
 )
 from warren.clock import Clock
 from warren.config.settings import Settings
+from warren.interfaces.artifacts import ArtifactStore
 from warren.interfaces.provider import Provider
 from warren.interfaces.store import SessionStore
 from warren.logs import get_log
@@ -61,6 +64,7 @@ class Service:
         self._rebooted = False
         self._store: SessionStore | None = None
         self._tenancy: Tenancy | None = None
+        self._artifact_store: ArtifactStore | None = None
         self._providers: list[Provider] = []
         self._worker: LocalWorker | None = None
         self._lifecycle: Lifecycle | None = None
@@ -86,8 +90,26 @@ class Service:
         self._worker = build_worker(settings, self._providers, self.environments, partial(self._call_fault, "worker"))
         self.tenancy = self._tenancy = await self._open_tenancy(self._store)
         fault = partial(self._call_fault, "lifecycle")
+        saving = partial(self._call_fault, "artifacts")
+        self._artifact_store = await build_artifact_store(settings, saving)
+        artifacts = build_artifacts(
+            settings,
+            self._store.records,
+            self._artifact_store,
+            self.tenancy,
+            self._clock,
+            saving,
+            in_cluster=self.in_cluster,
+        )
         self._lifecycle = build_lifecycle(
-            settings, self._store, self._worker, self.tenancy, fault, clock=self._clock, in_cluster=self.in_cluster
+            settings,
+            self._store,
+            self._worker,
+            self.tenancy,
+            fault,
+            clock=self._clock,
+            artifacts=artifacts,
+            in_cluster=self.in_cluster,
         )
         self.sessions = build_sessions(settings, self._lifecycle, self.tenancy, self.environments)
         await self._before_recovery()
@@ -98,6 +120,7 @@ class Service:
         self._run(reaper.run(), "reaper")
         self._run(reaper.watch_losses(self._worker), "losses")
         self._run(self._lifecycle.network_meter.run(), "networks")
+        self._run(artifacts.run(), "artifacts")
         self._run(self.environments.watch(self._clock), "environments")
         self._run(self._report_obstacle(self._worker), "readiness")
 
@@ -160,6 +183,8 @@ class Service:
             await self._worker.close()
         for provider in self._providers:
             await provider.close()
+        if self._artifact_store is not None:
+            await self._artifact_store.close()
         if self._store is not None:
             await self._store.close()
         if self._lock >= 0:

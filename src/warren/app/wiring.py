@@ -18,7 +18,7 @@ from warren.config.settings import Settings, as_variables, check_provider, envir
 from warren.interfaces.environments import Environments
 from warren.interfaces.provider import Provider
 from warren.model.environment import Environment, PoolSize
-from warren.model.errors import InvalidRequest, ProviderUnavailable, WarrenError
+from warren.model.errors import InvalidRequest, ProviderUnavailable, UnknownEnvironment, WarrenError
 from warren.model.spec import IoLimits
 from warren.model.version import __version__
 from warren.worker.images.store import ImageStore
@@ -31,12 +31,15 @@ if TYPE_CHECKING:
 
     from warren.config.image_recipes import NamedRecipe
     from warren.http.context import Context
+    from warren.interfaces.artifacts import ArtifactStore
     from warren.interfaces.audit import AuditLog
     from warren.interfaces.cluster import ClusterControl
+    from warren.interfaces.records import RecordStore
     from warren.interfaces.store import SessionStore
     from warren.model.image import Recipe
     from warren.model.network import EgressPolicy
     from warren.model.spec import Ceilings
+    from warren.sessions.artifacts import Artifacts
     from warren.sessions.egress import Egress
     from warren.sessions.lifecycle import Lifecycle
     from warren.sessions.manager import Sessions
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
 
 DATABASE: Final = "sessions.db"
 SECRETS_KEY: Final = "secrets.key"
+ARTIFACTS: Final = "artifacts"
 AUDIT: Final = "audit"
 AUDIT_FILES: Final = 16
 
@@ -63,6 +67,16 @@ Fault = Callable[[str], None]
 
 def build_registry(settings: Settings) -> Registry:
     return Registry(*recipe_folders(settings))
+
+
+def read_environment(settings: Settings, name: str) -> Environment:
+    """For commands of the operator: the error for an unknown name also says where files of their own are read from."""
+    try:
+        return build_registry(settings).read(name)
+    except UnknownEnvironment as exc:
+        folder = settings.registry_dir
+        place = f"{folder}/environments" if folder else "registry_dir, which is not set (WARREN_REGISTRY_DIR)"
+        raise UnknownEnvironment(exc.message, remedy=f"{exc.remedy}; files of your own are read from {place}") from None
 
 
 def recipe_folders(settings: Settings) -> "list[Path]":
@@ -286,6 +300,51 @@ async def build_audit(settings: Settings) -> "AuditLog | None":
     return await FileAudit.open(settings.state_dir / AUDIT, commands=commands, max_bytes=size, keep_files=AUDIT_FILES)
 
 
+async def build_artifact_store(settings: Settings, fault: Fault = lambda _: None) -> "ArtifactStore":
+    if settings.artifact_store.startswith("s3://"):
+        from warren.stores.artifact_s3 import open_s3
+
+        return open_s3(settings.artifact_store, settings.artifact_s3_endpoint)
+    from pathlib import Path
+
+    from warren.stores.artifact_directory import DirectoryArtifacts
+    from warren.worker.guard import default_disk_reserve, read_room
+
+    directory = Path(settings.artifact_store or settings.state_dir / ARTIFACTS)
+    reserve = settings.min_free_disk_mb or default_disk_reserve(read_room(directory))
+    return await DirectoryArtifacts(
+        directory, min_free_mb=reserve, shared=bool(settings.artifact_store), fault=fault
+    ).open()
+
+
+def build_artifacts(
+    settings: Settings,
+    records: "RecordStore",
+    store: "ArtifactStore | None",
+    tenancy: "Tenancy",
+    clock: Clock,
+    fault: Fault = lambda _: None,
+    *,
+    in_cluster: bool = False,
+) -> "Artifacts":
+    """In a cluster, what is in a worker's own directory is reached through that worker."""
+    from warren.model.artifact import ArtifactRules
+    from warren.model.spec import MIB
+    from warren.sessions.artifacts import Artifacts
+
+    return Artifacts(
+        records,
+        store,
+        clock,
+        rules=ArtifactRules(settings.artifact_max_mb * MIB, settings.artifact_max_count, settings.artifact_ttl_s),
+        place=settings.worker_id if in_cluster and not settings.artifact_store else "",
+        events=tenancy.events,
+        bound_of=tenancy.artifact_bound,
+        report_limit=tenancy.report_artifact_limit,
+        fault=fault,
+    )
+
+
 def build_lifecycle(
     settings: Settings,
     store: "SessionStore",
@@ -294,6 +353,7 @@ def build_lifecycle(
     fault: Fault = lambda _: None,
     *,
     clock: Clock,
+    artifacts: "Artifacts | None" = None,
     in_cluster: bool = False,
 ) -> "Lifecycle":
     from warren.sessions.lifecycle import Lifecycle
@@ -310,6 +370,7 @@ def build_lifecycle(
         egress=build_egress(settings),
         network_meter=NetworkMeter(clock, tenancy.networks.report, tenancy.networks.bounds_of),
         secrets=tenancy.secrets,
+        artifacts=artifacts,
         fault=fault,
     )
     tenancy.secrets.when_changed(lifecycle.secret_changed)
@@ -426,6 +487,7 @@ def build_context(
 ) -> "Context":
     from warren.answer_memory import MIB, AnswerMemory
     from warren.http.context import Context
+    from warren.sessions.contexts import Contexts
 
     return Context(
         sessions=sessions,
@@ -440,10 +502,12 @@ def build_context(
         command_timeout_s=settings.command_timeout_s,
         max_command_timeout_s=settings.max_command_timeout_s,
         keepalive_s=settings.stream_keepalive_s,
+        contexts=Contexts(settings.max_contexts, settings.context_idle_timeout_s),
         with_key=settings.auth,
         answer_memory=AnswerMemory(settings.answer_memory_mb * MIB),
         labels=build_labels(settings),
         links=build_links(settings),
+        artifacts=sessions.lifecycle.artifacts,
         cluster=cluster,
     )
 

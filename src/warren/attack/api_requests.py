@@ -15,15 +15,19 @@ _BODIES: Final[Mapping[str, dict[str, Any]]] = {
     "create_link": {"port": 3000},
     "run_command": {"command": "echo reached"},
     "start_process": {"command": "sleep 1"},
+    "create_context": {"language": "bash"},
+    "run_code": {"code": "echo reached", "language": "bash"},
     "write_stdin": {"data": "x"},
     "send_signal": {"signal": "WINCH"},
     "resize_terminal": {"rows": 30, "columns": 90},
     "kill_process": {"grace_s": 0},
     "make_directory": {"path": "attack-directory"},
     "move_file": {"source": "attack-file", "target": "attack-file-2"},
+    "save_artifacts": {"paths": ["secret"]},
     "flat_execute": {"command": "echo reached"},
     "e2b_execute": {"code": "1", "language": "bash"},
     "e2b_write_file": {"path": "attack-file", "content": "x"},
+    "e2b_write_file_by_path": {"path": "attack-file", "content": "x"},
 }
 _QUERIES: Final[Mapping[str, dict[str, str]]] = {
     "wait_for_process": {"timeout_s": "0.1"},
@@ -38,8 +42,15 @@ _QUERIES: Final[Mapping[str, dict[str, str]]] = {
     "search_files": {"glob": "secret"},
     "flat_download_file": {"path": "secret"},
     "flat_list_files": {"path": "/workspace"},
+    "e2b_remove_file": {"path": "attack-file"},
+    "e2b_remove_file_by_query": {"path": "attack-file"},
 }
-_FIRST_MESSAGES: Final = {"exec_socket": b'{"command": "true"}', "forward_socket": b"eof"}
+_FIRST_MESSAGES: Final = {
+    "exec_socket": b'{"command": "true"}',
+    "code_socket": b'{"code": "true", "language": "bash"}',
+    "forward_socket": b"eof",
+}
+_NO_ARTIFACT: Final = f"art_{'0' * 27}"
 _BOUNDARY: Final = "warren-attack-boundary"
 
 
@@ -54,7 +65,8 @@ class ApiRequest:
 
 def request_for(row: Operation, session: str, process: str) -> ApiRequest:
     path = row.path.replace("{session_id}", session).replace("{process_id}", process).replace("{port}", "3000")
-    path = path.replace("{kind}", "prompts").replace("{entry}", "coding")
+    path = path.replace("{kind}", "prompts").replace("{entry}", "coding").replace("{artifact_id}", _NO_ARTIFACT)
+    path = path.replace("{context_id}", "ctx_bash").replace("{execution_id}", process)
     query, body = dict(_QUERIES.get(row.name, {})), _BODIES.get(row.name)
     if row.session_in is SessionIn.QUERY:
         query["session_id"] = session
@@ -106,4 +118,5 @@ GUARDED_ROUTES: Final = (
 
 def target_of(path: str, tenant: Tenant) -> str:
     path = path.replace("{session_id}", tenant.session).replace("{process_id}", tenant.process).replace("{port}", "1")
-    return path.replace("{kind}", "prompts").replace("{entry}", "coding")
+    path = path.replace("{context_id}", "ctx_bash").replace("{execution_id}", "cell_1")
+    return path.replace("{kind}", "prompts").replace("{entry}", "coding").replace("{artifact_id}", _NO_ARTIFACT)

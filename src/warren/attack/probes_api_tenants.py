@@ -65,6 +65,13 @@ async def _own(arena: ApiArena, row: Operation) -> tuple[str, str]:
         at, command = f"/api/sessions/{arena.own.session}", "python3 -m http.server 3000"
         await arena.call("POST", f"{at}/processes", {"command": command})
         await arena.call("GET", f"{at}/ports", query={"wait_for": 3000, "timeout_s": 60})
+    if "contexts" in row.path or row.name == "get_execution":
+        at = f"/api/sessions/{arena.own.session}"
+        await arena.call("POST", f"{at}/code", {"code": "true", "language": "bash"})
+        if row.name == "get_execution":  # what it would be for a cell that runs
+            cell = {"command": ["/.warren/agent", "cell", "--pid", "1", "ctx_bash"]}
+            started = await arena.call("POST", f"{at}/processes", cell)
+            return arena.own.session, str((started.values or {}).get("process_id", ""))
     process = await arena.start() if row.name in ("kill_process", "forget_process") else arena.own.process
     return arena.own.session, process
 

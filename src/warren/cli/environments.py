@@ -97,12 +97,12 @@ def build(names: tuple[str, ...], no_cache: bool, as_json: bool) -> None:
 
     Example: sudo warren environments build Python3
     """
-    from warren.app.wiring import build_recipes, build_registry
+    from warren.app.wiring import build_recipes, build_registry, read_environment
     from warren.cli.image_build import build_named, find_recipe, print_made, shown_steps
 
     settings = read_settings()
-    registry = build_registry(settings)
-    found = {name: registry.read(name) for name in names or _with_recipes(registry)}
+    wanted = names or _with_recipes(build_registry(settings))
+    found = {name: read_environment(settings, name) for name in wanted}
     made = []
     for image in dict.fromkeys(one.image for one in found.values()):
         if build_recipes(settings)(image) is None and image in ("base", "host"):

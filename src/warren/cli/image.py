@@ -13,7 +13,7 @@ from warren.cli import image_build, image_transfer
 from warren.cli.options import json_option
 from warren.cli.output import ProgressLine, print_json, print_table
 from warren.config.settings import read_settings
-from warren.model.errors import InvalidRequest
+from warren.model.errors import ImageNotFound, InvalidRequest, ProviderUnavailable
 
 if TYPE_CHECKING:
     from warren.interfaces.images import ImageVersion
@@ -65,9 +65,7 @@ def import_image(source: str, name: str, no_shell: bool, platform: str, as_json:
                 *(name, sys.stdin.buffer, "tar from stdin", progress), shell_needed=shell_needed, platform=platform
             )
         elif source.startswith("docker:") or not _looks_like_path(source):
-            reference = source.removeprefix("docker:")
-            docker = read_settings().docker_url
-            info = images.import_docker(name, reference, docker, progress, shell_needed=shell_needed)
+            info = _import_docker(images, name, source, progress, shell_needed)
         elif Path(source).is_dir():
             info = images.import_directory(
                 *(name, Path(source), progress), shell_needed=shell_needed, platform=platform
@@ -75,6 +73,18 @@ def import_image(source: str, name: str, no_shell: bool, platform: str, as_json:
         else:
             info = _import_file(images, name, Path(source), progress, shell_needed, platform)
     image_build.print_made(info, as_json)
+
+
+def _import_docker(
+    images: "ImageStore", name: str, source: str, progress: ProgressLine, shell_needed: bool
+) -> "ImageVersion":
+    reference, docker = source.removeprefix("docker:"), read_settings().docker_url
+    try:
+        return images.import_docker(name, reference, docker, progress, shell_needed=shell_needed)
+    except (ImageNotFound, ProviderUnavailable) as exc:
+        if source != reference:
+            raise
+        raise InvalidRequest(f"there is no file or directory {source}, and {exc.message}", remedy=exc.remedy) from exc
 
 
 def _import_file(
@@ -101,7 +111,7 @@ def name_of(source: str) -> str:
         raise click.UsageError("a tar from stdin needs a --name")
     if source.startswith("docker:") or not _looks_like_path(source):
         return source.removeprefix("docker:")
-    return re.sub(r"(\.tar)?(\.(gz|xz|bz2|tgz|tar))?$", "", Path(source).resolve().name)
+    return re.sub(r"(\.tar)?(\.(gz|xz|bz2|zst|tgz|tar))?$", "", Path(source).resolve().name)
 
 
 @image.command("list")

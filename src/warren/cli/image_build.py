@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +23,7 @@ from warren.cli.output import ProgressLine, print_json, printable
 from warren.config.image_recipes import ENVIRONMENT_IMAGES, ImageRecipes, NamedRecipe, Where, recipe_of
 from warren.config.settings import Settings, read_settings
 from warren.model.errors import BuildFailed, InvalidRequest, WarrenError
+from warren.model.spec import check_image_name
 from warren.model.suggestions import suggest
 
 if TYPE_CHECKING:
@@ -220,13 +221,14 @@ def build(
     """
     settings = read_settings()
     given = {name: value for name, value in options.items() if value}
+    chosen = _DockerfileOptions(dockerfile, build_args, target, engine)
     if report is not None:
         return _build_for_server(settings, words, report)
-    if dockerfile or (len(words) == 2 and not given):
+    if dockerfile or (not given and (len(words) == 2 or (words and _is_directory(words[0])))):
         if given:
             raise click.UsageError(f"--{_flag(next(iter(given)))} and a Dockerfile do not go together")
-        made = _build_dockerfile(settings, words, dockerfile, build_args, target, engine, no_cache, if_missing)
-    elif build_args or target or engine:
+        made = _build_dockerfile(settings, words, chosen, no_cache=no_cache, if_missing=if_missing)
+    elif chosen != _DockerfileOptions():
         raise click.UsageError("--build-arg, --target and --with are for a Dockerfile: give -f")
     elif len(words) > 1 or (given and not words):
         raise click.UsageError("give one NAME for the image")
@@ -234,6 +236,11 @@ def build(
         made = _build_by_name(settings, words[0] if words else "base", given, no_cache, if_missing)
     print_made(made, as_json)
     return None
+
+
+def _is_directory(word: str) -> bool:
+    """Whether it is written as a directory is: names of images begin with a letter or digit, and do not end with /."""
+    return word.startswith((".", "/", "~")) or word.endswith("/")
 
 
 def _flag(name: str) -> str:
@@ -284,7 +291,8 @@ def find_recipe(settings: Settings, image: str) -> NamedRecipe:
 
 
 def check_own_name(name: str) -> None:
-    """Names of images that environments describe are not for others."""
+    """Raises InvalidRequest for what is no name, and for those of images that environments describe."""
+    check_image_name(name)
     if name.startswith(ENVIRONMENT_IMAGES):
         raise InvalidRequest(
             f"names that begin with {ENVIRONMENT_IMAGES} are those of environments",
@@ -316,29 +324,37 @@ def _copy_of(text: str) -> dict[str, str]:
 # -- Dockerfiles
 
 
+@dataclass(frozen=True, slots=True)
+class _DockerfileOptions:
+    """`file` is empty for the Dockerfile of the context."""
+
+    file: str = ""
+    build_args: tuple[str, ...] = ()
+    target: str = ""
+    engine: str = ""
+
+    def path(self, context: Path) -> Path:
+        return Path(self.file) if self.file else context / "Dockerfile"
+
+    @property
+    def args(self) -> dict[str, str]:
+        return parse_pairs("--build-arg", self.build_args)
+
+
 def _build_dockerfile(
-    settings: Settings,
-    words: tuple[str, ...],
-    dockerfile: str,
-    build_args: tuple[str, ...],
-    target: str,
-    engine: str,
-    no_cache: bool,
-    if_missing: bool,
+    settings: Settings, words: tuple[str, ...], options: _DockerfileOptions, *, no_cache: bool, if_missing: bool
 ) -> "ImageVersion":
     from warren.app.wiring import build_images
 
-    name, context = _name_and_context(words, dockerfile)
+    name, context = _name_and_context(words, options.file)
     check_own_name(name)
-    file = Path(dockerfile) if dockerfile else context / "Dockerfile"
     images = build_images(settings)
     if if_missing and (found := _current(images, name)) is not None:
         return found
-    args = parse_pairs("--build-arg", build_args)
-    if engine:
-        return _build_with_docker(settings, images, name, file, context, args, target, engine, no_cache)
     with shown_steps(f"image {name}") as lines:
-        recipe = _parse(settings, images, file, args, target, lines)
+        if options.engine:
+            return _build_with_docker(settings, images, name, context, options, lines, no_cache=no_cache)
+        recipe = _parse(settings, images, context, options, lines)
         return build_named(settings, NamedRecipe(name, recipe, context), lines, no_cache=no_cache)
 
 
@@ -362,18 +378,18 @@ def _name_and_context(words: tuple[str, ...], dockerfile: str) -> tuple[str, Pat
 
 
 def _parse(
-    settings: Settings, images: "ImageStore", file: Path, args: dict[str, str], target: str, lines: StepLines
+    settings: Settings, images: "ImageStore", context: Path, options: _DockerfileOptions, lines: StepLines
 ) -> "Recipe":
     from warren.app.image_wiring import build_image_settings
     from warren.worker.images.builder import base_config
     from warren.worker.images.dockerfile import parse_dockerfile
 
-    building = build_image_settings(settings)
+    building, file = build_image_settings(settings), options.path(context)
     parsed = parse_dockerfile(
         _read(file),
         str(file),
-        build_args=args,
-        target=target,
+        build_args=options.args,
+        target=options.target,
         config_of=lambda base: base_config(images, base, building, lines),
     )
     lines.end_step()
@@ -400,29 +416,27 @@ def _build_with_docker(
     settings: Settings,
     images: "ImageStore",
     name: str,
-    file: Path,
     context: Path,
-    args: dict[str, str],
-    target: str,
-    engine: str,
+    options: _DockerfileOptions,
+    lines: StepLines,
+    *,
     no_cache: bool,
 ) -> "ImageVersion":
-    if engine != "docker":
-        raise click.UsageError(f"--with takes docker, not {engine!r}")
+    if options.engine != "docker":
+        raise click.UsageError(f"--with takes docker, not {options.engine!r}")
     from warren.worker.images.docker_build import build_with_docker
 
-    with shown_steps(f"image {name}") as lines:
-        return build_with_docker(
-            images,
-            name,
-            context=context,
-            dockerfile=_read(file),
-            docker_url=settings.docker_url,
-            progress=lines,
-            build_args=args,
-            target=target,
-            no_cache=no_cache,
-        )
+    return build_with_docker(
+        images,
+        name,
+        context=context,
+        dockerfile=_read(options.path(context)),
+        docker_url=settings.docker_url,
+        progress=lines,
+        build_args=options.args,
+        target=options.target,
+        no_cache=no_cache,
+    )
 
 
 # -- for a server

@@ -85,7 +85,7 @@ class Server:
 
     def create_session(self, options: dict[str, Any]) -> dict[str, Any]:
         """Makes a session; waits, with a line of progress, while the server builds the environment's image."""
-        progress = _ImageProgress()
+        progress = ImageProgress()
         try:
             return create_session(self.backend, secrets.token_hex(16), options, on_progress=progress)
         finally:
@@ -103,7 +103,7 @@ class Server:
         return str(session["session_id"])
 
 
-class _ImageProgress:
+class ImageProgress:
     """Shows how far the server is with an image that it builds; nothing as long as it builds none."""
 
     def __init__(self) -> None:

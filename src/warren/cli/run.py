@@ -242,12 +242,12 @@ def _run_in_fresh_sandbox(
     settings: Settings, options: SandboxOptions, work: Callable[[Sandbox], Awaitable[int]]
 ) -> int:
     """Runs `work` with a sandbox of its own; returns its exit code, or 128 + N when the signal N ended it."""
-    from warren.app.wiring import build_registry
+    from warren.app.wiring import read_environment
 
     spec = build_spec(settings, options)
     if (options.provider or settings.providers[0]) == "oci":
         _ensure_image(settings, spec.image)
-    environment = build_registry(settings).read(options.environment)
+    environment = read_environment(settings, options.environment)
     given = network_values(options.allow, options.deny, options.internet, options.no_network)
     rules = environment.network if given is None else NetworkRules.from_mapping(given)
     if rules.is_open and Layer.NO_NETWORK in spec.require:
@@ -267,9 +267,9 @@ def _ensure_image(settings: Settings, image: str) -> None:
 
 
 def build_spec(settings: Settings, options: SandboxOptions) -> SandboxSpec:
-    from warren.app.wiring import build_registry
+    from warren.app.wiring import read_environment
 
-    environment = build_registry(settings).read(options.environment)
+    environment = read_environment(settings, options.environment)
     limits = {"memory_mb": options.memory, "cpus": options.cpus, "disk_mb": options.disk}
     return SandboxSpec(
         image=options.image or environment.image,

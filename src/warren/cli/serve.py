@@ -60,7 +60,7 @@ def coordinator(flags: dict[str, Any]) -> int:
     _tell_secret(given)
     check_exposure(settings)
     tls = build_tls(settings)
-    why_not = _confine_coordinator(settings.log_file)
+    why_not = _confine_coordinator(settings)
     return _run_process(settings, tls, lambda tls: _run_coordinator(settings, tls, why_not))
 
 
@@ -172,8 +172,9 @@ async def _run_service(settings: Settings, service: "Service", tls: "ssl.SSLCont
     return await _serve_until_stopped(settings, service, tls, app, announce)
 
 
-def _confine_coordinator(log_file: Path | None) -> str:
-    """Gives up what a coordinator does not need: it keeps temporary files and the first key, and all else in Redis.
+def _confine_coordinator(settings: Settings) -> str:
+    """Gives up what a coordinator does not need: it keeps temporary files and the first key, artifacts if all machines
+    share their directory, and all else in Redis.
 
     Returns why that was not possible; it then runs all the same.
     """
@@ -183,8 +184,10 @@ def _confine_coordinator(log_file: Path | None) -> str:
     from warren.sdk.discovery import credentials_path
 
     places = [Path(tempfile.gettempdir()), Path("/dev/null")]
-    if log_file is not None:
-        places.append(log_file.absolute().parent)
+    if settings.log_file is not None:
+        places.append(settings.log_file.absolute().parent)
+    if settings.artifact_store.startswith("/"):
+        places.append(Path(settings.artifact_store))
     if credentials := credentials_path():
         with contextlib.suppress(OSError):
             credentials.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from warren.model.code import CONTEXT_IDLE_S, MOST_CONTEXTS
 from warren.model.egress import Ceiling
 from warren.model.environment import MOST_POOLED, PoolSize
 from warren.model.errors import InvalidRequest
@@ -263,6 +264,9 @@ POOL = whole_number(0, MOST_POOLED)
 SESSION_TIME = time(1, LONGEST_S)
 NETWORK_TIME = time(0.1, 86400)
 MEGABYTES = whole_number(0, 2**30)
+ARTIFACT_STORE = matching(r"/[!-~]{1,4095}|s3://[a-z0-9][a-z0-9.-]{1,62}(/[A-Za-z0-9!_.*'()/-]{1,900})?",
+                          "an absolute path, or s3://BUCKET or s3://BUCKET/PREFIX", "PLACE")  # fmt: skip
+ENDPOINT = matching(r"https?://[!-~]{1,1000}", "an address that begins with http:// or https://", "URL")
 CLUSTER_SECRET = matching(r"[!-~]{16,4096}", "a text of 16 or more ASCII characters without spaces", "KEY")
 
 # -- the options
@@ -367,6 +371,9 @@ _ROWS = (
     Option("claim_timeout_s", NETWORK_TIME, 30.0, "How long a caller waits for a sandbox."),
     Option("command_timeout_s", time(0.1, LONGEST_S), 120.0, "The time-out of a command, if the caller gives none."),
     Option("max_command_timeout_s", time(0.1, LONGEST_S), 86400.0, "The longest time-out that a caller can give."),
+    Option("max_contexts", whole_number(1, 256), MOST_CONTEXTS, "How many code contexts a session may have at once."),
+    Option("context_idle_timeout_s", time(1, LONGEST_S), CONTEXT_IDLE_S,
+           "A code context ends when it runs no cell for this long."),
     Option("min_free_memory_mb", MEGABYTES, 0, "No sandbox is made when the machine has less free memory.",
            default_text="0 (automatic)"),
     Option("min_free_disk_mb", MEGABYTES, 0, "No sandbox is made when the state directory has less free space.",
@@ -431,6 +438,13 @@ _ROWS = (
            "Whether the record has the text of commands, with what looks like a secret removed."),
     Option("audit_mb", whole_number(1, 1_000_000), 256,
            "How much of the record is kept; the oldest entries are removed first."),
+    Option("artifact_store", ARTIFACT_STORE, "",
+           "Where artifacts are kept: a directory that all machines share, or s3://BUCKET/PREFIX.",
+           default_text="a directory in the state directory"),
+    Option("artifact_s3_endpoint", ENDPOINT, "", "The address of an S3-compatible service other than Amazon's."),
+    Option("artifact_max_mb", whole_number(0, 2**30), 1024, "How many MiB one session may save as artifacts."),
+    Option("artifact_max_count", whole_number(0, 20_000), 1000, "How many files one session may save as artifacts."),
+    Option("artifact_ttl_s", time(1, 10 * 366 * 86400), 30 * 86400.0, "How long an artifact is kept."),
     Option("preview_domain", PREVIEW_DOMAIN, "",
            "The domain below which every preview has a name of its own; all names below it must lead here.",
            default_text="previews have names below localhost, and paths"),

@@ -15,6 +15,7 @@ from warren.config.registry_files import RegistryFiles
 from warren.config.yaml_files import YamlFile
 from warren.model.agent import Agent, AgentPrompt
 from warren.model.capability import Capability
+from warren.model.code import find_language
 from warren.model.entries import InvalidEntry, Place
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import InvalidRequest, Unavailable, UnknownEntry, UnknownEnvironment
@@ -54,6 +55,7 @@ _KEYS = {
     "root": _TEXT,
     "sudo": _FLAG,
     "gpus": ((int, list), "a number or a list of ids"),
+    "contexts": _LIST,
 }
 _REQUIRED = ("name", "image")
 _ROOTS = {"read-only": False, "writable": True}
@@ -174,6 +176,8 @@ def read_environment(path: Path) -> Environment:
     writable_root = _read_root(file, values.pop("root", "read-only"))
     if values.get("sudo"):
         needs |= {Capability.USER_NAMESPACE}  # without one, root inside would be the machine's root
+    with _mistakes(file, "contexts"):
+        contexts = _read_contexts(values.pop("contexts", []))
     with _mistakes(file, "gpus"):
         gpus = read_gpus(values.pop("gpus", 0))
     with _mistakes(file, "policy"):
@@ -197,6 +201,7 @@ def read_environment(path: Path) -> Environment:
             env=env,
             pool=pool,
             policy=rules,
+            contexts=contexts,
             needs=needs,
             network=reach,
             secrets=secrets,
@@ -242,6 +247,13 @@ def _read_env(file: YamlFile, values: dict[Any, Any]) -> dict[str, str]:
         with _mistakes(file, "env", name):
             check_env(name, value)
     return values
+
+
+def _read_contexts(languages: list[Any]) -> tuple[str, ...]:
+    found = [find_language(str(language)).name for language in languages]
+    if len(set(found)) < len(found):
+        raise InvalidRequest("a language stands there twice")
+    return tuple(found)
 
 
 def _read_secrets(file: YamlFile, names: list[Any]) -> tuple[str, ...]:

@@ -67,6 +67,8 @@ class Settings:
     claim_timeout_s: float
     command_timeout_s: float
     max_command_timeout_s: float
+    max_contexts: int
+    context_idle_timeout_s: float
     min_free_memory_mb: int
     min_free_disk_mb: int
     disk_overcommit: float
@@ -105,6 +107,11 @@ class Settings:
     audit: bool
     audit_commands: str
     audit_mb: int
+    artifact_store: str
+    artifact_s3_endpoint: str
+    artifact_max_mb: int
+    artifact_max_count: int
+    artifact_ttl_s: float
     preview_domain: str
     preview_public: bool
     webhook_networks: tuple[str, ...]

@@ -52,7 +52,8 @@ class YamlFile:
         except yaml.MarkedYAMLError as exc:
             last = max(1, len(text.splitlines()))  # what is missing at the end is missing there
             line = min(last, exc.problem_mark.line + 1) if exc.problem_mark else "?"
-            raise InvalidRequest(f"{self.path}, line {line}: this is not YAML: {exc.problem}") from exc
+            remedy = "indent with blanks, YAML takes no tabs" if "'\\t'" in str(exc.problem) else ""
+            raise InvalidRequest(f"{self.path}, line {line}: this is not YAML: {exc.problem}", remedy=remedy) from exc
         except RecursionError as exc:
             raise self.error(f"values lie more than {_MAX_DEPTH} deep") from exc
         except (yaml.YAMLError, ValueError) as exc:

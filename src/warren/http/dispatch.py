@@ -26,7 +26,18 @@ from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Re
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.preview import preview_of_path
 from warren.model.session import MAX_KEY
-from warren.sessions.operations import commands, environments, files, network, ports, processes, registry, sessions
+from warren.sessions.operations import (
+    artifacts,
+    code,
+    commands,
+    environments,
+    files,
+    network,
+    ports,
+    processes,
+    registry,
+    sessions,
+)
 from warren.sessions.operations.call import ByteRange, BytesHead, Call, Handler, Reply, perform, perform_stream
 from warren.sessions.validation import many_errors
 
@@ -35,7 +46,9 @@ T = TypeVar("T")
 FINDER: Final = OperationFinder(row for row in OPERATIONS.values() if row.answers is not Answers.SOCKET)
 HANDLERS: Final = {
     handler.name: handler
-    for module in (sessions, network, environments, registry, commands, processes, files, flat, e2b, ports)
+    for module in (
+        *(sessions, network, environments, registry, commands, code, processes, files, artifacts, flat, e2b, ports),
+    )
     for handler in module.HANDLERS
 }
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
@@ -205,7 +218,9 @@ async def _stream_body(request: Request) -> AsyncIterator[bytes]:
 def _wants_events(operation: Operation, headers: Mapping[bytes, bytes], arguments: list[Any]) -> bool:
     if operation.answers is not Answers.VALUE_OR_EVENTS:
         return False
-    return EVENT_STREAM.encode() in headers.get(b"accept", b"") or getattr(arguments[-1], "stream", False)
+    return EVENT_STREAM.encode() in headers.get(b"accept", b"") or any(
+        getattr(one, "stream", False) for one in arguments
+    )
 
 
 # -- answers
@@ -215,15 +230,15 @@ async def _answer_bytes(source: AsyncGenerator[BytesHead | bytes, None], media_t
     """The first item of the source says what follows. An error before it is answered like any other."""
     head = await anext(source)
     assert isinstance(head, BytesHead)
-    headers, status = {}, 200
+    headers, status = dict(head.headers), 200
     if head.size is not None:
-        headers = {"X-File-Size": str(head.size), "Accept-Ranges": "bytes"}
+        headers |= {"X-File-Size": str(head.size), "Accept-Ranges": "bytes"}
     if head.end is not None:
         if head.start >= head.end:
             await source.aclose()
             return _refuse_range(head)
         headers["Content-Range"], status = f"bytes {head.start}-{head.end - 1}/{head.size}", 206
-    return StreamedAnswer(_only_bytes(source), status, headers, media_type)
+    return StreamedAnswer(_only_bytes(source), status, headers, head.media_type or media_type)
 
 
 def _refuse_range(head: BytesHead) -> Response:

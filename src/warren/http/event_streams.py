@@ -8,6 +8,7 @@ import anyio
 
 from warren.http.server.http_guard import StreamedAnswer
 from warren.model.errors import WarrenError
+from warren.sessions.long_values import LongObject, json_pieces
 from warren.sessions.output_events import Event, Events
 from warren.sessions.request_context import note
 
@@ -26,7 +27,13 @@ async def _encode(first: Event | None, source: Events) -> AsyncIterator[bytes]:
     try:
         yield _encode_event(first)
         async for event in source:
-            yield _encode_event(event)
+            if event is not None and isinstance(event.values, LongObject):
+                yield f"event: {event.kind}\ndata: ".encode()
+                async for piece in json_pieces(event.values):
+                    yield piece
+                yield b"\n"
+            else:
+                yield _encode_event(event)
     except WarrenError as exc:
         yield _encode_event(Event("error", error_values(exc)))
     finally:

@@ -20,7 +20,7 @@ when you delete it, or when it was not used for its idle time-out.
 Errors are `application/problem+json` with a stable `code`, a sentence (`detail`) and, where there is one, what to do
 about it (`remedy`). `/api/sessions` is the full API; the flat endpoints are the same in the words of older clients.
 
-Three addresses are WebSockets: `/api/sessions/{session_id}/exec`, `…/processes/{process_id}/attach` and
+Four addresses are WebSockets: `/api/sessions/{session_id}/exec`, `…/code`, `…/processes/{process_id}/attach` and
 `…/terminal`. An error comes as a message `{"type": "error", "code": …, "detail": …}`, then the socket is
 closed with 4000 plus the HTTP status.
 """
@@ -32,6 +32,7 @@ TAGS: Final = [
         "name": "commands",
         "description": "Commands that a caller waits for: the result, or the output as it comes",
     },
+    {"name": "code", "description": "Cells of code in interpreters that keep their state"},
     {"name": "processes", "description": "Commands and terminals in the background"},
     {
         "name": "ports",

@@ -1,13 +1,14 @@
-"""Tools for LangGraph and LangChain agents: a shell that remembers, background commands, files.
+"""Tools for LangGraph and LangChain agents: a shell and interpreters that remember, background commands, files.
 
 `sandbox_tools` makes them. Each tool works in the sandbox of the thread that calls it, in blocking and in async graphs.
 Errors of the sandbox are answers that the model can read; only a run without a thread id raises.
 """
 
+import json
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Unpack
+from typing import Annotated, Any, Final, Literal, Unpack
 
 from warren.integrations.extras import missing_package
 
@@ -19,7 +20,8 @@ except ModuleNotFoundError as exc:
 
 from warren.integrations.agent_entries import AgentConfig, load_agent
 from warren.integrations.agent_tools import run_tool
-from warren.integrations.plans import Plan, call, call_on, describe_error, run_command, shorten
+from warren.integrations.code_reports import run_code
+from warren.integrations.plans import LONGEST_S, Plan, call, call_on, describe_error, run_command, shorten
 from warren.integrations.threads import ClientPair, Connections, ThreadClients, thread_id_from
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.tool import Tool
@@ -42,7 +44,8 @@ def sandbox_tools(
     max_chars: int = MAX_CHARS,
     **options: Unpack[SandboxOptions],
 ) -> list[BaseTool]:
-    """The tools bash, bash_background, background_output, background_stop, read_file, write_file and list_files.
+    """The tools bash, run_code, bash_background, background_output, background_stop, read_file, write_file and
+    list_files. The artifact of run_code's messages is the execution as the API has it, with the pictures it showed.
 
     `options` are those of SandboxClient (environment, limits, api_key, mode …). `timeout` is for commands without one.
     `max_chars` is how much of an output the model sees. No request is sent before a tool is used.
@@ -112,6 +115,7 @@ def _standard_tools(pair_of: "_PairOf", timeout: float, max_chars: int) -> list[
     build = partial(_build_tool, pair_of)
     return [
         build(partial(_bash, timeout, max_chars), _sign_bash, _BASH),
+        build(partial(_code, timeout, max_chars), _sign_code, _CODE, "content_and_artifact"),
         build(_start, _sign_start, _START),
         build(partial(_output, max_chars), _sign_output, _OUTPUT),
         build(_stop, _sign_stop, _STOP),
@@ -124,6 +128,11 @@ def _standard_tools(pair_of: "_PairOf", timeout: float, max_chars: int) -> list[
 _BASH: Final = (
     "bash",
     "Runs a command line in the sandbox and gives its output and exit code. cd and export last to the next call.",
+)
+_CODE: Final = (
+    "run_code",
+    "Runs code in an interpreter of the sandbox that keeps its variables and imports for the next call. Gives what it "
+    "wrote, the value of its last expression, or its traceback. Good for data analysis, step by step.",
 )
 _START: Final = (
     "bash_background",
@@ -176,19 +185,25 @@ def _run_agent_tool(tool: Tool, arguments: dict[str, Any], max_chars: int) -> Pl
 
 
 def _build_tool(
-    pair_of: _PairOf, plan: Callable[..., Plan[str]], signature: Callable[..., str], words: tuple[str, str]
+    pair_of: _PairOf,
+    plan: Callable[..., Plan[Any]],
+    signature: Callable[..., str],
+    words: tuple[str, str],
+    gives: Literal["content", "content_and_artifact"] = "content",
 ) -> BaseTool:
     """`signature` shows the model the arguments; it is never called."""
     name, description = words
 
-    def run(runtime: ToolRuntime, **arguments: Any) -> str:
+    def run(runtime: ToolRuntime, **arguments: Any) -> Any:
         return pair_of(runtime).run(plan(**arguments))
 
-    async def arun(runtime: ToolRuntime, **arguments: Any) -> str:
+    async def arun(runtime: ToolRuntime, **arguments: Any) -> Any:
         return await pair_of(runtime).arun(plan(**arguments))
 
     schema = StructuredTool.from_function(signature, name=name, description=description).args_schema
-    return StructuredTool.from_function(run, arun, name=name, description=description, args_schema=schema)
+    return StructuredTool.from_function(
+        run, arun, name=name, description=description, args_schema=schema, response_format=gives
+    )
 
 
 def _thread_id(runtime: ToolRuntime) -> str:
@@ -199,6 +214,15 @@ def _thread_id(runtime: ToolRuntime) -> str:
 
 
 def _sign_bash(command: _Line, timeout: Annotated[int | None, "seconds"] = None, *, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
+
+
+def _sign_code(  # type: ignore[empty-body]
+    code: str,
+    language: Annotated[str, "python, javascript, bash or r"] = "python",
+    timeout: Annotated[int | None, "seconds"] = None,
+    *,
+    runtime: ToolRuntime,
+) -> str: ...
 
 
 def _sign_start(command: _Line, runtime: ToolRuntime) -> str: ...  # type: ignore[empty-body]
@@ -228,6 +252,18 @@ def _bash(default_s: float, max_chars: int, command: str, timeout: float | None 
     limit_s = default_s if timeout is None else timeout
     report = yield from run_command(command, limit_s, max_chars=max_chars)
     return f"{report.text.rstrip()}\n[exit code {report.exit_code}]".lstrip("\n")
+
+
+def _code(
+    default_s: float, max_chars: int, code: str, language: str = "python", timeout: float | None = None
+) -> Plan[tuple[str, dict[str, Any] | None]]:
+    limit_s = default_s if timeout is None else timeout
+    try:
+        report = yield from run_code(code, language, limit_s if limit_s > 0 else LONGEST_S, max_chars)
+    except WarrenError as exc:
+        return describe_error(exc), None
+    notice = f"[{report.execution.notice}]\n" if report.execution.notice else ""
+    return notice + (report.text or "[no output]"), json.loads(report.execution.to_json())
 
 
 def _start(command: str) -> Plan[str]:

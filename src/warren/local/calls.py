@@ -14,8 +14,19 @@ from warren.interfaces.sandbox import Process
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.operations import TerminalSize
 from warren.model.session import DEFAULT_TENANT
-from warren.sessions.long_values import resolved
-from warren.sessions.operations import commands, environments, files, network, ports, processes, registry, sessions
+from warren.sessions.long_values import LongObject, resolved
+from warren.sessions.operations import (
+    artifacts,
+    code,
+    commands,
+    environments,
+    files,
+    network,
+    ports,
+    processes,
+    registry,
+    sessions,
+)
 from warren.sessions.operations.call import (
     ByteRange,
     BytesHead,
@@ -35,7 +46,7 @@ from warren.sessions.validation import validated
 
 HANDLERS = {
     handler.name: handler
-    for module in (sessions, network, environments, registry, commands, processes, files, ports)
+    for module in (sessions, network, environments, registry, commands, code, processes, files, artifacts, ports)
     for handler in module.HANDLERS
 }
 
@@ -72,7 +83,8 @@ class LocalCalls:
         async with contextlib.aclosing(perform_stream(handler, call, *_arguments(handler, arguments))) as source:
             async for event in source:
                 if event is not None:
-                    yield event.kind, event.values
+                    is_long = isinstance(event.values, LongObject)
+                    yield event.kind, await resolved(event.values) if is_long else event.values
 
     @contextlib.asynccontextmanager
     async def download(

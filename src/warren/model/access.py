@@ -45,7 +45,8 @@ USUAL_SCOPES: Final = ALL_SCOPES - OPERATORS_SCOPES
 class Quota:
     """What a tenant, or one key, may have at once or in a time. `environments` empty: all; `limits`: the most that a
     session may ask for, by the names of Limits; `egress`: the most that it may open of the network (Ceiling);
-    `gpus`: how many graphics processors its sessions may have together."""
+    `gpus`: how many graphics processors its sessions may have together; `artifacts_mb`: how much the tenant's artifacts
+    may have in all (a key's bounds what its sessions add)."""
 
     sessions: int | None = None
     disk_mb: int | None = None
@@ -61,6 +62,7 @@ class Quota:
     limits: Mapping[str, float] = field(default_factory=dict)
     egress: tuple[str, ...] = ()
     gpus: int | None = None
+    artifacts_mb: int | None = None
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -113,6 +115,7 @@ _COUNTS: Final = (
     "egress_connections",
     "egress_mbps",
     "gpus",
+    "artifacts_mb",
 )
 NO_QUOTA: Final = Quota()
 

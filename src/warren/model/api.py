@@ -66,7 +66,8 @@ class Operation:
     whether it arrived. `audited` are the arguments that the audit record shows, each under the name it has there.
     `in_query` are the arguments that travel in the query although the others are a JSON body. `session_name` is the
     header, or the pattern of host names whose first group is the session id. `of_machine`: it is about a machine that
-    runs sandboxes, so a coordinator sends it to any of its workers.
+    runs sandboxes, so a coordinator sends it to any of its workers. `of_artifact`: it needs the content of an artifact,
+    so a coordinator sends it to the worker that keeps it, if one does.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Operation:
     in_query: tuple[str, ...] = ()
     session_name: str = ""
     of_machine: bool = False
+    of_artifact: bool = False
 
     @property
     def names_in_path(self) -> list[str]:
@@ -106,11 +108,14 @@ class Operation:
             return "flat"
         if self.path.startswith("/api/registry"):
             return "registry"
+        if self.path.startswith("/api/artifacts"):
+            return "artifacts"
         if not self.path.startswith("/api/sessions"):
             return "environments"
         part = self.path.removeprefix(SESSION).strip("/").split("/")[0]
         tags = {"processes": "processes", "kill-all": "processes", "files": "files", "exec": "commands"}
-        tags |= {"ports": "ports", "links": "ports", "forward": "ports"}
+        tags |= {"ports": "ports", "links": "ports", "forward": "ports", "contexts": "code", "code": "code"}
+        tags |= {"artifacts": "artifacts"}
         return tags.get(part, "sessions")
 
 
@@ -118,6 +123,12 @@ SESSION: Final = "/api/sessions/{session_id}"
 _PROCESSES: Final = f"{SESSION}/processes"
 _PROCESS: Final = f"{SESSION}/processes/{{process_id}}"
 _FILES: Final = f"{SESSION}/files"
+_E2B_FILES: Final = "/api/e2b/files"
+_E2B_FILES_OF: Final = f"{_E2B_FILES}/{{session_id}}"
+_CONTEXTS: Final = f"{SESSION}/contexts"
+_CONTEXT: Final = f"{SESSION}/contexts/{{context_id}}"
+_CODE: Final = f"{SESSION}/code"
+_ARTIFACT: Final = "/api/artifacts/{artifact_id}"
 _PATH: Final = (("path", "path"),)
 
 _ROWS: Final = (
@@ -226,6 +237,30 @@ _ROWS: Final = (
         "terminal_socket", "WEBSOCKET", f"{SESSION}/terminal", Scope.EXEC, "Open a terminal over a WebSocket",
         Answers.SOCKET, counts=False,
     ),
+    # -- code contexts
+    Operation(
+        "create_context", "POST", _CONTEXTS, Scope.EXEC, "Start an interpreter that keeps its state",
+        reads=Reads.OPTIONAL_JSON, status=201,
+    ),
+    Operation("list_contexts", "GET", _CONTEXTS, Scope.READ, "List code contexts", counts=False),
+    Operation(
+        "delete_context", "DELETE", _CONTEXT, Scope.EXEC, "End a code context", Answers.NOTHING, status=204
+    ),
+    Operation(
+        "restart_context", "POST", f"{_CONTEXT}/restart", Scope.EXEC, "End a code context and start it anew"
+    ),
+    Operation(
+        "interrupt_context", "POST", f"{_CONTEXT}/interrupt", Scope.EXEC, "Interrupt the cell that a context runs"
+    ),
+    Operation(
+        "run_code", "POST", _CODE, Scope.EXEC, "Run code in a context", Answers.VALUE_OR_EVENTS, reads=Reads.JSON,
+        in_sandbox=False, watched=True,
+    ),
+    Operation("code_socket", "WEBSOCKET", _CODE, Scope.EXEC, "Run code over a WebSocket", Answers.SOCKET),
+    Operation(
+        "get_execution", "GET", f"{_CODE}/{{execution_id}}", Scope.READ, "Read what a cell gives or gave",
+        Answers.VALUE_OR_EVENTS, counts=False, watched=True,
+    ),
     # -- ports
     Operation(
         "list_ports", "GET", f"{SESSION}/ports", Scope.READ, "List what listens, or wait for a port", counts=False,
@@ -284,6 +319,27 @@ _ROWS: Final = (
         "search_files", "GET", f"{_FILES}/search", Scope.FILES, "Search files by name and content",
         Answers.VALUE_OR_EVENTS, watched=True, audited=(("path", "path"), ("pattern", "pattern"), ("glob", "glob")),
     ),
+    # -- artifacts: files that outlive their session
+    Operation(
+        "save_artifacts", "POST", f"{SESSION}/artifacts", Scope.FILES, "Save files as artifacts", reads=Reads.JSON,
+        status=201, in_sandbox=False, repeatable=True, audited=(("paths", "paths"),),
+    ),
+    Operation(
+        "list_artifacts", "GET", "/api/artifacts", Scope.FILES, "List your artifacts", session_in=SessionIn.NOWHERE,
+        in_sandbox=False,
+    ),
+    Operation(
+        "get_artifact", "GET", _ARTIFACT, Scope.FILES, "Show an artifact", session_in=SessionIn.NOWHERE,
+        in_sandbox=False,
+    ),
+    Operation(
+        "read_artifact", "GET", f"{_ARTIFACT}/content", Scope.FILES, "Read an artifact", Answers.BYTES,
+        session_in=SessionIn.NOWHERE, in_sandbox=False, of_artifact=True,
+    ),
+    Operation(
+        "delete_artifact", "DELETE", _ARTIFACT, Scope.FILES, "Delete an artifact", Answers.NOTHING,
+        session_in=SessionIn.NOWHERE, status=204, in_sandbox=False, of_artifact=True,
+    ),
     # -- the flat endpoints: the same in the words of older clients
     Operation(
         "flat_create_session", "POST", "/create_session", Scope.SESSIONS, "Create a session",
@@ -315,16 +371,32 @@ _ROWS: Final = (
     ),
     # -- code and files in the words of E2B-style clients
     Operation(
-        "e2b_execute", "POST", "/api/e2b/execute", Scope.EXEC, "Run code", reads=Reads.JSON,
-        session_in=SessionIn.JSON, in_sandbox=False, watched=True,
+        "e2b_execute", "POST", "/api/e2b/execute", Scope.EXEC, "Run code", Answers.VALUE_OR_EVENTS, reads=Reads.JSON,
+        session_in=SessionIn.JSON, makes=Makes.THREAD_SESSION, in_sandbox=False, watched=True,
     ),
     Operation(
-        "e2b_read_files", "GET", "/api/e2b/files/{session_id}", Scope.FILES,
+        "e2b_read_files", "GET", _E2B_FILES_OF, Scope.FILES,
         "List the workspace, or read a file of it", in_sandbox=False,
     ),
     Operation(
-        "e2b_write_file", "POST", "/api/e2b/files", Scope.FILES, "Write a file", reads=Reads.JSON,
-        session_in=SessionIn.JSON, status=201, in_sandbox=False,
+        "e2b_read_files_by_query", "GET", _E2B_FILES, Scope.FILES,
+        "List the workspace, or read a file of it", session_in=SessionIn.QUERY, in_sandbox=False,
+    ),
+    Operation(
+        "e2b_write_file", "POST", _E2B_FILES, Scope.FILES, "Write a file", reads=Reads.JSON,
+        session_in=SessionIn.JSON, makes=Makes.THREAD_SESSION, status=201, in_sandbox=False,
+    ),
+    Operation(
+        "e2b_write_file_by_path", "POST", _E2B_FILES_OF, Scope.FILES, "Write a file", reads=Reads.JSON, status=201,
+        in_sandbox=False,
+    ),
+    Operation(
+        "e2b_remove_file", "DELETE", _E2B_FILES_OF, Scope.FILES, "Remove a file or directory", Answers.NOTHING,
+        status=204, in_sandbox=False,
+    ),
+    Operation(
+        "e2b_remove_file_by_query", "DELETE", _E2B_FILES, Scope.FILES, "Remove a file or directory", Answers.NOTHING,
+        session_in=SessionIn.QUERY, status=204, in_sandbox=False,
     ),
 )  # fmt: skip
 OPERATIONS: Final = {row.name: row for row in _ROWS}

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from warren.model.capability import Capability
+from warren.model.code import find_language
 from warren.model.errors import InvalidRequest
 from warren.model.gpus import check_gpus
 from warren.model.image import Recipe
@@ -46,8 +47,9 @@ class Environment:
     another; empty: the server's default. `io` says how fast its sandboxes may use their disks. `needs` are the
     capabilities that the provider must have. `network` is what its sessions may reach unless they ask for something
     else. `writable_root` and `sudo` are those of SandboxSpec; no request can ask for them. `gpus` are the graphics
-    processors that each of its sandboxes has for itself: ids, or `any`. `recipe` is how its image is made, if its file
-    says that."""
+    processors that each of its sandboxes has for itself: ids, or `any`. `contexts` are the languages whose default
+    code context is started in a sandbox that is made ahead, before anybody gets it. `recipe` is how its image is made,
+    if its file says that."""
 
     name: str
     image: str
@@ -66,12 +68,15 @@ class Environment:
     writable_root: bool = False
     sudo: bool = False
     gpus: tuple[str, ...] = ()
+    contexts: tuple[str, ...] = ()
     recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         check_image_name(self.image)
         check_names(self.secrets)
         check_gpus(self.gpus)
+        for language in self.contexts:
+            find_language(language)
         for name, value in self.env.items():
             check_env(name, value)
         for name in ("idle_timeout_s", "max_lifetime_s"):

@@ -14,11 +14,13 @@ WarrenError
 │   ├── OriginNotAllowed           sent by a web page from elsewhere
 │   ├── TooLarge                   more than is taken in one request
 │   │   └── HeadTooLarge
-│   └── BuildFailed                a step of an image's recipe failed
+│   ├── BuildFailed                a step of an image's recipe failed
+│   └── LanguageMissing            the image lacks the program of a code context
 ├── NotFound
 │   ├── SessionNotFound
 │   ├── SandboxNotFound
 │   ├── ProcessNotFound
+│   ├── ContextNotFound
 │   ├── ImageNotFound
 │   ├── EntryNotFound              asked for an entry that the registry does not have
 │   └── FileNotFound
@@ -28,7 +30,8 @@ WarrenError
 ├── QuotaExceeded                  the tenant, or the key, has had what it may have
 │   └── RateLimited                too many requests in too short a time
 ├── Conflict
-│   └── FileExists
+│   ├── FileExists
+│   └── ContextLost                the interpreter of a code context has ended, and what it held with it
 ├── FileProblem                    the sandbox's file system said no
 │   ├── PermissionDenied
 │   ├── IsDirectory
@@ -152,6 +155,10 @@ class BuildFailed(InvalidRequest):
         self.last_lines = last_lines
 
 
+class LanguageMissing(InvalidRequest):
+    code = "language_missing"
+
+
 class NotFound(WarrenError):
     code, http_status = "not_found", 404
 
@@ -166,6 +173,10 @@ class SandboxNotFound(NotFound):
 
 class ProcessNotFound(NotFound):
     code = "process_not_found"
+
+
+class ContextNotFound(NotFound):
+    code = "context_not_found"
 
 
 class ImageNotFound(NotFound):
@@ -206,6 +217,10 @@ class Conflict(WarrenError):
 
 class FileExists(Conflict):
     code = "exists"
+
+
+class ContextLost(Conflict):
+    code = "context_lost"
 
 
 class FileProblem(WarrenError):
@@ -275,7 +290,10 @@ class StoreAway(Unavailable):
 
 
 class ServerUnreachable(Unavailable):
+    """`execution_id`, if code was running: what `get_execution` takes to read what came of it."""
+
     code = "server_unreachable"
+    execution_id: str = ""
 
 
 class NoCapacity(Unavailable):

@@ -19,6 +19,8 @@ class EventKind(StrEnum):
     COMMAND_REFUSED = "command.refused"
     QUOTA_REACHED = "quota.reached"
     NETWORK_REFUSED = "network.refused"
+    ARTIFACT_CREATED = "artifact.created"
+    ARTIFACT_LEFT_OUT = "artifact.left_out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +79,35 @@ class NetworkRefusedData:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class ArtifactCreatedData:
+    artifact_id: str
+    name: str
+    size: int
+    sha256: str
+    mime_type: str
+    thread_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactsLeftOutData:
+    """`count` files were not saved; `path` is the first of them, and `why` says what was wrong with it."""
+
+    count: int
+    path: str
+    why: str
+    thread_id: str | None
+
+
 EventData = (
-    SessionCreatedData | SessionEndedData | SessionLostData | CommandEndedData | QuotaReachedData | NetworkRefusedData
+    SessionCreatedData
+    | SessionEndedData
+    | SessionLostData
+    | CommandEndedData
+    | QuotaReachedData
+    | NetworkRefusedData
+    | ArtifactCreatedData
+    | ArtifactsLeftOutData
 )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from warren.model.artifact import SavedAtEnd
 from warren.model.errors import Conflict, InvalidRequest
 from warren.model.network import NO_NETWORK, NetworkRules
 from warren.model.preview import NO_PREVIEW_RULES, PreviewRules
@@ -149,7 +150,7 @@ class Session:
     `memory_mb` are the most that it may use. The values of `env` may be secrets: only the names are ever shown.
     `secrets` are the names of those that the sandbox's broker adds to its requests. `agent_config` is the agent that it
     was made for, as it was then, and `agent` its name in the registry; empty: none. `gpus` are the ids of its graphics
-    processors, or `any` for each until it has its sandbox.
+    processors, or `any` for each until it has its sandbox. `artifacts` says what was saved when it ended.
     """
 
     id: str
@@ -186,6 +187,7 @@ class Session:
     agent: str = ""
     agent_config: dict[str, Any] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
+    artifacts: SavedAtEnd | None = None
 
     @property
     def opens_network(self) -> bool:

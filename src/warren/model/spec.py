@@ -16,6 +16,8 @@ USER = "sandboxuser"
 USER_UID = 1000
 HOME = "/home/sandboxuser"
 WORKSPACE = "/workspace"
+AGENT_PROGRAM = "/.warren/agent"
+RUNNERS = "/.warren/runners"  # the programs of code contexts, a directory for each language
 SEARCH_PATH = "/home/sandboxuser/.local/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 # Directories of the sandbox's disk, with their modes. The last line holds what agent frameworks write to.
@@ -160,7 +162,7 @@ class Isolation:
 
 def check_image_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}", name) or ".." in name:
-        raise InvalidRequest(f"{name!r} is not an image name", remedy="`warren image list` shows the images there are")
+        raise InvalidRequest(f"{name!r} is not an image name", remedy="it has letters, digits and . _ / : @ -")
 
 
 def check_env(name: str, value: str) -> None:

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 
 IDLE_CONNECTION_S: Final = 60.0  # an idle connection is reused for this long; servers keep it open longer
 CHUNK_BYTES: Final = 256 * 1024
+COMMAND_TIMEOUT_S: Final = 120.0  # the same as the server's, unless its operator has changed that
 CREATE_S: Final = 60.0  # creating a session may have to wait for a sandbox
 IMAGE_TIMEOUT_S: Final = 900.0  # how long a new session waits for an image that is being built
+_ANSWER_SLACK_S: Final = 30.0
+_LONGEST_S: Final = 30 * 86400.0
 ImageProgress = Callable[[ImageBuilding], None]
 _SAFE_METHODS: Final = frozenset({"GET", "PUT", "DELETE", "HEAD"})
 
@@ -56,6 +59,11 @@ DEFAULT_OPTIONS: Final = TransportOptions()
 def new_key() -> str:
     """Makes an Idempotency-Key. The same as secrets.token_hex, without the modules that `secrets` loads."""
     return os.urandom(16).hex()
+
+
+def work_s(limit_s: float) -> float:
+    """How long the server may work on a command with this time-out; 0 is none."""
+    return (limit_s or _LONGEST_S) + _ANSWER_SLACK_S
 
 
 def network_values(rules: "NetworkRules | Mapping[str, Any]") -> dict[str, Any]:
@@ -187,6 +195,11 @@ def _foreign_response(status: int, body: bytes) -> WarrenError:
     if status in (502, 503, 504):
         return Unavailable(message)
     return ProtocolError(message, remedy="check the URL of the server")
+
+
+def is_problem(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether an event says that the operation failed. An `error` without a code is one of the user's own code."""
+    return name == "error" and "code" in values
 
 
 def error_from_event(values: Mapping[str, Any]) -> WarrenError:

@@ -3,7 +3,7 @@
 import base64
 import codecs
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final, Self
 
@@ -60,13 +60,46 @@ def _field_names(kind: type) -> dict[str, None]:
 
 
 @dataclass(frozen=True, slots=True)
+class ArtifactInfo(Result):
+    """A file that outlives its sandbox. `name` is its path below /workspace/artifacts, /workspace or /."""
+
+    artifact_id: str
+    name: str
+    size: int
+    sha256: str
+    mime_type: str
+    session_id: str
+    created_at: str
+    expires_at: str
+    path: str | None = None
+    thread_id: str | None = None
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedArtifacts(Result):
+    """The artifacts that were saved, and what was not: `left_out` has the path and the reason (`why`) of the first of
+    `left_out_count` files."""
+
+    artifacts: list[ArtifactInfo]
+    left_out: list[dict[str, str]]
+    left_out_count: int = 0
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        found = [ArtifactInfo.of(each) for each in values["artifacts"]]
+        return cls(found, list(values["left_out"]), values["left_out_count"])
+
+
+@dataclass(frozen=True, slots=True)
 class ExecuteResult(Result):
     """How a command ended, and its output.
 
     `reason`: exited, signal, timeout, oom, cancelled, refused or sandbox_lost. Bytes that are no text are replaced in
     `output`, `stdout` and `stderr`; `stdout_bytes` and `stderr_bytes` have them all.
 
-    `notice` is what the caller should know, such as that this is a fresh sandbox and earlier files are gone.
+    `notice` is what the caller should know, such as that this is a fresh sandbox and earlier files are gone. `saved`
+    are the artifacts, if `save_artifacts` asked for some.
     """
 
     exit_code: int
@@ -86,6 +119,12 @@ class ExecuteResult(Result):
     notice: str | None = None
     stdout_base64: str = ""
     stderr_base64: str = ""
+    saved: SavedArtifacts | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        result = super(ExecuteResult, cls).of(values)
+        return result if not values.get("saved") else replace(result, saved=SavedArtifacts.of(values["saved"]))
 
     @property
     def stdout_bytes(self) -> bytes:

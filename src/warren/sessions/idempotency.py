@@ -10,6 +10,7 @@ agent for as long as the agent keeps it.
 import asyncio
 import hashlib
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from typing import Any, Final
 
@@ -32,9 +33,23 @@ _SHOWN: Final = ("stdout", "stderr", "output", "stdout_base64", "stderr_base64")
 _STDIN_SENT: Final = "fed"  # instead of an answer: the command has all of its stdin, and no result yet
 
 
+Prepare = Callable[[Sandbox, Command], Awaitable[Command]]
+
+
+async def _as_it_is(sandbox: Sandbox, command: Command) -> Command:
+    return command
+
+
 async def exec_once(
-    sessions: Sessions, tenant: str, session_id: str, command: Command, stdin: bytes, key: str
+    sessions: Sessions,
+    tenant: str,
+    session_id: str,
+    command: Command,
+    stdin: bytes,
+    key: str,
+    prepare: Prepare = _as_it_is,
 ) -> ExecResult:
+    """`prepare` completes a command that is about to run with what a repetition need not have the same."""
     if len(stdin) > MAX_STDIN:
         raise InvalidRequest(
             f"with an Idempotency-Key stdin may have {MAX_STDIN} bytes, this has {len(stdin)}",
@@ -61,7 +76,7 @@ async def exec_once(
     task = sessions.keyed_commands.get(name)
     if task is None:
         task = sessions.keyed_commands[name] = asyncio.create_task(
-            _run_apart(sessions, name, command, stdin, stdin_sent=answer == _STDIN_SENT)
+            _run_apart(sessions, name, command, stdin, prepare, stdin_sent=answer == _STDIN_SENT)
         )
         task.add_done_callback(lambda done: remove_task(sessions, name, done))
     result = await asyncio.shield(task)
@@ -76,15 +91,25 @@ def remove_task(sessions: Sessions, name: Key, task: asyncio.Task[Any]) -> None:
         task.exception()  # marks it as seen: all callers may have disconnected
 
 
-async def _run_apart(sessions: Sessions, name: Key, command: Command, stdin: bytes, *, stdin_sent: bool) -> ExecResult:
+async def _run_apart(
+    sessions: Sessions, name: Key, command: Command, stdin: bytes, prepare: Prepare, *, stdin_sent: bool
+) -> ExecResult:
     """Several requests may wait for the result, and the first may leave before the others."""
     with separate_room():
-        return await _run(sessions, name, command, stdin, stdin_sent=stdin_sent)
+        return await _run(sessions, name, command, stdin, prepare, stdin_sent=stdin_sent)
 
 
-async def _run(sessions: Sessions, name: Key, command: Command, stdin: bytes, *, stdin_sent: bool) -> ExecResult:
+async def _run(
+    sessions: Sessions, name: Key, command: Command, stdin: bytes, prepare: Prepare, *, stdin_sent: bool
+) -> ExecResult:
     store = sessions.store
     async with sessions.using(name.tenant, name.scope) as (_, sandbox):
+        if prepare is not _as_it_is and not await _exists(sandbox, _process_id(name)):
+            try:
+                command = await prepare(sandbox, command)
+            except WarrenError:
+                await store.release_key(name)
+                raise
         if stdin:
             result = await _exec_with_stdin(store, sandbox, command, stdin, name, stdin_sent=stdin_sent)
         else:
@@ -132,6 +157,14 @@ async def _exec_with_stdin(
     await store.answer_key(name, _STDIN_SENT)
     await process.close_stdin()
     return await process.wait()
+
+
+async def _exists(sandbox: Sandbox, process_id: str) -> bool:
+    try:
+        await sandbox.process(process_id)
+    except ProcessNotFound:
+        return False
+    return True
 
 
 async def _forget(sandbox: Sandbox, process_id: str) -> None:

@@ -9,7 +9,7 @@ makes the server lose track of them.
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 from weakref import WeakValueDictionary
@@ -35,6 +35,7 @@ from warren.model.errors import (
 )
 from warren.model.events import Event, EventData, EventKind, SessionCreatedData, SessionEndedData, SessionLostData
 from warren.model.session import FAILED_CREATIONS, EndReason, Session, SessionState
+from warren.sessions.artifacts import Artifacts
 from warren.sessions.egress import Egress
 from warren.sessions.event_hub import EventHub
 from warren.sessions.network_meter import NetworkMeter
@@ -86,6 +87,7 @@ class Lifecycle:
         egress: Egress | None = None,
         network_meter: NetworkMeter | None = None,
         secrets: SecretSource | None = None,
+        artifacts: Artifacts | None = None,
         fault: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.store = store
@@ -93,6 +95,7 @@ class Lifecycle:
         self.network_meter = network_meter or NetworkMeter(clock)
         self.network_meter.reopen = self.keep_network
         self.secrets = secrets or NoSecrets()
+        self.artifacts = artifacts
         self.workers = workers
         self.clock = clock
         self._claim_timeout_s = claim_timeout_s
@@ -371,18 +374,21 @@ class Lifecycle:
         self._report_ended(ended)
         return ended
 
-    def begin_end(self, stopping: Session) -> asyncio.Task[Session]:
-        task = self._ending[stopping.id] = self._run_task(self._end(stopping), f"ending {stopping.id}")
+    def begin_end(self, stopping: Session, slots: asyncio.Semaphore | None = None) -> asyncio.Task[Session]:
+        """With `slots` the sandbox is destroyed when there is a free one."""
+        task = self._ending[stopping.id] = self._run_task(self._end(stopping, slots), f"ending {stopping.id}")
         task.add_done_callback(lambda _: self._ending.pop(stopping.id, None))
         return task
 
     def is_ending(self, session: Session) -> bool:
         return session.id in self._ending
 
-    async def _end(self, stopping: Session) -> Session:
+    async def _end(self, stopping: Session, slots: asyncio.Semaphore | None = None) -> Session:
         try:
             if stopping.sandbox_id:
-                await self._destroy_sandbox(stopping)
+                stopping = await self._save_artifacts(stopping)
+                async with slots or contextlib.nullcontext():
+                    await self._destroy_sandbox(stopping)
         except BaseException:
             self._undestroyed[stopping.id] = stopping
             raise
@@ -390,6 +396,14 @@ class Lifecycle:
         ended = await self._save_end(stopping, stopping.reason, stopping.detail)
         self._fault("ended")
         return ended
+
+    async def _save_artifacts(self, stopping: Session) -> Session:
+        if self.artifacts is None or stopping.artifacts is not None or self._is_elsewhere(stopping):
+            return stopping
+        worker = self.worker_of(stopping)
+        saved = await self.artifacts.save_at_end(stopping, lambda: worker.sandbox(stopping.sandbox_id))
+        self._fault("artifacts saved")
+        return stopping if saved is None else replace(stopping, artifacts=saved)
 
     async def _destroy_sandbox(self, session: Session) -> None:
         """Does nothing for a sandbox of another worker: that worker destroys it when it comes back."""

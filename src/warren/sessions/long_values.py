@@ -38,6 +38,10 @@ class LongList:
         return self._length
 
 
+class LongObject(dict[str, Any]):
+    """A dictionary inside of other values that holds LongText, LongList or LongObject."""
+
+
 class HasLongValues(Exception):
     """Raised by `encode` for values that need `json_pieces`."""
 
@@ -83,7 +87,13 @@ async def _parts(value: Any) -> AsyncGenerator[str, None]:
         separator = "["
         async with contextlib.aclosing(_items(value)) as items:
             async for item in items:
-                yield separator + _ENCODER.encode(item)
+                if isinstance(item, LongObject):
+                    yield separator
+                    async with contextlib.aclosing(_parts(item)) as parts:
+                        async for part in parts:
+                            yield part
+                else:
+                    yield separator + _ENCODER.encode(item)
                 separator = ", "
         yield "[]" if separator == "[" else "]"
     elif isinstance(value, dict):
@@ -110,20 +120,24 @@ async def _items(value: LongList) -> AsyncGenerator[Any, None]:
 
 
 async def resolved(values: dict[str, Any]) -> dict[str, Any]:
-    """The same values with plain texts and lists."""
+    """The same values with plain texts, lists and dictionaries."""
     pace = Pace()
-    plain = dict(values)
-    for name, value in values.items():
-        if isinstance(value, LongText):
-            parts = []
-            for piece in value.pieces():
-                parts.append(piece)
-                await pace.give_way()
-            plain[name] = "".join(parts)
-        elif isinstance(value, LongList):
-            found = []
-            async for item in _items(value):
-                found.append(item)
-                await pace.give_way()
-            plain[name] = found
-    return plain
+    return {name: await _resolved(value, pace) for name, value in values.items()}
+
+
+async def _resolved(value: Any, pace: Pace) -> Any:
+    if isinstance(value, LongText):
+        parts = []
+        for piece in value.pieces():
+            parts.append(piece)
+            await pace.give_way()
+        return "".join(parts)
+    if isinstance(value, LongList):
+        found = []
+        async for item in _items(value):
+            found.append(await _resolved(item, pace) if isinstance(item, LongObject) else item)
+            await pace.give_way()
+        return found
+    if isinstance(value, LongObject):
+        return {name: await _resolved(item, pace) for name, item in value.items()}
+    return value

@@ -66,7 +66,7 @@ class Reaper:
         reason = session.expiry(self._clock.now())
         if session.state is SessionState.STOPPING:
             if not self._lifecycle.is_ending(session):
-                await self._begin_end(session)
+                self._lifecycle.begin_end(session, self._slots)
         elif session.state is SessionState.CREATING:
             await self._lifecycle.undo_start(session)
         elif reason is not None and not (reason is EndReason.IDLE and self._sessions.is_in_use(session)):
@@ -74,13 +74,7 @@ class Reaper:
                 reason = EndReason.LOST
             stopping = session.moved_to(SessionState.STOPPING, reason=reason)
             if await self._sessions.store.swap(stopping):
-                await self._begin_end(stopping)
-
-    async def _begin_end(self, stopping: Session) -> None:
-        """Waits only while too many sessions are ending."""
-        await self._slots.acquire()
-        task = self._lifecycle.begin_end(stopping)
-        task.add_done_callback(lambda _: self._slots.release())
+                self._lifecycle.begin_end(stopping, self._slots)
 
     async def watch_losses(self, worker: Worker) -> None:
         """Marks the session of each sandbox that dies as lost, as soon as the store can save that."""
@@ -117,8 +111,9 @@ class Reaper:
         return session.worker == worker.name or (session.worker != "" and not self._lifecycle.in_cluster)
 
     def _may_be_alive(self, session: Session) -> bool:
+        """Also that of a session in STOPPING: what it has to save is saved before the sandbox is destroyed."""
         same_boot = not self._rebooted and session.epoch == self._clock.epoch
-        return session.state.can_be_lost and same_boot
+        return (session.state.can_be_lost or session.state is SessionState.STOPPING) and same_boot
 
     async def _take_over(self, session: Session, worker: Worker, lost: dict[str, str]) -> None:
         if session.state.is_in_transition:

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import binascii
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WrapValidator
 
 from warren.clock import Clock
+from warren.model.artifact import MAX_PATTERNS, Artifact, LeftOut, Saved, SavedAtEnd
 from warren.model.command_output import Shown
 from warren.model.errors import InvalidRequest
 from warren.model.gpus import read_gpus
@@ -207,6 +208,40 @@ class ExecBody(CommandBody):
         "", description="A file of the sandbox that becomes standard input, of any size", examples=["input.csv"]
     )
     stream: bool = Field(False, description="Answer with server-sent events, as with `Accept: text/event-stream`")
+    save_artifacts: list[str] = Field(
+        [],
+        description="Files and globs that are saved as artifacts when the command has ended; see docs/artifacts.md",
+        examples=[["*.png"]],
+        max_length=MAX_PATTERNS,
+    )
+
+
+class ContextBody(Body):
+    language: str = Field("python", description="python, javascript, bash or r", examples=["python"])
+    cwd: str = Field("", description="Directory it starts in; by default the image's WORKDIR, else /workspace")
+    env: dict[str, str] = Field({}, description="Variables of its interpreter", max_length=MAX_VARIABLES)
+    idle_timeout_s: Seconds | None = Field(
+        None, description="Ends when it ran no cell for so long; by default as the server is set", examples=[600]
+    )
+
+
+class CodeBody(Body):
+    code: str = Field(description="The cell", examples=["x = 6\nx * 7"])
+    language: str = Field(
+        "",
+        description="python, javascript, bash or r; by default that of the context, else python",
+        examples=["python"],
+    )
+    context: str = Field(
+        "", description="Id of the context it runs in; by default the language's own, which the first cell starts"
+    )
+    timeout_s: Timeout | None = Field(
+        None,
+        description="The cell is interrupted after so long; one that goes on is ended together with its context",
+        examples=[30],
+    )
+    env: dict[str, str] = Field({}, description="Variables for this cell alone", max_length=MAX_VARIABLES)
+    stream: bool = Field(False, description="Answer with server-sent events, as with `Accept: text/event-stream`")
 
 
 class TerminalBody(Body):
@@ -328,6 +363,7 @@ class EnvironmentView(BaseModel):
     network: NetworkView = Field(description="What its sessions may reach unless they ask for something else")
     root: Literal["read-only", "writable"] = Field(description="Whether all of the file system can be written to")
     sudo: bool = Field(description="Commands may run as root of the sandbox: `user: root`, or `sudo` inside")
+    contexts: list[str] = Field(description="Languages whose code context is started ahead, in sandboxes of the pool")
     default: bool = Field(description="A session that names no environment gets this one")
     image_state: Literal["ready", "missing", "outdated", "building"] | None = Field(
         description="A missing image is built when it is first needed, if there is a recipe. null: a coordinator"
@@ -348,6 +384,45 @@ class ImageView(BaseModel):
 
 class ImageList(BaseModel):
     images: list[ImageView]
+
+
+class LeftOutView(BaseModel):
+    path: str
+    why: str
+
+
+class SavedAtEndView(BaseModel):
+    """What became of the files below /workspace/artifacts."""
+
+    saved: int
+    bytes: int
+    left_out_count: int
+    left_out: list[LeftOutView] = Field(description="The first of them")
+
+
+class ArtifactView(BaseModel):
+    artifact_id: str
+    name: str = Field(description="The file's path below /workspace/artifacts, /workspace or /")
+    path: str | None = Field(description="Where it was in the sandbox")
+    size: int
+    sha256: str
+    mime_type: str
+    session_id: str
+    thread_id: str | None
+    created_at: str
+    expires_at: str
+    url: str = Field(description="Where its content is read")
+
+
+class ArtifactPage(BaseModel):
+    artifacts: list[ArtifactView]
+    next: str | None = Field(description="Give it as `after` to get the next page")
+
+
+class SavedView(BaseModel):
+    artifacts: list[ArtifactView]
+    left_out: list[LeftOutView] = Field(description="What was not saved, and why; the first of them")
+    left_out_count: int
 
 
 class SessionView(BaseModel):
@@ -379,6 +454,7 @@ class SessionView(BaseModel):
     agent_config: dict[str, Any] | None = Field(description="The agent that it was made for, as it was then")
     gpus: list[str] = Field(description="The graphics processors that its sandbox has for itself")
     previous: PreviousView | None
+    artifacts: SavedAtEndView | None = Field(None, description="What was saved when it ended; null: there was nothing")
     reason: str | None
     detail: str | None
     url: str
@@ -410,6 +486,7 @@ class ExecView(BaseModel):
     survivors: int
     background: int = Field(description="Processes the command left running")
     process_id: str
+    saved: SavedView | None = Field(None, description="Only if `save_artifacts` asked for it")
 
 
 class ProcessView(BaseModel):
@@ -424,6 +501,60 @@ class ProcessView(BaseModel):
     exit_code: int | None
     reason: str | None
     background: int
+
+
+class ContextView(BaseModel):
+    """An interpreter that keeps its state from one cell to the next."""
+
+    id: str
+    language: str = Field(description="python, javascript, bash or r")
+    state: str = Field(description="idle, busy or lost: it has ended, and what it held with it")
+    cwd: str = Field(description="As it was asked for; empty: the one that commands start in, or no longer known")
+    version: str = Field(description="Of the language")
+    default: bool = Field(description="It is the one that cells get which name no context")
+    started_s_ago: float
+    lost_reason: str | None = Field(None, description="oom, killed or exited")
+
+
+class ContextList(BaseModel):
+    contexts: list[ContextView]
+
+
+class LogsView(BaseModel):
+    stdout: list[str] = Field(description="Piece by piece, as it came")
+    stderr: list[str]
+
+
+class CodeErrorView(BaseModel):
+    name: str = Field(examples=["ZeroDivisionError"])
+    value: str = Field(examples=["division by zero"])
+    traceback: str
+
+
+class DroppedView(BaseModel):
+    text: int = Field(description="Bytes of text that were more than is kept")
+    events: int = Field(description="Results that were too large, or could not be read")
+
+
+class ExecutionView(BaseModel):
+    """What came of a cell. An error of its code is a result, not an error of the request."""
+
+    id: str
+    context_id: str
+    language: str
+    results: list[dict[str, Any]] = Field(
+        description="Values that the cell gave or displayed: `is_main_result` marks the value of its last expression; "
+        "`text`, `html`, `markdown`, `svg`, `png`, `jpeg`, `pdf` (base64), `latex`, `json`, `javascript`, `data`, "
+        "`chart`, `extra` are its formats, as far as it has them; `cut` names those that were too long"
+    )
+    logs: LogsView
+    error: CodeErrorView | None
+    execution_count: int | None
+    reason: str = Field(description="exited, timeout, cancelled, context_lost, refused, sandbox_lost; or running")
+    context_lost: str | None = Field(description="If the context ended with it: oom, killed or exited")
+    duration_ms: float
+    truncated: bool = Field(description="More came than was kept: `dropped` says how much")
+    dropped: DroppedView
 
 
 class KilledView(BaseModel):
@@ -499,10 +630,44 @@ def session_view(session: Session, clock: Clock, base_url: str, image: str) -> d
         "agent_config": session.agent_config or None,
         "gpus": list(session.gpus),
         "previous": asdict(previous) | {"session_id": previous.session_id} if previous else None,
+        "artifacts": _saved_at_end_view(session.artifacts) if session.artifacts else None,
         "reason": session.reason or None,
         "detail": session.detail or None,
         "url": f"{base_url}api/sessions/{session.id}",
     }
+
+
+def artifact_view(artifact: Artifact, base_url: str) -> dict[str, Any]:
+    return {
+        "artifact_id": artifact.id,
+        "name": artifact.name,
+        "path": artifact.path or None,
+        "size": artifact.size,
+        "sha256": artifact.sha256,
+        "mime_type": artifact.mime,
+        "session_id": artifact.session_id,
+        "thread_id": artifact.thread_id or None,
+        "created_at": timestamp(artifact.created_at),
+        "expires_at": timestamp(artifact.expires_at),
+        "url": f"{base_url}api/artifacts/{artifact.id}/content",
+    }
+
+
+def saved_view(saved: Saved, base_url: str) -> dict[str, Any]:
+    return {
+        "artifacts": [artifact_view(artifact, base_url) for artifact in saved.artifacts],
+        "left_out": _left_out_view(saved.left_out),
+        "left_out_count": saved.left_out_count,
+    }
+
+
+def _saved_at_end_view(saved: SavedAtEnd) -> dict[str, Any]:
+    counts = {"saved": saved.saved, "bytes": saved.bytes, "left_out_count": saved.left_out_count}
+    return {**counts, "left_out": _left_out_view(saved.left_out)}
+
+
+def _left_out_view(left_out: Sequence[LeftOut]) -> list[dict[str, str]]:
+    return [asdict(one) for one in left_out]
 
 
 def network_view(rules: NetworkRules, use: NetworkUse) -> dict[str, Any]:

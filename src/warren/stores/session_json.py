@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, fields
 from operator import attrgetter
 from typing import Any, Final
 
+from warren.model.artifact import LeftOut, SavedAtEnd
 from warren.model.network import NetworkRules
 from warren.model.preview import NO_PREVIEW_RULES, PreviewRules
 from warren.model.session import EndReason, Previous, Session, SessionState
@@ -43,6 +44,8 @@ def encode_session(session: Session, encryption: Encryption | None = None) -> st
         values["previous"] = asdict(session.previous)
     if session.previews != NO_PREVIEW_RULES:
         values["previews"] = asdict(session.previews)
+    if session.artifacts is not None:
+        values["artifacts"] = asdict(session.artifacts)
     return _ENCODER.encode(values)
 
 
@@ -68,6 +71,9 @@ def decode_session(text: str | bytes, encryption: Encryption | None = None) -> S
         values["previous"] = Previous(**{**previous, "reason": EndReason(previous["reason"])})
     if "previews" in values:
         values["previews"] = PreviewRules(**{name: _frozen(value) for name, value in values["previews"].items()})
+    if "artifacts" in values:
+        saved = values["artifacts"]
+        values["artifacts"] = SavedAtEnd(**{**saved, "left_out": tuple(LeftOut(**one) for one in saved["left_out"])})
     return Session(**values)
 
 

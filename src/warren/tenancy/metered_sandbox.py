@@ -7,6 +7,10 @@ counted and published. File operations go straight to the sandbox.
 Each second of a command is paid in advance, so commands that run at once never use more exec seconds than are left. A
 command whose next second cannot be paid is ended and keeps its output so far. A command whose end nobody sees, because
 its caller has left or its sandbox is gone, is counted for the time it ran.
+
+The keeper of a code context is started like a command, which costs one exec second, and is not counted while it waits:
+its cells are commands, and they are. What a cell leaves running in its context is free until the next one, as is what a
+command leaves running in the background. Callers cannot give the ids of contexts to processes of their own.
 """
 
 import asyncio
@@ -19,6 +23,7 @@ from warren.answer_memory import waits_for_room
 from warren.clock import Clock
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.access import Caller
+from warren.model.code import is_context
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import CommandRefused, SandboxLost, WarrenError
 from warren.model.events import CommandEndedData, Event, EventKind
@@ -132,7 +137,7 @@ class Metering:
         metered, caller = MeteredSandbox(self, session, sandbox), await self._payer_of(session)
         payer = caller if self.quotas.bounds(caller, EXEC_SECONDS) else None
         for info in await sandbox.processes():
-            if info.running:
+            if info.running and not is_context(info.id):
                 process = await sandbox.process(info.id)
                 if payer is not None:
                     await self.quotas.spend_again(payer, EXEC_SECONDS, self._had_today(info))
@@ -225,6 +230,8 @@ class MeteredSandbox:
             process = await self._sandbox.start(command, process_id=process_id, follow=follow)
         finally:
             place.leave()
+        if is_context(process_id):
+            return process
         note(process_id=process.id)
         payer = caller if on_account else None
         metering.follow(self.until_ended(process, payer, background=not follow), f"following {process.id}")

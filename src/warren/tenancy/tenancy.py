@@ -26,6 +26,7 @@ from warren.model.events import (
 )
 from warren.model.policy import Policy
 from warren.model.session import Session
+from warren.model.spec import MIB
 from warren.model.usage import Usage
 from warren.sessions.event_hub import EventHub
 from warren.stores.encryption import Encryption
@@ -161,6 +162,14 @@ class Tenancy:
             return replace(caller, key_quota=(await self.keys.get(session.key_id)).quota)
         except NotFound:
             return caller
+
+    async def artifact_bound(self, session: Session) -> int | None:
+        """How many bytes the artifacts of the session's tenant may have in all; None is no bound."""
+        bounds = (await self._payer_of(session)).bounds["artifacts_mb"]
+        return min((most * MIB for _, most in bounds), default=None)
+
+    async def report_artifact_limit(self, session: Session) -> None:
+        self.metering.report_limit(await self._payer_of(session), "artifacts_mb")
 
     async def _policy_of(self, tenant: str) -> Policy:
         return (await self.tenants.of(tenant)).policy

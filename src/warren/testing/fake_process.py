@@ -12,6 +12,7 @@ from dataclasses import replace
 from warren.model.command_output import CommandOutput
 from warren.model.errors import InvalidRequest, SandboxLost, WarrenError
 from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream, TerminalSize
+from warren.testing.fake_contexts import FakeAgent
 from warren.testing.fake_shell import Exit, Shell, Signalled
 from warren.worker.agent.command_result import lost_result
 from warren.worker.agent.link import Output
@@ -60,6 +61,7 @@ class FakeProcess:
     def __init__(self, process_id: str, pid: int, command: Command, lost: Callable[[], WarrenError | None]) -> None:
         self._id, self.pid, self._command = process_id, pid, command
         self.ignored: set[int] = set()
+        self.handlers: dict[int, Callable[[], object]] = {}  # of signals
         self.children: dict[int, asyncio.Future[object]] = {}
         self.log = Log(command.keep_bytes)
         self.user = ""
@@ -84,7 +86,7 @@ class FakeProcess:
 
     # For the sandbox.
 
-    def begin(self, shell: Shell, at_end: Callable[[], None]) -> None:
+    def begin(self, shell: Shell | FakeAgent, at_end: Callable[[], None]) -> None:
         self.user = shell.user
         self._main = asyncio.get_running_loop().create_task(self._run(shell, at_end))
         self._main.add_done_callback(self._main_ended)
@@ -94,13 +96,13 @@ class FakeProcess:
             reason, signal = self._ending or (Reason.SIGNAL, 9)
             self._finish(128 + (signal or 9), signal, reason)
 
-    async def _run(self, shell: Shell, at_end: Callable[[], None]) -> None:
+    async def _run(self, shell: Shell | FakeAgent, at_end: Callable[[], None]) -> None:
         timer = None
         if self._command.timeout_s is not None:
             timer = asyncio.get_running_loop().call_later(self._command.timeout_s, self.end, Reason.TIMEOUT)
         code, signal, reason = 0, None, Reason.EXITED
         try:
-            if self._command.shell:
+            if isinstance(shell, Shell) and self._command.shell:
                 code = await shell.run(self._command.shell)
                 at_end()
             else:
@@ -233,7 +235,9 @@ class FakeProcess:
         self._check_not_lost()
         if not 0 < number <= 64:
             raise InvalidRequest(f"there is no signal {number}")
-        if self.running and number not in _HARMLESS | self.ignored and self._main is not None:
+        if self.running and number in self.handlers:
+            self.handlers[number]()
+        elif self.running and number not in _HARMLESS | self.ignored and self._main is not None:
             self._ending = self._ending or (Reason.SIGNAL, number)
             self._main.cancel()
 

@@ -9,6 +9,7 @@ import anyio
 
 from warren.interfaces.sandbox import Process
 from warren.model.capability import Capability, lacks
+from warren.model.code import AGENT
 from warren.model.errors import (
     Conflict,
     FileNotFound,
@@ -35,6 +36,7 @@ from warren.model.operations import (
 )
 from warren.model.secrets import BoundSecret
 from warren.model.spec import HOME, USER, WORKSPACE, Isolation, SandboxSpec
+from warren.testing.fake_contexts import FakeAgent, FakeContext
 from warren.testing.fake_files import FakeFiles, normalize_path, uid_of
 from warren.testing.fake_process import FakeProcess
 from warren.testing.fake_search import FakeSearch
@@ -58,6 +60,7 @@ class FakeMachine:
         self.processes: dict[str, FakeProcess] = {}
         self.cwd = WORKSPACE
         self.exports: dict[str, str] = {}
+        self.contexts: dict[str, FakeContext] = {}
         self.next_pid = 2
         self.network, self.network_use = NO_NETWORK, NetworkUse()
         self.network_bounds: tuple[EgressBound, ...] = ()
@@ -182,7 +185,8 @@ class FakeSandbox:
                 machine.exports = kept
 
         machine.processes[process_id] = process
-        process.begin(shell, carry_state)
+        is_agent = command.argv[:1] == (AGENT,)
+        process.begin(FakeAgent(machine.contexts, process, shell) if is_agent else shell, carry_state)
         return process
 
     def _check_cwd(self, command: Command, cwd: str, uid: int) -> None:

@@ -24,6 +24,7 @@ from warren.interfaces.sandbox import Sandbox
 from warren.interfaces.worker import Claim, Claimed, Loss, WorkerStats
 from warren.logs import get_log
 from warren.model.capability import Providers, choose_provider
+from warren.model.code import find_language
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import (
     ImageBuildFailed,
@@ -44,6 +45,7 @@ from warren.model.spec import SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.guard import MachineGuard, usable_cores
 from warren.worker.images.builds import FetchImage, ImageBuilds
+from warren.worker.keepers import start_keeper
 from warren.worker.pool import Pool
 
 NO_POOL: Final = PoolSize(0, 0, 0)  # a graphics processor must not wait in one
@@ -306,6 +308,20 @@ class LocalWorker:
             self._makers[sandbox.id] = provider
             return sandbox
 
+    async def _make_ahead(self, provider: Provider, environment: Environment) -> Sandbox:
+        """A sandbox for the pool, with the code contexts of its environment in it. It is destroyed if one of them
+        cannot be started."""
+        sandbox = await self._make(provider, _spec_of(environment))
+        try:
+            for name in environment.contexts:
+                language = find_language(name)
+                # It has no idle time: it may wait here for longer than that.
+                await start_keeper(sandbox, language, language.default_context, idle_s=0, image=environment.image)
+        except BaseException:
+            await run_shielded(asyncio.wait([self._destruction(sandbox.id)]))
+            raise
+        return sandbox
+
     def _pool(self, provider: Provider, environment: Environment) -> Pool:
         key = (provider.name, environment.name)
         pool = self._pools.get(key)
@@ -322,7 +338,7 @@ class LocalWorker:
             environment,
             NO_POOL if environment.gpus else environment.pool or self._default_pool,
             provider=provider.name,
-            create=partial(self._make, provider, _spec_of(environment)),
+            create=partial(self._make_ahead, provider, environment),
             destroy=self._destruction,
             clock=self._clock,
             parallel=self._parallel,

@@ -18,6 +18,8 @@ def blocking(sandbox: SandboxClient) -> None:
     sandbox.change(metadata={"user": 7})  # wrong
     sandbox.change(idle_timeout="60")  # wrong
     sandbox.write_file("a", 3)  # wrong
+    sandbox.run_code("1", on_stdout=3)  # wrong
+    print(sandbox.run_code("1").output)  # wrong
     print(sandbox.execute("true").exitcode)  # wrong
     print(sandbox.execute("true").exit_code + "0")  # wrong
 

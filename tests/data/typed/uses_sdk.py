@@ -9,7 +9,9 @@ from warren import (
     AsyncProcess,
     AsyncSandboxClient,
     BatchSandboxClient,
+    CodeContext,
     ExecuteResult,
+    Execution,
     FileEntry,
     OutputChunk,
     Process,
@@ -35,6 +37,12 @@ def blocking(url: str) -> int:
         assert_type(process.wait(3).stdout_bytes, bytes)
         assert_type(sandbox.upload_file(Path("a"), "b", mode=0o600), FileEntry)
         assert_type(sandbox.change(idle_timeout_s=60, metadata={"user": None}), SessionInfo)
+        context = sandbox.create_code_context("python", cwd="/tmp", env={"A": "b"}, idle_timeout=60)
+        assert_type(context, CodeContext)
+        execution = sandbox.run_code("1", context=context, timeout=3, on_stdout=print, on_result=lambda each: each.png)
+        assert_type(execution, Execution)
+        assert_type(execution.text, str | None)
+        assert_type(execution.results[0].save(Path("a.png")), Path)
         with sandbox.terminal(rows=30) as terminal:
             terminal.write("ls\n")
             assert_type(terminal.read_until("$"), str)

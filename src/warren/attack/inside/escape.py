@@ -154,6 +154,7 @@ def write_system_files() -> ProbeVerdict:
         "/var",
         "/var/lib",
         "/.warren",
+        "/.warren/runners",
     ):
         path = os.path.join(folder, "warren-attack")
         account.attempt(f"create in {folder}", lambda path=path: os.close(os.open(path, os.O_CREAT | os.O_WRONLY)))  # type: ignore[misc]

@@ -20,6 +20,7 @@ _SHARED = (
     "/bin/sh",
     "/usr/bin/env",
     "/.warren/agent",
+    "/.warren/runners/bash/main.sh",
 )
 _FOLDERS = ("/", "/etc", "/usr/bin", "/dev", "/.warren", "/bin/sh", "/etc/passwd", "/dev/null")
 _KEY = 0x57415252

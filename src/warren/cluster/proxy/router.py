@@ -5,7 +5,7 @@ The router wraps the coordinator's app, inside of admission: `scope["caller"]` i
 - A request about a session goes to the session's worker.
 - A request that creates a session goes to the worker of its thread's session, otherwise to a worker that placement
   chooses, and to the next choice if that one refuses.
-- A request about the machines goes to any worker.
+- A request about the machines goes to any worker, one about an artifact to the worker that keeps it, if one does.
 - The coordinator's own app answers requests about lost or ended sessions, and about no single session.
 
 The worker of a session never changes, and the router remembers it. So running sessions stay reachable while Redis is
@@ -65,6 +65,7 @@ from warren.model.gpus import read_gpus
 from warren.model.network import NetworkRules
 from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
+from warren.sessions.artifacts import place_of
 from warren.sessions.lifecycle import unusable_error
 
 _MAX_REMEMBERED: Final = 100_000
@@ -120,6 +121,12 @@ class Router:
         if operation.of_machine:
             await self._forward_to_owner(self._any_worker(), scope, receive, body, send)
             return
+        if operation.of_artifact:
+            if worker_id := await self._keeper_of(scope["caller"], named["artifact_id"], operation):
+                await self._forward_to_owner(worker_id, scope, receive, body, send)
+            else:
+                await self._app(scope, body.replay(), send)
+            return
         target = await read_target(operation, named, scope, body)
         session, worker_id = await self._find_worker(scope["caller"], target)
         if worker_id:
@@ -149,6 +156,14 @@ class Router:
             if member.alive:
                 return worker_id
         raise Unavailable("no worker is there to be asked", remedy="start one, and try again", retry_after_s=2)
+
+    async def _keeper_of(self, caller: Caller, artifact_id: str, operation: Operation) -> str:
+        """The worker that keeps the content of an artifact, or "" if the coordinator answers: the store is shared,
+        there is no such artifact, or it is to be deleted and its worker, which removes the content later, is away."""
+        worker_id = await place_of(self._store.records, caller.tenant, artifact_id)
+        member = self._fleet.members.get(worker_id)
+        is_away = member is None or not member.alive
+        return "" if is_away and operation.method == "DELETE" else worker_id
 
     async def _find_worker(self, caller: Caller, target: Target) -> tuple[Session | None, str]:
         """The named session, if it was looked up, and the id of the worker that must answer, or ""."""

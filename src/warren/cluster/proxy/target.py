@@ -37,7 +37,9 @@ def find_operation(scope: Scope) -> tuple[Operation, dict[str, str]] | None:
     if scope["type"] not in ("http", "websocket"):
         return None
     found = _FINDER.find(scope.get("method", "WEBSOCKET"), scope["path"])
-    if found is None or (found[0].session_in is SessionIn.NOWHERE and not found[0].of_machine):
+    if found is None or (
+        found[0].session_in is SessionIn.NOWHERE and not (found[0].of_machine or found[0].of_artifact)
+    ):
         return None
     return found
 

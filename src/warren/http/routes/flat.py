@@ -120,7 +120,7 @@ async def execute(call: Call, body: ExecuteBody) -> Values:
     """To its end. A thread that has no session gets one; `notice` says if an earlier one and its files are gone."""
     command = ExecBody(command=body.command, timeout_s=call.context.limited_timeout(body.timeout))
     command.to_command()  # raises before a session is made
-    session, notice = await _find_or_create(call, body.session_id, body.thread_id, replace_lost=body.replace_lost)
+    session, notice = await find_or_create(call, body.session_id, body.thread_id, replace_lost=body.replace_lost)
     call.session_id = session.id
     result = await run_to_end(call, command)
     return {**exec_view(result), "session_id": session.id, "notice": notice}
@@ -165,7 +165,7 @@ async def _upload(call: Call, fields: dict[str, str], filename: str, data: bytes
     path = fields.get("path") or name
     if path in ("", ".", ".."):
         raise InvalidRequest("the file has no name", remedy="send a filename with the part, or the field `path`")
-    session, _ = await _find_or_create(call, fields.get("session_id", ""), fields.get("thread_id", ""))
+    session, _ = await find_or_create(call, fields.get("session_id", ""), fields.get("thread_id", ""))
     call.session_id = session.id
     written = await perform(files.WRITE_FILE, call, files.WriteQuery(path=path), data)
     return {
@@ -177,13 +177,13 @@ async def _upload(call: Call, fields: dict[str, str], filename: str, data: bytes
 
 
 async def download_file(call: Call, query: DownloadQuery) -> AsyncGenerator[Any, None]:
-    call.session_id = (await _find(call, query.session_id, query.thread_id)).id
+    call.session_id = (await find_session(call, query.session_id, query.thread_id)).id
     async for item in perform_stream(files.READ_FILE, call, files.PathQuery(path=query.path or query.filename)):
         yield item
 
 
 async def list_files(call: Call, query: ListQuery) -> Values:
-    call.session_id = (await _find(call, query.session_id, query.thread_id)).id
+    call.session_id = (await find_session(call, query.session_id, query.thread_id)).id
     listed = await perform(files.LIST_FILES, call, files.ListQuery(path=query.path or WORKSPACE))
     return {"session_id": call.session_id, **listed}
 
@@ -191,7 +191,7 @@ async def list_files(call: Call, query: ListQuery) -> Values:
 async def cleanup(call: Call, body: WhichBody) -> Values:
     """Repeating it, or cleaning up what never was, succeeds."""
     try:
-        session = await _find(call, body.session_id, body.thread_id)
+        session = await find_session(call, body.session_id, body.thread_id)
         await call.sessions.delete(call.tenant, session.id)
     except SessionNotFound:
         pass
@@ -204,7 +204,7 @@ async def list_sessions(call: Call) -> Values:
     return {"sessions": shown, "count": len(shown)}
 
 
-async def _find(call: Call, session_id: str, thread_id: str) -> Session:
+async def find_session(call: Call, session_id: str, thread_id: str) -> Session:
     if bool(session_id) == bool(thread_id):
         raise InvalidRequest("give either session_id or thread_id")
     if session_id:
@@ -212,12 +212,12 @@ async def _find(call: Call, session_id: str, thread_id: str) -> Session:
     return await call.sessions.of_thread(call.tenant, thread_id)
 
 
-async def _find_or_create(
+async def find_or_create(
     call: Call, session_id: str, thread_id: str, *, replace_lost: bool = False
 ) -> tuple[Session, str | None]:
     """The session, created if the thread has none; and a notice for the caller if an earlier session is gone."""
     if session_id or not thread_id or not current_caller().may(Scope.SESSIONS):
-        return await _find(call, session_id, thread_id), None
+        return await find_session(call, session_id, thread_id), None
     result = await call.sessions.create(call.tenant, NewSession(thread_id=thread_id, replace_lost=replace_lost))
     return result.session, _notice(result.session) if result.created else None
 

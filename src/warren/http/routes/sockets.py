@@ -1,4 +1,4 @@
-"""WebSockets: commands, attaching to them, terminals.
+"""WebSockets: commands, attaching to them, terminals, cells of code.
 
 The server sends JSON texts: `started`, `output`, `result`, `error`, `keepalive`; a terminal's output comes as
 binary messages instead. The client sends binary messages for standard input, or JSON texts: `stdin`
@@ -14,27 +14,33 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import anyio
 from fastapi import Query
+from pydantic import BaseModel
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from warren.http.context import Context, Ctx, Runner, new_router
 from warren.http.event_streams import error_values
 from warren.interfaces.sandbox import Process
+from warren.model.code import CellReader, Execution
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import Stream, TerminalSize
 from warren.model.preview import read_port
+from warren.sessions.long_values import LongObject, json_pieces
+from warren.sessions.operations.call import Call
+from warren.sessions.operations.code import cell_events, started_cell
 from warren.sessions.operations.commands import foreground
 from warren.sessions.operations.sockets import apply_message, open_terminal, read_message
-from warren.sessions.output_events import Encoder, with_keepalives
+from warren.sessions.output_events import Encoder, Events, with_keepalives
 from warren.sessions.request_context import note_end
-from warren.sessions.schemas import ExecBody, data_of, end_view
+from warren.sessions.schemas import CodeBody, ExecBody, data_of, end_view
 from warren.sessions.validation import validated
 
 router = new_router(prefix="/api/sessions/{session_id}")
 
+B = TypeVar("B", bound=BaseModel)
 _RecordUse = Callable[[], Awaitable[None]]
 _FIRST_MESSAGE_S: Final = 30.0
 _TCP_BUFFER: Final = 256 * 1024
@@ -48,15 +54,54 @@ async def exec_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: 
     """The first message says what to run, as the body of POST /exec does."""
     async with _send_errors(socket):
         Encoder(encoding)
-        body = await _first_message(socket)
+        body = await _first_message(socket, ExecBody)
         body.timeout_s = context.limited_timeout(body.timeout_s)
         stdin = data_of(body.stdin, body.stdin_base64)
+        if body.save_artifacts:
+            raise InvalidRequest(
+                "a WebSocket saves no artifacts", remedy="POST …/exec does, or POST …/artifacts afterwards"
+            )
         async with context.sessions.using(tenant, session_id) as (session, sandbox):
             command = body.to_command(session)
             async with foreground(sandbox, command, None) as process:
                 if stdin:
                     await process.write(stdin)
                 await _bridge(socket, process, context, encoding, 0, record_use=None)
+
+
+@router.websocket("/code")
+async def code_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: Runner) -> None:
+    """The first message says what to run, as the body of POST /code does; the answers are the events of its stream."""
+    async with _send_errors(socket):
+        body = await _first_message(socket, CodeBody)
+        call = Call(context, tenant, session_id)
+        async with started_cell(call, body) as (process, execution):
+            reader = CellReader()
+            sender = asyncio.create_task(_send_events(socket, cell_events(call, process, execution, reader)))
+            receiver = asyncio.create_task(_apply_interrupts(socket, call, process, execution, reader))
+            await _until_one_ends(sender, receiver)
+
+
+async def _send_events(socket: WebSocket, events: Events) -> None:
+    async with contextlib.aclosing(events):
+        async for event in events:
+            if event is None:
+                await _send(socket, "keepalive", {})
+            else:
+                await _send(socket, event.kind, event.values)
+
+
+async def _apply_interrupts(
+    socket: WebSocket, call: Call, process: Process, execution: Execution, reader: CellReader
+) -> None:
+    while True:
+        message = read_message(await socket.receive_text())
+        if message.get("type") != "interrupt":
+            raise InvalidRequest(f"there is no message {str(message.get('type'))[:80]!r}", remedy="interrupt")
+        if reader.begun:
+            await call.context.contexts.interrupt(call.sandbox, execution.context_id)
+        else:  # it waits for another cell, which is not to be interrupted
+            await process.kill()
 
 
 @router.websocket("/processes/{process_id}/attach")
@@ -172,7 +217,7 @@ async def _send_errors(socket: WebSocket) -> Any:
         return  # the client has closed it
 
 
-async def _first_message(socket: WebSocket) -> ExecBody:
+async def _first_message(socket: WebSocket, model: type[B]) -> B:
     try:
         async with asyncio.timeout(_FIRST_MESSAGE_S):
             values = read_message(await socket.receive_text())
@@ -182,7 +227,7 @@ async def _first_message(socket: WebSocket) -> ExecBody:
         ) from None
     except KeyError:
         raise InvalidRequest("the first message must be a text: the command as JSON") from None
-    return validated(ExecBody, values)
+    return validated(model, values)
 
 
 async def _bridge(
@@ -196,7 +241,11 @@ async def _bridge(
     await _send(socket, "started", {"process_id": process.id, "offset": offset})
     sender = asyncio.create_task(_send_output(socket, process, context, encoding, offset))
     receiver = asyncio.create_task(_apply_messages(socket, process, record_use))
-    tasks = [sender, receiver]
+    await _until_one_ends(sender, receiver)
+
+
+async def _until_one_ends(*tasks: asyncio.Task[None]) -> None:
+    """Cancels the others then, and raises what one of them has raised."""
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -237,4 +286,8 @@ async def _apply_messages(socket: WebSocket, process: Process, record_use: _Reco
 
 
 async def _send(socket: WebSocket, kind: str, values: dict[str, Any]) -> None:
-    await socket.send_text(json.dumps({"type": kind, **values}))
+    message = {"type": kind, **values}
+    if isinstance(values, LongObject):
+        await socket.send_text(b"".join([piece async for piece in json_pieces(message)]).decode())
+    else:
+        await socket.send_text(json.dumps(message))

@@ -89,8 +89,11 @@ def text_result(*texts: str, data: Data, failed: bool = False) -> Answer[Data]:
 
 
 def image_result(image: bytes, mime_type: str, note: str) -> Answer[None]:
-    encoded = {"type": "image", "data": base64.b64encode(image).decode(), "mimeType": mime_type}
-    return Answer((encoded, _text(note)))
+    return Answer((image_content(image, mime_type), _text(note)))
+
+
+def image_content(image: bytes, mime_type: str) -> dict[str, str]:
+    return {"type": "image", "data": base64.b64encode(image).decode(), "mimeType": mime_type}
 
 
 def error_result(exc: WarrenError) -> Answer[Any]:

@@ -1,6 +1,6 @@
 """The tools that work with files. The model reads their docstrings.
 
-`read_file` alone has no structured content: a client that shows its model nothing else would hide the images.
+`read_file` has no structured content: a client that shows its model nothing else would hide the images.
 """
 
 import asyncio

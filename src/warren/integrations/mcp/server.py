@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from warren.integrations.mcp.agent_tool import AgentTool
 from warren.integrations.mcp.calls import error_result
+from warren.integrations.mcp.code_tools import CodeTools
 from warren.integrations.mcp.command_tools import CommandTools
 from warren.integrations.mcp.file_tools import FileTools
 from warren.integrations.mcp.sandbox_tools import SandboxTools
@@ -22,7 +23,8 @@ _log = logging.getLogger(__name__)
 NAME: Final = "warren"
 INSTRUCTIONS: Final = """\
 These tools give you an isolated Linux computer of your own. Use bash to run commands: the working directory and \
-exported variables last between calls, and files stay in /workspace. Nothing you do there touches the user's machine. \
+exported variables last between calls, and files stay in /workspace. Use run_code to run Python and other languages in \
+an interpreter that keeps its variables and shows charts. Nothing you do there touches the user's machine. \
 Start servers and long jobs with bash_background. The argument sandbox chooses another, separate computer by a name; \
 leave it out unless you need one. If an answer says that the sandbox is fresh, earlier files are gone."""
 
@@ -39,6 +41,7 @@ class ToolServer:
         commands, files, boxes = CommandTools(sandboxes), FileTools(sandboxes), SandboxTools(sandboxes)
         functions: Sequence[tuple[Callable[..., Any], str, Mapping[str, bool]]] = (
             (commands.bash, "Run a command", _CHANGES),
+            (CodeTools(sandboxes).run_code, "Run code", _CHANGES),
             (commands.bash_background, "Start a background command", _CHANGES),
             (commands.background_output, "Read background output", _READS),
             (commands.background_stop, "Stop a background command", _REPEATABLE),

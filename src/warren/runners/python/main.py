@@ -220,8 +220,10 @@ def _prepare() -> None:
     globals()["__path__"] = [HERE]
     sys.modules["_warren"] = own
     sys.modules["__main__"] = type(sys)("__main__")
+    # By lines also where PYTHONUNBUFFERED is set: else `print` writes its newline apart, as a piece of its own.
+    how = {"encoding": "utf-8", "errors": "backslashreplace", "line_buffering": True, "write_through": False}
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
+        stream.reconfigure(**how)  # type: ignore[union-attr]
 
 
 def main() -> None:

@@ -62,18 +62,7 @@ class AsyncFiles(AsyncSessionHolder):
             target = target / Path(remote_path).name
         content = self._open(lambda session_id: self._backend.download("read_file", session_id, path=remote_path))
         async with content as (size, parts), contextlib.aclosing(parts):
-            temporary = target.with_name(f".{new_key()}.part")
-            try:
-                with await in_thread(create_local, temporary) as file:
-                    done = 0
-                    async for part in parts:
-                        await in_thread(file.write, part)
-                        done += len(part)
-                        if progress is not None:
-                            progress(done, size)
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
+            await save_parts(target, size, parts, progress)
         return target
 
     async def upload_dir(
@@ -252,6 +241,24 @@ class AsyncFiles(AsyncSessionHolder):
 
 def _octal(mode: int | None) -> str | None:
     return None if mode is None else f"{mode:03o}"
+
+
+async def save_parts(
+    target: Path, size: int, parts: AsyncGenerator[bytes, None], progress: Progress | None = None
+) -> None:
+    """Writes a file of this machine; an old one stays until the new one is complete."""
+    temporary = target.with_name(f".{new_key()}.part")
+    try:
+        with await in_thread(create_local, temporary) as file:
+            done = 0
+            async for part in parts:
+                await in_thread(file.write, part)
+                done += len(part)
+                if progress is not None:
+                    progress(done, size)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 async def _read_file(file: IO[bytes], size: int, progress: Progress | None) -> AsyncIterator[bytes]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Sequence
 from itertools import islice
 from typing import IO, Any, ParamSpec, TypeVar
@@ -23,6 +24,13 @@ AsyncByteSource = AsyncIterable[bytes] | Iterable[bytes] | IO[bytes]
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Runs a call that blocks, such as one on a local file, without blocking the event loop."""
     return await asyncio.to_thread(call, *args, **kwargs)
+
+
+async def call_back(function: Callable[[Any], Any], value: Any) -> None:
+    """Calls a function of the caller's, which may be async."""
+    result = function(value)
+    if inspect.isawaitable(result):
+        await result
 
 
 async def iterate_source(source: AsyncByteSource) -> AsyncGenerator[bytes, None]:

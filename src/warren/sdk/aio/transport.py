@@ -27,6 +27,7 @@ from warren.sdk.protocol import (
     error_from_event,
     error_from_response,
     is_already_deleted,
+    is_problem,
     parse_address,
     parse_response,
     pause_before_retry,
@@ -116,12 +117,12 @@ class AsyncTransport:
             raise connection_lost(self.address, request, exc) from exc
 
     async def events(self, request: Request) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """Yields the events of a stream until it ends; raises an `error` event."""
+        """Yields the events of a stream until it ends; raises one that says that the operation failed."""
         parser = EventParser()
         async with self.download(request) as (_, parts), contextlib.aclosing(parts):
             async for part in parts:
                 for name, values in parser.feed(part):
-                    if name == "error":
+                    if is_problem(name, values):
                         raise error_from_event(values)
                     yield name, values
 

@@ -15,12 +15,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack
 
 from warren.model.errors import InvalidRequest, ServerUnreachable, SessionNotFound, WarrenError
+from warren.sdk.blocking.artifacts import Artifacts
 from warren.sdk.blocking.backend import Backend, find_session_of_thread
+from warren.sdk.blocking.code import Code
 from warren.sdk.blocking.files import Files
 from warren.sdk.blocking.platform import ByteSource, open_backend, run_at_most
 from warren.sdk.blocking.process import Process, Terminal, open_terminal, start_terminal
 from warren.sdk.options import AttachOptions, CommandOptions, Mode, ServerOptions, SessionChanges
-from warren.sdk.protocol import IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key
+from warren.sdk.protocol import COMMAND_TIMEOUT_S, IMAGE_TIMEOUT_S, ImageProgress, network_values, new_key, work_s
 from warren.sdk.results import (
     EntryInfo,
     EnvironmentInfo,
@@ -37,16 +39,13 @@ from warren.sdk.results import (
 if TYPE_CHECKING:
     from warren.model.network import NetworkRules
 
-COMMAND_TIMEOUT_S: Final = 120.0
-_ANSWER_SLACK_S: Final = 30.0
-_LONGEST_S: Final = 30 * 86400.0
 _SHORT_INPUT: Final = 1024 * 1024  # longer input would not fit into a request
 _SHELL: Final = "exec bash -l"
 _PAGE: Final = 1000
 _ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in the making; then its time-outs end it
 
 
-class SandboxClient(Files):
+class SandboxClient(Files, Code):
     """A client of one session.
 
     `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else http://localhost:8000); "local"
@@ -131,12 +130,24 @@ class SandboxClient(Files):
             on_image_progress,
         )
         self._owns_backend = backend is None
+        self._ended_session = ""
         self.timeout = timeout
         self.exactly_once = exactly_once
 
     def __repr__(self) -> str:
         owner = f" of thread {self.thread_id}" if self.thread_id else ""
         return f"<SandboxClient {self.session_id or 'without a session'}{owner}, {self._backend!r}>"
+
+    @property
+    def artifacts(self) -> Artifacts:
+        """Files that outlive the sandbox: saves, lists and gets them."""
+        return Artifacts(self._backend, self._perform, self._owner_of_artifacts())
+
+    def _owner_of_artifacts(self) -> dict[str, Any]:
+        if self.thread_id:
+            return {"thread_id": self.thread_id}
+        session_id = self.session_id or self._ended_session
+        return {"session_id": session_id} if session_id else {}
 
     @classmethod
     def attach(cls, session_id: str, server_url: str = "", **options: Unpack[AttachOptions]) -> Self:
@@ -308,6 +319,7 @@ class SandboxClient(Files):
     def cleanup(self) -> None:
         """Ends the session and waits until its sandbox is gone. Does nothing if there is none."""
         session_id, self.session_id = self.session_id, ""
+        self._ended_session = session_id or self._ended_session
         if not session_id and self.thread_id:
             found = find_session_of_thread(self._backend, self.thread_id)
             session_id = found["session_id"] if found else ""
@@ -333,19 +345,23 @@ class SandboxClient(Files):
         stdin: str | bytes | ByteSource = b"",
         carry_state: bool = True,
         keep_bytes: int | None = None,
+        save_artifacts: Sequence[str] = (),
     ) -> ExecuteResult:
         """Runs a command to its end. A text is a line for bash, with the directory and variables of the line before.
 
         A non-zero exit, a time-out or running out of memory are results (see `reason`), not exceptions. A time-out of
         0 is none: the command runs as long as the server allows. `stdin` may also be an open file, or any iterable of
         bytes. Long input goes through a file of the sandbox, and such a command is not repeated by `exactly_once`.
+        `save_artifacts`: files and globs that are saved as artifacts when it has ended.
         """
         limit_s = self.timeout if timeout is None else timeout
         values = _command_values(command, limit_s, cwd, env, user, carry_state, keep_bytes)
+        if save_artifacts:
+            values["save_artifacts"] = list(save_artifacts)
         with self._input(stdin, user) as (input_values, is_file):
             values.update(input_values)
             key = new_key() if self.exactly_once and not is_file else ""
-            found = self._perform("run_command", key=key, work_s=_work_s(limit_s), **values)
+            found = self._perform("run_command", key=key, work_s=work_s(limit_s), **values)
         notice, self._notice = self._notice, None
         return ExecuteResult.of({**found, "notice": notice})
 
@@ -484,10 +500,6 @@ class SandboxClient(Files):
 
         with self._open(open_in) as terminal:
             yield terminal
-
-
-def _work_s(limit_s: float) -> float:
-    return (limit_s or _LONGEST_S) + _ANSWER_SLACK_S
 
 
 def _stdin_values(stdin: str | bytes) -> dict[str, Any]:

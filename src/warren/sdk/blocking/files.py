@@ -64,18 +64,7 @@ class Files(SessionHolder):
             target = target / Path(remote_path).name
         content = self._open(lambda session_id: self._backend.download("read_file", session_id, path=remote_path))
         with content as (size, parts), contextlib.closing(parts):
-            temporary = target.with_name(f".{new_key()}.part")
-            try:
-                with in_thread(create_local, temporary) as file:
-                    done = 0
-                    for part in parts:
-                        in_thread(file.write, part)
-                        done += len(part)
-                        if progress is not None:
-                            progress(done, size)
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
+            save_parts(target, size, parts, progress)
         return target
 
     def upload_dir(
@@ -253,6 +242,22 @@ class Files(SessionHolder):
 
 def _octal(mode: int | None) -> str | None:
     return None if mode is None else f"{mode:03o}"
+
+
+def save_parts(target: Path, size: int, parts: Generator[bytes, None, None], progress: Progress | None = None) -> None:
+    """Writes a file of this machine; an old one stays until the new one is complete."""
+    temporary = target.with_name(f".{new_key()}.part")
+    try:
+        with in_thread(create_local, temporary) as file:
+            done = 0
+            for part in parts:
+                in_thread(file.write, part)
+                done += len(part)
+                if progress is not None:
+                    progress(done, size)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _read_file(file: IO[bytes], size: int, progress: Progress | None) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import IO, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, TypeVar
 
 from warren.sdk.blocking.backend import Backend
 from warren.sdk.blocking.remote import Remote
@@ -21,6 +21,10 @@ ByteSource = Iterable[bytes] | IO[bytes]
 
 def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     return call(*args, **kwargs)
+
+
+def call_back(function: Callable[[Any], Any], value: Any) -> None:
+    function(value)
 
 
 def iterate_source(source: ByteSource) -> Generator[bytes, None, None]:

@@ -31,6 +31,7 @@ from warren.sdk.protocol import (
     error_from_event,
     error_from_response,
     is_already_deleted,
+    is_problem,
     parse_address,
     parse_response,
     pause_before_retry,
@@ -96,12 +97,12 @@ class Transport:
             raise connection_lost(self.address, request, exc) from exc
 
     def events(self, request: Request) -> Generator[tuple[str, dict[str, Any]], None, None]:
-        """Yields the events of a stream until it ends; raises an `error` event."""
+        """Yields the events of a stream until it ends; raises one that says that the operation failed."""
         parser = EventParser()
         with self.download(request) as (_, parts), contextlib.closing(parts):
             for part in parts:
                 for name, values in parser.feed(part):
-                    if name == "error":
+                    if is_problem(name, values):
                         raise error_from_event(values)
                     yield name, values
 

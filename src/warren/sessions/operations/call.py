@@ -19,6 +19,8 @@ from warren.interfaces.sandbox import Sandbox
 from warren.model.api import OPERATIONS, Operation
 from warren.model.errors import InvalidRequest
 from warren.model.session import Session
+from warren.sessions.artifacts import Artifacts
+from warren.sessions.contexts import Contexts
 from warren.sessions.manager import SandboxUse, Sessions
 from warren.sessions.output_events import close_source
 from warren.sessions.port_connections import PortConnections
@@ -31,7 +33,8 @@ Values = dict[str, Any]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationContext:
     """What every operation works with. `labels` are the labels of this worker, which a new session may require;
-    `worker_url` is its address in a cluster. Without `links` there are no previews."""
+    `worker_url` is its address in a cluster. Without `links` there are no previews, without `artifacts` none of
+    these."""
 
     sessions: Sessions
     provider: str
@@ -44,7 +47,9 @@ class OperationContext:
     max_command_timeout_s: float = 86400.0
     keepalive_s: float = 15.0
     links: PreviewLinks | None = None
+    artifacts: Artifacts | None = None
     port_connections: PortConnections = field(default_factory=PortConnections)
+    contexts: Contexts = field(default_factory=Contexts)
 
     def limited_timeout(self, timeout_s: float | None) -> float:
         timeout_s = self.command_timeout_s if timeout_s is None else timeout_s
@@ -83,6 +88,9 @@ class Call:
     tenant: str
     session_id: str = ""
     process_id: str = ""
+    context_id: str = ""
+    execution_id: str = ""
+    artifact_id: str = ""
     port: str = ""
     kind: str = ""
     entry: str = ""
@@ -97,6 +105,12 @@ class Call:
     @property
     def sessions(self) -> Sessions:
         return self.context.sessions
+
+    @property
+    def artifacts(self) -> Artifacts:
+        if self.context.artifacts is None:
+            raise InvalidRequest("this server keeps no artifacts")
+        return self.context.artifacts
 
     @property
     def session(self) -> Session:
@@ -123,11 +137,14 @@ class Reply(NamedTuple):
 
 
 class BytesHead(NamedTuple):
-    """Comes before the bytes of an answer: the size of the whole file, if known, and the range that follows."""
+    """Comes before the bytes of an answer: the size of the whole file, if known, and the range that follows. Headers
+    and a media type that the answer has beside those of its handler."""
 
     size: int | None = None
     start: int = 0
     end: int | None = None
+    headers: Mapping[str, str] = {}
+    media_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)

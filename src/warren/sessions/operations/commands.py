@@ -11,12 +11,13 @@ from pydantic import BaseModel, Field
 from warren.interfaces.sandbox import Process, Sandbox
 from warren.model.errors import InvalidRequest, ProcessNotFound, WarrenError
 from warren.model.operations import Command, ExecResult
+from warren.sessions.artifacts import check_paths, save_after
 from warren.sessions.idempotency import exec_once
 from warren.sessions.operations.call import Call, Handler, Values
 from warren.sessions.operations.files import check_readable
 from warren.sessions.output_events import Events, close_source, process_events
 from warren.sessions.request_context import note_end
-from warren.sessions.schemas import ExecBody, ExecView, data_of, exec_view
+from warren.sessions.schemas import ExecBody, ExecView, data_of, exec_view, saved_view
 
 Encoding = Annotated[
     Literal["text", "base64"],
@@ -38,7 +39,14 @@ async def run_command(call: Call, query: EncodingQuery, body: ExecBody) -> Value
     back for the result. A WebSocket at the same address takes the body as its first message, and standard input after
     it.
     """
-    return exec_view(await run_to_end(call, body))
+    check_paths(body.save_artifacts)
+    return {**exec_view(await run_to_end(call, body)), **await _save(call, body)}
+
+
+async def _save(call: Call, body: ExecBody) -> Values:
+    if not body.save_artifacts:
+        return {}
+    return {"saved": saved_view(await save_after(call, body.save_artifacts), call.base_url())}
 
 
 async def run_to_end(call: Call, body: ExecBody) -> ExecResult:
@@ -76,6 +84,7 @@ async def _exec_with_file(sandbox: Sandbox, command: Command, body: ExecBody) ->
 
 async def stream_command(call: Call, query: EncodingQuery, body: ExecBody) -> Events:
     stdin = _stdin_of(body)
+    check_paths(body.save_artifacts)
     body.timeout_s = call.context.limited_timeout(body.timeout_s)
     if call.key:
         raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
@@ -83,6 +92,8 @@ async def stream_command(call: Call, query: EncodingQuery, body: ExecBody) -> Ev
     command = body.to_command(session)
     async with call.using(), _foreground_of(call.sandbox, command, body, stdin) as process:
         async for event in process_events(process, 0, query.encoding, call.context.keepalive_s, note_end):
+            if event is not None and event.kind == "result":
+                event = event._replace(values={**event.values, **await _save(call, body)})
             yield event
 
 
@@ -103,10 +114,10 @@ async def _foreground_of(sandbox: Sandbox, command: Command, body: ExecBody, std
 
 @contextlib.asynccontextmanager
 async def foreground(
-    sandbox: Sandbox, command: Command, stdin: bytes | AsyncIterable[bytes] | None
+    sandbox: Sandbox, command: Command, stdin: bytes | AsyncIterable[bytes] | None, process_id: str = ""
 ) -> AsyncIterator[Process]:
     """Runs a command for the time of a `with` block, then ends and forgets it. `stdin` None: stdin stays open."""
-    process = await sandbox.start(command, follow=True)
+    process = await sandbox.start(command, process_id=process_id, follow=True)
     writer = asyncio.create_task(_write_stdin(process, stdin))
     try:
         yield process

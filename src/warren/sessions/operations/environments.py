@@ -64,6 +64,7 @@ def show_environment(environment: Environment, *, is_default: bool) -> Values:
         "network": environment.network.as_mapping(),
         "root": "writable" if environment.writable_root else "read-only",
         "sudo": environment.sudo,
+        "contexts": list(environment.contexts),
         "default": is_default,
         "image_state": None,
     }

@@ -2,7 +2,7 @@
 
 import contextlib
 import posixpath
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
@@ -134,18 +134,22 @@ async def list_files(call: Call, query: ListQuery) -> Values:
     return {"path": check_path(query.path), "files": await show_files(call, entries)}
 
 
-async def show_files(call: Call, entries: AsyncIterator[FileInfo]) -> list[Values] | LongList:
+async def show_files(
+    call: Call, entries: AsyncIterator[FileInfo], show: Callable[[FileInfo], Values] = file_view
+) -> list[Values] | LongList:
     """All of a short list. Of a long one the beginning is read here, and raises what is wrong with the path."""
     begun, size = list[Values](), 0
     async for info in entries:
-        begun.append(file_view(info))
+        begun.append(show(info))
         size += len(info.path) + len(info.target) + _ENTRY_BYTES
         if size > _MAX_SHORT_BYTES:
-            return LongList(_show_long(call, begun, entries))
+            return LongList(_show_long(call, begun, entries, show))
     return begun
 
 
-async def _show_long(call: Call, begun: list[Values], entries: AsyncIterator[FileInfo]) -> AsyncGenerator[Values, None]:
+async def _show_long(
+    call: Call, begun: list[Values], entries: AsyncIterator[FileInfo], show: Callable[[FileInfo], Values]
+) -> AsyncGenerator[Values, None]:
     """The session is in use for as long as the list takes."""
     try:
         async with call.sessions.using(call.tenant, call.session_id):
@@ -153,7 +157,7 @@ async def _show_long(call: Call, begun: list[Values], entries: AsyncIterator[Fil
                 yield values
             begun.clear()
             async for info in entries:
-                yield file_view(info)
+                yield show(info)
     finally:
         await close_source(entries)
 
@@ -328,6 +332,7 @@ async def stream_search(call: Call, query: SearchQuery) -> Events:
 
 LIST_FILES: Final = Handler("list_files", list_files, query=ListQuery, result=FileList)
 WRITE_FILE: Final = Handler("write_file", write_file, query=WriteQuery, result=FileView, body_schema=BYTES)
+REMOVE_FILE: Final = Handler("remove_file", remove_file, query=RemoveQuery)
 READ_FILE: Final = Handler(
     "read_file",
     stream=read_file,
@@ -346,7 +351,7 @@ HANDLERS = (
     WRITE_FILE,
     Handler("make_directory", make_directory, body=PathBody, result=FileView),
     Handler("move_file", move_file, body=MoveBody, result=FileView),
-    Handler("remove_file", remove_file, query=RemoveQuery),
+    REMOVE_FILE,
     Handler(
         "read_archive",
         stream=read_archive,

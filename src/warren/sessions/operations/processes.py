@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from warren.answer_memory import SHORT_BYTES, give_back_room, make_room
 from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.code import check_not_reserved
 from warren.model.errors import InvalidRequest, ProcessNotFound
 from warren.model.operations import Chunk, ProcessInfo, TerminalSize
 from warren.pacing import Pace
@@ -54,6 +55,7 @@ class WaitQuery(BaseModel):
 
 async def start_process(call: Call, body: ProcessBody) -> Values:
     """The process runs until it ends, is killed, or reaches `timeout_s`: without a connection, also over a restart."""
+    check_not_reserved(body.process_id)
     process = await call.sandbox.start(body.to_command(call.session), process_id=body.process_id)
     return process_view(await _find(call.sandbox, process.id))
 

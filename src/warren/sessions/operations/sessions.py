@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from warren.answer_memory import require_room
 from warren.interfaces.store import Page
 from warren.model.entries import size_of
-from warren.model.errors import InvalidRequest, SandboxNotFound
+from warren.model.errors import Conflict, InvalidRequest
 from warren.model.session import MAX_METADATA, Session, SessionState
 from warren.pacing import Pace
 from warren.sessions.long_values import LongList
@@ -29,7 +29,7 @@ _VIEW_BYTES: Final = 2048  # in memory, of a session without its texts
 
 
 class DeleteQuery(BaseModel):
-    sandbox_id: str = Field("", description="Only if the session has this sandbox; else the answer is 404")
+    sandbox_id: str = Field("", description="Only if the session has this sandbox; else the answer is 409")
 
 
 class SessionsQuery(BaseModel):
@@ -130,8 +130,8 @@ async def delete_session(call: Call, query: DeleteQuery) -> Values:
     if query.sandbox_id:
         session = await call.sessions.get(call.tenant, call.session_id)
         if session.sandbox_id != query.sandbox_id:
-            raise SandboxNotFound(
-                f"the session has no sandbox {query.sandbox_id[:100]!r}",
+            raise Conflict(
+                f"the session has no sandbox {query.sandbox_id[:100]!r}, so nothing was ended",
                 remedy="leave sandbox_id out, or ask for the session to see which sandbox it has",
             )
     return show(call, await call.sessions.delete(call.tenant, call.session_id))

@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.code import check_not_reserved
 from warren.model.errors import InvalidJson, InvalidRequest
 from warren.model.operations import Command, TerminalSize
 from warren.model.session import Session
@@ -19,6 +20,7 @@ async def open_terminal(
     """Resizes and returns the terminal `process_id`; starts it, with `command` or a shell, if it does not exist."""
     existing = [info for info in await sandbox.processes() if info.id == process_id] if process_id else []
     if not existing:
+        check_not_reserved(process_id)
         in_terminal = Command(shell=command or _SHELL, cwd=cwd, base_env=session.env, terminal=size)
         return await sandbox.start(in_terminal, process_id=process_id)
     if not existing[0].terminal:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from warren.model.code import is_context
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import ProtocolError
 from warren.model.operations import Command, ExecResult, ProcessInfo, Reason, check_path
@@ -135,7 +136,7 @@ class OomTracker:
     The kernel counts, per sandbox, the processes that it killed for want of memory. A command that died of signal 9
     (or that exits with 137) while that count rose ran out of memory. A command that failed in another way, because
     only a child of it was killed, did so as well, unless another command ran at the same time: then nobody can tell
-    whose child that was.
+    whose child that was. A code context that waits is no such command; its cells are.
 
     It remembers the answers for the last commands that ended: the agent remembers fewer.
     """
@@ -151,9 +152,10 @@ class OomTracker:
 
     def begin(self, process_id: str) -> None:
         command = _RunningCommand(self._oom_kills())
-        if self._running:
-            command.alone = False
-            for other in self._running.values():
+        if not is_context(process_id):
+            others = [other for name, other in self._running.items() if not is_context(name)]
+            command.alone = not others
+            for other in others:
                 other.alone = False
         self._running[process_id] = command
 

@@ -187,8 +187,9 @@ class AgentFiles:
             return end.fields.number(Tag.COUNT)
 
     async def place(self, path: str, members: AsyncIterable[Member | bytes], *, user: str = "") -> int:
-        """Makes these members below the directory `path`, as `unpack` does. Their links may lead anywhere: only for
-        sandboxes of which nothing is kept that somebody else could be led astray by."""
+        """Makes these members below the directory `path`, as `unpack` does, but for their owners, which only root can
+        set. Their links may lead anywhere: only for sandboxes of which nothing is kept that somebody else could be led
+        astray by."""
         async with self._operation(FileOp.UNPACK, path, user) as channel:
             end = await _send_and_wait(channel, _send_parts(channel, members))
             return end.fields.number(Tag.COUNT)
@@ -312,6 +313,8 @@ def _member_record(member: Member) -> bytes:
     ]
     if member.kind is FileKind.SYMLINK:
         items.append((Tag.TARGET, member.target))
+    if member.uid or member.gid:
+        items += [(Tag.UID, member.uid), (Tag.GID, member.gid)]
     return record(items)
 
 

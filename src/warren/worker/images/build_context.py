@@ -24,6 +24,7 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PART: Final = 256 * 1024
 _DEEPEST: Final = 200
+_LAST_ID: Final = 65534
 
 Content = Iterator[Member | bytes]
 """Members, each file followed by its bytes."""
@@ -119,13 +120,15 @@ class FileTree:
             hidden = is_directory and self._ignored.hides(f"{path}{name}")
             if stat.S_ISLNK(found.st_mode):
                 target = os.readlink(name, dir_fd=fd)
-                yield Member(inside + name, FileKind.SYMLINK, 0, 0o777, int(found.st_mtime), target)
+                yield Member(inside + name, FileKind.SYMLINK, 0, 0o777, int(found.st_mtime), target, *_owner(found))
             elif is_directory:
                 below = os.open(name, _DIRECTORY, dir_fd=fd)
                 try:
                     if not hidden:
                         bits = _mode(found)
-                        yield Member(inside + name, FileKind.DIRECTORY, 0, bits, int(found.st_mtime))
+                        yield Member(
+                            inside + name, FileKind.DIRECTORY, 0, bits, int(found.st_mtime), "", *_owner(found)
+                        )
                     yield from self._directory(below, f"{inside}{name}/", f"{path}{name}/", depth + 1)
                 finally:
                     os.close(below)
@@ -141,7 +144,7 @@ def _file(fd: int, name: str) -> Content:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
         raise InvalidRequest(f"{name!r} is no file or directory, it cannot be copied")
-    yield Member(name, FileKind.FILE, found.st_size, _mode(found), int(found.st_mtime))
+    yield Member(name, FileKind.FILE, found.st_size, _mode(found), int(found.st_mtime), "", *_owner(found))
     left = found.st_size
     while left:
         data = os.read(fd, min(left, _PART))
@@ -153,6 +156,11 @@ def _file(fd: int, name: str) -> Content:
 
 def _mode(found: os.stat_result) -> int:
     return stat.S_IMODE(found.st_mode) & 0o777
+
+
+def _owner(found: os.stat_result) -> tuple[int, int]:
+    """Those that no sandbox has are root's."""
+    return (found.st_uid, found.st_gid) if max(found.st_uid, found.st_gid) <= _LAST_ID else (0, 0)
 
 
 def _parts(pattern: str) -> list[str]:
@@ -245,13 +253,16 @@ def component_pattern(text: str) -> re.Pattern[str]:
         raise InvalidRequest(f"the pattern {text!r} cannot be used: {exc}") from exc
 
 
-def with_mode(content: Content, mode: int | None, name: str = "") -> Content:
-    """The content with another mode of its files and directories, and with another name of its one file."""
+def as_root(content: Content, mode: int | None, name: str = "") -> Content:
+    """The content as root's, whoever has it on this machine; with another mode of its files and directories, and with
+    another name of its one file."""
     for part in content:
-        if isinstance(part, Member) and part.kind is not FileKind.SYMLINK:
-            yield replace(part, mode=part.mode if mode is None else mode, path=name or part.path)
-        else:
+        if not isinstance(part, Member):
             yield part
+        elif part.kind is FileKind.SYMLINK:
+            yield replace(part, uid=0, gid=0)
+        else:
+            yield replace(part, uid=0, gid=0, mode=part.mode if mode is None else mode, path=name or part.path)
 
 
 async def in_steps(content: Content) -> AsyncIterator[Member | bytes]:

@@ -12,6 +12,7 @@ import os
 import posixpath
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -136,7 +137,7 @@ class StepRunner:
     async def run(self, sandbox: AgentSandbox, step: Run, config: ImageConfig) -> None:
         """Runs a command to its end. Raises BuildFailed, with what it wrote last."""
         network = await self._open_network(sandbox)
-        user = step.user or config.user.partition(":")[0] or ROOT
+        user = await _with_group(sandbox, step.user or config.user)
         command = Command(
             argv=step.argv,
             env={
@@ -280,6 +281,13 @@ async def find_owner(sandbox: AgentSandbox, text: str) -> tuple[int, int] | None
     return uid, _id(found[2] if found else group, f"group {group!r}")
 
 
+async def _with_group(sandbox: AgentSandbox, text: str) -> str:
+    """A user as the agent takes it: the name alone, or with the number of its only group."""
+    user, _, group = text.partition(":")
+    owner = await find_owner(sandbox, f"{user or ROOT}:{group}") if group else None
+    return f"{user or ROOT}:{owner[1]}" if owner else user or ROOT
+
+
 def _id(text: str, what: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or int(text) > 65535:
         raise InvalidRequest(f"the image has no {what}", remedy="name one of its /etc/passwd, or give a number")
@@ -323,7 +331,7 @@ async def _copy_file(
     bits = found.mode & 0o777 if mode is None else mode
 
     async def content(name: str) -> Parts:
-        yield Member(name, FileKind.FILE, found.size, bits, int(found.modified))
+        yield Member(name, FileKind.FILE, found.size, bits, int(found.modified), "", found.uid, found.gid)
         async for part in source.read(path, length=found.size, user=ROOT):
             yield part
 
@@ -353,7 +361,7 @@ async def _expand(source: AgentSandbox, pattern: str) -> list[str]:
 async def _changed(members: AsyncIterator[Member | bytes], mode: int | None) -> Parts:
     async for part in members:
         if isinstance(part, Member) and mode is not None and part.kind is not FileKind.SYMLINK:
-            yield Member(part.path, part.kind, part.size, mode, part.mtime, part.target)
+            yield replace(part, mode=mode)
         else:
             yield part
 

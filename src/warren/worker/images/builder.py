@@ -259,8 +259,11 @@ class _Build:
             key = key_of(state.key, workdir=path)
             await self._layer(key, state, lambda sandbox: make_directory(sandbox, path), label, fraction)
         elif isinstance(step, Run):
-            about = {"argv": step.argv, "own": dict(step.env), "env": dict(config.env)}
-            key = key_of(state.key, **about, workdir=config.workdir, user=step.user or config.user)
+            about: dict[str, Any] = {"argv": step.argv, "own": dict(step.env), "env": dict(config.env)}
+            user = step.user or config.user
+            if ":" in user:
+                about["group"] = True
+            key = key_of(state.key, **about, workdir=config.workdir, user=user)
             await self._layer(key, state, lambda sandbox: self._steps().run(sandbox, step, config), label, fraction)
         elif step.stage:
             await self._copy_from_stage(step, state, number, label, fraction)
@@ -312,6 +315,7 @@ class _Build:
             into=into,
             owner=step.owner,
             mode=mode,
+            keeps_owners=True,
         )
 
         async def act(sandbox: "AgentSandbox") -> tuple[int, int] | None:
@@ -330,7 +334,15 @@ class _Build:
         target, into = _target(step.target, state.config)
         mode = _mode(step.mode)
         digest = await asyncio.to_thread(_digest, files, sources)
-        about = {"target": target, "into": into, "owner": step.owner, "mode": mode, "unpack": step.unpack}
+        about: dict[str, Any] = {
+            "target": target,
+            "into": into,
+            "owner": step.owner,
+            "mode": mode,
+            "unpack": step.unpack,
+        }
+        if step.unpack:
+            about["keeps_owners"] = True
         key = key_of(state.key, content=digest, **about)
 
         async def act(sandbox: "AgentSandbox") -> tuple[int, int] | None:
@@ -356,19 +368,19 @@ class _Build:
         step: Copy,
         sent: Any,
     ) -> None:
-        from warren.worker.images.build_context import in_steps, with_mode
+        from warren.worker.images.build_context import as_root, in_steps
         from warren.worker.images.build_steps import ROOT, place_file
 
         mode = _mode(step.mode)
         _add_name(sent, source)
         if source.is_directory:
-            await sandbox.place(target, in_steps(with_mode(sent.passing(files.content(source)), mode)), user=ROOT)
+            await sandbox.place(target, in_steps(as_root(sent.passing(files.content(source)), mode)), user=ROOT)
         elif step.unpack and await asyncio.to_thread(_is_archive, files, source):
             await self._unpack(files, source, sandbox, target, sent)
         else:
             await place_file(
                 *(sandbox, target, into, source.name),
-                lambda name: in_steps(with_mode(sent.passing(files.content(source)), mode, name)),
+                lambda name: in_steps(as_root(sent.passing(files.content(source)), mode, name)),
             )
 
     async def _unpack(
@@ -551,14 +563,10 @@ def _opened_file(files: "FileTree", source: "Source") -> Iterator[Any]:
 
 
 def _is_archive(files: "FileTree", source: "Source") -> bool:
-    import tarfile
+    from warren.worker.images.import_tree import is_tar
 
     with _opened_file(files, source) as file:
-        try:
-            with tarfile.open(fileobj=file, mode="r:*"):
-                return True
-        except (tarfile.TarError, EOFError, OSError, ValueError):
-            return False
+        return is_tar(file)
 
 
 def _unpack_archive(files: "FileTree", source: "Source", place: Path) -> None:

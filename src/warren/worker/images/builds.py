@@ -270,18 +270,32 @@ async def _version_or_none(find_version: Callable[[], Awaitable[str]]) -> str | 
 def building_lock(images: Path, image: str, wait: Callable[[], None] = lambda: None) -> Iterator[bool]:
     """Holds the lock of an image's build; yields whether another build had it. `wait` is called before waiting."""
     (images / LOCKS).mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(_lock_file(images, image), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        waited = False
+    path, waited = _lock_file(images, image), False
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            waited = True
-            wait()
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield waited
-    finally:
-        os.close(fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waited = True
+                wait()
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            if not _is_at(path, fd):
+                continue  # the build before has removed it
+            try:
+                yield waited
+            finally:
+                path.unlink(missing_ok=True)
+            return
+        finally:
+            os.close(fd)
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def is_being_built(images: Path, image: str) -> bool:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from warren.model.errors import InvalidRequest
+from warren.model.errors import ImageNotFound, InvalidRequest
 from warren.model.image import NO_CONFIG, Configure, Copy, ImageConfig, Recipe, Run, Stage, Step
+from warren.model.suggestions import suggest
 from warren.worker.images.dockerfile_text import Expander, Instruction, Place, read_instructions
 
 DEFAULT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -143,7 +144,7 @@ class _Reader:
         if earlier is not None:
             base, config = earlier.stage.name, earlier.config
         else:
-            config = NO_CONFIG if base == "scratch" else self._config_of(base)
+            config = NO_CONFIG if base == "scratch" else self._config_at(base, place)
         name = name or self._free_name(f"stage-{len(self._stages)}")
         if name in self._by_name:
             place.refuse(f"there are two stages {name!r}")
@@ -153,6 +154,13 @@ class _Reader:
         state = _StageState(stage, env, workdir, config.user, dict.fromkeys(config.exposed_ports))
         self._stages.append(state)
         self._by_name[name] = state
+
+    def _config_at(self, base: str, place: Place) -> ImageConfig:
+        try:
+            return self._config_of(base)
+        except ImageNotFound as exc:
+            names = [name for name in self._by_name if not name.startswith("stage-")]
+            raise ImageNotFound(f"{place}: {exc.message}", remedy=suggest(base, names) + exc.remedy) from exc
 
     def _free_name(self, name: str) -> str:
         while name in self._by_name:
@@ -181,10 +189,13 @@ class _Reader:
     # -- steps
 
     def _run(self, instruction: Instruction, place: Place) -> None:
-        flags, rest = self._flags(instruction.rest, (), place)
-        del flags
+        flags, rest = self._flags(instruction.rest, ("mount",), place)
+        if "mount" in flags:
+            self._notes.append(f"{place}: --mount=type=cache is ignored: a step that has not changed is kept")
         argv = _exec_form(rest)
         if argv is None:
+            if re.match(r'\[\s*"', rest):
+                self._notes.append(f"{place}: this is no list in JSON, so it is a line for the shell, as everywhere")
             argv = (*self._now.shell, _script(instruction, rest))
         if not argv or not argv[0]:
             place.refuse("RUN needs a command")
@@ -224,6 +235,8 @@ class _Reader:
                 found = self._stages[int(stage)]
             if found is self._now or (found is None and stage.isdigit()):
                 place.refuse(f"there is no earlier stage {stage}")
+            if found is None:
+                self._config_at(stage, place)  # an image, if it is there
             stage = found.stage.name if found else stage
         elif word == "COPY" and "from" in given:
             place.refuse("--from needs a stage or an image")
@@ -351,6 +364,8 @@ class _Reader:
             if name not in known:
                 places = f"it knows {', '.join(f'--{each}' for each in known)}" if known else ""
                 place.refuse(f"--{name[:40]} is not supported here", places)
+            if name == "mount" and "type=cache" not in (match[2] or "").split(","):
+                place.refuse("--mount is not supported, but for type=cache", "COPY what the step needs before it")
             found[name] = match[2] or ""
             position = match.end()
         return found, rest[position:]

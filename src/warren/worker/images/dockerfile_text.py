@@ -52,8 +52,11 @@ class Place:
     file: str
     line: int
 
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
     def refuse(self, what: str, remedy: str = "") -> NoReturn:
-        raise InvalidRequest(f"{self.file}:{self.line}: {what}", remedy=remedy)
+        raise InvalidRequest(f"{self}: {what}", remedy=remedy)
 
 
 def read_instructions(text: str, file: str) -> tuple[list[Instruction], str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from warren.model.errors import InvalidRequest
+from warren.worker.images import zstd_stream
 from warren.worker.images.tree import Tree, parts_of, write_all
 
 _CHUNK = 1024 * 1024
@@ -72,20 +73,46 @@ class CountedStream:
     def __init__(self, stream: IO[bytes], budget: Budget) -> None:
         self._stream = stream
         self._budget = budget
+        self._head = b""
 
     def read(self, count: int) -> bytes:
-        data = self._stream.read(count)
+        head, self._head = self._head, b""
+        data = head + self._stream.read(count - len(head))
         self._budget.read += len(data)
         return data
+
+    def put_back(self, head: bytes) -> None:
+        """The next read, of as many bytes at least, begins with it."""
+        self._head = head
+        self._budget.read -= len(head)
 
 
 def unpack_tar(stream: IO[bytes], tree: Tree, caps: Caps = Caps()) -> None:
     """Unpacks a tar, plain or compressed, as it streams in; it need not be seekable."""
     budget = Budget(caps)
-    source = cast(IO[bytes], CountedStream(stream, budget))
+    source = CountedStream(stream, budget)
     with damage_explained():
-        for tar, member in members_of(source, "r|*", budget):
+        for tar, member in members_of(*_unzstd(source), budget):
             _unpack_member(tar, member, tree, budget)
+
+
+def is_tar(stream: IO[bytes]) -> bool:
+    """Whether a tar begins here, plain or compressed."""
+    try:
+        for _ in members_of(*_unzstd(CountedStream(stream, Budget(Caps()))), Budget(Caps())):
+            return True
+    except (tarfile.TarError, EOFError, OSError, ValueError, InvalidRequest):
+        return False
+    return True
+
+
+def _unzstd(source: "CountedStream") -> tuple[IO[bytes], Literal["r|", "r|*"]]:
+    """The stream and how to read it: tarfile knows all compressions but zstd."""
+    head = source.read(len(zstd_stream.MAGIC))
+    source.put_back(head)
+    if head == zstd_stream.MAGIC:
+        return cast(IO[bytes], zstd_stream.ZstdReader(cast(IO[bytes], source))), "r|"
+    return cast(IO[bytes], source), "r|*"
 
 
 def members_of(

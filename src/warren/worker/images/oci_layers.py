@@ -12,16 +12,16 @@ outside the tree is written or removed, and one budget is for all layers togethe
 import copy
 import gzip
 import hashlib
-import importlib
 import os
 import posixpath
 import stat
 import tarfile
 import zlib
 from collections.abc import Callable
-from typing import IO, Any, Final, cast
+from typing import IO, Final, cast
 
 from warren.model.errors import InvalidRequest
+from warren.worker.images import zstd_stream
 from warren.worker.images.import_tree import (
     MODE,
     Budget,
@@ -167,8 +167,8 @@ class _Unpacked:
         self._plain: IO[bytes]
         if magic[:2] == b"\x1f\x8b":
             self._plain = cast(IO[bytes], gzip.GzipFile(fileobj=counted))
-        elif magic == b"\x28\xb5\x2f\xfd":
-            self._plain = _zstd_reader(counted)
+        elif magic == zstd_stream.MAGIC:
+            self._plain = cast(IO[bytes], zstd_stream.ZstdReader(counted))
         else:
             self._packed, self._plain = False, counted
 
@@ -176,10 +176,6 @@ class _Unpacked:
         try:
             data = self._plain.read(count)
         except (zlib.error, gzip.BadGzipFile, EOFError) as exc:
-            raise InvalidRequest(f"a layer of the image is damaged: {exc}") from exc
-        except Exception as exc:
-            if type(exc).__name__ != "ZstdError":  # of whichever module there is
-                raise
             raise InvalidRequest(f"a layer of the image is damaged: {exc}") from exc
         self._digest.update(data)
         if self._packed:
@@ -192,23 +188,6 @@ class _Unpacked:
         found = f"sha256:{self._digest.hexdigest()}"
         if found != diff_id:
             raise InvalidRequest(f"layer {number} of the image unpacks to {found}, and not to {diff_id}")
-
-
-def _zstd_reader(stream: IO[bytes]) -> IO[bytes]:
-    """By Python 3.14 itself, or by a package that has the same for older ones."""
-    for name in ("compression.zstd", "backports.zstd"):
-        try:
-            return cast(IO[bytes], importlib.import_module(name).ZstdFile(stream))
-        except ImportError:
-            continue
-    try:
-        module: Any = importlib.import_module("zstandard")
-    except ImportError:
-        raise InvalidRequest(
-            "the image has a layer that is compressed by zstd, which this Python cannot read",
-            remedy="pip install zstandard where Warren is installed, or use Python 3.14",
-        ) from None
-    return cast(IO[bytes], module.ZstdDecompressor().stream_reader(stream, read_across_frames=True))
 
 
 def set_owner_at(above: int, name: str, member: tarfile.TarInfo) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from warren.model.errors import SandboxLost
-from warren.model.spec import MIB, Isolation
+from warren.model.spec import AGENT_PROGRAM, MIB, Isolation
 from warren.shielding import run_shielded
 from warren.worker.agent.link import AgentLink
 from warren.worker.agent.sandbox import SandboxNetwork
@@ -28,7 +28,7 @@ from warren.worker.providers.hardening import (
     agent_capabilities,
     seccomp_oci,
 )
-from warren.worker.providers.oci_bundle import AGENT, PIDS_RESERVE
+from warren.worker.providers.oci_bundle import PIDS_RESERVE
 from warren.worker.providers.record import Record, wait_for_first_process
 
 _ANSWER_S: Final = 0.02  # most agents answer within that time
@@ -124,7 +124,7 @@ class ProcIsolationReader:
             masked=MASKED_PATHS,
             read_only=READONLY_PATHS,
             system_calls=_filter(record.spec.ptrace),
-            program=AGENT,
+            program=AGENT_PROGRAM,
             closed=self._closed,
             writable_root=record.spec.writable_root,
         )

@@ -49,6 +49,7 @@ from warren.worker.providers.hardening import TERMINALS
 from warren.worker.providers.host_provider import HostOptions, HostProvider, require_root, translate_os_error
 from warren.worker.providers.oci_bundle import PARENT
 from warren.worker.providers.record import Record, kill_first_process
+from warren.worker.providers.runners import write_runners
 
 STEPS: Final = (
     *("directory", "uids", "record", "disk", "files", "container", "created", "start", "started"),
@@ -238,7 +239,8 @@ class DockerProvider(HostProvider[DockerRecord, EngineImage]):
             (system / name).write_text(text)
             (system / name).chmod(0o644)
         shutil.copyfile(self._agent, system / "agent")
-        (system / "agent").chmod(0o755)
+        (system / "agent").chmod(0o711)  # nobody can read it, so nobody can look into what runs it (agent/keeper.c)
+        write_runners(system / "runners")
 
     def _config(self, record: DockerRecord, image: EngineImage) -> docker_spec.Json:
         directory = self.directory(record.sandbox_id)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from warren.model.errors import InvalidRequest
 from warren.model.image import NO_CONFIG, ImageConfig
-from warren.model.spec import HOME, MIB, SEARCH_PATH, USER, USER_UID, Limits, SandboxSpec
+from warren.model.spec import AGENT_PROGRAM, HOME, MIB, RUNNERS, SEARCH_PATH, USER, USER_UID, Limits, SandboxSpec
 from warren.worker.images.command_defaults import default_directory
 from warren.worker.providers.hardening import (
     AGENT_CAPABILITIES,
@@ -27,7 +27,7 @@ from warren.worker.providers.hardening import (
     ipc_sysctls,
     seccomp_docker,
 )
-from warren.worker.providers.oci_bundle import AGENT, CPU_PERIOD_US, PIDS_RESERVE, VIEW, disk_directories, shm_bytes
+from warren.worker.providers.oci_bundle import CPU_PERIOD_US, PIDS_RESERVE, VIEW, disk_directories, shm_bytes
 
 RUN: Final = "/.warren/run"
 SOCKET: Final = f"{RUN}/agent.sock"
@@ -58,8 +58,8 @@ class EngineImage:
 class SandboxPaths:
     """The directories of the host that a sandbox's container mounts.
 
-    The agent, the files of /etc and those of /proc are on the sandbox's own disk: two sandboxes could signal each other
-    through the locks of a shared file, and the mount table would show where it is.
+    The agent, the runners, the files of /etc and those of /proc are on the sandbox's own disk: two sandboxes could
+    signal each other through the locks of a shared file, and the mount table would show where it is.
     """
 
     disk: Path
@@ -116,7 +116,7 @@ def container_name(sandbox_id: str) -> str:
 def agent_argv(spec: SandboxSpec, uid_base: int, image: ImageConfig = NO_CONFIG) -> list[str]:
     user = str(uid_base + USER_UID)
     return [
-        *(AGENT, "--socket", SOCKET, "--become", str(uid_base + AGENT_UID)),
+        *(AGENT_PROGRAM, "--socket", SOCKET, "--become", str(uid_base + AGENT_UID)),
         *("--user", user, "--uids", f"{user}-{user}", "--nproc", str(spec.limits.pids)),
         *(["--ephemeral"] if spec.ephemeral else []),
         *(["--workspace", directory] if (directory := default_directory(image)) else []),
@@ -218,7 +218,8 @@ def _ulimits(limits: Limits, hard_limits: Mapping[str, int]) -> list[Json]:
 
 
 def _mounts(image: EngineImage, place: SandboxPaths) -> Iterable[Json]:
-    yield _bind(place.disk / SYSTEM / "agent", AGENT, read_only=True)
+    yield _bind(place.disk / SYSTEM / "agent", AGENT_PROGRAM, read_only=True)
+    yield _bind(place.disk / SYSTEM / "runners", RUNNERS, read_only=True)
     yield _bind(place.run, RUN)
     yield _bind(place.pts, "/dev/pts")  # the engine's own has as many terminals as the machine
     for name in etc_files(0):

@@ -26,7 +26,7 @@ from typing import Final, Unpack
 from warren.interfaces.images import Images, RootFs
 from warren.model.capability import Capability
 from warren.model.errors import ProviderUnavailable, SandboxNotFound
-from warren.model.spec import SandboxSpec
+from warren.model.spec import AGENT_PROGRAM, SandboxSpec
 from warren.shielding import run_shielded
 from warren.worker.agent.sandbox import AgentSandbox
 from warren.worker.host import isolation
@@ -170,7 +170,7 @@ class OciProvider(HostProvider[Record, Runtime]):
             record.save(directory)
             rootfs = RootFs(directory / "image", host_usr=False)
             config = json.loads(self._config(record, rootfs=rootfs))
-            config["process"]["args"] = [oci_bundle.AGENT, "--version"]
+            config["process"]["args"] = [AGENT_PROGRAM, "--version"]
             oci_launch.make_mount_points(directory / "image")
             await self._take_disk(record.spec, directory)
             argv = self._launch_argv(record, rootfs, detached=False)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from warren.model.image import NO_CONFIG, ImageConfig
-from warren.model.spec import MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
+from warren.model.spec import AGENT_PROGRAM, MIB, SEARCH_PATH, WRITABLE, Limits, SandboxSpec
 from warren.worker.host.disk_room import DISK_POINT
 from warren.worker.images.command_defaults import default_directory, default_user
 from warren.worker.providers.hardening import (
@@ -27,7 +27,6 @@ from warren.worker.providers.hardening import (
 
 PARENT: Final = "/warren"  # the cgroup above those of all sandboxes
 BUNDLE: Final = "/run/warren/bundle"
-AGENT: Final = "/.warren/agent"
 LISTEN_FD: Final = 3
 UIDS: Final = 65536
 CPU_PERIOD_US: Final = 100_000
@@ -144,7 +143,7 @@ def _config_template(
 def agent_argv(spec: SandboxSpec, image: ImageConfig = NO_CONFIG, memlock: int = 0) -> list[str]:
     """Where commands may be root, the agent has another uid: one that no command can be started with."""
     return [
-        *(AGENT, "--listen-fd", str(LISTEN_FD)),
+        *(AGENT_PROGRAM, "--listen-fd", str(LISTEN_FD)),
         *("--uids", f"1-{UIDS - 2}"),
         *("--nproc", str(spec.limits.pids)),
         *(["--memlock", str(memlock)] if memlock else []),

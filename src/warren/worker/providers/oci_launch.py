@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Final
 
 from warren.interfaces.images import RootFs
-from warren.model.spec import MIB, WRITABLE
+from warren.model.spec import AGENT_PROGRAM, MIB, RUNNERS, WRITABLE
 from warren.worker.host.disk_room import DISK_POINT
 from warren.worker.host.disks import tmpfs_options
 from warren.worker.host.processes import kill_if
 from warren.worker.host.uids import uid_base
 from warren.worker.providers.gpu_access import INSIDE
-from warren.worker.providers.oci_bundle import AGENT, BUNDLE, disk_directories
+from warren.worker.providers.oci_bundle import BUNDLE, disk_directories
 from warren.worker.providers.record import Record
+from warren.worker.providers.runners import runner_files, write_runners
 
 DISK: Final = "disk.img"
 PID: Final = "pid"
@@ -130,25 +131,28 @@ def in_memory(config: str) -> Iterator[int]:
 
 
 def agent_layer(agent: Path, folder: Path, *, sudo: bool = False) -> Path:
-    """A tree with only the agent in it and places for disk and GPU libraries, named after its content, so that it
-    never changes under a sandbox. With `sudo`, it has that name too: the agent's program is both."""
+    """A tree with only the agent and the runners in it and places for disk and GPU libraries, named after its
+    content, so that it never changes under a sandbox. With `sudo`, it has that name too: the agent's program is both.
+    """
     points = f"{DISK_POINT} {INSIDE}".encode()
-    digest = hashlib.sha256(points + agent.read_bytes()).hexdigest()[:16]
+    runners = repr(runner_files()).encode()
+    digest = hashlib.sha256(points + runners + agent.read_bytes()).hexdigest()[:16]
     layer = folder / (f"{digest}-sudo" if sudo else digest)
     if not layer.is_dir():
         making = Path(tempfile.mkdtemp(dir=folder))
         making.chmod(0o755)
-        inside = making / AGENT.strip("/")
+        inside = making / AGENT_PROGRAM.strip("/")
         inside.parent.mkdir(mode=0o755)
         shutil.copyfile(agent, inside)
-        inside.chmod(0o755)
+        inside.chmod(0o711)  # nobody can read it, so nobody can look into what runs it (agent/keeper.c)
         inside.parent.chmod(0o755)
+        write_runners(making / RUNNERS.strip("/"))
         for point in (DISK_POINT, INSIDE):
             (making / point.strip("/")).mkdir(mode=0o755)
             (making / point.strip("/")).chmod(0o755)
         for name in _SUDO if sudo else ():
             (making / name).parent.mkdir(mode=0o755, parents=True)
-            (making / name).symlink_to(AGENT)
+            (making / name).symlink_to(AGENT_PROGRAM)
         try:
             making.rename(layer)
         except OSError:  # another process was first

@@ -1,0 +1,164 @@
+"""Artifacts: files that outlive the sandbox they were made in. What is known about one, and the rules of their names.
+
+An id counts the time backwards, so that ids in their order are the newest first.
+"""
+
+import mimetypes
+import posixpath
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from warren.model.errors import InvalidRequest
+from warren.model.spec import MIB, WORKSPACE
+
+ARTIFACTS_DIR: Final = f"{WORKSPACE}/artifacts"
+"""What lies below it is saved when the session ends."""
+MAX_NAME_BYTES: Final = 1024
+MAX_PATTERNS: Final = 64
+MOST_TOLD: Final = 20
+"""Of the files that were left out so many are named."""
+_MOST_SHOWN: Final = 200
+_LAST_MS: Final = (1 << 44) - 1
+_ID: Final = re.compile(r"art_[0-9a-f]{27}")
+_MIME: Final = re.compile(r"[A-Za-z0-9!#$&^_.+-]{1,127}/[A-Za-z0-9!#$&^_.+-]{1,127}")
+_TYPES: Final = mimetypes.MimeTypes(filenames=())  # not those of this machine: every server says the same
+BINARY: Final = "application/octet-stream"
+
+# Whatever else a browser might run as a page of this server is sent as plain bytes.
+_HARMLESS: Final = frozenset(
+    {"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain", "text/csv", "application/json"}
+    | {"application/pdf", "application/zip", "application/gzip", "application/x-tar", "audio/mpeg", "video/mp4"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """`path` is where it was in the sandbox, empty if it was no file there. `place` is the worker that keeps its
+    content; empty: every process reaches it. Times are times of day."""
+
+    id: str
+    tenant: str
+    session_id: str
+    thread_id: str
+    name: str
+    path: str
+    size: int
+    sha256: str
+    mime: str
+    created_at: float
+    expires_at: float
+    place: str = ""
+
+    def as_mapping(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> "Artifact":
+        """Also what another version wrote: what it does not know is left out."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+    @property
+    def sent_as(self) -> str:
+        """The content type under which a browser does nothing with it but save or show it."""
+        return self.mime if self.mime in _HARMLESS else BINARY
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRules:
+    """How much one session may save, in all its life, and how long it is kept."""
+
+    max_bytes: int = 1024 * MIB
+    max_count: int = 1000
+    ttl_s: float = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What came of saving: the artifacts, and what was left out (`left_out` names the first of `left_out_count`)."""
+
+    artifacts: Sequence[Artifact] = ()
+    left_out: Sequence[LeftOut] = ()
+    left_out_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAtEnd:
+    """What became of the files below /workspace/artifacts when their session ended, as its row keeps it."""
+
+    saved: int = 0
+    bytes: int = 0
+    left_out_count: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def new_artifact_id(now: float) -> str:
+    return f"art_{_LAST_MS - int(now * 1000):011x}{secrets.token_hex(8)}"
+
+
+def is_artifact_id(text: str) -> bool:
+    return _ID.fullmatch(text) is not None
+
+
+def name_of(path: str) -> str:
+    """The name of a file's artifact: its path below the directory of artifacts, the workspace, or the root."""
+    path = posixpath.normpath(path)
+    for base in (ARTIFACTS_DIR, WORKSPACE):
+        if path.startswith(f"{base}/"):
+            return path[len(base) + 1 :]
+    return path.lstrip("/")
+
+
+def check_name(name: str) -> str:
+    """A relative path of at most 1024 bytes. Its bytes may be any but NUL: it never becomes a path of the server."""
+    size = len(name.encode(errors="surrogateescape"))
+    if not name or size > MAX_NAME_BYTES or "\0" in name or posixpath.normpath(name) != name or name[0] in "/":
+        raise InvalidRequest(
+            f"{name[:80]!r} cannot be the name of an artifact",
+            remedy=f"a relative path of at most {MAX_NAME_BYTES} bytes, without `..` and doubled slashes",
+        )
+    if name == "." or name.split("/")[0] == "..":
+        raise InvalidRequest(f"{name[:80]!r} cannot be the name of an artifact", remedy="give it a name of a file")
+    return name
+
+
+def check_mime(mime: str) -> str:
+    if not _MIME.fullmatch(mime):
+        raise InvalidRequest(f"{mime[:80]!r} is no mime type", remedy="such as image/png")
+    return mime.lower()
+
+
+def mime_of(name: str) -> str:
+    found, encoding = _TYPES.guess_type(name.rsplit("/", 1)[-1])
+    if encoding == "gzip":
+        return "application/gzip"
+    return found if found and not encoding else BINARY
+
+
+def check_patterns(patterns: Sequence[str]) -> Sequence[str]:
+    if len(patterns) > MAX_PATTERNS:
+        raise InvalidRequest(f"{len(patterns)} paths are too many at once: at most {MAX_PATTERNS}")
+    return patterns
+
+
+def fits(artifact: Artifact, *, session_id: str = "", thread_id: str = "", name: str = "") -> bool:
+    """Whether an artifact is what a filter asks for; `name` is a glob, in which * also stands for slashes."""
+    return (
+        (not session_id or artifact.session_id == session_id)
+        and (not thread_id or artifact.thread_id == thread_id)
+        and (not name or fnmatchcase(artifact.name, name))
+    )
+
+
+def short_path(path: str) -> str:
+    return path if len(path) <= _MOST_SHOWN else f"{path[:_MOST_SHOWN]}…"

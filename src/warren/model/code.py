@@ -1,0 +1,416 @@
+"""Code contexts: interpreters that live in a sandbox and keep their state from one cell to the next.
+
+A cell is a command like any other: a small program of the agent's (`AGENT cell`) hands the code to the context's keeper
+and writes what comes back to its stdout, as frames. `CellReader` makes events of the frames, `Execution` collects the
+events. What user code forges inside its own cell can spoil that cell's results, and nothing else: events that are not
+what they should be are left out and counted.
+"""
+
+import codecs
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from warren.model.errors import InvalidRequest, WarrenError
+from warren.model.operations import ExecResult, Reason
+from warren.model.strict_json import read_in_steps
+
+AGENT: Final = "/.warren/agent"
+RUNNERS: Final = "/.warren/runners"
+PREFIX: Final = "ctx_"
+CELL_PREFIX: Final = "cell_"
+MOST_CONTEXTS: Final = 16
+CONTEXT_IDLE_S: Final = 3600.0
+
+MAX_FRAME: Final = 32 * 1024 * 1024
+MAX_VALUES: Final = 100_000  # in one event: more would hold up everybody while they are read
+_MOST_PIECES: Final = 1000  # of a log; later ones are joined
+_JOINED: Final = 64 * 1024
+_LARGEST: Final = 1 << 53
+_HEAD: Final = 5
+
+# How the program that runs one cell ends.
+CELL_NO_KEEPER: Final = 69
+CELL_LOST: Final = 70
+CELL_BUSY: Final = 75
+NO_PROGRAM: Final = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """`argv` starts its runner; `also` are other names for it."""
+
+    name: str
+    argv: tuple[str, ...]
+    also: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        return self.argv[0]
+
+    @property
+    def default_context(self) -> str:
+        return f"{PREFIX}{self.name}"
+
+    @property
+    def judged_start(self) -> tuple[str, ...]:
+        """What policies judge when its interpreter is started: one that has nothing to run yet."""
+        return (self.program, self._option, ":" if self.name == "bash" else "")
+
+    @property
+    def _option(self) -> str:
+        return "-e" if self.name in ("javascript", "r") else "-c"
+
+    def judged_as(self, code: str) -> str | tuple[str, ...]:
+        """The command that policies judge, and that the audit record shows, for a cell with this code."""
+        if self.name == "bash":
+            return code or ":"
+        return (self.program, self._option, code)
+
+
+LANGUAGES: Final = {
+    language.name: language
+    for language in (
+        Language("python", ("python3", f"{RUNNERS}/python/main.py"), ("python3", "py")),
+        Language("javascript", ("node", f"{RUNNERS}/javascript/main.js"), ("node", "js")),
+        Language("bash", ("bash", f"{RUNNERS}/bash/main.sh"), ("sh", "shell")),
+        Language("r", ("Rscript", f"{RUNNERS}/r/main.R"), ("R",)),
+    )
+}
+_BY_NAME: Final = {name: language for language in LANGUAGES.values() for name in (language.name, *language.also)}
+_ID: Final = re.compile(rf"{PREFIX}({'|'.join(LANGUAGES)})(_[0-9a-f]{{8}})?")
+
+
+def find_language(name: str) -> Language:
+    language = _BY_NAME.get(name)
+    if language is None:
+        raise InvalidRequest(f"there is no language {name[:80]!r}", remedy=f"there are: {', '.join(LANGUAGES)}")
+    return language
+
+
+def language_of(context_id: str) -> Language | None:
+    """The language of a context with this id; None if no context can have it."""
+    found = _ID.fullmatch(context_id)
+    return LANGUAGES[found[1]] if found else None
+
+
+def is_context(process_id: str) -> bool:
+    """Whether this is the id of a context's keeper. Callers cannot give it to processes of their own."""
+    return process_id.startswith(PREFIX) and _ID.fullmatch(process_id) is not None
+
+
+def check_not_reserved(process_id: str) -> None:
+    if is_context(process_id) or process_id.startswith(CELL_PREFIX):
+        raise InvalidRequest(
+            f"the id {process_id!r} is one of those that contexts and their cells have", remedy="give another one"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CodeContext:
+    """`state` is idle, busy or lost; `lost_reason` says why it is lost: oom, killed or exited."""
+
+    id: str
+    language: str
+    state: str
+    cwd: str
+    version: str
+    default: bool
+    started_s_ago: float
+    lost_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodeError:
+    name: str
+    value: str
+    traceback: str
+
+
+CodeResult = dict[str, Any]
+"""A value that a cell gave or displayed, in one or several formats. `read_result` says what it may hold."""
+
+FORMATS: Final = ("text", "html", "markdown", "svg", "png", "jpeg", "pdf", "latex", "javascript")
+_TEXTS: Final = (*FORMATS, "display_id")
+_ANY: Final = ("json", "data", "chart")
+
+
+def read_result(values: dict[str, Any]) -> CodeResult | None:
+    """The result in an event of a runner's; None if a field has a wrong type."""
+    result: CodeResult = {"is_main_result": values.get("is_main_result", False)}
+    if not isinstance(result["is_main_result"], bool):
+        return None
+    for name in _TEXTS:
+        if (text := values.get(name)) is not None:
+            if not isinstance(text, str):
+                return None
+            result[name] = text
+    for name in _ANY:
+        if name in values and values[name] is not None:
+            result[name] = values[name]
+    if (extra := values.get("extra")) is not None:
+        if not isinstance(extra, dict):
+            return None
+        result["extra"] = extra
+    if (cut := values.get("cut")) is not None:
+        if not (isinstance(cut, list) and all(isinstance(name, str) for name in cut)):
+            return None
+        result["cut"] = cut
+    return result
+
+
+class Frame(NamedTuple):
+    kind: str
+    data: bytes
+
+
+class BadFrames(Exception):
+    """These bytes are no frames."""
+
+
+class FrameReader:
+    """Takes bytes in pieces of any size and gives the frames that are complete."""
+
+    def __init__(self, kinds: str = "boercxlh") -> None:
+        self._kinds = kinds.encode()
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Raises BadFrames where something else than a frame begins."""
+        buffer, at = self._data, 0
+        buffer += data
+        try:
+            while len(buffer) - at >= _HEAD:
+                kind, size = buffer[at], int.from_bytes(buffer[at + 1 : at + _HEAD], "big")
+                if kind not in self._kinds or size > MAX_FRAME:
+                    raise BadFrames(f"no frame begins with {bytes(buffer[at : at + _HEAD])!r}")
+                if len(buffer) - at - _HEAD < size:
+                    return
+                payload = bytes(memoryview(buffer)[at + _HEAD : at + _HEAD + size])
+                at += _HEAD + size
+                yield Frame(chr(kind), payload)
+        finally:
+            del buffer[:at]
+
+
+def frame(kind: str, data: bytes) -> bytes:
+    return kind.encode() + len(data).to_bytes(4, "big") + data
+
+
+class CellEvent(NamedTuple):
+    """`kind`: begin, stdout, stderr, result or clear_output. `size` is what it takes in an answer, about."""
+
+    kind: str
+    values: dict[str, Any]
+    size: int = 0
+
+
+class CellReader:
+    """Makes events of the output of one cell's program.
+
+    `ended`: the runner has said so; `execution_count` and `error` are what it said. `lost`: why the context is gone, as
+    the keeper says it (`signal 9`, `exit 3`, `gone`). Behind bytes that are no frames nothing is read any more.
+    """
+
+    def __init__(self) -> None:
+        self._frames = FrameReader()
+        self._decoders = {kind: codecs.getincrementaldecoder("utf-8")("replace") for kind in "oe"}
+        self._broken = False
+        self.begun = False
+        self.ended = False
+        self.lost: str | None = None
+        self.execution_count: int | None = None
+        self.error: CodeError | None = None
+        self.dropped_text = 0
+        self.dropped_events = 0
+
+    def events(self, data: bytes) -> Iterator[CellEvent | None]:
+        """The events in the next piece of output. None is a good moment for others to have their turn."""
+        if self._broken:
+            return
+        try:
+            for kind, payload in self._frames.feed(data):
+                yield from self._read(kind, payload)
+        except BadFrames:
+            self._broken = True
+            self.dropped_events += 1
+
+    def _read(self, kind: str, payload: bytes) -> Iterator[CellEvent | None]:
+        if kind in "oe":
+            for begin in range(0, len(payload), _JOINED):
+                if text := self._decoders[kind].decode(payload[begin : begin + _JOINED]):
+                    yield CellEvent("stdout" if kind == "o" else "stderr", {"text": text}, len(text))
+        elif kind == "r":
+            yield from self._read_event(payload)
+        elif kind == "x":
+            yield from self._read_end(payload)
+        elif kind == "b":
+            self.begun = True
+            yield CellEvent("begin", {})
+        elif kind == "l":
+            self.lost = payload[:100].decode("ascii", "replace")
+        elif kind == "c":
+            self._read_cut(payload)
+
+    def break_off(self) -> None:
+        """A part of the output is missing: what follows cannot be read."""
+        self._broken = True
+
+    def finish(self) -> Iterator[CellEvent]:
+        """What is left when nothing more comes: a character of which only a part came."""
+        for kind, decoder in self._decoders.items():
+            if text := decoder.decode(b"", final=True):
+                yield CellEvent("stdout" if kind == "o" else "stderr", {"text": text}, len(text))
+
+    def _read_event(self, payload: bytes) -> Iterator[CellEvent | None]:
+        values: Any = None
+        try:
+            for step in read_in_steps(payload, MAX_VALUES):
+                values = step
+                yield None
+        except (WarrenError, RecursionError):
+            values = None
+        if isinstance(values, dict):
+            if values.get("type") == "result" and (result := read_result(values)) is not None:
+                yield CellEvent("result", result, len(payload))
+                return
+            if values.get("type") == "clear_output" and isinstance(values.get("wait", False), bool):
+                yield CellEvent("clear_output", {"wait": values.get("wait", False)})
+                return
+        self.dropped_events += 1
+
+    def _read_end(self, payload: bytes) -> Iterator[CellEvent | None]:
+        self.ended = True
+        values: Any = None
+        try:
+            for step in read_in_steps(payload, MAX_VALUES):
+                values = step
+                yield None
+            if not isinstance(values, dict):
+                raise TypeError
+            count, error = values.get("execution_count"), values.get("error")
+            if count is not None and not (type(count) is int and 0 <= count < _LARGEST):
+                raise TypeError
+            self.execution_count = count
+            if error is not None:
+                self.error = CodeError(*(_text(error[name]) for name in ("name", "value", "traceback")))
+        except (WarrenError, RecursionError, TypeError, KeyError):
+            self.dropped_events += 1
+
+    def _read_cut(self, payload: bytes) -> None:
+        what, _, count = payload[:64].decode("ascii", "replace").partition(" ")
+        if count.isdecimal() and count.isascii():
+            if what == "text":
+                self.dropped_text += int(count)
+            elif what == "events":
+                self.dropped_events += int(count)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+@dataclass(slots=True)
+class Execution:
+    """What came of a cell. `reason`: exited, timeout, cancelled, context_lost, refused, sandbox_lost, or running.
+
+    `room` is how much it may hold; what is more is counted as dropped. `size` is how much it holds, about.
+    """
+
+    id: str
+    context_id: str
+    language: str
+    timeout_s: float | None = None
+    results: list[CodeResult] = field(default_factory=list)
+    stdout: list[str] = field(default_factory=list)
+    stderr: list[str] = field(default_factory=list)
+    error: CodeError | None = None
+    execution_count: int | None = None
+    reason: str = "running"
+    context_lost: str | None = None
+    duration_ms: float = 0.0
+    truncated: bool = False
+    dropped_text: int = 0
+    dropped_events: int = 0
+    room: int = 2 * MAX_FRAME
+    size: int = 0
+
+    def add(self, event: CellEvent) -> None:
+        if event.kind not in ("result", "stdout", "stderr"):
+            return
+        is_text = event.kind != "result"
+        if self.size + event.size > self.room:
+            self.dropped_text += event.size if is_text else 0
+            self.dropped_events += not is_text
+            return
+        self.size += event.size
+        if not is_text:
+            self.results.append(event.values)
+            return
+        log, text = self.stdout if event.kind == "stdout" else self.stderr, event.values["text"]
+        if len(log) >= _MOST_PIECES and len(log[-1]) < _JOINED:
+            log[-1] += text
+        else:
+            log.append(text)
+
+    def note(self, reader: CellReader) -> None:
+        """Adds what the reader knows beside the events."""
+        self.error, self.execution_count = reader.error, reader.execution_count
+        self.dropped_text += reader.dropped_text
+        self.dropped_events += reader.dropped_events
+        self.truncated = bool(self.dropped_text or self.dropped_events)
+
+    def close(self, reader: CellReader, ended: ExecResult, said: str, lost: str | None) -> None:
+        """Adds how it ended. `said`: the stderr of the cell's program; `lost`: why the context is gone, if it is."""
+        self.note(reader)
+        self.duration_ms = round(ended.duration_ms, 3)
+        self.context_lost = lost
+        self.reason, self.error = _outcome(self, reader, ended, said.strip()[-2000:])
+
+
+def _outcome(execution: Execution, reader: CellReader, ended: ExecResult, said: str) -> tuple[str, CodeError | None]:
+    trace, lost = reader.error.traceback if reader.error else "", execution.context_lost
+    if ended.reason is Reason.TIMEOUT:
+        after = (
+            f"the cell ran longer than {execution.timeout_s:g} s" if execution.timeout_s else "the cell ran too long"
+        )
+        after += "; it did not heed the interrupt, and what its context held is lost" if lost else ""
+        return "timeout", CodeError("TimeoutError", after, trace)
+    if ended.reason is Reason.REFUSED:
+        return "refused", CodeError("CommandRefused", said, "")
+    if ended.reason is Reason.SANDBOX_LOST:
+        return "sandbox_lost", CodeError("SandboxLost", said or "the sandbox is lost", trace)
+    if lost is not None:
+        why = {"oom": "it ran out of memory", "killed": "it was killed"}.get(lost, "it exited")
+        return "context_lost", CodeError("ContextLost", f"the context {execution.context_id} has ended: {why}", trace)
+    if ended.reason is Reason.CANCELLED:
+        return "cancelled", reader.error or CodeError("Cancelled", "the cell was ended", "")
+    if not reader.ended:
+        how = said or f"exit code {ended.exit_code}"
+        return "cancelled", CodeError("Cancelled", f"the program that ran the cell was ended: {how}", "")
+    return "exited", reader.error
+
+
+def read_execution(execution: Execution, reader: CellReader, pieces: Iterable[bytes]) -> Iterator[None]:
+    """Adds what the reader finds in the output of the cell's program. Each pause is a good moment for others."""
+    for piece in pieces:
+        for event in reader.events(piece):
+            if event is not None:
+                execution.add(event)
+            yield
+    for event in reader.finish():
+        execution.add(event)
+
+
+def execution_of(
+    execution: Execution, pieces: Iterable[bytes], ended: ExecResult, said: str = "", lost: str | None = None
+) -> Execution:
+    """The whole execution at once; long ones hold up whoever asks."""
+    reader = CellReader()
+    for _ in read_execution(execution, reader, pieces):
+        pass
+    execution.close(reader, ended, said, lost)
+    return execution

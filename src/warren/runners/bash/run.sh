@@ -1,0 +1,1 @@
+eval "$__warren_cell"

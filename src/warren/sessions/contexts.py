@@ -1,0 +1,372 @@
+"""Finds, starts and ends the code contexts of sandboxes, and runs cells in them.
+
+A context is a process with a reserved id, so the agent settles races and remembers it over a restart of the server.
+Each language has a default context, which its first cell starts. Every cell is a command of its own: what holds for
+commands (policies, exec seconds, time-outs, the audit record) holds for cells.
+
+The process ids of keepers are remembered here, so that a cell costs one request to the agent. A cell that does not
+find the keeper has run nothing: the keeper is looked up again.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from warren.interfaces.sandbox import Sandbox
+from warren.model.code import (
+    AGENT,
+    CELL_BUSY,
+    CELL_NO_KEEPER,
+    CELL_PREFIX,
+    CONTEXT_IDLE_S,
+    MOST_CONTEXTS,
+    PREFIX,
+    CodeContext,
+    Language,
+    find_language,
+    is_context,
+    language_of,
+)
+from warren.model.errors import (
+    Conflict,
+    ContextLost,
+    ContextNotFound,
+    InvalidRequest,
+    LimitReached,
+    ProcessNotFound,
+    WarrenError,
+)
+from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, ProcessInfo, Reason
+from warren.model.session import Session
+from warren.worker.keepers import Hello, read_hello, remove_keeper, start_keeper
+
+GRACE_S: Final = 3.5  # longer than a keeper gives its interpreter after an interrupt, so that its last words arrive
+_REMEMBERED: Final = 10_000
+_HELLO_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class Keeper:
+    """A context that was found or started. `env` are the variables it was started with."""
+
+    id: str
+    pid: int
+    language: Language
+    hello: Hello | None = None
+    cwd: str = ""
+    env: dict[str, str] = field(default_factory=dict)
+    idle_s: float = CONTEXT_IDLE_S
+
+    @property
+    def is_default(self) -> bool:
+        return self.id == self.language.default_context
+
+
+class Contexts:
+    """`most` are the contexts that a session may have at once; one that runs no cell for `idle_s` ends."""
+
+    def __init__(self, most: int = MOST_CONTEXTS, idle_s: float = CONTEXT_IDLE_S) -> None:
+        self._most, self._idle_s = most, idle_s
+        self._keepers: dict[tuple[str, str], Keeper] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._forgetting: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Contexts: {len(self._keepers)} remembered>"
+
+    # -- contexts
+
+    async def create(
+        self,
+        sandbox: Sandbox,
+        session: Session,
+        language: str,
+        *,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        idle_s: float | None = None,
+        image: str = "",
+    ) -> CodeContext:
+        found = find_language(language)
+        keeper = Keeper(
+            f"{PREFIX}{found.name}_{os.urandom(4).hex()}", 0, found, cwd=cwd, env=dict(env or {}),
+            idle_s=self._idle_s if idle_s is None else idle_s,
+        )  # fmt: skip
+        async with self._lock(sandbox):
+            await self._start(sandbox, session, keeper, image)
+        return await self.get(sandbox, keeper.id)
+
+    async def list(self, sandbox: Sandbox) -> list[CodeContext]:
+        known = await sandbox.processes()
+        return [await self._show(sandbox, info, known) for info in known if is_context(info.id)]
+
+    async def get(self, sandbox: Sandbox, context_id: str) -> CodeContext:
+        known = await sandbox.processes()
+        return await self._show(sandbox, _find(known, context_id), known)
+
+    async def delete(self, sandbox: Sandbox, context_id: str) -> None:
+        async with self._lock(sandbox):
+            _find(await sandbox.processes(), context_id)
+            await self._remove(sandbox, context_id)
+
+    async def restart(self, sandbox: Sandbox, session: Session, context_id: str, image: str = "") -> CodeContext:
+        """With the directory and variables that it was created with, as far as this server knows them."""
+        async with self._lock(sandbox):
+            known = await sandbox.processes()
+            keeper = await self._known(sandbox, _find(known, context_id))
+            await self._remove(sandbox, context_id)
+            await self._start(sandbox, session, keeper, image)
+        return await self.get(sandbox, context_id)
+
+    async def interrupt(self, sandbox: Sandbox, context_id: str) -> CodeContext:
+        """Interrupts the cell that it runs; one that runs none is not touched."""
+        info = _find(await sandbox.processes(), context_id)
+        if not info.running:
+            raise await self._lost_error(sandbox, info)
+        await (await sandbox.process(context_id)).signal(signal.SIGINT)
+        return await self.get(sandbox, context_id)
+
+    async def _start(self, sandbox: Sandbox, session: Session, keeper: Keeper, image: str) -> None:
+        running = [info for info in await sandbox.processes() if is_context(info.id) and info.running]
+        if len(running) >= self._most:
+            raise LimitReached(
+                f"the session has {len(running)} code contexts, more are not allowed",
+                remedy="delete one of them: DELETE /api/sessions/{id}/contexts/{context_id}",
+            )
+        # The session's variables come with every cell of a default context: the pool may have started it ahead.
+        keeper.hello = await start_keeper(
+            sandbox, keeper.language, keeper.id, cwd=keeper.cwd, env=keeper.env,
+            base_env={} if keeper.is_default else session.env, idle_s=keeper.idle_s, image=image,
+        )  # fmt: skip
+        keeper.pid = _find(await sandbox.processes(), keeper.id).pid
+        self._remember(sandbox, keeper)
+
+    async def _remove(self, sandbox: Sandbox, context_id: str) -> None:
+        self.forget(sandbox, context_id)
+        with contextlib.suppress(ProcessNotFound):
+            await remove_keeper(sandbox, await sandbox.process(context_id))
+
+    def _found(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
+        """As it is remembered, or new: what it said at its start is read when somebody wants to know it."""
+        keeper = self._keepers.get((sandbox.id, info.id))
+        if keeper is None or keeper.pid != info.pid:
+            language = language_of(info.id)
+            assert language is not None
+            keeper = Keeper(info.id, info.pid, language, idle_s=self._idle_s)
+            if info.running:
+                self._remember(sandbox, keeper)
+        return keeper
+
+    async def _known(self, sandbox: Sandbox, info: ProcessInfo) -> Keeper:
+        keeper = self._found(sandbox, info)
+        if keeper.hello is None:
+            with contextlib.suppress(TimeoutError, WarrenError):
+                async with asyncio.timeout(_HELLO_S):
+                    keeper.hello = await read_hello(await sandbox.process(info.id))
+            keeper.cwd = keeper.cwd or (keeper.hello.cwd if keeper.hello else "")
+        return keeper
+
+    async def _show(self, sandbox: Sandbox, info: ProcessInfo, known: Sequence[ProcessInfo]) -> CodeContext:
+        keeper = await self._known(sandbox, info)
+        hello = keeper.hello or Hello()
+        state = "lost" if not info.running else "busy" if _is_busy(info.id, known) else "idle"
+        return CodeContext(
+            info.id, keeper.language.name, state, hello.cwd or keeper.cwd, hello.version, keeper.is_default,
+            info.started_s_ago, None if info.running else await self.why_lost(sandbox, info.id),
+        )  # fmt: skip
+
+    def _remember(self, sandbox: Sandbox, keeper: Keeper) -> None:
+        self._keepers[sandbox.id, keeper.id] = keeper
+        while len(self._keepers) > _REMEMBERED:
+            del self._keepers[next(iter(self._keepers))]
+
+    def forget(self, sandbox: Sandbox, context_id: str) -> None:
+        self._keepers.pop((sandbox.id, context_id), None)
+
+    def _lock(self, sandbox: Sandbox) -> asyncio.Lock:
+        """One at a time starts and ends contexts of a sandbox, so that their number is right."""
+        lock = self._locks.get(sandbox.id)
+        if lock is None:
+            lock = self._locks[sandbox.id] = asyncio.Lock()
+        return lock
+
+    def forget_later(self, sandbox: Sandbox, cell_id: str) -> None:
+        """Has the agent forget a cell whose caller has its result, and does not let the caller wait for that."""
+        task = asyncio.create_task(_forget_cell(sandbox, cell_id), name=f"forgetting {cell_id}")
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
+
+    # -- contexts that have ended
+
+    async def why_lost(self, sandbox: Sandbox, context_id: str) -> str:
+        """oom, killed or exited: why a context that has ended did so."""
+        try:
+            ended = await (await sandbox.process(context_id)).ended()
+        except WarrenError:
+            return "killed"
+        if ended.reason is Reason.OOM:
+            return "oom"
+        return "exited" if ended.reason is Reason.EXITED and ended.exit_code < 128 else "killed"
+
+    async def _lost_error(self, sandbox: Sandbox, info: ProcessInfo) -> ContextLost:
+        why = await self.why_lost(sandbox, info.id)
+        how = {"oom": "it ran out of memory", "killed": "it was killed"}.get(why, "it exited, or was idle for too long")
+        return ContextLost(
+            f"the context {info.id} has ended: {how} ({why}, exit code {info.exit_code}). What it held is lost",
+            remedy="send the cell again: it runs in a fresh context"
+            if info.id == _default_of(info.id)
+            else "restart it: POST /api/sessions/{id}/contexts/{context_id}/restart, or delete it",
+        )
+
+    async def note_lost(self, sandbox: Sandbox, context_id: str) -> str:
+        """After a cell during which its context has ended: gives why. The next cell of a default context finds a fresh
+        one, because this one tells its caller."""
+        self.forget(sandbox, context_id)
+        why = await self.why_lost(sandbox, context_id)
+        if context_id == _default_of(context_id):
+            with contextlib.suppress(WarrenError):
+                await sandbox.forget(context_id)
+        return why
+
+    # -- cells
+
+    async def keeper_of(
+        self,
+        sandbox: Sandbox,
+        session: Session,
+        context_id: str,
+        image: Callable[[], str] = lambda: "",
+        *,
+        look: bool = False,
+    ) -> Keeper:
+        """The context that a cell is for; starts a default one that is not there. `look`: as it is now, not as it is
+        remembered."""
+        if not look and (known := self._keepers.get((sandbox.id, context_id))) is not None:
+            return known
+        async with self._lock(sandbox):
+            found = [info for info in await sandbox.processes() if info.id == context_id]
+            if found and found[0].running:
+                return self._found(sandbox, found[0])
+            self.forget(sandbox, context_id)
+            if found:
+                lost = await self._lost_error(sandbox, found[0])
+                if context_id == _default_of(context_id):
+                    with contextlib.suppress(ProcessNotFound):
+                        await sandbox.forget(context_id)
+                raise lost
+            language = language_of(context_id)
+            if language is None or context_id != language.default_context:
+                raise _not_found(context_id)
+            keeper = Keeper(context_id, 0, language, idle_s=self._idle_s)
+            try:
+                await self._start(sandbox, session, keeper, image())
+            except Conflict:  # another server has started it at this moment
+                return self._found(sandbox, _find(await sandbox.processes(), context_id))
+            return keeper
+
+
+def cell_command(
+    context_id: str, language: Language, code: str, env: Mapping[str, str], timeout_s: float | None
+) -> Command:
+    """The command of a cell, without the keeper's process id, which `with_pid` adds."""
+    return Command(
+        argv=(AGENT, "cell", context_id),
+        env=dict(env),  # checked here, and seen by policies; the runner gets them with the request
+        timeout_s=timeout_s,
+        grace_s=GRACE_S,
+        keep_bytes=MAX_KEEP_BYTES,
+        judged_as=language.judged_as(code),
+    )
+
+
+def with_pid(command: Command, keeper: Keeper) -> Command:
+    return replace(command, argv=(AGENT, "cell", "--pid", str(keeper.pid), keeper.id))
+
+
+def cell_request(session: Session, context_id: str, code: str, env: Mapping[str, str]) -> bytes:
+    """What the runner gets. A default context has the session's variables from here."""
+    given = {**session.env, **env} if context_id == _default_of(context_id) else dict(env)
+    return json.dumps({"code": code, "env": given}).encode()
+
+
+def context_and_language(context_id: str, language: str) -> tuple[str, Language]:
+    """Which context a cell is for. `language` may be left out for a context, and the other way round."""
+    asked = find_language(language) if language else None
+    if not context_id:
+        asked = asked or find_language("python")
+        return asked.default_context, asked
+    found = language_of(context_id)
+    if found is None:
+        raise _not_found(context_id)
+    if asked is not None and asked is not found:
+        raise InvalidRequest(
+            f"the context {context_id} runs {found.name}, not {asked.name}",
+            remedy="leave out the language, or the context",
+        )
+    return context_id, found
+
+
+def new_cell_id() -> str:
+    return f"{CELL_PREFIX}{os.urandom(6).hex()}"
+
+
+def check_started(result: ExecResult) -> bool:
+    """Whether the cell has reached its context. Raises LimitReached if too many wait for it."""
+    if result.reason is not Reason.EXITED:
+        return True
+    if result.exit_code == CELL_BUSY:
+        raise LimitReached("too many cells wait for this context", remedy="try again later, or use another context")
+    return result.exit_code != CELL_NO_KEEPER
+
+
+def context_of_cell(info: ProcessInfo) -> str:
+    """The context that this process is a cell of; empty if it is none."""
+    words = info.command.split()
+    return words[4] if words[:3] == [AGENT, "cell", "--pid"] and len(words) == 5 else ""
+
+
+def context_view(context: CodeContext) -> dict[str, Any]:
+    shown = {
+        "id": context.id,
+        "language": context.language,
+        "state": context.state,
+        "cwd": context.cwd,
+        "version": context.version,
+        "default": context.default,
+        "started_s_ago": round(context.started_s_ago, 3),
+    }
+    return shown | ({"lost_reason": context.lost_reason} if context.lost_reason else {})
+
+
+def _is_busy(context_id: str, known: Sequence[ProcessInfo]) -> bool:
+    return any(info.running and context_of_cell(info) == context_id for info in known)
+
+
+async def _forget_cell(sandbox: Sandbox, cell_id: str) -> None:
+    with contextlib.suppress(WarrenError):
+        await sandbox.forget(cell_id)
+
+
+def _find(known: Sequence[ProcessInfo], context_id: str) -> ProcessInfo:
+    if is_context(context_id):
+        for info in known:
+            if info.id == context_id:
+                return info
+    raise _not_found(context_id)
+
+
+def _not_found(context_id: str) -> ContextNotFound:
+    return ContextNotFound(
+        f"there is no context {context_id[:80]!r}", remedy="create one: POST /api/sessions/{id}/contexts"
+    )
+
+
+def _default_of(context_id: str) -> str:
+    language = language_of(context_id)
+    return language.default_context if language else ""

@@ -1,0 +1,434 @@
+"""Code contexts, and the cells that run in them: the whole execution at the end, or its events as they come."""
+
+import base64
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import anyio
+
+from warren.answer_memory import SHORT_BYTES, require_room
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.code import CELL_LOST, CellReader, CodeResult, Execution, Language, language_of, read_execution
+from warren.model.command_output import STDERR, CommandOutput, Shown
+from warren.model.errors import CommandRefused, ContextLost, InvalidRequest, ProcessNotFound, WarrenError
+from warren.model.operations import Chunk, Command, ExecResult, ProcessInfo, Reason, Stream
+from warren.model.session import Session
+from warren.pacing import Pace
+from warren.sessions.contexts import (
+    Contexts,
+    cell_command,
+    cell_request,
+    check_started,
+    context_and_language,
+    context_of_cell,
+    context_view,
+    new_cell_id,
+    with_pid,
+)
+from warren.sessions.idempotency import exec_once
+from warren.sessions.long_values import LongList, LongObject, LongText
+from warren.sessions.operations.call import Call, Handler, Values
+from warren.sessions.operations.commands import EVENTS, foreground
+from warren.sessions.output_events import Event, Events, close_source, with_keepalives
+from warren.sessions.refused_process import RefusedProcess, refused_result
+from warren.sessions.request_context import keep_secret, note, note_end
+from warren.sessions.schemas import CodeBody, ContextBody, ContextList, ContextView, ExecutionView
+
+_SHORT: Final = 64 * 1024
+_TAIL: Final = 4096
+_NO_PROCESS: Final = (Reason.REFUSED, Reason.SANDBOX_LOST)
+
+
+# -- contexts
+
+
+async def create_context(call: Call, body: ContextBody | None) -> Values:
+    """Answers when the interpreter is ready. It lives until it is deleted, was idle for too long, or its session ends,
+    also over a restart of the server."""
+    body = body or ContextBody.model_validate({})
+    created = await call.context.contexts.create(
+        call.sandbox,
+        call.session,
+        body.language,
+        cwd=body.cwd,
+        env=body.env,
+        idle_s=body.idle_timeout_s,
+        image=_image(call),
+    )
+    return context_view(created)
+
+
+async def list_contexts(call: Call) -> Values:
+    """Those that were created, and the default ones that cells have started. Looking does not count as use."""
+    return {"contexts": [context_view(context) for context in await call.context.contexts.list(call.sandbox)]}
+
+
+async def delete_context(call: Call) -> None:
+    """Ends its interpreter and everything that its code has started."""
+    await call.context.contexts.delete(call.sandbox, call.context_id)
+
+
+async def restart_context(call: Call) -> Values:
+    """The same context with nothing in it: a cell that runs is lost, its id and settings stay."""
+    contexts = call.context.contexts
+    return context_view(await contexts.restart(call.sandbox, call.session, call.context_id, _image(call)))
+
+
+async def interrupt_context(call: Call) -> Values:
+    """As Ctrl-C does: the cell that runs ends with an error, its context keeps what it holds. Without a running cell
+    nothing happens."""
+    return context_view(await call.context.contexts.interrupt(call.sandbox, call.context_id))
+
+
+def _image(call: Call) -> str:
+    return call.sessions.image_of(call.session)
+
+
+# -- cells
+
+
+@dataclass(slots=True)
+class _Cell:
+    """`command` has no keeper yet."""
+
+    context_id: str
+    language: Language
+    command: Command
+    code: str
+    env: dict[str, str]
+
+    def execution(self, cell_id: str) -> Execution:
+        return Execution(cell_id, self.context_id, self.language.name, self.command.timeout_s)
+
+    def request(self, session: Session) -> bytes:
+        keep_secret(session.env.values())
+        return cell_request(session, self.context_id, self.code, self.env)
+
+
+def _cell_of(call: Call, body: CodeBody) -> _Cell:
+    context_id, language = context_and_language(body.context, body.language)
+    timeout_s = call.context.limited_timeout(body.timeout_s)
+    note(context=context_id)
+    command = cell_command(context_id, language, body.code, body.env, timeout_s)
+    return _Cell(context_id, language, command, body.code, body.env)
+
+
+async def run_code(call: Call, body: CodeBody) -> Values:
+    """Runs a cell to its end and answers with the execution. Cells of one context wait for each other.
+
+    What the code raises is an `error` in the execution, not an error of the request. As a stream
+    (`Accept: text/event-stream`) it answers with the events `started`, `stdout`, `stderr`, `result`, `error` and `end`.
+    The cell is interrupted if the caller disconnects, unless the caller gave an Idempotency-Key. A WebSocket at the
+    same address takes the body as its first message, and `{"type": "interrupt"}` after it.
+    """
+    return execution_view(await run_to_end(call, body))
+
+
+async def run_to_end(call: Call, body: CodeBody) -> Execution:
+    cell = _cell_of(call, body)
+    if call.key:
+        return await _run_once(call, cell)
+    contexts, image = call.context.contexts, partial(_image, call)
+    async with call.using():
+        sandbox, request = call.sandbox, cell.request(call.session)
+        for again in (False, True):
+            cell_id = new_cell_id()
+            try:
+                keeper = await contexts.keeper_of(sandbox, call.session, cell.context_id, image, look=again)
+                result = await sandbox.exec(with_pid(cell.command, keeper), request, process_id=cell_id)
+            except CommandRefused as exc:
+                result = refused_result(exc)
+            except BaseException:
+                await _forget(sandbox, cell_id)
+                raise
+            try:
+                if check_started(result):
+                    return await _execution_of(contexts, sandbox, cell.execution(cell_id), result)
+            finally:
+                if result.reason not in _NO_PROCESS:
+                    contexts.forget_later(sandbox, cell_id)
+    raise _gone(cell)
+
+
+async def _run_once(call: Call, cell: _Cell) -> Execution:
+    session = await call.sessions.get(call.tenant, call.session_id)
+    contexts = call.context.contexts
+
+    async def prepare(sandbox: Sandbox, command: Command) -> Command:
+        image = partial(call.sessions.image_of, session)
+        return with_pid(command, await contexts.keeper_of(sandbox, session, cell.context_id, image, look=True))
+
+    result = await exec_once(
+        call.sessions, call.tenant, call.session_id, cell.command, cell.request(session), call.key, prepare
+    )
+    if not check_started(result):
+        raise _gone(cell)
+    async with call.using():
+        return await _execution_of(contexts, call.sandbox, cell.execution(result.process_id), result)
+
+
+def _gone(cell: _Cell) -> ContextLost:
+    return ContextLost(f"the context {cell.context_id} ended when the cell was to begin", remedy="send the cell again")
+
+
+async def _forget(sandbox: Sandbox, cell_id: str) -> None:
+    with anyio.CancelScope(shield=True), contextlib.suppress(WarrenError):
+        await sandbox.forget(cell_id)
+
+
+async def _execution_of(contexts: Contexts, sandbox: Sandbox, execution: Execution, result: ExecResult) -> Execution:
+    reader, pace = CellReader(), Pace()
+    if result.truncated and result.reason not in _NO_PROCESS:  # there was no room for all of it: take what is short
+        execution.room = SHORT_BYTES
+        await _read_again(await sandbox.process(result.process_id), execution, reader)
+    else:
+        for _ in read_execution(execution, reader, _stdout_of(result.written)):
+            await pace.give_way()
+    lost = None
+    if _has_lost(reader, result):
+        lost = await contexts.note_lost(sandbox, execution.context_id)
+    execution.close(reader, result, result.stderr if not reader.ended else "", lost)
+    return execution
+
+
+async def _read_again(process: Process, execution: Execution, reader: CellReader) -> None:
+    pace, source = Pace(), process.output()
+    try:
+        async for chunk in source:
+            if chunk.stream is Stream.STDOUT:
+                for event in reader.events(chunk.data):
+                    if event is not None:
+                        execution.add(event)
+                    await pace.give_way()
+    finally:
+        await close_source(source)
+
+
+def _has_lost(reader: CellReader, ended: ExecResult) -> bool:
+    return reader.lost is not None or (ended.reason is Reason.EXITED and ended.exit_code == CELL_LOST)
+
+
+def _stdout_of(written: CommandOutput) -> Iterator[bytes]:
+    """The bytes that the cell's program wrote; of an answer that was kept for a key, they are known as text."""
+    found = False
+    for piece in written.pieces():
+        found = True
+        if piece.stream != STDERR:
+            yield piece.data
+    if not found:
+        exact = "".join(written.base64_if_broken(Shown.STDOUT))
+        yield base64.b64decode(exact) if exact else written.text(Shown.STDOUT).encode()
+
+
+# -- events
+
+
+async def stream_code(call: Call, body: CodeBody) -> Events:
+    async with started_cell(call, body) as (process, execution):
+        reader = CellReader()
+        async for event in cell_events(call, process, execution, reader):
+            yield event
+
+
+@contextlib.asynccontextmanager
+async def started_cell(call: Call, body: CodeBody) -> AsyncIterator[tuple[Process, Execution]]:
+    """Runs a cell for the time of a `with` block, then interrupts it."""
+    if call.key:
+        raise InvalidRequest("a stream cannot be repeated", remedy="leave out the Idempotency-Key, or the stream")
+    cell, cell_id = _cell_of(call, body), new_cell_id()
+    async with call.using():
+        try:
+            keeper = await call.context.contexts.keeper_of(
+                call.sandbox, call.session, cell.context_id, partial(_image, call), look=True
+            )
+        except CommandRefused as exc:
+            yield RefusedProcess(refused_result(exc)), cell.execution(cell_id)
+            return
+        command, request = with_pid(cell.command, keeper), cell.request(call.session)
+        async with foreground(call.sandbox, command, request, process_id=cell_id) as process:
+            yield process, cell.execution(cell_id)
+
+
+async def cell_events(
+    call: Call, process: Process, execution: Execution, reader: CellReader, *, is_own: bool = True
+) -> Events:
+    """What a cell gives, from its beginning on, until it has ended. `is_own`: this request has started it."""
+    pace, said, at = Pace(), b"", 0
+    yield Event("started", {"id": execution.id, "context_id": execution.context_id, "language": execution.language})
+    async for chunk in with_keepalives(process.output(), call.context.keepalive_s):
+        if chunk is None:
+            yield None
+            continue
+        if chunk.offset != at:
+            reader.break_off()
+        at = chunk.offset + len(chunk.data)
+        if chunk.stream is Stream.STDERR:
+            said = (said + chunk.data)[-_TAIL:]
+            continue
+        for event in reader.events(chunk.data):
+            if event is not None and event.kind != "begin":
+                is_long = event.kind == "result" and event.size > _SHORT
+                yield Event(event.kind, _long_result(event.values) if is_long else event.values)
+            await pace.give_way()
+    for last in reader.finish():
+        yield Event(last.kind, last.values)
+    ended = await process.ended()
+    if is_own:
+        note_end(ended)
+    if not check_started(ended):
+        raise ContextLost(
+            f"the context {execution.context_id} ended when the cell was to begin", remedy="send the cell again"
+        )
+    lost, contexts = None, call.context.contexts
+    if _has_lost(reader, ended):
+        lost = await (contexts.note_lost if is_own else contexts.why_lost)(call.sandbox, execution.context_id)
+    execution.close(reader, ended, said.decode(errors="replace"), lost)
+    if execution.error is not None:
+        yield Event("error", _error_view(execution) or {})
+    yield Event("end", end_of_cell(execution))
+
+
+# -- executions of before
+
+
+async def get_execution(call: Call) -> Values:
+    """From the beginning of the cell on: of one that runs (`reason`: `running`), what has come so far.
+
+    An ended cell can be read as long as nobody has had its result, because the server was stopped while it ran.
+    """
+    info, execution = await _find_cell(call)
+    require_room(info.bytes_total)
+    process, reader, said = await call.sandbox.process(info.id), CellReader(), b""
+    if info.bytes_total:
+        pace, source = Pace(), process.output()
+        try:
+            async for chunk in source:
+                said = await _take(chunk, reader, execution, said, pace)
+                if chunk.offset + len(chunk.data) >= info.bytes_total:
+                    break
+        finally:
+            await close_source(source)
+    if info.running:
+        execution.note(reader)
+        execution.duration_ms = round(info.started_s_ago * 1000, 3)
+        return execution_view(execution)
+    ended = await process.ended()
+    lost = (
+        await call.context.contexts.why_lost(call.sandbox, execution.context_id) if _has_lost(reader, ended) else None
+    )
+    execution.close(reader, ended, said.decode(errors="replace"), lost)
+    return execution_view(execution)
+
+
+async def _take(chunk: Chunk, reader: CellReader, execution: Execution, said: bytes, pace: Pace) -> bytes:
+    if chunk.stream is Stream.STDERR:
+        return (said + chunk.data)[-_TAIL:]
+    for event in reader.events(chunk.data):
+        if event is not None:
+            execution.add(event)
+        await pace.give_way()
+    return said
+
+
+async def follow_execution(call: Call) -> Events:
+    info, execution = await _find_cell(call)
+    process = await call.sandbox.process(info.id)
+    async for event in cell_events(call, process, execution, CellReader(), is_own=False):
+        yield event
+
+
+async def _find_cell(call: Call) -> tuple[ProcessInfo, Execution]:
+    for info in await call.sandbox.processes():
+        if info.id == call.execution_id and (context_id := context_of_cell(info)):
+            language = language_of(context_id)
+            if language is not None:
+                return info, Execution(info.id, context_id, language.name)
+    raise ProcessNotFound(
+        f"there is no execution {call.execution_id[:80]!r}", remedy="its result was read, or its session is another one"
+    )
+
+
+# -- how it is shown
+
+
+def execution_view(execution: Execution) -> Values:
+    is_long = execution.size > _SHORT
+    logs: dict[str, Any] = {"stdout": execution.stdout, "stderr": execution.stderr}
+    results: Any = execution.results
+    if is_long:
+        logs = LongObject({name: LongList(texts) for name, texts in logs.items()})
+        results = LongList(_long_result(result) for result in results)
+    return {
+        "id": execution.id,
+        "context_id": execution.context_id,
+        "language": execution.language,
+        "results": results,
+        "logs": logs,
+        **_ending(execution),
+    }
+
+
+def end_of_cell(execution: Execution) -> Values:
+    """The execution without results and logs."""
+    shown = {"id": execution.id, "context_id": execution.context_id, "language": execution.language}
+    return shown | _ending(execution)
+
+
+def _ending(execution: Execution) -> Values:
+    return {
+        "error": _error_view(execution),
+        "execution_count": execution.execution_count,
+        "reason": execution.reason,
+        "context_lost": execution.context_lost,
+        "duration_ms": execution.duration_ms,
+        "truncated": execution.truncated,
+        "dropped": {"text": execution.dropped_text, "events": execution.dropped_events},
+    }
+
+
+def _error_view(execution: Execution) -> Values | None:
+    error = execution.error
+    return {"name": error.name, "value": error.value, "traceback": error.traceback} if error else None
+
+
+def _long_result(result: CodeResult) -> LongObject:
+    return LongObject(
+        {
+            name: LongText(partial(_split, value)) if isinstance(value, str) and len(value) > _SHORT else value
+            for name, value in result.items()
+        }
+    )
+
+
+def _split(text: str) -> Iterator[str]:
+    for begin in range(0, len(text), _SHORT):
+        yield text[begin : begin + _SHORT]
+
+
+HANDLERS = (
+    Handler("create_context", create_context, body=ContextBody, result=ContextView),
+    Handler("list_contexts", list_contexts, result=ContextList),
+    Handler("delete_context", delete_context),
+    Handler("restart_context", restart_context, result=ContextView),
+    Handler("interrupt_context", interrupt_context, result=ContextView),
+    Handler(
+        "run_code",
+        run_code,
+        stream_code,
+        body=CodeBody,
+        result=ExecutionView,
+        other_results={200: EVENTS},
+        headers=("accept", "idempotency_key"),
+    ),
+    Handler(
+        "get_execution",
+        get_execution,
+        follow_execution,
+        result=ExecutionView,
+        other_results={200: EVENTS},
+        headers=("accept",),
+    ),
+)

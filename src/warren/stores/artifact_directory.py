@@ -1,0 +1,216 @@
+"""Contents of artifacts as files: DIRECTORY/TENANT/ARTIFACT_ID.
+
+A content is written to a file in DIRECTORY/.saving, synced, and renamed to its place. The file in .saving is locked
+while it is written; `open` removes those that nobody has locked, which a crash has left. All file operations run in
+threads.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from warren.interfaces.artifacts import Content, KeptContent
+from warren.model.artifact import is_artifact_id
+from warren.model.errors import NoSpace, NotFound, Unavailable
+from warren.shielding import run_shielded
+
+_SAVING: Final = ".saving"
+_PIECE: Final = 1024 * 1024
+_LISTED_AT_ONCE: Final = 500
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class DirectoryArtifacts:
+    """`min_free_mb` is what must stay free of its file system. `fault` is called with each step, for crash tests."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        min_free_mb: int = 0,
+        shared: bool = False,
+        fault: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        self._directory = directory
+        self._min_free = min_free_mb << 20
+        self.shared = shared
+        self._fault = fault
+
+    def __repr__(self) -> str:
+        return f"<DirectoryArtifacts {self._directory}>"
+
+    async def open(self) -> "DirectoryArtifacts":
+        """Makes the directory, and removes what a crash has left of contents that were being written."""
+        await asyncio.to_thread(self._open)
+        return self
+
+    def _open(self) -> None:
+        with _our_errors():
+            (self._directory / _SAVING).mkdir(mode=0o700, parents=True, exist_ok=True)
+            for entry in os.scandir(self._directory / _SAVING):
+                with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                    fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                    try:
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        os.unlink(entry.path)
+                    finally:
+                        os.close(fd)
+
+    async def put(self, tenant: str, artifact_id: str, data: AsyncIterable[bytes]) -> Content:
+        writing = _Writing(self._path(tenant, artifact_id), self._directory / _SAVING, self._min_free, self._fault)
+        try:
+            buffer = bytearray()
+            async for part in data:
+                buffer += part
+                if len(buffer) >= _PIECE:
+                    await run_shielded(asyncio.to_thread(writing.write, bytes(buffer)))
+                    buffer.clear()
+            return await run_shielded(asyncio.to_thread(writing.finish, bytes(buffer)))
+        except BaseException:
+            await run_shielded(asyncio.to_thread(writing.undo))
+            raise
+
+    async def read(self, tenant: str, artifact_id: str, start: int, end: int) -> AsyncGenerator[bytes, None]:
+        fd = await asyncio.to_thread(self._open_content, self._path(tenant, artifact_id))
+        try:
+            while start < end:
+                part = await run_shielded(asyncio.to_thread(os.pread, fd, min(_PIECE, end - start), start))
+                if not part:
+                    raise Unavailable("the content of the artifact is shorter than its record says")
+                yield part
+                start += len(part)
+        finally:
+            os.close(fd)
+
+    def _open_content(self, path: Path) -> int:
+        try:
+            with _our_errors():
+                return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise NotFound("the content of the artifact is gone") from None
+
+    async def delete(self, tenant: str, artifact_id: str) -> None:
+        await asyncio.to_thread(self._delete, self._path(tenant, artifact_id))
+
+    def _delete(self, path: Path) -> None:
+        with _our_errors(), contextlib.suppress(FileNotFoundError):
+            path.unlink()
+            with contextlib.suppress(OSError):  # other artifacts of the tenant are in it
+                path.parent.rmdir()
+
+    async def list(self) -> AsyncGenerator[KeptContent, None]:
+        contents = self._contents()
+        while found := await asyncio.to_thread(lambda: list(islice(contents, _LISTED_AT_ONCE))):
+            for one in found:
+                yield one
+
+    def _contents(self) -> Iterator[KeptContent]:
+        with _our_errors():
+            for tenant in os.scandir(self._directory):
+                if tenant.name == _SAVING or not tenant.is_dir(follow_symlinks=False):
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    for entry in os.scandir(tenant.path):
+                        if is_artifact_id(entry.name):
+                            with contextlib.suppress(FileNotFoundError):
+                                modified = entry.stat(follow_symlinks=False).st_mtime
+                                yield KeptContent(tenant.name, entry.name, modified)
+
+    async def close(self) -> None:
+        return None
+
+    def _path(self, tenant: str, artifact_id: str) -> Path:
+        assert is_artifact_id(artifact_id), artifact_id
+        return self._directory / tenant / artifact_id
+
+
+class _Writing:
+    """One content on its way to its place. Its methods block, and are called one after the other."""
+
+    def __init__(self, path: Path, saving: Path, min_free: int, fault: Callable[[str], None]) -> None:
+        self._path, self._part, self._min_free, self._fault = path, saving / path.name, min_free, fault
+        self._fd = -1
+        self._size, self._hash = 0, hashlib.sha256()
+
+    def write(self, data: bytes) -> None:
+        with _our_errors():
+            if self._fd < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._fd = os.open(self._part, flags, 0o600)
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._fault("content begun")
+            self._check_room(len(data))
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._fd, left) :]
+            self._hash.update(data)
+            self._size += len(data)
+
+    def finish(self, data: bytes) -> Content:
+        self.write(data)
+        with _our_errors():
+            self._fault("content written")
+            os.fsync(self._fd)
+            self._fault("content synced")
+            for _ in range(10):
+                _make_directory(self._path.parent)
+                with contextlib.suppress(FileNotFoundError):  # its last artifact was deleted just now, and it with it
+                    os.rename(self._part, self._path)
+                    break
+            else:
+                raise Unavailable("the directory of the tenant's artifacts is gone each time")
+            _sync_directory(self._path.parent)
+            self._fault("content in place")
+        os.close(self._fd)
+        self._fd = -1
+        return Content(self._size, self._hash.hexdigest())
+
+    def undo(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        for path in (self._part, self._path):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _check_room(self, size: int) -> None:
+        if self._min_free:
+            disk = os.fstatvfs(self._fd)
+            if disk.f_bavail * disk.f_frsize - size < self._min_free:
+                raise NoSpace(
+                    "the disk of the artifacts is nearly full", remedy="delete artifacts, or ask the operator for room"
+                )
+
+
+def _make_directory(path: Path) -> None:
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+        _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _our_errors() -> Iterator[None]:
+    """Without paths of this machine."""
+    try:
+        yield
+    except (FileNotFoundError, BlockingIOError):
+        raise
+    except OSError as exc:
+        if exc.errno in _FULL:
+            raise NoSpace("the disk of the artifacts is full", remedy="delete artifacts") from exc
+        raise Unavailable(f"the directory of the artifacts cannot be used: {exc.strerror}") from exc

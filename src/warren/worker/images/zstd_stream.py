@@ -1,0 +1,42 @@
+"""Reads streams that zstd has compressed. Layers and tars of images are read through it.
+
+A frame says how much of what came before it may refer to, and its reader keeps so much in memory: at most 128 MiB are
+granted, which is what zstd's own program grants, and what the highest level of compression needs.
+"""
+
+import importlib
+import sys
+from typing import IO, Any, Final
+
+from warren.model.errors import InvalidRequest, Unavailable
+
+MAGIC: Final = b"\x28\xb5\x2f\xfd"
+_LARGEST_WINDOW_LOG: Final = 27
+
+
+class ZstdReader:
+    """The bytes in the frames of a stream. Raises InvalidRequest for damaged ones."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        zstd = zstd_module()
+        options = {zstd.DecompressionParameter.window_log_max: _LARGEST_WINDOW_LOG}
+        self._file, self._error = zstd.ZstdFile(stream, options=options), zstd.ZstdError
+
+    def read(self, count: int) -> bytes:
+        try:
+            data: bytes = self._file.read(count)
+        except (self._error, EOFError) as exc:
+            raise InvalidRequest(f"what zstd has compressed cannot be unpacked: {exc}") from exc
+        return data
+
+
+def zstd_module() -> Any:
+    """Python's own, or the same for a Python that has none."""
+    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    try:
+        return importlib.import_module(name)
+    except ImportError as exc:
+        raise Unavailable(
+            f"the image is compressed by zstd, and Python's module {name} is not installed",
+            remedy="install Warren with its extra: pip install 'warren-sandbox[server]'",
+        ) from exc

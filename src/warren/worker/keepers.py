@@ -1,0 +1,128 @@
+"""Starts the interpreters of code contexts: when a caller wants one, and for the pool ahead of time.
+
+A context's keeper is a process of the sandbox like any other, with the context's id. It says hello when its interpreter
+is ready; one that ends before, or says something else, is removed again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Final, NamedTuple
+
+import anyio
+
+from warren.interfaces.sandbox import Process, Sandbox
+from warren.model.code import AGENT, CONTEXT_IDLE_S, NO_PROGRAM, BadFrames, FrameReader, Language
+from warren.model.errors import Conflict, InvalidJson, LanguageMissing, TooLarge, Unavailable, WarrenError
+from warren.model.operations import Command, ExecResult
+from warren.model.strict_json import read_json
+
+_START_S: Final = 30.0
+_KEEP: Final = 64 * 1024
+_LONGEST_HELLO: Final = 64 * 1024
+_OLDER: Final = "warren-agent --listen-fd"  # how an agent begins that knows no contexts
+
+
+class Hello(NamedTuple):
+    """What a keeper says when its interpreter is ready."""
+
+    version: str = ""
+    cwd: str = ""
+
+
+async def start_keeper(
+    sandbox: Sandbox,
+    language: Language,
+    context_id: str,
+    *,
+    cwd: str = "",
+    env: Mapping[str, str] | None = None,
+    base_env: Mapping[str, str] | None = None,
+    idle_s: float = CONTEXT_IDLE_S,
+    image: str = "",
+) -> Hello:
+    """Returns when the context can run cells. It ends when it ran none for `idle_s`; 0: it does not.
+
+    If it fails or is cancelled, no process is left. Raises Conflict if the context exists or the sandbox's agent is
+    older, and LanguageMissing if the image lacks the program.
+    """
+    idle = ("--idle-s", str(max(1, round(idle_s)))) if idle_s else ()
+    command = Command(
+        argv=(AGENT, "context", "--id", context_id, *idle, "--", *language.argv),
+        cwd=cwd,
+        env=dict(env or {}),
+        base_env=dict(base_env or {}),
+        keep_bytes=_KEEP,
+        judged_as=language.judged_start,
+    )
+    process = await sandbox.start(command, process_id=context_id)
+    try:
+        async with asyncio.timeout(_START_S):
+            hello = await read_hello(process)
+        if hello is not None:
+            return hello
+        await process.kill(0)  # one that has said something else may still run
+        ended = await process.wait()
+    except TimeoutError:
+        await remove_keeper(sandbox, process)
+        raise Unavailable(f"the {language.name} interpreter was not ready after {_START_S:g} s") from None
+    except BaseException:
+        with anyio.CancelScope(shield=True), contextlib.suppress(WarrenError):
+            await remove_keeper(sandbox, process)
+        raise
+    await sandbox.forget(context_id)
+    raise _why_not(language, ended, image)
+
+
+async def remove_keeper(sandbox: Sandbox, process: Process) -> None:
+    """Ends a context and everything that its code has started, and forgets it."""
+    await process.kill(0)
+    await process.ended()
+    await sandbox.forget(process.id)
+
+
+async def read_hello(process: Process) -> Hello | None:
+    """None if it said something else, or nothing before it ended."""
+    frames, size, source = FrameReader("h"), 0, process.output()
+    try:
+        async for chunk in source:
+            size += len(chunk.data)
+            if size > _LONGEST_HELLO:
+                return None
+            if chunk.stream == "stdout":
+                for _, payload in frames.feed(chunk.data):
+                    return _hello_of(payload)
+    except BadFrames:
+        return None
+    finally:
+        if isinstance(source, AsyncGenerator):
+            with anyio.CancelScope(shield=True):
+                await source.aclose()
+    return None
+
+
+def _hello_of(payload: bytes) -> Hello:
+    try:
+        values: Any = read_json(payload)
+    except (InvalidJson, TooLarge):
+        values = {}
+    texts = values if isinstance(values, dict) else {}
+    version, cwd = (text if isinstance(text := texts.get(name), str) else "" for name in Hello._fields)
+    return Hello(version[:100], cwd[:4096])
+
+
+def _why_not(language: Language, ended: ExecResult, image: str) -> WarrenError:
+    said = ended.stderr.strip()[-2000:]
+    if _OLDER in said or ended.exit_code == 126:
+        return Conflict(
+            "the agent of this sandbox is older than this server and cannot keep code contexts",
+            remedy="create a new session",
+        )
+    if ended.exit_code == NO_PROGRAM:
+        of_image = f"the image {image}" if image else "the sandbox's image"
+        return LanguageMissing(
+            f"{of_image} has no {language.program}, which code in {language.name} needs",
+            remedy="use an environment whose image has it, or another language",
+        )
+    how = said or f"it ended with exit code {ended.exit_code} ({ended.reason})"
+    return Unavailable(f"the {language.name} interpreter could not be started: {how}")
