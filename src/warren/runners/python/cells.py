@@ -181,10 +181,8 @@ def show_value(value: "Any") -> None:
     if type(value) in _PLAIN:
         flush()
         text = text_of(value)
-        result: dict[str, Any] = {"type": "result", "is_main_result": True, "text": text}
-        if len(text) > MOST_TEXT:
-            result.update(text=text[:MOST_TEXT], cut=["text"])
-        send_result(result)
+        cut = {"cut": ["text"]} if len(text) > MOST_TEXT else {}
+        send_result({"type": "result", "is_main_result": True, "text": text[:MOST_TEXT], **cut})
     else:
         from . import display
 
