@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -137,6 +138,10 @@ class PythonRunner:
                 threading.Timer(after_s, self.interrupt).start()
 
         return self.run(code, on_text=on_text)
+
+    def is_quiet(self) -> bool:
+        """Whether nothing came after the end of the cell."""
+        return not self._buffer and not select.select([self._socket], [], [], 0.01)[0]
 
     def settle(self) -> None:
         """Returns when the runner sleeps and has no signal left to handle."""

@@ -229,6 +229,13 @@ Big()
         assert "done" in runner.read_text("done")
         assert [result["text"] for result in runner.run("1").results] == ["'late'", "1"]
 
+    def test_no_event_comes_after_the_end(self, runner: PythonRunner) -> None:
+        code = "import threading, time\ndef work():\n    while True:\n        display(1)\n        time.sleep(0.0005)\n"
+        runner.run(code + "threading.Thread(target=work, daemon=True).start()")
+        for _ in range(40):
+            assert runner.run("2").text == "2"
+            assert runner.is_quiet()
+
 
 class TestMagics:
     def test_commands_of_the_shell(self, runner: PythonRunner) -> None:

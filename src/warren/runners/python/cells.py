@@ -39,7 +39,7 @@ _last: "dict[str, Any]" = {}
 def start(of: "Channel") -> None:
     global channel
     channel = of
-    namespace.update(__builtins__=builtins, In=[""], Out={}, exit=builtins.exit, quit=builtins.quit)
+    namespace.update(__builtins__=builtins, In=[""], Out={})
     builtins.display = _display  # type: ignore[attr-defined]
     builtins.get_ipython = get_ipython  # type: ignore[attr-defined]
     builtins.input = _no_input
@@ -69,7 +69,7 @@ def serve(request: bytes) -> None:
     channel.guard(_tidy)
     channel.restore_descriptors()
     _signal.signal(_signal.SIGINT, channel.on_interrupt)
-    channel.is_open = channel.in_cell = channel.pending = False
+    channel.in_cell = channel.pending = False
     channel.send(b"x", encode({"execution_count": count, "error": reported}))
 
 
@@ -169,8 +169,10 @@ def show_value(value: "Any") -> None:
     if type(value) in _PLAIN:
         flush()
         text = text_of(value)
-        cut = {"cut": ["text"]} if len(text) > MOST_TEXT else {}
-        send_result({"type": "result", "is_main_result": True, "text": text[:MOST_TEXT], **cut})
+        result: dict[str, Any] = {"type": "result", "is_main_result": True, "text": text}
+        if len(text) > MOST_TEXT:
+            result.update(text=text[:MOST_TEXT], cut=["text"])
+        send_result(result)
     else:
         from . import display
 
@@ -186,7 +188,7 @@ def send_result(result: "dict[str, Any]") -> None:
             return
         text = "A cell shows at most %d results; the others were left out." % MOST_RESULTS
         result = {"type": "result", "is_main_result": False, "text": text, "cut": ["results"]}
-    channel.event(encode(result))
+    channel.send(b"r", encode(result))
 
 
 def text_of(value: "Any") -> str:

@@ -83,7 +83,7 @@ def publish_display_data(
 def clear_output(wait: bool = False) -> None:
     cells.flush()
     cells.shown = 0
-    cells.channel.event(cells.encode({"type": "clear_output", "wait": bool(wait)}))
+    cells.channel.send(b"r", cells.encode({"type": "clear_output", "wait": bool(wait)}))
 
 
 class DisplayHandle:
@@ -221,7 +221,7 @@ def publish(bundle: "dict[str, Any]", is_main: bool = False, display_id: "str | 
         cells.send_result({})
         return
     body = b"".join(b',"%s":%s' % (field.encode(), part) for field, part in parts.items())
-    cells.channel.event(cells.encode(head)[:-1] + body + b"}")
+    cells.channel.send(b"r", cells.encode(head)[:-1] + body + b"}")
 
 
 def _encoded(field: str, value: "Any", cut: "list[str]") -> bytes:

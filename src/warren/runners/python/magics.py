@@ -288,8 +288,7 @@ def who(line: str) -> None:
 
 
 def _names() -> "list[str]":
-    hidden = {"In", "Out", "exit", "quit"}
-    return sorted(name for name in cells.namespace if not name.startswith("_") and name not in hidden)
+    return sorted(name for name in cells.namespace if not name.startswith("_") and name not in ("In", "Out"))
 
 
 def reset(line: str) -> None:

@@ -32,7 +32,7 @@ class Channel:
         self.main_thread = _thread.get_ident()
         self.lock = _thread.allocate_lock()
         self.writer = 0  # the thread that is in the middle of a frame
-        self.outbox: list[bytes] = []
+        self.outbox: list[tuple[bytes, bytes]] = []
         self.held: list[bytes] = []  # events that threads made between two cells
         self.header = bytearray(5)
         self.is_open = False  # a cell runs and its end was not sent: events may be
@@ -65,33 +65,24 @@ class Channel:
             length -= len(part)
         return b"".join(parts)
 
-    def event(self, payload: bytes) -> None:
-        """Sends an event to the cell that runs; the next one gets it if none does."""
-        if not self.is_open:
-            del self.held[:-16]
-            self.held.append(payload)
-        else:
-            self.send(b"r", payload)
-
     def send(self, kind: bytes, payload: bytes) -> None:
+        """Sends a whole frame. Events go to the cell that runs; the next cell gets those that come when none does."""
         if self.is_child:
             return
-        frame = kind + len(payload).to_bytes(4, "big") + payload
         me = _thread.get_ident()
         is_main = me == self.main_thread
+        error = None
         if is_main:
             self.shields += 1
         try:
-            # A signal handler of the user's may come here in the middle of another frame.
-            if self.writer == me:
-                self.outbox.append(frame)
-                return
-            with self.lock:
-                self.writer = me
-                error = self._write(frame)
-                while self.outbox:
-                    error = self._write(self.outbox.pop(0)) or error
-                self.writer = 0
+            self.outbox.append((kind, payload))
+            # A signal handler of the user's may come here in the middle of another frame: that call sends this one too.
+            if self.writer != me:
+                with self.lock:
+                    self.writer = me
+                    while self.outbox:
+                        error = self._send(*self.outbox.pop(0)) or error
+                    self.writer = 0
         finally:
             if is_main:
                 self.shields -= 1
@@ -101,8 +92,14 @@ class Channel:
             self.pending = False
             raise KeyboardInterrupt
 
-    def _write(self, frame: bytes) -> "BaseException | None":
-        view, error = memoryview(frame), None
+    def _send(self, kind: bytes, payload: bytes) -> "BaseException | None":
+        if kind == b"r" and not self.is_open:
+            del self.held[:-15]
+            self.held.append(payload)
+            return None
+        if kind == b"x":
+            self.is_open = False
+        view, error = memoryview(kind + len(payload).to_bytes(4, "big") + payload), None
         while view:
             try:
                 view = view[os.write(self.fd, view) :]
