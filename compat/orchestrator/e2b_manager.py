@@ -22,6 +22,7 @@ _KEY: Final = "wk_"
 _SESSION: Final = re.compile(r"ses_[0-9a-f]{32}")
 _WORKSPACE: Final = "/workspace"
 _DEPTH: Final = 10
+_BASH_STATUS: Final = "ExitCode"  # the error of bash code that ends with a status other than 0
 _LANGUAGE_OF: Final = {"Node": "javascript"}  # by environment; of all others python
 _MOST_ARTIFACTS: Final = 1000  # that are recorded of a session; the oldest make room
 
@@ -91,7 +92,7 @@ class E2BManager:
             "stderr": "".join(done.logs.stderr) + _last_words(done),
             "results": [each.given() for each in done.results],
             "artifacts": artifacts,
-            "exit_code": 0 if done.error is None else 1,
+            "exit_code": _exit_code(done),
             "reason": done.reason,
             "error": None if done.error is None else dict(done.error),
             "execution_count": done.execution_count,
@@ -168,10 +169,18 @@ class E2BManager:
         return SandboxClient(session_id=self.find(session_id), backend=self._backend)
 
 
+def _exit_code(execution: Execution) -> int:
+    error = execution.error
+    if error is None:
+        return 0
+    is_status = execution.language == "bash" and error.name == _BASH_STATUS and error.value.isdecimal()
+    return int(error.value) if is_status else 1
+
+
 def _last_words(execution: Execution) -> str:
     """The error as a program shows it when it ends."""
     error = execution.error
-    if error is None:
+    if error is None or (execution.language == "bash" and error.name == _BASH_STATUS):
         return ""
     trace = error.traceback.rstrip()
     return f"{trace}\n" if error.name in trace else f"{trace}\n{error}\n".lstrip()

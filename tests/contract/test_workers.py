@@ -32,6 +32,7 @@ from warren.model.capability import Capability
 from warren.model.environment import Environment, PoolSize
 from warren.model.errors import (
     ImageNotFound,
+    LanguageMissing,
     MachineFull,
     NoCapacity,
     ProviderUnavailable,
@@ -253,6 +254,30 @@ async def test_orphans_are_destroyed_a_few_at_a_time_and_do_not_count() -> None:
     await worker.close()
     assert fake.machines == {}
     assert fake.most_destructions <= 8
+
+
+def with_context(language: str) -> Callable[[str], Environment]:
+    return lambda name: Environment(name, "base", contexts=(language,))
+
+
+async def test_code_contexts_are_there_before_anybody_gets_the_sandbox() -> None:
+    fake = Troubled()
+    async with started(local_worker(fake, pool=SOME, find=with_context("bash"))) as worker:
+        box = (await worker.claim(CLAIM)).sandbox
+        assert [(info.id, info.running) for info in await box.processes()] == [("ctx_bash", True)]
+        await worker.destroy(box.id)
+
+
+async def test_a_sandbox_whose_context_cannot_be_started_is_destroyed_and_counted() -> None:
+    fake = Troubled()
+    async with started(local_worker(fake, pool=PoolSize(1, 1, 1), find=with_context("r"))) as worker:
+        with pytest.raises(LanguageMissing, match="the image base has no Rscript, which code in r needs"):
+            await worker.claim(CLAIM)
+        await until(lambda: not fake.machines)
+        (pool,) = worker.stats().pools.values()
+        assert pool.failures >= 1
+        assert pool.creations == 0
+        assert "Rscript" in (pool.last_failure or "")
 
 
 async def test_what_is_half_made_while_the_worker_recovers_is_no_orphan() -> None:

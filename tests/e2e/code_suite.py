@@ -118,6 +118,18 @@ class CodeSuite:
             assert await socket.closed() == 1000
         assert said(await cell(session, "echo alive")) == "alive\n"
 
+    async def test_a_socket_takes_nothing_else(self, session: SessionApi) -> None:
+        for wrong in ("nonsense", '{"type": "stdin"}', b"bytes"):
+            async with session.socket("/code") as socket:
+                await socket.raw.send_json({"code": "echo on; sleep 60", "language": "bash"})
+                await socket.expect("started")
+                await socket.expect("stdout")
+                await asyncio.sleep(0.3)  # bash heeds an interrupt when it has begun its command
+                await (socket.raw.send_bytes(wrong) if isinstance(wrong, bytes) else socket.raw.send_str(wrong))
+                assert (await socket.expect("error"))["code"] in ("invalid_json", "invalid_request")
+                assert await socket.closed() in (4400, 4422)
+        assert said(await cell(session, "echo alive")) == "alive\n"
+
     async def test_cells_wait_for_each_other_and_contexts_do_not(self, session: SessionApi) -> None:
         await cell(session, "n=0")
         slow = asyncio.create_task(cell(session, "sleep 1; echo slow; n=1"))

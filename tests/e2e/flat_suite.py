@@ -185,6 +185,9 @@ class E2bSuite:
         slow = await api.post("/api/e2b/execute", body)
         assert (slow["reason"], slow["exit_code"], slow["error"]["name"]) == ("timeout", 1, "TimeoutError")
         assert "TimeoutError" in slow["stderr"]
+        body = {"session_id": session.id, "code": "echo said >&2; exit 3", "language": "bash"}
+        shell = await api.post("/api/e2b/execute", body)
+        assert (shell["exit_code"], shell["stderr"], shell["reason"]) == (3, "said\n", "exited")
         body = {"session_id": session.id, "code": "import os; os.environ['A'] + str(x + 1)", "envs": {"A": "a"}}
         assert (await api.post("/api/e2b/execute", body))["results"][0]["text"] == "'a42'"
 

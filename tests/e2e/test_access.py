@@ -53,6 +53,8 @@ class Way:
             "{delivery_id}",
             "{revocation_id}",
             "{artifact_id}",
+            "{context_id}",
+            "{execution_id}",
             "{kind}",
             "{entry}",
         ):

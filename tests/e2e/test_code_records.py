@@ -69,7 +69,8 @@ async def test_a_language_that_the_policy_forbids_cannot_be_started(admin: Api) 
     await admin.call("PUT", "/api/admin/tenants/no-bash", {"policy": {"mode": "enforce", "deny": ["bash"]}})
     async with of(admin, "no-bash") as api, api.session() as session:
         await session.refused("POST", "/contexts", {"language": "bash"}, status=403, code="command_refused")
-        assert (await cell(session, "echo hello"))["reason"] == "refused"
+        for headers in ({}, {"Idempotency-Key": "refused"}):
+            assert (await cell(session, "echo hello", headers=headers))["reason"] == "refused"
         assert await contexts(session) == {}
 
 

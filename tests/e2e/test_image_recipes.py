@@ -116,6 +116,27 @@ def test_from_three_packages_to_a_plot_in_two_commands(machine: Machine) -> None
     machine.warren("environments", "validate", str(machine.folder / "environments/analysis.yaml"))
 
 
+def test_what_an_image_is_built_on_is_built_first(machine: Machine) -> None:
+    (machine.folder / "images").mkdir(exist_ok=True)
+    for name, base in (("lower", "base"), ("middle", "lower"), ("one", "other"), ("other", "one")):
+        text = f"name: {name}\nfrom: {base}\nrun: echo {name} >> /opt/names\n"
+        (machine.folder / "images" / f"{name}.yaml").write_text(text)
+    machine.write("upper", "name: upper\nimage: {from: middle, run: echo upper >> /opt/names}\n")
+    assert machine.warren("run", "--environment", "upper", "--", "cat", "/opt/names").split() == [
+        "lower",
+        "middle",
+        "upper",
+    ]
+    assert {"lower", "middle", "environment/upper"} <= set(machine.images())
+    machine.warren("image", "remove", "middle")
+    (machine.folder / "Dockerfile").write_text("FROM middle\nRUN echo file >> /opt/names\n")
+    machine.warren("image", "build", "from-file", ".")
+    root = ImageStore(machine.state).rootfs("from-file").path
+    assert (root / "opt/names").read_text().split() == ["lower", "middle", "file"]
+    said = machine.warren("image", "build", "one", code=125)
+    assert "the image one is built on itself: one from other from one" in said
+
+
 def test_packages_of_every_kind(machine: Machine) -> None:
     (machine.folder / "environments" / "greeting.txt").write_text("hello\n")
     machine.write("every-kind", EVERY_KIND)

@@ -215,11 +215,11 @@ def long_answers() -> Iterator[Case]:
     yield asked("GET", f"{_S}/files/stat", "a long path", path=b"\xff" * 4090)
     yield asked("GET", f"{_S}/files/realpath", "a long way", path="many/../" * 500)
     yield asked("DELETE", f"{_S}/files", "many files", path="removed", recursive="true")
-    yield asked("POST", f"{_S}/artifacts", "many files", body={"paths": ["many"]})
     yield asked("POST", f"{_S}/artifacts", "a large file", body={"paths": ["large"]})
-    yield asked("POST", f"{_S}/artifacts", "links", body={"paths": ["links"]})
-    yield asked("GET", "/api/artifacts", "many", limit="1000")
     yield Case("GET", "/api/artifacts/{artifact_id}/content", "a large one", _read_artifact())
+    yield asked("POST", f"{_S}/artifacts", "links", body={"paths": ["links"]})
+    yield asked("POST", f"{_S}/artifacts", "many files", body={"paths": ["many"]})
+    yield asked("GET", "/api/artifacts", "many", limit="1000")
     yield asked("GET", "/api/sessions", "long sessions", state="ended", limit="1000")
 
 

@@ -73,6 +73,20 @@ class TestSteps:
         )
         assert world.text("user", "home/app/uid") == "5000\n"
 
+    def test_a_directory_for_work_is_the_users(self, world: BuildWorld) -> None:
+        add = run("echo app:x:5000:5001::/opt:/bin/sh >> /etc/passwd")
+        world.build(
+            "workdir",
+            configure("workdir", "/srv"),
+            add,
+            configure("user", "app"),
+            configure("workdir", "a/b"),
+            run("touch c"),
+        )
+        root = world.root("workdir") / "srv"
+        found = [os.stat(root / path) for path in (".", "a", "a/b", "a/b/c")]
+        assert [(each.st_uid, each.st_gid) for each in found] == [(0, 0), *[(5000, 5001)] * 3]
+
     def test_the_group_of_a_user_is_the_only_one(self, world: BuildWorld) -> None:
         files = (
             "echo app:x:5000:5000::/opt:/bin/sh >> /etc/passwd; printf 'ops:x:6000:\\nmore:x:6001:app\\n' >> /etc/group"
@@ -144,6 +158,15 @@ class TestSteps:
         assert sorted(os.listdir(world.root("added") / "unpacked")) == ["inner", "run.sh"]
         assert (world.root("added") / "unpacked/inner/lib/a.py").is_file()
 
+    def test_an_archive_is_unpacked_within_the_disk_of_the_build(self, world: BuildWorld, context: Path) -> None:
+        with (context / "zeros").open("wb") as file:
+            file.truncate(200 << 20)
+        with tarfile.open(context / "large.tar.gz", "w:gz", compresslevel=1) as tar:
+            tar.add(context / "zeros", "zeros")
+        with pytest.raises(InvalidRequest, match="larger than 67108864 bytes"):
+            world.build("large", copy("large.tar.gz", "/x/", unpack=True), context=context, image_build_disk_mb=64)
+        assert world.left() == []
+
     def test_owners_are_those_that_docker_gives(self, world: BuildWorld, context: Path) -> None:
         with tarfile.open(context / "owned.tar", "w") as tar:
             for name, uid in (("inner", 70), ("inner/mine", 71), ("inner/far", 4_000_000)):
@@ -169,13 +192,15 @@ class TestSteps:
             context=context,
         )
         root = world.root("owners")
+        given = "given given/a given/deep"
         paths = (
-            "kept kept/deep kept/deep/b kept/link one given/a added/inner added/inner/mine added/inner/far app/main.py"
+            f"kept kept/deep kept/deep/b kept/link one {given} added/inner added/inner/mine added/inner/far app/main.py"
         )
         found = {path: os.lstat(root / path) for path in paths.split()}
         assert {path: (each.st_uid, each.st_gid) for path, each in found.items()} == {
             **dict.fromkeys(("kept/deep", "kept/deep/b", "kept/link", "one"), (60, 61)),
-            **{"kept": (0, 0), "given/a": (50, 51), "app/main.py": (0, 0)},
+            **dict.fromkeys(given.split(), (50, 51)),
+            **{"kept": (0, 0), "app/main.py": (0, 0)},
             **{"added/inner": (70, 80), "added/inner/mine": (71, 80), "added/inner/far": (0, 0)},
         }
 

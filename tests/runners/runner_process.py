@@ -155,10 +155,10 @@ class Runner:
                 cell.parts.append(("event", json.loads(frame[5:])))
             assert time.monotonic() < until, f"no {wanted!r} within {patience_s} s: {cell}"
             with selectors.DefaultSelector() as selector:
-                for source in (*self._pipes, self._socket):
+                for source in (*self._pipes, self._socket.fileno()):
                     selector.register(source, selectors.EVENT_READ)
-                ready = {key.fileobj for key, _ in selector.select(1.0)}
-            if self._socket in ready:
+                ready = {key.fd for key, _ in selector.select(1.0)}
+            if self._socket.fileno() in ready:
                 self._receive(cell)
             self._drain(cell)
             if interrupt_at and interrupt_at in cell.stdout and time.monotonic() > next_interrupt:

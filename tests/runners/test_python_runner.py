@@ -434,6 +434,21 @@ class TestInterrupts:
         error = runner.interrupt_at("print('ready'); time.sleep(30)").error
         assert error is not None
         assert error["name"] == "KeyboardInterrupt"
+        assert runner.process.poll() is None
+
+    def test_a_handler_that_raises_all_the_time(self, runner: PythonRunner) -> None:
+        runner.run("import signal\ndef late(*_): raise ValueError('late')\nsignal.signal(signal.SIGALRM, late)")
+        runner.run("signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)")
+        for _ in range(30):
+            assert runner.run("sum(range(100_000))").end is not None
+            time.sleep(0.01)
+        for _ in range(50):
+            if runner.run("signal.setitimer(signal.ITIMER_REAL, 0)").error is None:
+                break
+        assert runner.run("4").text == "4"
+
+    def test_a_handler_that_raises_when_nothing_runs(self, runner: PythonRunner) -> None:
+        runner.run("import signal")
         runner.run("def late(*_): raise ValueError('late')\nsignal.signal(signal.SIGALRM, late); signal.alarm(1)")
         assert "ValueError: late" in runner.read_text("ValueError: late\n")
         assert runner.run("3").text == "3"

@@ -1,9 +1,13 @@
 """What a build copies from its directory: nothing outside of it, and nothing that .dockerignore leaves out."""
 
 import os
+import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from warren.model.errors import InvalidRequest
 from warren.worker.agent.tar_stream import Member
@@ -120,3 +124,37 @@ def test_the_digest_knows_content_names_and_modes_but_no_times(context: Path) ->
     (context / "app/main.py").rename(context / "app/other.py")
     seen.add(digest(context, "app"))
     assert len(seen) == 4
+
+
+def matches(pattern: list[str], path: list[str]) -> bool:
+    """What a pattern means, by its definition: one part after the other."""
+    if not pattern:
+        return not path
+    head, *rest = pattern
+    if head == "**":
+        return any(matches(rest, path[count:]) for count in range(len(path) + 1)) if rest else bool(path)
+    return bool(path) and fnmatchcase(path[0], head) and matches(rest, path[1:])
+
+
+@given(
+    st.lists(st.one_of(st.just("**"), st.text("ab*?", min_size=1, max_size=4).filter(lambda part: part != "**"))),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=6),
+)
+def test_patterns_mean_what_their_parts_mean(pattern: list[str], path: list[str]) -> None:
+    above = [path[:count] for count in range(1, len(path) + 1)]
+    expected = any(matches(pattern, each) for each in above) if pattern else False
+    assert IgnoreRules(["/".join(pattern)]).hides("/".join(path)) is expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("*a" * 100 + "b", "a" * 255),
+        ("**/a/" * 50 + "b", "a/" * 150 + "c"),
+        ("**/*a*a*a*/" * 20 + "b", "aaaaaaaa/" * 150 + "c"),
+    ],
+)
+def test_no_pattern_takes_long(pattern: str, path: str) -> None:
+    began = time.monotonic()
+    assert not IgnoreRules([pattern]).hides(path)
+    assert time.monotonic() - began < 2

@@ -23,11 +23,12 @@ from warren.model.code import (
     is_context,
     language_of,
 )
-from warren.model.command_output import CommandOutput
-from warren.model.errors import InvalidRequest
+from warren.model.command_output import CommandOutput, output_of
+from warren.model.errors import Conflict, InvalidRequest, LanguageMissing, Unavailable, WarrenError
 from warren.model.operations import ExecResult, Reason
 from warren.sessions.long_values import encode, json_pieces, resolved
 from warren.sessions.operations.code import execution_view
+from warren.worker.keepers import _why_not
 
 
 def ended(reason: Reason = Reason.EXITED, code: int = 0) -> ExecResult:
@@ -221,3 +222,18 @@ def test_long_executions_are_shown_in_pieces_and_mean_the_same() -> None:
     assert over_http == local
     assert over_http["results"] == [{"is_main_result": False, "png": png, "json": [1, {"a": 2}]}]
     assert "".join(over_http["logs"]["stdout"]) == "line\n" * 20_000
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "kind", "words"),
+    [
+        (2, "warren-agent --listen-fd N | --socket PATH", Conflict, "older than this server"),
+        (127, "Rscript: not found", LanguageMissing, "the image small has no Rscript, which code in r needs"),
+        (1, "Error: cannot allocate memory", Unavailable, "cannot allocate memory"),
+    ],
+)
+def test_why_a_context_does_not_start(code: int, stderr: str, kind: type[WarrenError], words: str) -> None:
+    result = ExecResult(code, output_of(stderr=stderr), Reason.EXITED, None, 5.0, 1.0, 0, truncated=False)
+    why = _why_not(find_language("r"), result, "small")
+    assert type(why) is kind
+    assert words in why.message

@@ -125,6 +125,18 @@ def test_who_ran_out_of_memory(rose: bool, others: bool, code: int, signal: int 
     assert tracker.end("it", code, signal) is blamed
 
 
+def test_a_context_that_waits_does_not_hide_who_ran_out_of_memory() -> None:
+    kills = [0]
+    tracker = OomTracker(lambda: kills[0])
+    tracker.begin("ctx_python")
+    tracker.begin("it")
+    kills[0] = 1
+    assert tracker.end("it", 1, None)
+    tracker.begin("cell_1")
+    kills[0] = 2
+    assert tracker.end("ctx_python", 137, None)
+
+
 def test_untrusted_text_is_made_printable() -> None:
     assert printable("a\x1b[0m\n\udcff") == r"a\x1b[0m\n\udcff"
 

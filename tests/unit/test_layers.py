@@ -119,11 +119,14 @@ class TestCollect:
 
     def test_an_owner_is_given_to_what_is_new_alone(self, tmp_path: Path) -> None:
         """A directory that was there before is in the layer as well, because something in it has changed."""
-        upper = fill(tmp_path / "upper", {"old/file": "x", "old/new/inner": "x"})
-        os.setxattr(upper / "old/new", OPAQUE, b"y")
-        collected(upper, tmp_path / "layer", owner=(5, 6))
+        upper = fill(tmp_path / "upper", {"old/file": "x", "old/new/inner": "x", "other/opaque/inner": "x"})
+        os.setxattr(upper / "other/opaque", OPAQUE, b"y")
+        top = fill(tmp_path / "top", {"other/opaque/before": "x", "old/new": "a file"})
+        bottom = fill(tmp_path / "bottom", {"old/before": "x", "old/new/hidden": "x"})
+        collected(upper, tmp_path / "layer", owner=(5, 6), below=(top, bottom))
         owners = {name: value[1:] for name, value in shown(tmp_path / "layer").items()}  # type: ignore[index]
-        assert owners == {"old": (0, 0), "old/file": (5, 6), "old/new": (5, 6), "old/new/inner": (5, 6)}
+        made = ("old/file", "old/new", "old/new/inner", "other/opaque", "other/opaque/inner")
+        assert owners == {**dict.fromkeys(("old", "other"), (0, 0)), **dict.fromkeys(made, (5, 6))}
 
     def test_a_layer_that_only_its_mount_could_resolve_is_refused(self, tmp_path: Path) -> None:
         upper = fill(tmp_path / "upper", {"moved": None})

@@ -9,6 +9,7 @@ from unit.session_world import TENANT, World, world
 
 from warren.interfaces.audit import Query
 from warren.model.access import Caller, Quota
+from warren.model.code import find_language
 from warren.model.errors import CommandRefused, Forbidden, QuotaExceeded, RateLimited
 from warren.model.events import CommandEndedData, Event, EventKind, SessionCreatedData
 from warren.model.operations import Command, Reason
@@ -16,6 +17,7 @@ from warren.model.policy import Policy
 from warren.sessions.new_session import NewSession
 from warren.sessions.request_context import RequestContext, set_request_context
 from warren.tenancy.tenants import Tenant
+from warren.worker.keepers import start_keeper
 
 pytestmark = pytest.mark.anyio
 
@@ -185,12 +187,14 @@ async def test_after_a_restart_running_commands_are_followed_again() -> None:
         session = (await w.sessions.create(TENANT, NewSession())).session
         async with w.sessions.using(TENANT, session.id) as (_, sandbox):
             process = await sandbox.start(Command(shell="sleep 100"))
+            await start_keeper(sandbox, find_language("bash"), "ctx_bash")
         await w.worker.close()
         again = World(clock=w.clock, provider=w.provider, store=w.store)
         events = heard(again)
         await again.reaper.recover()
         await again.worker.start()
         async with again.sessions.using(TENANT, session.id) as (_, sandbox):
+            await (await sandbox.process("ctx_bash")).kill(0)  # a context that waits is no command
             await (await sandbox.process(process.id)).kill(0)
         while not events:
             await asyncio.sleep(0.01)

@@ -264,7 +264,8 @@ async def _secrets_in_answers(arena: ApiArena) -> ProbeResult:
         ("POST", "/api/sessions", {"image": "../../etc"}),
     ):
         text = (await arena.call(method, path, body)).body
-        shown += [word for word in (secret, "/var/lib/warren", "Traceback", "/site-packages/") if word.encode() in text]
+        words = (secret, "/var/lib/warren", "Traceback (", "/site-packages/")
+        shown += [word for word in words if word.encode() in text]
     return judged(not shown, f"shown: {', '.join(shown) or 'no key, no path of the host, no trace'}")
 
 

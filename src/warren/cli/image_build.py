@@ -28,7 +28,7 @@ from warren.model.suggestions import suggest
 
 if TYPE_CHECKING:
     from warren.interfaces.images import ImageVersion
-    from warren.model.image import Recipe
+    from warren.model.image import ImageConfig, Recipe
     from warren.worker.images.build_settings import BuildProgress
     from warren.worker.images.store import ImageStore
 
@@ -106,8 +106,9 @@ def _line(step: str) -> str:
 def build_named(
     settings: Settings, named: NamedRecipe, progress: "BuildProgress", *, no_cache: bool = False, again: bool = True
 ) -> "ImageVersion":
-    """Builds an image, one build of it at a time among all processes. Without `again`, an image that is up to date when
-    it is this build's turn is left as it is."""
+    """Builds an image, one build of it at a time among all processes, and before it those that it is built on, if they
+    are missing and there is a recipe for them. Without `again`, an image that is up to date when it is this build's
+    turn is left as it is."""
     from warren.app.wiring import build_images
     from warren.worker.images.builds import building_lock
 
@@ -116,13 +117,46 @@ def build_named(
     def waiting() -> None:
         progress("waiting for another build of it", None)
 
+    for stage in named.recipe.stages:
+        build_missing_base(settings, stage.base, progress, above=(named.name,))
     with building_lock(folder, named.name, waiting):
         found = None if again else _current(images, named.name)
         if found is not None and not named.recipe.made_another(found.source):
             return found
-        if any(stage.base == "base" for stage in named.recipe.stages) and _current(images, "base") is None:
-            images.build("base", lambda step, _: progress(f"image base: {step}", None))
         return _build_recipe(settings, images, named, progress, no_cache)
+
+
+def build_missing_base(settings: Settings, base: str, progress: "BuildProgress", above: tuple[str, ...] = ()) -> None:
+    """Builds `base`, if it is missing, after what it is built on itself. `above`: what is going to be built on it. What
+    neither Warren nor a recipe makes is left to whoever needs it."""
+    from warren.app.wiring import build_images, build_recipes
+
+    images = build_images(settings)
+    if _current(images, base) is not None:
+        return
+    inner = _StepsOf(base, progress)
+    if base in _PLAIN:
+        images.build(base, inner)
+    elif (named := build_recipes(settings)(base)) is not None:
+        if base in above:
+            raise InvalidRequest(f"the image {base} is built on itself: {' from '.join((*above, base))}")
+        for stage in named.recipe.stages:
+            build_missing_base(settings, stage.base, progress, (*above, base))
+        build_named(settings, named, inner, again=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepsOf:
+    """Reports the steps of an image that another one is built on."""
+
+    image: str
+    progress: "BuildProgress"
+
+    def __call__(self, step: str, fraction: float | None) -> None:
+        self.progress(f"image {self.image}: {step}", None)
+
+    def output(self, text: str) -> None:
+        self.progress.output(text)
 
 
 def _build_recipe(
@@ -385,12 +419,17 @@ def _parse(
     from warren.worker.images.dockerfile import parse_dockerfile
 
     building, file = build_image_settings(settings), options.path(context)
+
+    def config_of(base: str) -> "ImageConfig":
+        build_missing_base(settings, base, lines)
+        return base_config(images, base, building, lines)
+
     parsed = parse_dockerfile(
         _read(file),
         str(file),
         build_args=options.args,
         target=options.target,
-        config_of=lambda base: base_config(images, base, building, lines),
+        config_of=config_of,
     )
     lines.end_step()
     for note in parsed.notes:

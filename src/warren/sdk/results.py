@@ -87,6 +87,7 @@ class SavedArtifacts(Result):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
+        """Makes a result from the JSON of the server."""
         found = [ArtifactInfo.of(each) for each in values["artifacts"]]
         return cls(found, list(values["left_out"]), values["left_out_count"])
 
@@ -123,6 +124,7 @@ class ExecuteResult(Result):
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
+        """Makes a result from the JSON of the server; fields that the class does not have are left out."""
         result = super(ExecuteResult, cls).of(values)
         return result if not values.get("saved") else replace(result, saved=SavedArtifacts.of(values["saved"]))
 

@@ -8,6 +8,7 @@ import asyncio
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Annotated, Any, Final
@@ -46,6 +47,8 @@ from warren.sessions.schemas import (
 _DEPTH: Final = 10
 _MOST_FILES: Final = 200_000
 _LONGEST_ANSWER: Final = 1024 * 1024  # that is kept for an Idempotency-Key
+_BASH_STATUS: Final = "ExitCode"  # the error of bash code that ends with a status other than 0
+_STATUS: Final = re.compile("[0-9]{1,3}")
 _LANGUAGE_OF: Final = {"Node": "javascript"}  # by environment; of all others python
 
 
@@ -72,7 +75,7 @@ class RunView(BaseModel):
     stderr: str = Field(description="With the traceback of an error at its end")
     results: list[dict[str, Any]] = Field(description="The value of a last expression, and what the code displayed")
     artifacts: list[ArtifactView] = Field(description="Files in /workspace that are new or changed")
-    exit_code: int = Field(description="0, or 1 if there is an `error`")
+    exit_code: int = Field(description="0; or 1 if there is an `error`, of bash code its status")
     reason: str = Field(description="exited, timeout, cancelled, context_lost, refused or sandbox_lost")
     error: CodeErrorView | None
     execution_count: int | None
@@ -154,7 +157,7 @@ async def _execute(call: Call, cell: CodeBody) -> Values:
         "stderr": _joined(execution.stderr, _last_words(execution), is_long),
         "results": shown["results"],
         "artifacts": artifacts,
-        "exit_code": _exit_code(shown),
+        "exit_code": _exit_code(execution.language, shown["error"]),
         "reason": execution.reason,
         "error": shown["error"],
         "execution_count": execution.execution_count,
@@ -169,14 +172,18 @@ def _joined(pieces: list[str], rest: str, is_long: bool) -> str | LongText:
 def _last_words(execution: Execution) -> str:
     """The error as a program shows it when it ends."""
     error = execution.error
-    if error is None:
+    if error is None or (execution.language == "bash" and error.name == _BASH_STATUS):
         return ""
     trace = error.traceback.rstrip()
     return f"{trace}\n" if error.name in trace else f"{trace}\n{error.name}: {error.value}\n".lstrip()
 
 
-def _exit_code(shown: Values) -> int:
-    return 0 if shown["error"] is None else 1
+def _exit_code(language: str, error: Values | None) -> int:
+    if error is None:
+        return 0
+    if language == "bash" and error["name"] == _BASH_STATUS and _STATUS.fullmatch(error["value"]):
+        return int(error["value"])
+    return 1
 
 
 def _show(call: Call, info: FileInfo) -> Values:
@@ -197,7 +204,11 @@ async def stream_execute(call: Call, body: RunBody) -> Events:
                     continue
                 async for info in _new_files(sandbox, before):
                     yield Event("artifact", _show(call, info))
-                more = {"exit_code": _exit_code(event.values), "session_id": session.id, "notice": notice}
+                more = {
+                    "exit_code": _exit_code(event.values["language"], event.values["error"]),
+                    "session_id": session.id,
+                    "notice": notice,
+                }
                 yield Event("end", {**event.values, **more})
         finally:
             await close_source(source)

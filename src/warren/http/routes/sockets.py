@@ -95,9 +95,12 @@ async def _apply_interrupts(
     socket: WebSocket, call: Call, process: Process, execution: Execution, reader: CellReader
 ) -> None:
     while True:
-        message = read_message(await socket.receive_text())
-        if message.get("type") != "interrupt":
-            raise InvalidRequest(f"there is no message {str(message.get('type'))[:80]!r}", remedy="interrupt")
+        received = await socket.receive()
+        if received["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(received.get("code", 1006))
+        kind = read_message(received.get("text") or "{}").get("type")
+        if kind != "interrupt":
+            raise InvalidRequest(f"there is no message {str(kind)[:80]!r}", remedy='{"type": "interrupt"}')
         if reader.begun:
             await call.context.contexts.interrupt(call.sandbox, execution.context_id)
         else:  # it waits for another cell, which is not to be interrupted

@@ -73,6 +73,18 @@ def serve(request: bytes) -> None:
     channel.send(b"x", encode({"execution_count": count, "error": reported}))
 
 
+def recover(error: BaseException) -> None:
+    """A signal handler of the user's has raised an error when no cell ran, or between its code and its end."""
+    channel.check(error)
+    channel.guarded = channel.in_cell = channel.pending = False
+    if not channel.owes_end or channel.length >= 0:
+        sys.excepthook(type(error), error, error.__traceback__)
+    else:
+        name = type(error).__name__
+        reported = {"name": name, "value": "", "traceback": "%s (raised by a signal handler)\n" % name}
+        channel.send(b"x", encode({"execution_count": count, "error": reported}))
+
+
 def _execute(request: bytes) -> None:
     values = decode(request)
     channel.is_open = True

@@ -35,35 +35,47 @@ class Channel:
         self.outbox: list[tuple[bytes, bytes]] = []
         self.held: list[bytes] = []  # events that threads made between two cells
         self.header = bytearray(5)
+        self.length = -1  # of the request whose header was read
         self.is_open = False  # a cell runs and its end was not sent: events may be
         self.in_cell = False
+        self.owes_end = False  # a request was read and its end was not sent
         self.guarded = False
         self.shields = 0
         self.pending = False
         self.is_child = False  # this process was forked by user code
 
-    def wait(self) -> int:
-        """Waits for the next request; returns its length, or -1 when the keeper is gone."""
+    def wait(self) -> bool:
+        """Waits for the next request; False when the keeper is gone. Goes on where it was if an error left it."""
         header = self.header
-        count = 5 if header[0] else os.readv(self.fd, [header])
+        if self.length < 0:
+            count = 5 if header[0] else os.readv(self.fd, [header])
+            self.in_cell = True
+            while 0 < count < 5:
+                rest = os.read(self.fd, 5 - count)
+                header[count : count + len(rest)] = rest
+                count = count + len(rest) if rest else 0
+            if count < 5:
+                return False
+            if header[0] != ord("Q"):
+                self.die()
+            self.length = int.from_bytes(header[1:], "big")
         self.in_cell = True
-        while 0 < count < 5:
-            rest = os.read(self.fd, 5 - count)
-            header[count : count + len(rest)] = rest
-            count = count + len(rest) if rest else 0
-        length = int.from_bytes(header[1:], "big") if count == 5 else -1
         header[:] = bytes(5)
-        return length
+        return True
 
-    def read(self, length: int) -> bytes:
-        parts = []
-        while length:
-            part = os.read(self.fd, min(length, 1 << 20))
-            if not part:
-                os._exit(0)
-            parts.append(part)
-            length -= len(part)
-        return b"".join(parts)
+    def read(self) -> bytes:
+        self.owes_end = True
+        parts: list[bytes] = []
+        while True:
+            try:
+                rest = self.length - sum(map(len, parts))
+                if rest <= 0 or b"" in parts:
+                    self.length = -1
+                    return b"".join(parts)
+                # What was read is in the list before a signal handler of the user's can raise an error.
+                parts.extend(map(os.read, (self.fd,), (min(rest, 1 << 20),)))
+            except BaseException as exc:
+                self.check(exc)
 
     def send(self, kind: bytes, payload: bytes) -> None:
         """Sends a whole frame. Events go to the cell that runs; the next cell gets those that come when none does."""
@@ -79,10 +91,12 @@ class Channel:
             # A signal handler of the user's may come here in the middle of another frame: that call sends this one too.
             if self.writer != me:
                 with self.lock:
-                    self.writer = me
-                    while self.outbox:
-                        error = self._send(*self.outbox.pop(0)) or error
-                    self.writer = 0
+                    try:
+                        self.writer = me
+                        while self.outbox:
+                            error = self._send(*self.outbox.pop(0)) or error
+                    finally:
+                        self.writer = 0
         finally:
             if is_main:
                 self.shields -= 1
@@ -99,15 +113,23 @@ class Channel:
             return None
         if kind == b"x":
             self.is_open = False
-        view, error = memoryview(kind + len(payload).to_bytes(4, "big") + payload), None
-        while view:
+        frame, error = kind + len(payload).to_bytes(4, "big") + payload, None
+        written: list[int] = []
+        while True:
             try:
-                view = view[os.write(self.fd, view) :]
-            except OSError:
-                self.die()
-            except BaseException as exc:  # raised by a signal handler of the user's
+                while sum(written) < len(frame):
+                    written.extend(map(os.write, (self.fd,), (memoryview(frame)[sum(written) :],)))
+                if kind == b"x":
+                    self.owes_end = False
+                return error
+            except BaseException as exc:
+                self.check(exc)
                 error = exc
-        return error
+
+    def check(self, error: BaseException) -> None:
+        """Ends if an error is one of the channel, and not of a signal handler of the user's."""
+        if isinstance(error, OSError) and error.errno in (9, 22, 32, 88, 104):  # EBADF, EINVAL, EPIPE …
+            self.die()
 
     def die(self) -> None:
         """The code closed the descriptor on which results travel, or the keeper is gone."""
@@ -213,17 +235,27 @@ def main() -> None:
     from . import cells
 
     cells.start(channel)
+    error = None
     while True:
         try:
-            length = channel.wait()
-        except OSError:
-            channel.die()
-        except BaseException as exc:  # a signal handler of the user's raised it while nothing ran
-            sys.excepthook(type(exc), exc, exc.__traceback__)
-            continue
-        if length < 0:
+            return _serve_all(channel, error)
+        except BaseException as exc:
+            error = exc
+
+
+def _serve_all(channel: Channel, error: "BaseException | None") -> None:
+    """Serves until the keeper is gone. A signal handler of the user's may raise an error anywhere: it goes on then."""
+    from . import cells
+
+    while True:
+        try:
+            if error is not None:
+                cells.recover(error)
+            while channel.wait():
+                cells.serve(channel.read())
             return
-        cells.serve(channel.read(length))
+        except BaseException as exc:
+            error = exc
 
 
 if __name__ == "__main__":

@@ -161,9 +161,12 @@ async def _run_once(call: Call, cell: _Cell) -> Execution:
         image = partial(call.sessions.image_of, session)
         return with_pid(command, await contexts.keeper_of(sandbox, session, cell.context_id, image, look=True))
 
-    result = await exec_once(
-        call.sessions, call.tenant, call.session_id, cell.command, cell.request(session), call.key, prepare
-    )
+    try:
+        result = await exec_once(
+            call.sessions, call.tenant, call.session_id, cell.command, cell.request(session), call.key, prepare
+        )
+    except CommandRefused as exc:  # the policy does not allow the interpreter
+        result = refused_result(exc)
     if not check_started(result):
         raise _gone(cell)
     async with call.using():

@@ -215,38 +215,48 @@ NOTHING_IGNORED: Final = IgnoreRules()
 
 
 def _whole(text: str) -> re.Pattern[str]:
-    """A pattern for paths, in which `**` stands for any number of directories."""
-    parts = [part for part in text.split("/") if part not in ("", ".")]
-    out = ""
-    for number, part in enumerate(parts):
-        last = number == len(parts) - 1
+    """A pattern for paths, in which `**` stands for any number of directories. Each `**` but the last is left as soon
+    as what follows it is found, which is as good as any later place: so no path takes long."""
+    groups: list[list[str]] = [[]]
+    for part in text.split("/"):
         if part == "**":
-            out += ".*" if last else "(?:.*/)?"
-        else:
-            out += component_pattern(part).pattern + ("" if last else "/")
+            groups.append([])
+        elif part not in ("", "."):
+            groups[-1].append(component_pattern(part).pattern)
+    first, *rest = groups
+    if not rest:
+        return re.compile("/".join(first), re.DOTALL)
+    out = "".join(f"{part}/" for part in first)
+    for parts in rest[:-1]:
+        if parts:
+            out += f"(?>(?:[^/]*/)*?{''.join(f'{part}/' for part in parts)})"
+    out += f"(?:[^/]*/)*{'/'.join(rest[-1])}" if rest[-1] else ".*"
     return re.compile(out, re.DOTALL)
 
 
 def component_pattern(text: str) -> re.Pattern[str]:
     """A pattern for one name: `*`, `?`, `[a-z]`, and a backslash before what stands for itself."""
-    out, at = "", 0
+    pieces, at = [""], 0  # between the stars
     while at < len(text):
         char = text[at]
         closing = text.find("]", at + 2)
         if char == "*":
-            out += "[^/]*"
+            pieces.append("")
         elif char == "?":
-            out += "[^/]"
+            pieces[-1] += "[^/]"
         elif char == "[" and closing > 0:
             inner = text[at + 1 : closing].replace("\\", "\\\\").replace("[", "\\[")
-            out += f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]"
+            pieces[-1] += f"[{'^' + inner[1:] if inner[0] in '!^' else inner}]"
             at = closing
         elif char == "\\" and at + 1 < len(text):
             at += 1
-            out += re.escape(text[at])
+            pieces[-1] += re.escape(text[at])
         else:
-            out += re.escape(char)
+            pieces[-1] += re.escape(char)
         at += 1
+    out = pieces[0] + "".join(f"(?>[^/]*?{piece})" for piece in pieces[1:-1] if piece)
+    if len(pieces) > 1:
+        out += f"[^/]*{pieces[-1]}"
     try:
         return re.compile(out, re.DOTALL)
     except re.error as exc:

@@ -127,7 +127,10 @@ class StepRunner:
                 owner = await act(sandbox)
                 uid_base = provider.uid_base(sandbox.id)
                 changes = provider.changes(sandbox.id)
-            return await asyncio.to_thread(collect, changes, uid_base, target, owner=owner, caps=self._limits.caps)
+            below = (*rootfs.layers, rootfs.path)
+            return await asyncio.to_thread(
+                collect, changes, uid_base, target, owner=owner, below=below, caps=self._limits.caps
+            )
         finally:
             if changes >= 0:
                 os.close(changes)

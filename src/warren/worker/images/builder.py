@@ -254,10 +254,14 @@ class _Build:
             if step.key != "workdir":
                 return self._progress(label, fraction)
             path = state.config.workdir
-            from warren.worker.images.build_steps import make_directory
+            from warren.worker.images.build_steps import find_owner, make_directory
 
-            key = key_of(state.key, workdir=path)
-            await self._layer(key, state, lambda sandbox: make_directory(sandbox, path), label, fraction)
+            async def make(sandbox: "AgentSandbox") -> tuple[int, int] | None:
+                await make_directory(sandbox, path)
+                return await find_owner(sandbox, config.user)
+
+            key = key_of(state.key, workdir=path, **({"user": config.user} if config.user else {}))
+            await self._layer(key, state, make, label, fraction)
         elif isinstance(step, Run):
             about: dict[str, Any] = {"argv": step.argv, "own": dict(step.env), "env": dict(config.env)}
             user = step.user or config.user
@@ -391,7 +395,8 @@ class _Build:
         from warren.worker.images.build_steps import ROOT
 
         place = self.making / f"archive-{self._count}"
-        await asyncio.to_thread(_unpack_archive, files, source, place)
+        most = self.settings.limits.sandbox.disk_mb * _MIB
+        await asyncio.to_thread(_unpack_archive, files, source, place, most)
         for part in files.content(source):
             sent.add(part)
         with FileTree(place, NOTHING_IGNORED) as unpacked:
@@ -569,9 +574,9 @@ def _is_archive(files: "FileTree", source: "Source") -> bool:
         return is_tar(file)
 
 
-def _unpack_archive(files: "FileTree", source: "Source", place: Path) -> None:
-    from warren.worker.images.import_tree import unpack_tar
+def _unpack_archive(files: "FileTree", source: "Source", place: Path, most_bytes: int) -> None:
+    from warren.worker.images.import_tree import Caps, unpack_tar
 
     place.mkdir(mode=0o700)
     with _opened_file(files, source) as file, Tree(place) as tree:
-        unpack_tar(file, tree)
+        unpack_tar(file, tree, Caps(size=most_bytes))

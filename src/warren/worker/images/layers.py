@@ -59,18 +59,19 @@ def collect(
     target: Path,
     *,
     owner: tuple[int, int] | None = None,
+    below: Sequence[Path] = (),
     caps: LayerCaps = USUAL_CAPS,
 ) -> LayerSize:
     """Copies an upper directory into the new directory `target`. Ids in it are those of the sandbox plus `uid_base`.
-    With an `owner`, everything belongs to it that is not a directory which was there before."""
+    With an `owner`, everything belongs to it that is not a directory which one of the trees `below` had before, the
+    uppermost first."""
     target.mkdir(mode=0o700)
-    root = os.open(target, _DIRECTORY)
-    try:
+    with contextlib.ExitStack() as held:
+        root = held.enter_context(_opened(str(target), None, _DIRECTORY))
+        trees = [held.enter_context(_opened(str(path), None, _DIRECTORY)) for path in below if owner is not None]
         copying = _Collection(root, uid_base, owner, caps)
-        copying.directory(upper_fd, root, "", is_new=False, depth=0)
+        copying.directory(upper_fd, root, "", trees, is_new=False, depth=0)
         return LayerSize(copying.files, copying.bytes)
-    finally:
-        os.close(root)
 
 
 class _Collection:
@@ -79,8 +80,8 @@ class _Collection:
         self._links: dict[int, str] = {}  # by inode, where its first name lies in the layer
         self.files = self.bytes = 0
 
-    def directory(self, source: int, target: int, path: str, *, is_new: bool, depth: int) -> None:
-        """`is_new`: nothing of it lies in a layer below."""
+    def directory(self, source: int, target: int, path: str, below: Sequence[int], *, is_new: bool, depth: int) -> None:
+        """`is_new`: nothing of it lies in a layer below. `below`: the roots of those that have it."""
         if depth > self._caps.depth:
             raise InvalidRequest(f"the step made directories more than {self._caps.depth} deep, which are not taken")
         attributes = os.listxattr(source)
@@ -91,20 +92,31 @@ class _Collection:
         with os.scandir(source) as entries:
             for entry in entries:
                 if depth or entry.name not in _NO_LAYER:
-                    self._entry(entry, source, target, path, is_new, depth)
+                    self._entry(entry, source, target, path, () if is_new else below, is_new, depth)
         found = os.fstat(source)
         os.fchown(target, *self._ids(found, is_new))
         os.fchmod(target, found.st_mode & _MODE)
         os.utime(target, ns=(found.st_mtime_ns, found.st_mtime_ns))
 
-    def _entry(self, entry: "os.DirEntry[str]", source: int, target: int, path: str, is_new: bool, depth: int) -> None:
+    def _entry(
+        self,
+        entry: "os.DirEntry[str]",
+        source: int,
+        target: int,
+        path: str,
+        below: Sequence[int],
+        is_new: bool,
+        depth: int,
+    ) -> None:
         name = entry.name
         found = entry.stat(follow_symlinks=False)
         self._count(found)
         if stat.S_ISDIR(found.st_mode):
             os.mkdir(name, 0o700, dir_fd=target)
-            with _opened(name, source, _DIRECTORY) as below, _opened(name, target, _DIRECTORY) as made:
-                self.directory(below, made, f"{path}{name}/", is_new=is_new, depth=depth + 1)
+            before = _having(below, f"{path}{name}")
+            is_new = is_new or (self._owner is not None and not before)
+            with _opened(name, source, _DIRECTORY) as inner, _opened(name, target, _DIRECTORY) as made:
+                self.directory(inner, made, f"{path}{name}/", before, is_new=is_new, depth=depth + 1)
         elif stat.S_ISREG(found.st_mode):
             if not (found.st_nlink > 1 and self._link_again(found, name, target, f"{path}{name}")):
                 self._file(source, name, target)
@@ -154,6 +166,20 @@ class _Collection:
     def _id(self, number: int) -> int:
         """What does not belong to the sandbox was made by the launcher, and is the root's."""
         return number - self._uid_base if 0 <= number - self._uid_base < _IDS else 0
+
+
+def _having(trees: Sequence[int], path: str) -> list[int]:
+    """Those of the trees, all of which have the directory above, whose directory `path` is seen."""
+    found: list[int] = []
+    for tree in trees:
+        try:
+            kind = os.stat(path, dir_fd=tree, follow_symlinks=False).st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(kind):
+            break  # it hides what lies below it
+        found.append(tree)
+    return found
 
 
 def _check_attributes(names: Sequence[str]) -> None:
