@@ -297,7 +297,7 @@ class TestWrongCalls:
             ("list_files", {"path": "/nope"}, "no such file"),
             ("background_output", {"process_id": "nope"}, "Use sandbox_info"),
             ("background_stop", {"process_id": "nope"}, "Use sandbox_info"),
-            ("nope", {}, "There is no tool 'nope'. The tools are bash, bash_background, "),
+            ("nope", {}, "There is no tool 'nope'. The tools are bash, run_code, "),
         ],
     )
     async def test_a_wrong_call_is_an_error_the_model_can_read(
