@@ -50,6 +50,7 @@
 #define REQUEST_US 5000000u /* for each part of a request, which a client sends as soon as it has connected */
 #define FLUSH_US 10000000u
 #define DEAF_US 1000000u
+#define CALM_US 10000u /* after a cell that was interrupted: a late SIGINT must not meet the next one */
 #define NOT_READY 1
 
 struct piece {
@@ -79,7 +80,7 @@ static uint64_t text_cut, events_cut;
 static struct piece *request; /* being received while TAKING, being sent while RUNNING */
 static uint8_t request_head[FRAME_HEAD], order_head[FRAME_HEAD];
 static size_t request_head_bytes, order_head_bytes;
-static uint64_t idle_us, grace_us = 2000000u, kill_at, request_by, expire_at, flush_by;
+static uint64_t idle_us, grace_us = 2000000u, kill_at, again_at, calm_at, request_by, expire_at, flush_by;
 static bool expiring, deaf;
 static const char *reason; /* why the runner was killed, if not by a signal of somebody else's */
 static int exit_code;
@@ -151,8 +152,20 @@ static void kill_runner(const char *why) {
 
 static void interrupt_cell(bool or_kill) {
     if (state != RUNNING || (or_kill && kill_at)) return;
+    uint64_t now = now_us();
     signal_runner(SIGINT);
-    if (or_kill) kill_at = now_us() + grace_us;
+    calm_at = now + CALM_US;
+    if (!or_kill) return;
+    kill_at = now + grace_us;
+    again_at = now + grace_us / 2;
+}
+
+/* A shell that was forking, or had not begun, has not noticed the first one. */
+static void interrupt_again(void) {
+    again_at = 0;
+    if (state != RUNNING || !kill_at) return;
+    signal_runner(SIGINT);
+    calm_at = now_us() + CALM_US;
 }
 
 static void become_runner(int fds[4], pid_t keeper, char **argv) {
@@ -246,6 +259,8 @@ static void go_idle(void) {
     free(request);
     request = NULL;
     state = IDLE;
+    again_at = 0;
+    if (calm_at) calm_at = now_us() + CALM_US;
     if (!deaf) kill_at = 0;
     text_left = MAX_BETWEEN > between.held ? MAX_BETWEEN - between.held : 0;
     expire_at = now_us() + idle_us;
@@ -480,7 +495,7 @@ static void accept_client(void) {
     }
 }
 
-static bool may_begin(void) { return state == IDLE && !expiring && channel >= 0 && count_clients(true) < MAX_LEAVING; }
+static bool may_begin(void) { return state == IDLE && !calm_at && !expiring && channel >= 0 && count_clients(true) < MAX_LEAVING; }
 
 /* The first client that has said something. */
 static void choose_client(const struct pollfd *p) {
@@ -560,6 +575,8 @@ static bool may_expire(void) { return state == IDLE && idle_us && !expiring && !
 
 static void check_deadlines(void) {
     uint64_t now = now_us();
+    if (again_at && now >= again_at) interrupt_again();
+    if (state == IDLE && calm_at && now >= calm_at) calm_at = 0;
     if (kill_at && now >= kill_at) kill_runner(deaf && !expiring ? "protocol" : NULL);
     if (state == TAKING && now >= request_by) client_gone(current);
     if (may_expire() && now >= expire_at) expire();
@@ -569,6 +586,8 @@ static void check_deadlines(void) {
 static int time_left_ms(void) {
     uint64_t next = UINT64_MAX, now = now_us();
     if (kill_at) next = kill_at;
+    if (again_at && again_at < next) next = again_at;
+    if (state == IDLE && calm_at && calm_at < next) next = calm_at;
     if (state == TAKING && request_by < next) next = request_by;
     if (may_expire() && expire_at < next) next = expire_at;
     if (state == ENDING && flush_by < next) next = flush_by;

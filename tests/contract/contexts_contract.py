@@ -283,6 +283,13 @@ for n in range(40): send(b"r", bytes([n]) * 1000000)"""
         assert cell.result.reason is Reason.TIMEOUT
         assert (await context.cell("print(a)")).text() == b"1\n"
 
+    async def test_an_interrupt_that_nobody_noticed_comes_once_more(self, context: Context) -> None:
+        await context.start()
+        code = "signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.default_int_handler))"
+        cell = await context.cell(f"a = 1; {code}\nwhile True: pass", timeout_s=0.5)
+        assert (cell.shape, cell.end) == ("bx", [1, "KeyboardInterrupt"])
+        assert (await context.cell("print(a)")).text() == b"1\n"
+
     async def test_a_cell_that_cannot_be_interrupted_loses_the_context(self, context: Context) -> None:
         await context.start("--grace-ms", "300")
         cell = await context.cell(_STUBBORN, timeout_s=0.3)

@@ -87,7 +87,7 @@ def save(words: tuple[str, ...], thread: str, url: str, as_json: bool) -> None:
 @click.argument("target", required=False, default="")
 @server_options
 def get(artifact: str, target: str, url: str, as_json: bool) -> None:
-    """Copy an artifact to this machine: to TARGET, to its own name, or with - to stdout.
+    """Copy an artifact here: to TARGET, its own name, or stdout (-).
 
     Example: warren artifacts get art_7e0f2a1b9c8d7e6f5a4b3c2d1e0 plots/
     """
