@@ -5,6 +5,7 @@
 
 # Made from tests/contract/sdk_async_code_contract.py by scripts/generate_sync.py: edit that one.
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -32,6 +33,15 @@ class CodeContract:
             second = client.run_code("echo $colour; echo oh >&2", "sh")
             assert (out(second), "".join(second.logs.stderr)) == ("red\n", "oh\n")
             assert second.execution_count == 2
+
+    def test_files_that_code_made_are_saved(self, new: New) -> None:
+        with new() as client:
+            ran = client.run_code("echo 1 > made.txt", "bash", save_artifacts=["*.txt"], save_results=True)
+            assert ran.saved is not None
+            [artifact] = ran.saved.artifacts
+            assert (artifact.name, client.artifacts.read(artifact)) == ("made.txt", b"1\n")
+            assert json.loads(ran.to_json())["saved"]["artifacts"][0]["name"] == "made.txt"
+            assert (client.run_code("true", "bash")).saved is None
 
     def test_callbacks_are_called_while_the_code_runs(self, new: New) -> None:
         heard: list[tuple[str, str]] = []

@@ -134,6 +134,27 @@ class ArtifactSuite:
 
 @pytest.mark.anyio
 class LinuxArtifactSuite:
+    async def test_code_saves_its_files_and_its_results(self, api: Api, session: SessionApi) -> None:
+        shown = "'_repr_png_': lambda self: b'picture', '_repr_svg_': lambda self: '<svg/>'"
+        code = f"open('table.csv', 'w').write('a,b')\ntype('Shown', (), {{{shown}}})()"
+        body = {"code": code, "save_artifacts": ["*.csv"], "save_results": True}
+        found = await session.post("/code", body)
+        png, svg, table = found["saved"]["artifacts"]
+        assert [one["name"] for one in (png, svg, table)] == [
+            f"{found['id']}-1.png",
+            f"{found['id']}-1.svg",
+            "table.csv",
+        ]
+        assert (png["mime_type"], svg["mime_type"]) == ("image/png", "image/svg+xml")
+        assert await api.get(f"/api/artifacts/{png['artifact_id']}/content") == b"picture"
+        async with session.events("POST", "/code", body) as events:
+            [end] = [event.data async for event in events if event.kind == "end"]
+        assert len(end["saved"]["artifacts"]) == 3
+        assert "saved" not in await session.post("/code", {"code": code})
+        await session.refused(
+            "POST", "/code", {**body, "save_artifacts": ["/etc/*"]}, status=422, code="invalid_request"
+        )
+
     async def test_hostile_content_is_left_out_and_the_session_ends(self, api: Api) -> None:
         program = r"""
 mkdir -p /workspace/artifacts/deep/er && cd /workspace/artifacts

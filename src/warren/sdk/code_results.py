@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 from warren.model.errors import InvalidRequest
 from warren.sdk import results
+from warren.sdk.results import SavedArtifacts
 
 _FORMATS: Final = (
     "text", "html", "markdown", "svg", "png", "jpeg", "pdf", "latex", "json", "javascript", "data", "chart",
@@ -178,7 +179,8 @@ class Execution(results.Result):
 
     `reason`: exited, timeout, cancelled, context_lost, refused or sandbox_lost. `context_lost`, if the interpreter
     died: oom, killed or exited; its variables are gone then. `truncated`: some output is missing, `dropped` says how
-    much. `notice` is what the caller should know, such as that this is a fresh sandbox.
+    much. `notice` is what the caller should know, such as that this is a fresh sandbox. `saved` are the artifacts, if
+    some were asked for.
     """
 
     results: list[Result] = field(default_factory=list)
@@ -194,17 +196,19 @@ class Execution(results.Result):
     truncated: bool = False
     dropped: dict[str, int] = field(default_factory=dict)
     notice: str | None = None
+    saved: SavedArtifacts | None = None
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Makes it from the JSON of the server."""
-        error = values.get("error")
+        error, saved = values.get("error"), values.get("saved")
         return super().of(
             {
                 **values,
                 "results": [Result.of(each) for each in values.get("results") or ()],
                 "logs": Logs.of(values.get("logs") or {}),
                 "error": None if error is None else ExecutionError.of(error),
+                "saved": None if saved is None else SavedArtifacts.of(saved),
             }
         )
 
@@ -224,6 +228,8 @@ class Execution(results.Result):
         shown = [
             {name: value for name, value in dict(each).items() if value not in (None, [])} for each in self.results
         ]
+        if self.saved is not None:
+            values["saved"] = {**dict(self.saved), "artifacts": [dict(each) for each in self.saved.artifacts]}
         return json.dumps({**values, "results": shown})
 
 

@@ -242,6 +242,13 @@ class CodeBody(Body):
     )
     env: dict[str, str] = Field({}, description="Variables for this cell alone", max_length=MAX_VARIABLES)
     stream: bool = Field(False, description="Answer with server-sent events, as with `Accept: text/event-stream`")
+    save_artifacts: list[str] = Field(
+        [],
+        description="Files and globs that are saved as artifacts when the cell has ended; see docs/artifacts.md",
+        examples=[["*.png"]],
+        max_length=MAX_PATTERNS,
+    )
+    save_results: bool = Field(False, description="Save pictures and PDFs among the results as artifacts too")
 
 
 class TerminalBody(Body):
@@ -555,6 +562,7 @@ class ExecutionView(BaseModel):
     duration_ms: float
     truncated: bool = Field(description="More came than was kept: `dropped` says how much")
     dropped: DroppedView
+    saved: SavedView | None = Field(None, description="Only if `save_artifacts` or `save_results` asked for it")
 
 
 class KilledView(BaseModel):

@@ -57,10 +57,7 @@ async def exec_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: 
         body = await _first_message(socket, ExecBody)
         body.timeout_s = context.limited_timeout(body.timeout_s)
         stdin = data_of(body.stdin, body.stdin_base64)
-        if body.save_artifacts:
-            raise InvalidRequest(
-                "a WebSocket saves no artifacts", remedy="POST …/exec does, or POST …/artifacts afterwards"
-            )
+        _refuse_saving(bool(body.save_artifacts), "exec")
         async with context.sessions.using(tenant, session_id) as (session, sandbox):
             command = body.to_command(session)
             async with foreground(sandbox, command, None) as process:
@@ -74,12 +71,19 @@ async def code_socket(socket: WebSocket, session_id: str, context: Ctx, tenant: 
     """The first message says what to run, as the body of POST /code does; the answers are the events of its stream."""
     async with _send_errors(socket):
         body = await _first_message(socket, CodeBody)
+        _refuse_saving(bool(body.save_artifacts) or body.save_results, "code")
         call = Call(context, tenant, session_id)
         async with started_cell(call, body) as (process, execution):
             reader = CellReader()
             sender = asyncio.create_task(_send_events(socket, cell_events(call, process, execution, reader)))
             receiver = asyncio.create_task(_apply_interrupts(socket, call, process, execution, reader))
             await _until_one_ends(sender, receiver)
+
+
+def _refuse_saving(is_asked_for: bool, route: str) -> None:
+    if is_asked_for:
+        remedy = f"POST …/{route} does, or POST …/artifacts afterwards"
+        raise InvalidRequest("a WebSocket saves no artifacts", remedy=remedy)
 
 
 async def _send_events(socket: WebSocket, events: Events) -> None:

@@ -3,7 +3,7 @@
 # Made from src/warren/sdk/aio/code.py by scripts/generate_sync.py: edit that one.
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from warren.model.errors import ServerUnreachable
@@ -40,6 +40,8 @@ class Code(SessionHolder):
         on_error: Callable[[ExecutionError], Any] | None = None,
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
+        save_artifacts: Sequence[str] = (),
+        save_results: bool = False,
     ) -> Execution:
         """Runs code in an interpreter that keeps its state: variables are there for the code that runs next.
 
@@ -50,10 +52,14 @@ class Code(SessionHolder):
         `timeout`: by default the client's, if it was given one, else the server's; 0 is none. After it, and when the
         caller is interrupted, the code is interrupted; the interpreter keeps its state if the code heeds that. If the
         connection breaks, ServerUnreachable has the `execution_id` for `get_execution`.
+
+        `save_artifacts`: files and globs that are saved as artifacts when it has ended; `save_results`: so are pictures
+        and PDFs among the results. `saved` of the execution says what was saved.
         """
         own_s = None if self.timeout == COMMAND_TIMEOUT_S else self.timeout
         limit_s = own_s if timeout is None else timeout
-        given = {"language": language, "context": _id_of(context), "env": dict(env or {})}
+        given: dict[str, Any] = {"language": language, "context": _id_of(context), "env": dict(env or {})}
+        given |= {"save_artifacts": list(save_artifacts), "save_results": save_results}
         values = {"code": code, "timeout_s": limit_s, **{name: value for name, value in given.items() if value}}
         callbacks: _Callbacks = {"stdout": on_stdout, "stderr": on_stderr, "result": on_result, "error": on_error}
         if self.exactly_once and not any(callbacks.values()):

@@ -2,7 +2,7 @@
 
 import base64
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -31,6 +31,7 @@ from warren.sessions.contexts import (
 from warren.sessions.idempotency import exec_once
 from warren.sessions.long_values import LongList, LongObject, LongText
 from warren.sessions.operations.call import Call, Handler, Values
+from warren.sessions.operations.code_artifacts import CellArtifacts
 from warren.sessions.operations.commands import EVENTS, foreground
 from warren.sessions.output_events import Event, Events, close_source, with_keepalives
 from warren.sessions.refused_process import RefusedProcess, refused_result
@@ -124,7 +125,11 @@ async def run_code(call: Call, body: CodeBody) -> Values:
     The cell is interrupted if the caller disconnects, unless the caller gave an Idempotency-Key. A WebSocket at the
     same address takes the body as its first message, and `{"type": "interrupt"}` after it.
     """
-    return execution_view(await run_to_end(call, body))
+    artifacts = CellArtifacts(call, body)
+    execution = await run_to_end(call, body)
+    for result in execution.results:
+        await artifacts.take(execution.id, result)
+    return {**execution_view(execution), **await artifacts.view()}
 
 
 async def run_to_end(call: Call, body: CodeBody) -> Execution:
@@ -230,9 +235,12 @@ def _stdout_of(written: CommandOutput) -> Iterator[bytes]:
 
 
 async def stream_code(call: Call, body: CodeBody) -> Events:
+    artifacts = CellArtifacts(call, body)
     async with started_cell(call, body) as (process, execution):
-        reader = CellReader()
-        async for event in cell_events(call, process, execution, reader):
+        on_result = partial(artifacts.take, execution.id)
+        async for event in cell_events(call, process, execution, CellReader(), on_result=on_result):
+            if event is not None and event.kind == "end":
+                event = event._replace(values={**event.values, **await artifacts.view()})
             yield event
 
 
@@ -256,7 +264,13 @@ async def started_cell(call: Call, body: CodeBody) -> AsyncIterator[tuple[Proces
 
 
 async def cell_events(
-    call: Call, process: Process, execution: Execution, reader: CellReader, *, is_own: bool = True
+    call: Call,
+    process: Process,
+    execution: Execution,
+    reader: CellReader,
+    *,
+    is_own: bool = True,
+    on_result: Callable[[CodeResult], Awaitable[None]] | None = None,
 ) -> Events:
     """What a cell gives, from its beginning on, until it has ended. `is_own`: this request has started it."""
     pace, said, at = Pace(), b"", 0
@@ -274,6 +288,8 @@ async def cell_events(
         for event in reader.events(chunk.data):
             if event is not None and event.kind != "begin":
                 is_long = event.kind == "result" and event.size > _SHORT
+                if on_result is not None and event.kind == "result":
+                    await on_result(event.values)
                 yield Event(event.kind, _long_result(event.values) if is_long else event.values)
             await pace.give_way()
     for last in reader.finish():

@@ -1,0 +1,65 @@
+"""What a request wants to be saved of a cell: files when it has ended, and results that are files themselves."""
+
+import base64
+import binascii
+from typing import Final
+
+from warren.model.artifact import Artifact, LeftOut, Saved
+from warren.model.code import CodeResult
+from warren.model.errors import WarrenError
+from warren.sessions.artifacts import check_paths, save_after, store_bytes
+from warren.sessions.operations.call import Call, Values
+from warren.sessions.schemas import CodeBody, saved_view
+
+_MIMES: Final = {"png": "image/png", "jpeg": "image/jpeg", "pdf": "application/pdf", "svg": "image/svg+xml"}
+_MOST_TOLD: Final = 100
+
+
+class CellArtifacts:
+    """Raises at once what is wrong with the request's globs."""
+
+    def __init__(self, call: Call, body: CodeBody) -> None:
+        check_paths(body.save_artifacts)
+        self._call = call
+        self._globs = body.save_artifacts
+        self._wants_results = body.save_results
+        self._count = 0
+        self._artifacts: list[Artifact] = []
+        self._left_out: list[LeftOut] = []
+        self._left_out_count = 0
+
+    async def take(self, cell_id: str, result: CodeResult) -> None:
+        """Saves a result in each of its formats that is a file. They are named after the cell."""
+        if not self._wants_results:
+            return
+        self._count += 1
+        for kind, mime in _MIMES.items():
+            text = result.get(kind)
+            if isinstance(text, str):
+                await self._store(f"{cell_id}-{self._count}.{kind}", mime, text, is_text=kind == "svg")
+
+    async def _store(self, name: str, mime: str, text: str, *, is_text: bool) -> None:
+        try:
+            data = text.encode(errors="replace") if is_text else base64.b64decode(text)
+            self._artifacts.append(await store_bytes(self._call, name, mime, data))
+        except binascii.Error:
+            self._leave_out(LeftOut(name, "it is not base64"))
+        except WarrenError as exc:
+            self._leave_out(LeftOut(name, str(exc)))
+
+    def _leave_out(self, one: LeftOut) -> None:
+        self._left_out_count += 1
+        if len(self._left_out) < _MOST_TOLD:
+            self._left_out.append(one)
+
+    async def view(self) -> Values:
+        """What was saved, once the cell has ended; empty if nothing was asked for."""
+        if not self._globs and not self._wants_results:
+            return {}
+        files = await save_after(self._call, self._globs) if self._globs else Saved()
+        saved = Saved(
+            artifacts=(*self._artifacts, *files.artifacts),
+            left_out=(*self._left_out, *files.left_out),
+            left_out_count=self._left_out_count + files.left_out_count,
+        )
+        return {"saved": saved_view(saved, self._call.base_url())}
