@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from busiest_turn import MOST_S, busiest_turn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +23,7 @@ from warren.model.code import (
     frame,
     is_context,
     language_of,
+    read_execution,
 )
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import Conflict, InvalidRequest, LanguageMissing, Unavailable, WarrenError
@@ -183,6 +185,34 @@ def test_more_than_there_is_room_for_is_dropped() -> None:
     execution_of(execution, [output], ended())
     assert (execution.stdout, execution.results) == (["x" * 90], [])
     assert (execution.dropped_text, execution.dropped_events, execution.execution_count) == (20, 1, 1)
+
+
+def test_a_cell_gives_so_many_values_in_all_its_results() -> None:
+    """Each takes far more memory than its bytes."""
+    many = event(type="result", json=[{}] * (MAX_VALUES // 4))
+    found = made_of(many * 4 + event(type="clear_output", wait=True) + event(type="result", text="1") + end())
+    assert (len(found.results), found.dropped_events) == (4, 1)
+    assert found.results[-1]["text"] == "1"
+    found = made_of(event(type="result", png="") * (MAX_VALUES + 1) + end())
+    assert len(found.results) <= MAX_VALUES // 2
+    assert len(found.results) + found.dropped_events == MAX_VALUES + 1
+
+
+@pytest.mark.anyio
+async def test_results_from_a_stranger_hold_up_nobody() -> None:
+    """Neither while they are read, nor while they are written."""
+    numbers = b'{"type":"result","json":[%s]}' % b",".join([b"9" * 4000] * 2000)
+    inner = event(type="result", extra={"text/x": "\u20ac" * 2_000_000}, json=["\u20ac" * 1000] * 2000)
+    for output in (frame("r", numbers), inner):
+        execution, reader = Execution("cell_1", "ctx_python", "python"), CellReader()
+        async with busiest_turn() as busiest:
+            for _ in read_execution(
+                execution, reader, [output[at : at + 65536] for at in range(0, len(output), 65536)]
+            ):
+                await asyncio.sleep(0)
+            shown = b"".join([piece async for piece in json_pieces(execution_view(execution))])
+        assert busiest.seconds < MOST_S
+        assert json.loads(shown)["results"] == execution.results
 
 
 def test_languages_and_ids() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from warren.http.problems import MEDIA_TYPE, internal_problem, problem
 from warren.model.errors import InvalidJson, LimitReached, NoCapacity, SessionNotFound, TooLarge, WarrenError
-from warren.model.strict_json import MAX_VALUES, read_json
+from warren.model.strict_json import MAX_VALUES, read_in_steps, read_json
 from warren.sessions.validation import validation_error
 
 
@@ -91,6 +91,7 @@ def test_a_byte_order_mark_is_ignored() -> None:
         (b"[1e400]", "1e400"),
         (b'"\\ud83d"', "surrogate"),
         (b'"\\ude00\\ud83d"', "surrogate"),
+        (rb'"\ud83d\\\ude00"', "surrogate"),
         (b'"\xed\xa0\x80"', "UTF-8"),
         (b"\xff\xfe1\x00", "UTF-8"),
         (b"[" * 101 + b"]" * 101, "nested"),
@@ -116,6 +117,20 @@ def test_invalid_json_is_refused_with_a_reason(body: bytes, said: str) -> None:
 def test_a_body_of_very_many_values_is_refused_before_any_is_made(body: bytes) -> None:
     with pytest.raises(TooLarge, match="values"):
         read_json(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"[" + b",".join([b"9" * 129] * 100) + b"]", "digits"),
+        (b"[0." + b"7" * 129 + b"]", "digits"),
+        (b"[1" + b" " * (2 * 1024 * 1024) + b"]", "outside of texts"),
+        (b"[" + b"[]," * 25_100 + b"[" * 900 + b"]" * 901, "nested"),
+    ],
+)
+def test_what_would_take_long_to_read_is_refused_before_any_of_it_is_read(body: bytes, said: str) -> None:
+    with pytest.raises(WarrenError, match=said):
+        list(read_in_steps(body, 100_000))
 
 
 def test_text_may_hold_as_many_commas_as_it_likes() -> None:

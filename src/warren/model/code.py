@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from warren.model.errors import InvalidRequest, WarrenError
 from warren.model.operations import ExecResult, Reason
-from warren.model.strict_json import read_in_steps
+from warren.model.strict_json import count_values, read_in_steps
 
 AGENT: Final = "/.warren/agent"
 RUNNERS: Final = "/.warren/runners"
@@ -25,7 +25,7 @@ MOST_CONTEXTS: Final = 16
 CONTEXT_IDLE_S: Final = 3600.0
 
 MAX_FRAME: Final = 32 * 1024 * 1024
-MAX_VALUES: Final = 100_000  # in one event: more would hold up everybody while they are read
+MAX_VALUES: Final = 100_000  # in all results of a cell: each takes far more memory than its bytes
 _MOST_PIECES: Final = 1000  # of a log; later ones are joined
 _JOINED: Final = 64 * 1024
 _LARGEST: Final = 1 << 53
@@ -216,6 +216,7 @@ class CellReader:
         self._frames = FrameReader()
         self._decoders = {kind: codecs.getincrementaldecoder("utf-8")("replace") for kind in "oe"}
         self._broken = False
+        self._values_left = MAX_VALUES
         self.begun = False
         self.ended = False
         self.lost: str | None = None
@@ -265,13 +266,15 @@ class CellReader:
     def _read_event(self, payload: bytes) -> Iterator[CellEvent | None]:
         values: Any = None
         try:
-            for step in read_in_steps(payload, MAX_VALUES):
-                values = step
-                yield None
+            if (count := count_values(payload)) <= self._values_left:
+                for step in read_in_steps(payload, MAX_VALUES):
+                    values = step
+                    yield None
         except (WarrenError, RecursionError):
             values = None
         if isinstance(values, dict):
             if values.get("type") == "result" and (result := read_result(values)) is not None:
+                self._values_left -= count
                 yield CellEvent("result", result, len(payload))
                 return
             if values.get("type") == "clear_output" and isinstance(values.get("wait", False), bool):

@@ -1,7 +1,7 @@
 """JSON read strictly.
 
-NaN, numbers that are too large, lone surrogates, nesting without end and lists without end are refused before anything
-is made of them: each would break an answer or a handler later on, or cost everybody time.
+NaN, numbers that are too large or too long, lone surrogates, nesting without end and lists without end are refused
+before anything is made of them: each would break an answer or a handler later on, or cost everybody time.
 """
 
 import json
@@ -16,6 +16,8 @@ from warren.model.errors import InvalidJson, TooLarge
 MAX_DEPTH = 100
 MAX_VALUES = 25_000
 MAX_ESCAPES = 400_000
+MAX_BARE = 2 * 1024 * 1024  # bytes outside of texts: numbers take the longest to be read
+MAX_DIGITS = 128
 _SHOWN = 60
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -37,17 +39,23 @@ def read_in_steps(body: bytes, most: int = MAX_VALUES) -> Iterator[Any]:
         yield None
     body = body.removeprefix(_BYTE_ORDER_MARK)
     try:
-        value = _DECODER.decode(body.decode())
+        text = body.decode()
+        yield None
+        value = _DECODER.decode(text)
     except UnicodeDecodeError as exc:
         raise InvalidJson(f"the body is not valid UTF-8: byte {exc.start} is 0x{body[exc.start]:02x}") from exc
     except json.JSONDecodeError as exc:
         raise json_error(exc) from exc
-    except ValueError as exc:  # a number of more than 4,300 digits
-        raise InvalidJson("the JSON in the body holds a number that is too long") from exc
-    if _SURROGATE.search(body):
+    if b"\\u" in body:
         yield None
-        _refuse_lone_surrogates(value)
+        _refuse_lone_surrogates(body)
     yield value
+
+
+def count_values(body: bytes) -> int:
+    """How many values valid JSON holds, about."""
+    bare = _without_texts(_without_escapes(body))
+    return 1 + max(bare.count(b","), bare.count(b"[") + bare.count(b"{"))
 
 
 def _without_escapes(body: bytes) -> bytes:
@@ -64,11 +72,17 @@ def _without_escapes(body: bytes) -> bytes:
 def _refuse_too_much(body: bytes, most: int) -> None:
     """Before anything is made of it, and soon: everybody waits. Text may hold any number of commas and brackets."""
     if body.count(b'"') > 4 * (most + 1):  # each value may be a text and have a name
-        raise too_deep() if _is_deep(_without_texts(body[: 64 * MAX_DEPTH])) else _too_many(most)
+        raise too_deep() if _is_deep(_without_texts(body[: 64 * MAX_DEPTH]), most) else _too_many(most)
     bare = _without_texts(body)
+    if len(bare) > MAX_BARE:
+        raise TooLarge(
+            f"the JSON in the body has more than {MAX_BARE} bytes outside of texts", remedy="send large data as a file"
+        )
+    if _LONG_NUMBER.search(bare):
+        raise InvalidJson(f"the JSON in the body holds a number of more than {MAX_DIGITS} digits")
     if bare.count(b",") >= most or bare.count(b"[") + bare.count(b"{") > most:
-        raise too_deep() if _is_deep(bare[: 64 * MAX_DEPTH]) else _too_many(most)
-    if _is_deep(bare):
+        raise too_deep() if _is_deep(bare[: 64 * MAX_DEPTH], most) else _too_many(most)
+    if _is_deep(bare, most):
         raise too_deep()
 
 
@@ -81,17 +95,15 @@ def _too_many(most: int) -> TooLarge:
     return TooLarge(f"the JSON in the body holds more than {most} values", remedy="send large data as a file")
 
 
-def _is_deep(bare: bytes) -> bool:
+def _is_deep(bare: bytes, most: int) -> bool:
     """As far as there are not too many values anyway."""
-    brackets = bare.translate(None, _NO_BRACKETS)[: 2 * MAX_VALUES]
+    brackets = bare.translate(None, _NO_BRACKETS)[: 2 * most + 2]
     return any(map(MAX_DEPTH.__lt__, accumulate(map(_STEPS.__getitem__, brackets))))
 
 
-def _refuse_lone_surrogates(value: Any) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as exc:
-        raise InvalidJson("the JSON in the body holds half of a surrogate pair, which is no character") from exc
+def _refuse_lone_surrogates(body: bytes) -> None:
+    if _LONE_SURROGATE.search(body.replace(b"\\\\", b"--")):
+        raise InvalidJson("the JSON in the body holds half of a surrogate pair, which is no character")
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -106,7 +118,10 @@ def _finite(text: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MAX_DIGITS + 1))
+_LONE_SURROGATE = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F])"
+)
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _NO_BRACKETS = bytes(set(range(256)) - _STEPS.keys())
 

@@ -106,6 +106,33 @@ async def _parts(value: Any) -> AsyncGenerator[str, None]:
             separator = ", "
         yield "{}" if separator == "{" else "}"
     else:
+        for part in _plain_parts(value):
+            yield part
+
+
+def _plain_parts(value: Any) -> Iterator[str]:
+    if isinstance(value, str) and len(value) > _PIECE:
+        yield '"'
+        for begin in range(0, len(value), _PIECE):
+            yield _escaped(value[begin : begin + _PIECE])[1:-1]
+        yield '"'
+    elif isinstance(value, list) and value:
+        separator = "["
+        for item in value:
+            yield separator
+            yield from _plain_parts(item)
+            separator = ", "
+        yield "]"
+    elif isinstance(value, dict) and value:
+        separator = "{"
+        for name, item in value.items():
+            yield separator
+            yield from _plain_parts(name)
+            yield ": "
+            yield from _plain_parts(item)
+            separator = ", "
+        yield "}"
+    else:
         yield _ENCODER.encode(value)
 
 
