@@ -17,7 +17,8 @@ MAX_DEPTH = 100
 MAX_VALUES = 25_000
 MAX_ESCAPES = 400_000
 MAX_BARE = 2 * 1024 * 1024  # bytes outside of texts: numbers take the longest to be read
-MAX_DIGITS = 128
+MAX_DIGITS = 128  # of a number, where there is room for many
+_FEW = 64 * 1024
 _SHOWN = 60
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -46,6 +47,8 @@ def read_in_steps(body: bytes, most: int = MAX_VALUES) -> Iterator[Any]:
         raise InvalidJson(f"the body is not valid UTF-8: byte {exc.start} is 0x{body[exc.start]:02x}") from exc
     except json.JSONDecodeError as exc:
         raise json_error(exc) from exc
+    except ValueError as exc:  # a number of more than 4,300 digits
+        raise InvalidJson("the JSON in the body holds a number that is too long") from exc
     if b"\\u" in body:
         yield None
         _refuse_lone_surrogates(body)
@@ -78,8 +81,8 @@ def _refuse_too_much(body: bytes, most: int) -> None:
         raise TooLarge(
             f"the JSON in the body has more than {MAX_BARE} bytes outside of texts", remedy="send large data as a file"
         )
-    if _LONG_NUMBER.search(bare):
-        raise InvalidJson(f"the JSON in the body holds a number of more than {MAX_DIGITS} digits")
+    if len(bare) > _FEW and _LONG_NUMBER.search(bare):
+        raise InvalidJson(f"the JSON in the body is long and holds a number of more than {MAX_DIGITS} digits")
     if bare.count(b",") >= most or bare.count(b"[") + bare.count(b"{") > most:
         raise too_deep() if _is_deep(bare[: 64 * MAX_DEPTH], most) else _too_many(most)
     if _is_deep(bare, most):
