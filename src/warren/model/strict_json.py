@@ -77,14 +77,14 @@ def _refuse_too_much(body: bytes, most: int) -> None:
     if body.count(b'"') > 4 * (most + 1):  # each value may be a text and have a name
         raise too_deep() if _is_deep(_without_texts(body[: 64 * MAX_DEPTH]), most) else _too_many(most)
     bare = _without_texts(body)
+    if bare.count(b",") >= most or bare.count(b"[") + bare.count(b"{") > most:
+        raise too_deep() if _is_deep(bare[: 64 * MAX_DEPTH], most) else _too_many(most)
     if len(bare) > MAX_BARE:
         raise TooLarge(
             f"the JSON in the body has more than {MAX_BARE} bytes outside of texts", remedy="send large data as a file"
         )
     if len(bare) > _FEW and _LONG_NUMBER.search(bare):
         raise InvalidJson(f"the JSON in the body is long and holds a number of more than {MAX_DIGITS} digits")
-    if bare.count(b",") >= most or bare.count(b"[") + bare.count(b"{") > most:
-        raise too_deep() if _is_deep(bare[: 64 * MAX_DEPTH], most) else _too_many(most)
     if _is_deep(bare, most):
         raise too_deep()
 
