@@ -48,7 +48,9 @@ from warren.worker.keepers import Hello, read_hello, remove_keeper, start_keeper
 
 GRACE_S: Final = 3.5  # longer than a keeper gives its interpreter after an interrupt, so that its last words arrive
 _REMEMBERED: Final = 10_000
+_REMEMBERED_BYTES: Final = 64 * 1024 * 1024  # of variables; the oldest contexts make room
 _HELLO_S: Final = 5.0
+_END_S: Final = 2.0  # in which a keeper ends whose interpreter has: longer than that lives one that took its place
 
 
 @dataclass(slots=True)
@@ -67,6 +69,10 @@ class Keeper:
     def is_default(self) -> bool:
         return self.id == self.language.default_context
 
+    @property
+    def size(self) -> int:
+        return sum(len(name) + len(value) for name, value in self.env.items())
+
 
 class Contexts:
     """`most` are the contexts that a session may have at once; one that runs no cell for `idle_s` ends."""
@@ -74,6 +80,7 @@ class Contexts:
     def __init__(self, most: int = MOST_CONTEXTS, idle_s: float = CONTEXT_IDLE_S) -> None:
         self._most, self._idle_s = most, idle_s
         self._keepers: dict[tuple[str, str], Keeper] = {}
+        self._remembered_bytes = 0
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._forgetting: set[asyncio.Task[None]] = set()
 
@@ -182,12 +189,18 @@ class Contexts:
         )  # fmt: skip
 
     def _remember(self, sandbox: Sandbox, keeper: Keeper) -> None:
+        self.forget(sandbox, keeper.id)
         self._keepers[sandbox.id, keeper.id] = keeper
-        while len(self._keepers) > _REMEMBERED:
-            del self._keepers[next(iter(self._keepers))]
+        self._remembered_bytes += keeper.size
+        while len(self._keepers) > _REMEMBERED or self._remembered_bytes > _REMEMBERED_BYTES:
+            self._forget(next(iter(self._keepers)))
 
     def forget(self, sandbox: Sandbox, context_id: str) -> None:
-        self._keepers.pop((sandbox.id, context_id), None)
+        self._forget((sandbox.id, context_id))
+
+    def _forget(self, name: tuple[str, str]) -> None:
+        if (keeper := self._keepers.pop(name, None)) is not None:
+            self._remembered_bytes -= keeper.size
 
     def _lock(self, sandbox: Sandbox) -> asyncio.Lock:
         """One at a time starts and ends contexts of a sandbox, so that their number is right."""
@@ -207,8 +220,9 @@ class Contexts:
     async def why_lost(self, sandbox: Sandbox, context_id: str) -> str:
         """oom, killed or exited: why a context that has ended did so."""
         try:
-            ended = await (await sandbox.process(context_id)).ended()
-        except WarrenError:
+            async with asyncio.timeout(_END_S):
+                ended = await (await sandbox.process(context_id)).ended()
+        except (TimeoutError, WarrenError):
             return "killed"
         if ended.reason is Reason.OOM:
             return "oom"

@@ -1,0 +1,39 @@
+"""What the server remembers of code contexts, and how long it waits for them."""
+
+import asyncio
+
+import pytest
+from unit.session_world import TENANT, world
+
+from warren.sessions import contexts
+from warren.sessions.contexts import Contexts
+from warren.sessions.new_session import NewSession
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_cell_does_not_wait_for_a_context_that_took_the_place_of_its_own() -> None:
+    """Restarted while the cell's output was read: the id is that of a context which may run for hours."""
+    async with world() as w:
+        session = (await w.sessions.create(TENANT, NewSession())).session
+        async with w.sessions.using(TENANT, session.id) as (_, sandbox):
+            known = Contexts()
+            await known.keeper_of(sandbox, session, "ctx_bash")
+            async with asyncio.timeout(10):
+                assert await known.note_lost(sandbox, "ctx_bash") == "killed"
+            assert [one.state for one in await known.list(sandbox)] == ["idle"]
+
+
+async def test_variables_of_contexts_that_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody tells when a session has ended, and with it its contexts."""
+    monkeypatch.setattr(contexts, "_REMEMBERED_BYTES", 10_000)
+    async with world() as w:
+        session = (await w.sessions.create(TENANT, NewSession())).session
+        async with w.sessions.using(TENANT, session.id) as (_, sandbox):
+            known = Contexts(most=100)
+            made = [await known.create(sandbox, session, "bash", env={"A": "x" * 3000}) for _ in range(5)]
+            assert repr(known) == "<Contexts: 3 remembered>"
+            for one in made:
+                await known.delete(sandbox, one.id)
+            await known.create(sandbox, session, "bash", env={"A": "x" * 9000})
+            assert repr(known) == "<Contexts: 1 remembered>"
