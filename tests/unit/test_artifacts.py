@@ -1,11 +1,13 @@
 """Artifacts without a server: whose they are, what they may use, when they expire, what a sweep removes."""
 
+import tracemalloc
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from unit.session_world import TENANT, world
 
 from warren.model.artifact import ArtifactRules, check_name, mime_of, name_of
 from warren.model.errors import InvalidRequest, LimitReached, NotFound, QuotaExceeded
@@ -13,6 +15,10 @@ from warren.model.events import Event, EventKind
 from warren.model.session import EndReason, Session
 from warren.sessions.artifacts import Artifacts
 from warren.sessions.event_hub import EventHub
+from warren.sessions.new_session import NewSession
+from warren.sessions.operations.call import Call, OperationContext
+from warren.sessions.operations.code_artifacts import CellArtifacts
+from warren.sessions.schemas import CodeBody
 from warren.stores.memory import MemoryStore
 from warren.stores.session_json import decode_session, encode_session
 from warren.testing.fake_artifacts import FakeArtifacts
@@ -98,6 +104,45 @@ async def test_a_session_may_save_so_much() -> None:
     await artifacts.save_bytes(SESSION, "2", "text/plain", b"1")
     with pytest.raises(LimitReached):
         await artifacts.save_bytes(SESSION, "3", "text/plain", b"")
+
+
+async def test_the_results_of_a_cell_that_are_saved_have_a_bound() -> None:
+    """Code of a stranger can show hundreds of thousands, each of which would wait for the disk."""
+    async with world() as w:
+        session = (await w.sessions.create(TENANT, NewSession())).session
+        artifacts, store, _ = new()
+        unused: Any = None
+        context = OperationContext(
+            sessions=w.sessions, provider="", environments=unused, default_environment="", images=unused,
+            artifacts=artifacts,
+        )  # fmt: skip
+        call = Call(context, TENANT, session.id)
+        cell = CellArtifacts(call, CodeBody(code="", save_results=True))
+        for _ in range(160):
+            await cell.take("cell_1", {"png": "AAAA", "svg": "<svg/>"})
+        saved = (await cell.view())["saved"]
+    assert (len(saved["artifacts"]), saved["left_out_count"], len(saved["left_out"])) == (200, 120, 100)
+    assert len(await kept(store)) == 200
+
+
+async def test_globs_of_callers_are_not_kept() -> None:
+    artifacts, _, _ = new()
+    await artifacts.save_bytes(SESSION, "plot.png", "image/png", b"1")
+
+    async def look(first: int, count: int) -> None:
+        for number in range(first, first + count):
+            assert await artifacts.list("a", name="*[pq]*" * 10 + str(number)) == ([], None)
+
+    await look(0, 600)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        await look(600, 1000)
+        assert tracemalloc.get_traced_memory()[0] - before < 1_500_000
+    finally:
+        tracemalloc.stop()
+    found, _ = await artifacts.list("a", name="*.p[mn]g")
+    assert [one.name for one in found] == ["plot.png"]
 
 
 async def test_expired_ones_are_gone_at_once_and_removed_later() -> None:

@@ -9,8 +9,8 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from fnmatch import fnmatchcase
-from typing import Any, Final
+from fnmatch import translate
+from typing import Any, Final, NamedTuple
 
 from warren.model.errors import InvalidRequest
 from warren.model.spec import MIB, WORKSPACE
@@ -151,13 +151,24 @@ def check_patterns(patterns: Sequence[str]) -> Sequence[str]:
     return patterns
 
 
-def fits(artifact: Artifact, *, session_id: str = "", thread_id: str = "", name: str = "") -> bool:
-    """Whether an artifact is what a filter asks for; `name` is a glob, in which * also stands for slashes."""
-    return (
-        (not session_id or artifact.session_id == session_id)
-        and (not thread_id or artifact.thread_id == thread_id)
-        and (not name or fnmatchcase(artifact.name, name))
-    )
+class Filter(NamedTuple):
+    """Which artifacts are asked for. `name` is made of a glob, in which * also stands for slashes."""
+
+    session_id: str = ""
+    thread_id: str = ""
+    name: re.Pattern[str] | None = None
+
+    @classmethod
+    def of(cls, *, session_id: str = "", thread_id: str = "", name: str = "") -> "Filter":
+        # fnmatch itself would keep tens of thousands of callers' globs in memory.
+        return cls(session_id, thread_id, re.compile(translate(name)) if name else None)
+
+    def fits(self, artifact: Artifact) -> bool:
+        return (
+            (not self.session_id or artifact.session_id == self.session_id)
+            and (not self.thread_id or artifact.thread_id == self.thread_id)
+            and (self.name is None or self.name.match(artifact.name) is not None)
+        )
 
 
 def short_path(path: str) -> str:

@@ -26,13 +26,13 @@ from warren.model.artifact import (
     MOST_TOLD,
     Artifact,
     ArtifactRules,
+    Filter,
     LeftOut,
     Saved,
     SavedAtEnd,
     check_mime,
     check_name,
     check_patterns,
-    fits,
     is_artifact_id,
     mime_of,
     name_of,
@@ -256,7 +256,7 @@ class Artifacts:
     ) -> None:
         """Some at the same time: each waits for the disk."""
         standing, slots = await self._standing(session), asyncio.Semaphore(_AT_ONCE)
-        done, failures = set[str](), list[WarrenError]()
+        done, failures = set[int](), list[WarrenError]()  # done: hashes, as names could be too much to keep
 
         async def save(info: FileInfo) -> None:
             try:
@@ -271,8 +271,8 @@ class Artifacts:
         try:
             async with asyncio.TaskGroup() as group:
                 async for info in files:
-                    if info.path not in done:
-                        done.add(info.path)
+                    if (known := hash(info.path)) not in done:
+                        done.add(known)
                         await slots.acquire()
                         group.create_task(save(info))
                     if failures:
@@ -435,6 +435,7 @@ class Artifacts:
     ) -> tuple[list[Artifact], str | None]:
         """The newest first, and the id after which the next page begins; a page may have fewer than `limit`."""
         found: list[Artifact] = []
+        wanted = Filter.of(session_id=session_id, thread_id=thread_id, name=name)
         scanned, last = 0, ""
         source = self._of_session(tenant, session_id, after) if session_id else self._of_tenant(tenant, after)
         async with contextlib.aclosing(source):
@@ -442,7 +443,7 @@ class Artifacts:
                 if len(found) == limit or scanned == _MOST_SCANNED:
                     return found, last
                 scanned, last = scanned + 1, artifact.id
-                if fits(artifact, session_id=session_id, thread_id=thread_id, name=name):
+                if wanted.fits(artifact):
                     found.append(artifact)
         return found, None
 

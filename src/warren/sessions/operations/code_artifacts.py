@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import time
 from typing import Final
 
 from warren.model.artifact import Artifact, LeftOut, Saved
@@ -13,6 +14,8 @@ from warren.sessions.schemas import CodeBody, saved_view
 
 _MIMES: Final = {"png": "image/png", "jpeg": "image/jpeg", "pdf": "application/pdf", "svg": "image/svg+xml"}
 _MOST_TOLD: Final = 100
+_MOST_SAVED: Final = 200  # results of a cell
+_SAVE_S: Final = 60.0  # for all of them together
 
 
 class CellArtifacts:
@@ -23,7 +26,8 @@ class CellArtifacts:
         self._call = call
         self._globs = body.save_artifacts
         self._wants_results = body.save_results
-        self._count = 0
+        self._count = self._saved = 0
+        self._seconds = 0.0
         self._artifacts: list[Artifact] = []
         self._left_out: list[LeftOut] = []
         self._left_out_count = 0
@@ -39,6 +43,18 @@ class CellArtifacts:
                 await self._store(f"{cell_id}-{self._count}.{kind}", mime, text, is_text=kind == "svg")
 
     async def _store(self, name: str, mime: str, text: str, *, is_text: bool) -> None:
+        if self._saved == _MOST_SAVED or self._seconds > _SAVE_S:
+            much = f"in {_SAVE_S:g} s" if self._saved < _MOST_SAVED else f"of one cell: {_MOST_SAVED}"
+            self._leave_out(LeftOut(name, f"there was more than can be saved {much}"))
+            return
+        self._saved += 1
+        began = time.monotonic()
+        try:
+            await self._save(name, mime, text, is_text=is_text)
+        finally:
+            self._seconds += time.monotonic() - began
+
+    async def _save(self, name: str, mime: str, text: str, *, is_text: bool) -> None:
         try:
             data = text.encode(errors="replace") if is_text else base64.b64decode(text)
             self._artifacts.append(await store_bytes(self._call, name, mime, data))
