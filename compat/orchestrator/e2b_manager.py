@@ -3,6 +3,7 @@
 A session is named by its id (`ses_…`), or by the name of the caller's own that it was started with.
 """
 
+import contextlib
 import os
 import posixpath
 import re
@@ -22,6 +23,7 @@ _KEY: Final = "wk_"
 _SESSION: Final = re.compile(r"ses_[0-9a-f]{32}")
 _WORKSPACE: Final = "/workspace"
 _DEPTH: Final = 10
+_STATUS: Final = re.compile("[0-9]{1,3}")
 _BASH_STATUS: Final = "ExitCode"  # the error of bash code that ends with a status other than 0
 _LANGUAGE_OF: Final = {"Node": "javascript"}  # by environment; of all others python
 _MOST_ARTIFACTS: Final = 1000  # that are recorded of a session; the oldest make room
@@ -100,7 +102,9 @@ class E2BManager:
         }
 
     def artifacts(self, session_id: str) -> list[dict[str, Any]]:
-        """The files that code of the session has made, as they were then, also after its end."""
+        """The files that code of the session has made, as they were then; after its end it is named by its id."""
+        with contextlib.suppress(SessionNotFound):
+            session_id = self.find(session_id)
         found = self._artifacts.load(session_id) or {}
         return list(found.get("artifacts", []))
 
@@ -173,7 +177,7 @@ def _exit_code(execution: Execution) -> int:
     error = execution.error
     if error is None:
         return 0
-    is_status = execution.language == "bash" and error.name == _BASH_STATUS and error.value.isdecimal()
+    is_status = execution.language == "bash" and error.name == _BASH_STATUS and _STATUS.fullmatch(error.value)
     return int(error.value) if is_status else 1
 
 

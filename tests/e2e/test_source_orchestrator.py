@@ -101,7 +101,9 @@ with Lifecycle("store") as lifecycle:
 
     named = boxes.start_sandbox("mine", "Python3", provider="e2b")
     assert named["sandbox_id"] == boxes.start_sandbox("mine", "Python3")["sandbox_id"] != box
-    assert boxes.execute_code("mine", "print(2)")["stdout"] == "2\\n"
+    assert boxes.execute_code("mine", "print(2); open('d', 'w')")["stdout"] == "2\\n"
+    assert [each["path"] for each in boxes.artifacts("mine")] == ["/workspace/d"]
+    assert boxes.artifacts("nobody") == []
     assert refused(SessionNotFound, boxes.execute_code, "nobody", "1")
     assert refused(Conflict, lifecycle.stop, id, named["sandbox_id"])
     assert json.loads(Path(f"store/sessions/{id}.json").read_text())["state"] == "running"

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 from orchestrator import state_manager
+from orchestrator.e2b_manager import _exit_code
 from orchestrator.state_manager import StateManager
+
+from warren import Execution, ExecutionError
 
 
 @pytest.fixture
@@ -64,3 +67,9 @@ def test_the_oldest_make_room(state: StateManager, monkeypatch: pytest.MonkeyPat
     for number in range(5):
         state.save(f"ses_{number}", {})
     assert state.names() == ["ses_4", "ses_3", "ses_2"]
+
+
+@pytest.mark.parametrize(("value", "code"), [("3", 3), ("9" * 5000, 1), ("٣" * 3, 1), ("-1", 1), ("", 1)])
+def test_code_of_a_stranger_says_any_status(value: str, code: int) -> None:
+    error = ExecutionError("ExitCode", value, "")
+    assert _exit_code(Execution(error=error, language="bash")) == code
