@@ -28,7 +28,7 @@ from warren.model.code import (
 from warren.model.command_output import CommandOutput, output_of
 from warren.model.errors import Conflict, InvalidRequest, LanguageMissing, Unavailable, WarrenError
 from warren.model.operations import ExecResult, Reason
-from warren.sessions.long_values import encode, json_pieces, resolved
+from warren.sessions.long_values import LongList, LongObject, encode, json_pieces, resolved
 from warren.sessions.operations.code import execution_view
 from warren.worker.keepers import _why_not
 
@@ -202,17 +202,27 @@ def test_a_cell_gives_so_many_values_in_all_its_results() -> None:
 async def test_results_from_a_stranger_hold_up_nobody() -> None:
     """Neither while they are read, nor while they are written."""
     numbers = b'{"type":"result","json":[%s]}' % b",".join([b"9" * 4000] * 2000)
-    inner = event(type="result", extra={"text/x": "\u20ac" * 2_000_000}, json=["\u20ac" * 1000] * 2000)
-    for output in (frame("r", numbers), inner):
+    inner = {"type": "result", "extra": {"text/x": "\u20ac" * 1_500_000}, "json": ["\u20ac" * 1000] * 1500}
+    for payload, count in ((numbers, 0), (json.dumps(inner, ensure_ascii=False).encode(), 1)):
+        output = frame("r", payload)
+        pieces = [output[at : at + 65536] for at in range(0, len(output), 65536)]
         execution, reader = Execution("cell_1", "ctx_python", "python"), CellReader()
         async with busiest_turn() as busiest:
-            for _ in read_execution(
-                execution, reader, [output[at : at + 65536] for at in range(0, len(output), 65536)]
-            ):
+            for _ in read_execution(execution, reader, pieces):
                 await asyncio.sleep(0)
-            shown = b"".join([piece async for piece in json_pieces(execution_view(execution))])
+            shown = [piece async for piece in json_pieces(execution_view(execution))]
+        assert len(execution.results) == count
         assert busiest.seconds < MOST_S
-        assert json.loads(shown)["results"] == execution.results
+        assert json.loads(b"".join(shown))["results"] == execution.results
+
+
+@pytest.mark.anyio
+async def test_a_long_text_deep_in_a_result_is_written_in_pieces() -> None:
+    deep = {"json": [{"a": ["\u20ac" * 10_000_000]}]}
+    async with busiest_turn() as busiest:
+        size = sum([len(piece) async for piece in json_pieces({"results": LongList([LongObject(deep)])})])
+    assert size > 60_000_000
+    assert busiest.seconds < MOST_S
 
 
 def test_languages_and_ids() -> None:

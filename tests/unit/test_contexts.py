@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from unit.session_world import TENANT, world
 
+from warren.model.errors import Unavailable
 from warren.sessions import contexts
 from warren.sessions.contexts import Contexts
 from warren.sessions.new_session import NewSession
@@ -37,3 +38,22 @@ async def test_variables_of_contexts_that_are_remembered_have_a_bound(monkeypatc
                 await known.delete(sandbox, one.id)
             await known.create(sandbox, session, "bash", env={"A": "x" * 9000})
             assert repr(known) == "<Contexts: 1 remembered>"
+
+
+async def test_a_context_that_does_not_get_ready_holds_up_others_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contexts, "_TURN_S", 0.2)
+    async with world() as w:
+        session = (await w.sessions.create(TENANT, NewSession())).session
+        async with w.sessions.using(TENANT, session.id) as (_, sandbox):
+            known = Contexts()
+            keeper = await known.keeper_of(sandbox, session, "ctx_bash")
+            async with known._turn(sandbox):  # as while an interpreter is started
+                async with asyncio.timeout(10):
+                    assert await known.keeper_of(sandbox, session, "ctx_bash", look=True) is keeper
+                    with pytest.raises(Unavailable, match="being started"):
+                        await known.keeper_of(sandbox, session, "ctx_python", look=True)
+                    with pytest.raises(Unavailable, match="being started"):
+                        await known.create(sandbox, session, "bash")
+            assert (await known.keeper_of(sandbox, session, "ctx_python")).language.name == "python"

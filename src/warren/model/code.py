@@ -2,8 +2,8 @@
 
 A cell is a command like any other: a small program of the agent's (`AGENT cell`) hands the code to the context's keeper
 and writes what comes back to its stdout, as frames. `CellReader` makes events of the frames, `Execution` collects the
-events. What user code forges inside its own cell can spoil that cell's results, and nothing else: events that are not
-what they should be are left out and counted.
+events. What user code forges can spoil the results of its own cell, and of later ones in its context, and nothing else:
+events that are not what they should be are left out and counted.
 """
 
 import codecs

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
@@ -40,6 +40,7 @@ from warren.model.errors import (
     InvalidRequest,
     LimitReached,
     ProcessNotFound,
+    Unavailable,
     WarrenError,
 )
 from warren.model.operations import MAX_KEEP_BYTES, Command, ExecResult, ProcessInfo, Reason
@@ -50,6 +51,7 @@ GRACE_S: Final = 3.5  # longer than a keeper gives its interpreter after an inte
 _REMEMBERED: Final = 10_000
 _REMEMBERED_BYTES: Final = 64 * 1024 * 1024  # of variables; the oldest contexts make room
 _HELLO_S: Final = 5.0
+_TURN_S: Final = 60.0  # that somebody waits while others start and end contexts of the same sandbox
 _END_S: Final = 2.0  # in which a keeper ends whose interpreter has: longer than that lives one that took its place
 
 
@@ -105,7 +107,7 @@ class Contexts:
             f"{PREFIX}{found.name}_{os.urandom(4).hex()}", 0, found, cwd=cwd, env=dict(env or {}),
             idle_s=self._idle_s if idle_s is None else idle_s,
         )  # fmt: skip
-        async with self._lock(sandbox):
+        async with self._turn(sandbox):
             await self._start(sandbox, session, keeper, image)
         return await self.get(sandbox, keeper.id)
 
@@ -118,13 +120,13 @@ class Contexts:
         return await self._show(sandbox, _find(known, context_id), known)
 
     async def delete(self, sandbox: Sandbox, context_id: str) -> None:
-        async with self._lock(sandbox):
+        async with self._turn(sandbox):
             _find(await sandbox.processes(), context_id)
             await self._remove(sandbox, context_id)
 
     async def restart(self, sandbox: Sandbox, session: Session, context_id: str, image: str = "") -> CodeContext:
         """With the directory and variables that it was created with, as far as this server knows them."""
-        async with self._lock(sandbox):
+        async with self._turn(sandbox):
             known = await sandbox.processes()
             keeper = await self._known(sandbox, _find(known, context_id))
             await self._remove(sandbox, context_id)
@@ -202,12 +204,25 @@ class Contexts:
         if (keeper := self._keepers.pop(name, None)) is not None:
             self._remembered_bytes -= keeper.size
 
-    def _lock(self, sandbox: Sandbox) -> asyncio.Lock:
+    @contextlib.asynccontextmanager
+    async def _turn(self, sandbox: Sandbox) -> AsyncIterator[None]:
         """One at a time starts and ends contexts of a sandbox, so that their number is right."""
         lock = self._locks.get(sandbox.id)
         if lock is None:
             lock = self._locks[sandbox.id] = asyncio.Lock()
-        return lock
+        try:
+            async with asyncio.timeout(_TURN_S):
+                await lock.acquire()
+        except TimeoutError:
+            raise Unavailable(
+                "other code contexts of the session are being started, and take long",
+                remedy="try again when they are ready",
+                retry_after_s=5,
+            ) from None
+        try:
+            yield
+        finally:
+            lock.release()
 
     def forget_later(self, sandbox: Sandbox, cell_id: str) -> None:
         """Has the agent forget a cell whose caller has its result, and does not let the caller wait for that."""
@@ -263,7 +278,9 @@ class Contexts:
         remembered."""
         if not look and (known := self._keepers.get((sandbox.id, context_id))) is not None:
             return known
-        async with self._lock(sandbox):
+        if (running := await self._running(sandbox, context_id)) is not None:
+            return running
+        async with self._turn(sandbox):
             found = [info for info in await sandbox.processes() if info.id == context_id]
             if found and found[0].running:
                 return self._found(sandbox, found[0])
@@ -283,6 +300,16 @@ class Contexts:
             except Conflict:  # another server has started it at this moment
                 return self._found(sandbox, _find(await sandbox.processes(), context_id))
             return keeper
+
+    async def _running(self, sandbox: Sandbox, context_id: str) -> Keeper | None:
+        """The remembered context, if it runs: then nobody need wait for others that are being started."""
+        known = self._keepers.get((sandbox.id, context_id))
+        if known is None:
+            return None
+        found = any(
+            info.id == context_id and info.running and info.pid == known.pid for info in await sandbox.processes()
+        )
+        return known if found else None
 
 
 def cell_command(
