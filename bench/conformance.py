@@ -17,7 +17,7 @@ from typing import Any
 from jupyter_client.manager import KernelManager
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "runners"))
-from python_runner import PythonRunner
+from runner_process import RUNNERS, Runner
 
 WRAPPED = "Their repr breaks long lines, ours is Python's"
 # code, and why the two differ if they should
@@ -130,14 +130,14 @@ def without_file(value: str) -> str:
     return re.sub(r"\((<cell \d+>|\d+\.py), line", "(line", value)
 
 
-def run_ours(runner: PythonRunner, code: str) -> Outcome:
-    ended = runner.run(code, timeout_s=120)
+def run_ours(runner: Runner, code: str) -> Outcome:
+    cell = runner.run(code, patience_s=120)
     shown = [
         tuple(sorted([mime for name, mime in MIMES.items() if name in result] + list(result.get("extra", ()))))
-        for result in ended.results
+        for result in cell.results
     ]
-    error = (ended.error["name"], without_file(ended.error["value"])) if ended.error else None
-    return Outcome(ended.stdout, ended.text, shown, error)
+    error = (cell.error["name"], without_file(cell.error["value"])) if cell.error else None
+    return Outcome(cell.stdout, cell.text, shown, error)
 
 
 def run_theirs(client: Any, code: str) -> Outcome:
@@ -173,7 +173,7 @@ def main() -> int:
     theirs_s = time.perf_counter() - begun
     equal, wanted, wrong = 0, 0, 0
     try:
-        with PythonRunner(sys.executable) as runner:
+        with Runner([sys.executable, RUNNERS / "python" / "main.py"]) as runner:
             print(f"ready: ours {runner.start_s * 1e3:.0f} ms, ipykernel {theirs_s * 1e3:.0f} ms\n")
             for code, why in CELLS:
                 found = run_ours(runner, code).differences(run_theirs(client, code))

@@ -239,6 +239,15 @@ class SessionApi(Api):
         return str(found["process_id"])
 
 
+@contextlib.asynccontextmanager
+async def of(admin: Api, tenant: str, *scopes: str) -> AsyncIterator[Api]:
+    """A client with a key of this tenant."""
+    wanted = {"name": "test", "tenant": tenant, **({"scopes": list(scopes)} if scopes else {})}
+    made = await admin.post("/api/admin/keys", wanted, status=201)
+    async with Api(admin.url, {"X-API-Key": made["key"]}) as api:
+        yield api
+
+
 async def until(check: Callable[[], Awaitable[Any]], within_s: float = 60.0) -> Any:
     """What the check gives, once it gives something."""
     deadline = time.monotonic() + within_s

@@ -1,11 +1,13 @@
 """State directories and clients for the suites. The modules that run them say which server (`url`) and `hosts`."""
 
+import json
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from e2e.api_client import Api, SessionApi
+from server_process import ServerProcess, running_server
 from this_run import new_state_dir
 
 NewState = Callable[[], Path]
@@ -25,6 +27,20 @@ def new_state(image_cache: Path) -> Iterator[NewState]:
     for path in made:
         shutil.rmtree(path, ignore_errors=True)
     assert left == []
+
+
+@pytest.fixture(scope="module")
+def guarded(new_state: NewState) -> Iterator[ServerProcess]:
+    """A server that asks for keys."""
+    with running_server(new_state(), provider="fake", WARREN_AUTH="true", WARREN_MIN_FREE_MEMORY_MB="1") as server:
+        yield server
+
+
+@pytest.fixture
+async def admin(guarded: ServerProcess) -> AsyncIterator[Api]:
+    (key,) = json.loads(guarded.credentials.read_text()).values()
+    async with Api(guarded.url, {"X-API-Key": key}) as api:
+        yield api
 
 
 @pytest.fixture

@@ -1,38 +1,16 @@
 """Cells are commands: policies judge them, exec seconds pay for them, the audit record has them, tenants are apart."""
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from e2e.api_client import Api, SessionApi, until
+from e2e.api_client import Api, SessionApi, of, until
 from e2e.code_suite import cell, contexts, is_busy, said
 from e2e.conftest import NewState
-from server_process import ServerProcess, running_server
+from server_process import running_server
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def server(new_state: NewState) -> Iterator[ServerProcess]:
-    with running_server(new_state(), provider="fake", WARREN_AUTH="true", WARREN_MIN_FREE_MEMORY_MB="1") as server:
-        yield server
-
-
-@pytest.fixture
-async def admin(server: ServerProcess) -> AsyncIterator[Api]:
-    (key,) = json.loads(server.credentials.read_text()).values()
-    async with Api(server.url, {"X-API-Key": key}) as api:
-        yield api
-
-
-@contextlib.asynccontextmanager
-async def of(admin: Api, tenant: str) -> AsyncIterator[Api]:
-    made = await admin.post("/api/admin/keys", {"name": "test", "tenant": tenant}, status=201)
-    async with Api(admin.url, {"X-API-Key": made["key"]}) as api:
-        yield api
 
 
 async def recorded(api: Api, action: str, count: int) -> list[dict[str, Any]]:

@@ -1,17 +1,15 @@
 """/api/audit and /api/usage: every tenant sees its own records, the operator all of them."""
 
-import contextlib
 import csv
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from e2e.api_client import Api, until
+from e2e.api_client import Api, of, until
 from e2e.conftest import NewState
-from server_process import ServerProcess, running_server
+from server_process import running_server
 
 from warren.tenancy.audit.refusals import RECORDED_REFUSALS_PER_MINUTE
 
@@ -19,28 +17,6 @@ pytestmark = pytest.mark.anyio
 
 OWN = ("/api/audit", "/api/usage")
 ALL = ("/api/admin/audit", "/api/admin/usage")
-
-
-@pytest.fixture(scope="module")
-def server(new_state: NewState) -> Iterator[ServerProcess]:
-    with running_server(new_state(), provider="fake", WARREN_AUTH="true", WARREN_MIN_FREE_MEMORY_MB="1") as server:
-        yield server
-
-
-@pytest.fixture
-async def admin(server: ServerProcess) -> AsyncIterator[Api]:
-    (key,) = json.loads(server.credentials.read_text()).values()
-    async with Api(server.url, {"X-API-Key": key}) as api:
-        yield api
-
-
-@contextlib.asynccontextmanager
-async def of(admin: Api, tenant: str, *scopes: str) -> AsyncIterator[Api]:
-    """A client with a key of its own."""
-    wanted = {"name": "test", "tenant": tenant, **({"scopes": list(scopes)} if scopes else {})}
-    made = await admin.post("/api/admin/keys", wanted, status=201)
-    async with Api(admin.url, {"X-API-Key": made["key"]}) as api:
-        yield api
 
 
 async def ran(api: Api, command: str) -> str:
@@ -93,8 +69,8 @@ async def test_another_tenants_deeds_never_show(admin: Api) -> None:
         assert (await quiet.get("/api/audit", session_id=session_id))["deeds"] == []
 
 
-async def test_the_operator_sees_all_or_one_and_what_belongs_to_none(admin: Api, server: ServerProcess) -> None:
-    async with of(admin, "one") as one, of(admin, "two") as two, Api(server.url, {"X-API-Key": "wrong"}) as stranger:
+async def test_the_operator_sees_all_or_one_and_what_belongs_to_none(admin: Api) -> None:
+    async with of(admin, "one") as one, of(admin, "two") as two, Api(admin.url, {"X-API-Key": "wrong"}) as stranger:
         await ran(one, "echo of-one")
         await ran(two, "echo of-two")
         await stranger.refused("GET", "/api/audit", status=401, code="unauthorized")

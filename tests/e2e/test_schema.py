@@ -27,7 +27,8 @@ _SEED = 20240229
 _EXAMPLES = 10
 _NOBODY = "http://127.0.0.1:9/nobody"  # a port that nothing listens on
 _DESTROYING = ("kill_process", "forget_process", "send_signal")
-_OF_A_FILE = ("flat_download_file", "move_file", "read_file")
+_REMOVING = ("remove_file", "e2b_remove_file", "e2b_remove_file_by_query")
+_OF_A_FILE = ("flat_download_file", "move_file", "read_file", *_REMOVING)
 _CREATING = ("create_session", "flat_create_session")
 _CHECKS = (
     "not_a_server_error",
@@ -78,6 +79,11 @@ class Things:
         self.http.put(f"{self._url}/api/sessions/{session_id}/files/content?path=a", data=b"x", timeout=30)
         return "a"
 
+    def new_artifact(self, session_id: str) -> str:
+        body = {"paths": [self.new_file(session_id)]}
+        saved = self.http.post(f"{self._url}/api/sessions/{session_id}/artifacts", json=body, timeout=30)
+        return str(saved.json()["artifacts"][0]["artifact_id"])
+
     def live_session(self) -> str:
         """The generator learns ids from answers, so it may have ended ours, or its process."""
         kept = f"{self._url}/api/sessions/{self._session_id}/processes/kept"
@@ -119,7 +125,8 @@ class Things:
                 place["session_id"] = session_id
         if isinstance(case.path_parameters, dict) and "process_id" in case.path_parameters:
             case.path_parameters["process_id"] = self.new_process(session_id) if name in _DESTROYING else "kept"
-
+        if isinstance(case.path_parameters, dict) and "artifact_id" in case.path_parameters:
+            case.path_parameters["artifact_id"] = self.new_artifact(session_id)
         if isinstance(case.path_parameters, dict) and "webhook_id" in case.path_parameters:
             case.path_parameters["webhook_id"] = self.new_webhook()
         if name in ("set_secret", "get_secret", "delete_secret") and case.meta.generation.mode == "positive":

@@ -11,6 +11,7 @@ import functools
 import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -40,8 +41,13 @@ class Faults:
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
         self._seen: set[str] = set()
+        self._lock = threading.Lock()  # contents of artifacts are written in threads
 
     def reached(self, step: str) -> None:
+        with self._lock:
+            self._reached(step)
+
+    def _reached(self, step: str) -> None:
         self._note()
         file = self._state_dir / FAULT
         if not file.exists():

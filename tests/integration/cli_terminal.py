@@ -7,7 +7,7 @@ import struct
 import subprocess
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fcntl import ioctl
 
 _PATIENCE_S = 20.0
@@ -60,3 +60,7 @@ class Terminal:
             self.process.wait(_PATIENCE_S)
         os.close(self._master)
         os.close(self._slave)
+
+
+Open = Callable[..., Terminal]
+"""Makes a terminal with the command of these arguments in it."""

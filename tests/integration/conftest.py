@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from integration.cli_terminal import Open, Terminal
 from integration.remote_cli import RemoteCli
 from server_process import ServerProcess, running_server
 from this_run import new_state_dir
@@ -57,3 +58,17 @@ def session(cli: RemoteCli) -> Iterator[str]:
     session_id = cli.say("create").strip()
     yield session_id
     cli.say("kill", session_id)
+
+
+@pytest.fixture
+def opened(cli: RemoteCli) -> Iterator[Open]:
+    """Runs `warren` in terminals; they are closed at the end of the test."""
+    terminals: list[Terminal] = []
+
+    def open_terminal(*arguments: str) -> Terminal:
+        terminals.append(Terminal(cli.argv(*arguments), cli.environ, rows=30, columns=100))
+        return terminals[-1]
+
+    yield open_terminal
+    for terminal in terminals:
+        terminal.close()

@@ -5,9 +5,11 @@ import os
 import socket
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 
 import pytest
 import this_run
@@ -82,22 +84,36 @@ attempt("capability", lambda: os.setxattr("/usr/bin/cat", "security.capability",
 attempt("reboot", lambda: call("reboot", 0x01234567))
 attempt("module", lambda: call("syscall", 105 if os.uname().machine == "aarch64" else 175, b"", 0, b""))
 attempt("terabyte", lambda: os.truncate(open("/opt/terabyte", "w").name, 1 << 40))
+def dial(address):  # egress takes a connection before it decides: what counts is whether the machine's server answers
+    with socket.create_connection((address, port), 3) as made:
+        if not (said := made.recv(4)):
+            raise ValueError("closed")
+        return said
 for address in addresses:
-    attempt("dial " + address, lambda: socket.create_connection((address, port), 3))
+    attempt("dial " + address, lambda: dial(address))
 open("/opt/done.json", "w").write(json.dumps(done))
 """
 
 
+class Greeting(BaseRequestHandler):
+    def handle(self) -> None:
+        self.request.sendall(b"host")
+
+
 def test_a_step_reaches_nothing_of_the_machine(world: BuildWorld, tmp_path: Path) -> None:
     (tmp_path / "marker").write_text("host")
-    with socket.create_server(("", 0)) as server:
+    with ThreadingTCPServer(("", 0), Greeting) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
             own = probe.getsockname()[0]
-        port = server.getsockname()[1]
+        port = server.server_address[1]
+        with socket.create_connection((own, port), 3) as made:
+            assert made.recv(4) == b"host"
         tries = _TRIES.format(marker=str(tmp_path / "marker"), port=port, addresses=["127.0.0.1", own, "localhost"])
         rules = f"example.com,{own},127.0.0.1"
         world.build("tries", Stage("base", (python(tries),)), image_network=tuple(rules.split(",")))
+        server.shutdown()
     # In a namespace of its own a root may set a file's capabilities; the layer does not have them.
     done = json.loads(world.text("tries", "opt/done.json"))
     done.pop("capability", None)

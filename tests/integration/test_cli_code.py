@@ -4,11 +4,10 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from integration.cli_terminal import Terminal
+from integration.cli_terminal import Open
 from integration.remote_cli import RemoteCli
 
 from warren.cli.repl import is_incomplete_python, join_lines
@@ -19,21 +18,6 @@ class Chart:
     def _repr_png_(self): return b"\x89PNG\r\n\x1a\n of a chart"
 display(Chart())
 """
-
-Open = Callable[..., Terminal]
-
-
-@pytest.fixture
-def opened(cli: RemoteCli) -> Iterator[Open]:
-    terminals: list[Terminal] = []
-
-    def open_terminal(*arguments: str) -> Terminal:
-        terminals.append(Terminal(cli.argv(*arguments), cli.environ, rows=30, columns=100))
-        return terminals[-1]
-
-    yield open_terminal
-    for terminal in terminals:
-        terminal.close()
 
 
 # -- warren code

@@ -4,28 +4,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
-from integration.cli_terminal import Terminal
+from integration.cli_terminal import Open
 from integration.remote_cli import RemoteCli
 
 _PATIENCE_S = 20.0
-
-Open = Callable[..., Terminal]
-
-
-@pytest.fixture
-def opened(cli: RemoteCli) -> Iterator[Open]:
-    terminals: list[Terminal] = []
-
-    def open_terminal(*arguments: str) -> Terminal:
-        terminals.append(Terminal(cli.argv(*arguments), cli.environ, rows=30, columns=100))
-        return terminals[-1]
-
-    yield open_terminal
-    for terminal in terminals:
-        terminal.close()
 
 
 def test_a_shell_in_a_session_knows_its_terminal_and_hands_its_exit_code_on(
