@@ -22,7 +22,8 @@ VERSION = Path(__file__).parents[1] / "data" / "version-0.1"
 ACME, READER, BETA, REVOKED, ADMIN = "acme", "reader", "beta", "revoked", "admin"
 ENDED = {"deleted": "deleted", "idle": "idle", "old": "lifetime", "replaced": "lost"}
 # They are other for a session that was taken over.
-NEW = {"limits", "image", "idle_expires_at", "network", "secrets", "agent", "agent_config", "gpus"}  # shown since then
+# shown since then
+NEW = {"limits", "image", "idle_expires_at", "network", "secrets", "agent", "agent_config", "gpus", "artifacts"}
 CHANGING = {"state", "detail", "reason", "expires_at", "worker", "url"}
 
 

@@ -172,7 +172,7 @@ def test_a_deep_agent_is_made_of_an_entry(url: str, thread_id: str) -> None:
 async def test_an_mcp_server_serves_the_tools_of_an_agent(url: str, thread_id: str, transport: str) -> None:
     async with connected(transport, stdio(url, "--agent", "coder", "--thread", thread_id)) as client:
         listed = {tool.name: tool for tool in (await client.list_tools()).tools}
-        assert len(listed) == 14
+        assert len(listed) == 15
         assert set(listed["find_in_files"].input_schema["properties"]) == {"pattern", "directory", "files", "sandbox"}
         tools = Tools(client)
         assert "needs the argument pattern" in await tools.refused("find_in_files")
