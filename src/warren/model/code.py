@@ -186,11 +186,20 @@ class FrameReader:
                     raise BadFrames(f"no frame begins with {bytes(buffer[at : at + _HEAD])!r}")
                 if len(buffer) - at - _HEAD < size:
                     return
-                payload = bytes(memoryview(buffer)[at + _HEAD : at + _HEAD + size])
-                at += _HEAD + size
-                yield Frame(chr(kind), payload)
+                begin, at = at + _HEAD, at + _HEAD + size
+                if size <= _JOINED:
+                    yield Frame(chr(kind), bytes(memoryview(buffer)[begin:at]))
+                else:
+                    end, at = at, 0
+                    yield self._take(kind, begin, end)
         finally:
             del buffer[:at]
+
+    def _take(self, kind: int, begin: int, end: int) -> Frame:
+        """A long frame, which is not held here while its taker works on it."""
+        taken = Frame(chr(kind), bytes(memoryview(self._data)[begin:end]))
+        del self._data[:end]
+        return taken
 
 
 def frame(kind: str, data: bytes) -> bytes:
@@ -230,8 +239,10 @@ class CellReader:
         if self._broken:
             return
         try:
-            for kind, payload in self._frames.feed(data):
-                yield from self._read(kind, payload)
+            for found in self._frames.feed(data):
+                steps = self._read_event(found.data) if found.kind == "r" else self._read(*found)
+                del found  # a long one is held once only
+                yield from steps
         except BadFrames:
             self._broken = True
             self.dropped_events += 1
@@ -241,8 +252,6 @@ class CellReader:
             for begin in range(0, len(payload), _JOINED):
                 if text := self._decoders[kind].decode(payload[begin : begin + _JOINED]):
                     yield CellEvent("stdout" if kind == "o" else "stderr", {"text": text}, len(text))
-        elif kind == "r":
-            yield from self._read_event(payload)
         elif kind == "x":
             yield from self._read_end(payload)
         elif kind == "b":
@@ -266,16 +275,20 @@ class CellReader:
     def _read_event(self, payload: bytes) -> Iterator[CellEvent | None]:
         values: Any = None
         try:
+            yield None
             if (count := count_values(payload)) <= self._values_left:
+                yield None
                 for step in read_in_steps(payload, MAX_VALUES):
                     values = step
                     yield None
         except (WarrenError, RecursionError):
             values = None
+        size = len(payload)
+        del payload
         if isinstance(values, dict):
             if values.get("type") == "result" and (result := read_result(values)) is not None:
                 self._values_left -= count
-                yield CellEvent("result", result, len(payload))
+                yield CellEvent("result", result, size)
                 return
             if values.get("type") == "clear_output" and isinstance(values.get("wait", False), bool):
                 yield CellEvent("clear_output", {"wait": values.get("wait", False)})

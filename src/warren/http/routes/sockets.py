@@ -294,7 +294,11 @@ async def _apply_messages(socket: WebSocket, process: Process, record_use: _Reco
 
 async def _send(socket: WebSocket, kind: str, values: dict[str, Any]) -> None:
     message = {"type": kind, **values}
-    if isinstance(values, LongObject):
-        await socket.send_text(b"".join([piece async for piece in json_pieces(message)]).decode())
-    else:
-        await socket.send_text(json.dumps(message))
+    await socket.send_text(await _long_text(message) if isinstance(values, LongObject) else json.dumps(message))
+
+
+async def _long_text(message: dict[str, Any]) -> str:
+    text = bytearray()
+    async for piece in json_pieces(message):
+        text += piece
+    return text.decode()
