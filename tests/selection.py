@@ -57,7 +57,16 @@ _ONE_OF: Final[Mapping[str, Sequence[str]]] = {
 """Of the variants of one test `make test` runs those that match the first of these patterns that matches any."""
 
 SUITES_OF_THE_FAKE: Final = {
-    *("CommandSuite", "ExpirySuite", "FileSuite", "FlatSuite", "OnceSuite", "ProcessSuite"),
+    *(
+        "ArtifactSuite",
+        "CodeSuite",
+        "CommandSuite",
+        "ExpirySuite",
+        "FileSuite",
+        "FlatSuite",
+        "OnceSuite",
+        "ProcessSuite",
+    ),
     *("ServerSuite", "SessionSuite", "SocketSuite", "StreamSuite"),
 }
 """What the fake provider can do as well is left to `make test-all` on oci."""
