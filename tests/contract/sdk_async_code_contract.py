@@ -41,6 +41,7 @@ class AsyncCodeContract:
             [artifact] = ran.saved.artifacts
             assert (artifact.name, await client.artifacts.read(artifact)) == ("made.txt", b"1\n")
             assert json.loads(ran.to_json())["saved"]["artifacts"][0]["name"] == "made.txt"
+            await client.artifacts.delete(artifact)
             assert (await client.run_code("true", "bash")).saved is None
 
     async def test_callbacks_are_called_while_the_code_runs(self, new: New) -> None:

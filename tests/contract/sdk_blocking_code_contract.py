@@ -41,6 +41,7 @@ class CodeContract:
             [artifact] = ran.saved.artifacts
             assert (artifact.name, client.artifacts.read(artifact)) == ("made.txt", b"1\n")
             assert json.loads(ran.to_json())["saved"]["artifacts"][0]["name"] == "made.txt"
+            client.artifacts.delete(artifact)
             assert (client.run_code("true", "bash")).saved is None
 
     def test_callbacks_are_called_while_the_code_runs(self, new: New) -> None:
