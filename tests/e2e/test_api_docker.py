@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from docker_engine import DockerEngine
 from e2e.artifact_suite import ArtifactSuite, LinuxArtifactSuite
+from e2e.code_suite import CodeSuite
 from e2e.command_suite import CommandSuite, LinuxCommandSuite
 from e2e.conftest import NewState
 from e2e.flat_suite import FlatSuite
@@ -47,6 +48,10 @@ def hosts(server: ServerProcess) -> Hosts:
 
 
 class TestCommands(CommandSuite, LinuxCommandSuite):
+    pass
+
+
+class TestCode(CodeSuite):
     pass
 
 
