@@ -16,14 +16,14 @@ from urllib.parse import quote, unquote
 
 _SUFFIX: Final = ".json"
 _LONGEST_NAME: Final = 200
-_MOST_FILES: Final = 1000  # of a directory; the oldest make room
 
 
 class JsonFiles:
-    """A directory with one JSON object for each name. It holds the newest thousand."""
+    """A directory with one JSON object for each name. It holds the newest `most`."""
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
+    def __init__(self, directory: str | os.PathLike[str], most: int = 1000) -> None:
         self.directory = Path(directory)
+        self._most = most
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.directory}>"
@@ -75,7 +75,7 @@ class JsonFiles:
         except BaseException:
             os.unlink(temporary)
             raise
-        for old in self._files()[_MOST_FILES:]:
+        for old in self._files()[self._most :]:
             old.unlink(missing_ok=True)
 
     def _files(self) -> list[Path]:

@@ -6,7 +6,6 @@ import pytest
 from unit.session_world import TENANT, world
 
 from warren.model.errors import Unavailable
-from warren.sessions import contexts
 from warren.sessions.contexts import Contexts
 from warren.sessions.new_session import NewSession
 
@@ -25,13 +24,12 @@ async def test_a_cell_does_not_wait_for_a_context_that_took_the_place_of_its_own
             assert [one.state for one in await known.list(sandbox)] == ["idle"]
 
 
-async def test_variables_of_contexts_that_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_variables_of_contexts_that_are_remembered_have_a_bound() -> None:
     """Nobody tells when a session has ended, and with it its contexts."""
-    monkeypatch.setattr(contexts, "_REMEMBERED_BYTES", 10_000)
     async with world() as w:
         session = (await w.sessions.create(TENANT, NewSession())).session
         async with w.sessions.using(TENANT, session.id) as (_, sandbox):
-            known = Contexts(most=100)
+            known = Contexts(most=100, most_bytes=10_000)
             made = [await known.create(sandbox, session, "bash", env={"A": "x" * 3000}) for _ in range(5)]
             assert repr(known) == "<Contexts: 3 remembered>"
             for one in made:
@@ -40,14 +38,11 @@ async def test_variables_of_contexts_that_are_remembered_have_a_bound(monkeypatc
             assert repr(known) == "<Contexts: 1 remembered>"
 
 
-async def test_a_context_that_does_not_get_ready_holds_up_others_for_a_bounded_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(contexts, "_TURN_S", 0.2)
+async def test_a_context_that_does_not_get_ready_holds_up_others_for_a_bounded_time() -> None:
     async with world() as w:
         session = (await w.sessions.create(TENANT, NewSession())).session
         async with w.sessions.using(TENANT, session.id) as (_, sandbox):
-            known = Contexts()
+            known = Contexts(turn_s=0.2)
             keeper = await known.keeper_of(sandbox, session, "ctx_bash")
             async with known._turn(sandbox):  # as while an interpreter is started
                 async with asyncio.timeout(10):

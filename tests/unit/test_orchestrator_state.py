@@ -5,9 +5,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from orchestrator import state_manager
 from orchestrator.e2b_manager import _exit_code
-from orchestrator.state_manager import StateManager
+from orchestrator.state_manager import JsonFiles, StateManager
 
 from warren import Execution, ExecutionError
 
@@ -62,11 +61,11 @@ def test_changes_at_the_same_time_are_all_kept(state: StateManager) -> None:
     assert state.load("ses_1") == {"count": 100}
 
 
-def test_the_oldest_make_room(state: StateManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_manager, "_MOST_FILES", 3)
+def test_the_oldest_make_room(tmp_path: Path) -> None:
+    files = JsonFiles(tmp_path, most=3)
     for number in range(5):
-        state.save(f"ses_{number}", {})
-    assert state.names() == ["ses_4", "ses_3", "ses_2"]
+        files.save(f"ses_{number}", {})
+    assert files.names() == ["ses_4", "ses_3", "ses_2"]
 
 
 @pytest.mark.parametrize(("value", "code"), [("3", 3), ("9" * 5000, 1), ("٣" * 3, 1), ("-1", 1), ("", 1)])

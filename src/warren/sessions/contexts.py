@@ -49,9 +49,7 @@ from warren.worker.keepers import Hello, read_hello, remove_keeper, start_keeper
 
 GRACE_S: Final = 3.5  # longer than a keeper gives its interpreter after an interrupt, so that its last words arrive
 _REMEMBERED: Final = 10_000
-_REMEMBERED_BYTES: Final = 64 * 1024 * 1024  # of variables; the oldest contexts make room
 _HELLO_S: Final = 5.0
-_TURN_S: Final = 60.0  # that somebody waits while others start and end contexts of the same sandbox
 _END_S: Final = 2.0  # in which a keeper ends whose interpreter has: longer than that lives one that took its place
 
 
@@ -77,10 +75,21 @@ class Keeper:
 
 
 class Contexts:
-    """`most` are the contexts that a session may have at once; one that runs no cell for `idle_s` ends."""
+    """`most` are the contexts that a session may have at once; one that runs no cell for `idle_s` ends.
 
-    def __init__(self, most: int = MOST_CONTEXTS, idle_s: float = CONTEXT_IDLE_S) -> None:
-        self._most, self._idle_s = most, idle_s
+    `most_bytes` of variables are remembered, the oldest contexts make room. `turn_s` is how long somebody waits while
+    others start and end contexts of the same sandbox.
+    """
+
+    def __init__(
+        self,
+        most: int = MOST_CONTEXTS,
+        idle_s: float = CONTEXT_IDLE_S,
+        *,
+        most_bytes: int = 64 * 1024 * 1024,
+        turn_s: float = 60.0,
+    ) -> None:
+        self._most, self._idle_s, self._most_bytes, self._turn_s = most, idle_s, most_bytes, turn_s
         self._keepers: dict[tuple[str, str], Keeper] = {}
         self._remembered_bytes = 0
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -194,7 +203,7 @@ class Contexts:
         self.forget(sandbox, keeper.id)
         self._keepers[sandbox.id, keeper.id] = keeper
         self._remembered_bytes += keeper.size
-        while len(self._keepers) > _REMEMBERED or self._remembered_bytes > _REMEMBERED_BYTES:
+        while len(self._keepers) > _REMEMBERED or self._remembered_bytes > self._most_bytes:
             self._forget(next(iter(self._keepers)))
 
     def forget(self, sandbox: Sandbox, context_id: str) -> None:
@@ -211,7 +220,7 @@ class Contexts:
         if lock is None:
             lock = self._locks[sandbox.id] = asyncio.Lock()
         try:
-            async with asyncio.timeout(_TURN_S):
+            async with asyncio.timeout(self._turn_s):
                 await lock.acquire()
         except TimeoutError:
             raise Unavailable(
