@@ -26,31 +26,14 @@ from warren.model.api import OPERATIONS, Answers, Operation, OperationFinder, Re
 from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.preview import preview_of_path
 from warren.model.session import MAX_KEY
-from warren.sessions.operations import (
-    artifacts,
-    code,
-    commands,
-    environments,
-    files,
-    network,
-    ports,
-    processes,
-    registry,
-    sessions,
-)
+from warren.sessions.operations import files, handlers, sessions
 from warren.sessions.operations.call import ByteRange, BytesHead, Call, Handler, Reply, perform, perform_stream
 from warren.sessions.validation import many_errors
 
 T = TypeVar("T")
 
 FINDER: Final = OperationFinder(row for row in OPERATIONS.values() if row.answers is not Answers.SOCKET)
-HANDLERS: Final = {
-    handler.name: handler
-    for module in (
-        *(sessions, network, environments, registry, commands, code, processes, files, artifacts, flat, e2b, ports),
-    )
-    for handler in module.HANDLERS
-}
+HANDLERS: Final = handlers.HANDLERS | {handler.name: handler for module in (flat, e2b) for handler in module.HANDLERS}
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 _WATCH_AFTER_S: Final = 0.25
 

@@ -15,18 +15,6 @@ from warren.model.errors import InvalidRequest, RangeNotSatisfiable
 from warren.model.operations import TerminalSize
 from warren.model.session import DEFAULT_TENANT
 from warren.sessions.long_values import LongObject, resolved
-from warren.sessions.operations import (
-    artifacts,
-    code,
-    commands,
-    environments,
-    files,
-    network,
-    ports,
-    processes,
-    registry,
-    sessions,
-)
 from warren.sessions.operations.call import (
     ByteRange,
     BytesHead,
@@ -38,17 +26,12 @@ from warren.sessions.operations.call import (
     perform,
     perform_stream,
 )
+from warren.sessions.operations.handlers import HANDLERS
 from warren.sessions.operations.sockets import apply_message, open_terminal, read_message
 from warren.sessions.output_events import with_keepalives
 from warren.sessions.request_context import set_image_wait
 from warren.sessions.schemas import end_view
 from warren.sessions.validation import validated
-
-HANDLERS = {
-    handler.name: handler
-    for module in (sessions, network, environments, registry, commands, code, processes, files, artifacts, ports)
-    for handler in module.HANDLERS
-}
 
 
 class LocalCalls:
