@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -18,7 +19,6 @@ from warren.model.code import (
     Execution,
     FrameReader,
     check_not_reserved,
-    execution_of,
     find_language,
     frame,
     is_context,
@@ -31,6 +31,17 @@ from warren.model.operations import ExecResult, Reason
 from warren.sessions.long_values import LongList, LongObject, encode, json_pieces, resolved
 from warren.sessions.operations.code import execution_view
 from warren.worker.keepers import _why_not
+
+
+def execution_of(
+    execution: Execution, pieces: Iterable[bytes], ended: ExecResult, said: str = "", lost: str | None = None
+) -> Execution:
+    """The whole execution at once."""
+    reader = CellReader()
+    for _ in read_execution(execution, reader, pieces):
+        pass
+    execution.close(reader, ended, said, lost)
+    return execution
 
 
 def ended(reason: Reason = Reason.EXITED, code: int = 0) -> ExecResult:

@@ -418,14 +418,3 @@ def read_execution(execution: Execution, reader: CellReader, pieces: Iterable[by
             yield
     for event in reader.finish():
         execution.add(event)
-
-
-def execution_of(
-    execution: Execution, pieces: Iterable[bytes], ended: ExecResult, said: str = "", lost: str | None = None
-) -> Execution:
-    """The whole execution at once; long ones hold up whoever asks."""
-    reader = CellReader()
-    for _ in read_execution(execution, reader, pieces):
-        pass
-    execution.close(reader, ended, said, lost)
-    return execution
