@@ -113,11 +113,12 @@ def preview_host(session_id: str, port: int, domain: str) -> str:
 @dataclass(frozen=True, slots=True)
 class PreviewRules:
     """Of one session: links of an older `generation` are revoked, `public` ports need no link, and the servers on the
-    ports `local_host` see `localhost` as the host of every request."""
+    ports `local_host` see `localhost` as the host of every request. `everything`: all ports are public."""
 
     generation: int = 0
     public: tuple[int, ...] = ()
     local_host: tuple[int, ...] = ()
+    everything: bool = False
 
 
 NO_PREVIEW_RULES: Final = PreviewRules()
