@@ -48,8 +48,8 @@ _ABANDONED_S: Final = 5.0  # the time to end a session that was interrupted in t
 class SandboxClient(Files, Code):
     """A client of one session.
 
-    `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else http://localhost:8000); "local"
-    works on this machine in this process, without a server. `exactly_once` makes commands safe to repeat, and
+    `mode`: "remote" talks to the server at `server_url` (by default WARREN_URL, else this machine at WARREN_PORT, or
+    8000); "local" works on this machine in this process, without a server. `exactly_once` makes commands safe to repeat, and
     repeats them when the connection breaks; it costs the server a little more. `replace_lost`: when the thread's
     sandbox has died, go on in a fresh one; the result's `notice` then says that earlier files are gone. `labels`: what
     the sandbox's machine must have, such as {"gpu": "1"}. `provider`: what makes the sandbox, one of the server's
