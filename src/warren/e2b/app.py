@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as RequestScope
 
 from warren.e2b import interpreter
-from warren.e2b.control import sandboxes, templates, unsupported
+from warren.e2b.control import metrics, sandboxes, templates, unsupported
 from warren.e2b.envd import files, filesystem, processes, watchers
 from warren.e2b.errors import ConnectError, E2bError, error_response, response_to
 from warren.e2b.routes import E2bCall, E2bRules, Route, RouteFinder
@@ -18,7 +18,7 @@ from warren.model.e2b import InnerPath, Plane, read_inner_path
 from warren.model.errors import WarrenError
 
 FINDERS: Final = {
-    Plane.API: RouteFinder((*sandboxes.ROUTES, *templates.ROUTES, *unsupported.ROUTES)),
+    Plane.API: RouteFinder((*sandboxes.ROUTES, *metrics.ROUTES, *templates.ROUTES, *unsupported.ROUTES)),
     Plane.ENVD: RouteFinder((*processes.ROUTES, *files.ROUTES, *filesystem.ROUTES, *watchers.ROUTES)),
     Plane.CODE: RouteFinder(interpreter.ROUTES),
 }

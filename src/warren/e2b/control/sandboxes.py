@@ -145,7 +145,7 @@ async def _connect(call: E2bCall) -> Session:
 
 
 async def show(call: E2bCall) -> Response:
-    session = await _running(call)
+    session = await running_session(call)
     rules = session.network
     shown = {
         **_show_listed(call, session),
@@ -187,7 +187,7 @@ async def refresh(call: E2bCall) -> Response:
 async def change_network(call: E2bCall) -> Response:
     values = await call.json()
     internet = read_flag(values, "allow_internet_access")
-    session = await _running(call)
+    session = await running_session(call)
     rules = read_network(values, internet)
     if rules is None:
         environment = call.context.environments(session.environment)
@@ -198,7 +198,7 @@ async def change_network(call: E2bCall) -> Response:
 
 async def _prolong(call: E2bCall, timeout_s: int, *, only_longer: bool = False) -> Session:
     """Lets the sandbox end after so many seconds from now, or earlier where that is the longest it may live."""
-    session = await _running(call)
+    session = await running_session(call)
     now = call.sessions.clock.now()
     longest_s = min(LONGEST_S, longest_life(call.caller))
     lifetime_s = max(1.0, min(now - session.started + timeout_s, longest_s))
@@ -207,7 +207,7 @@ async def _prolong(call: E2bCall, timeout_s: int, *, only_longer: bool = False) 
     return await call.sessions.patch(call.tenant, session.id, idle_timeout_s=LONGEST_S, max_lifetime_s=lifetime_s)
 
 
-async def _running(call: E2bCall) -> Session:
+async def running_session(call: E2bCall) -> Session:
     session_id = _session_id(call)
     session = await call.sessions.get(call.tenant, session_id)
     if session.state is SessionState.CREATING:
