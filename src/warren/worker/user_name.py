@@ -14,22 +14,35 @@ from warren.model.spec import USER_UID
 _PASSWD: Final = "/etc/passwd"
 _GROUP: Final = "/etc/group"
 _MAX_NAMES: Final = 1024 * 1024
+_MOST_KEPT: Final = 64
 
 
-async def name_user(sandbox: Sandbox, name: str, home: str) -> None:
-    """Needs a sandbox whose root is writable and which allows root."""
+class UserNames:
+    """Remembers for each version of an image what to write: most sandboxes are of an image that was seen before."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, ...], dict[str, bytes]] = {}
+
+    async def add(self, sandbox: Sandbox, name: str, home: str, image: tuple[str, ...] = ()) -> None:
+        """Needs a sandbox whose root is writable and which allows root. `image` identifies what its image has; empty
+        if that is not known."""
+        files = self._kept.get((*image, name)) if image else None
+        if files is None:
+            files = await _changed_files(sandbox, name, home)
+            if image:
+                while len(self._kept) >= _MOST_KEPT:
+                    del self._kept[next(iter(self._kept))]
+                self._kept[(*image, name)] = files
+        await asyncio.gather(*(sandbox.write(path, data, mode=0o644, user="root") for path, data in files.items()))
+
+
+async def _changed_files(sandbox: Sandbox, name: str, home: str) -> dict[str, bytes]:
     passwd, group = await asyncio.gather(_read(sandbox, _PASSWD), _read(sandbox, _GROUP))
     changed = (
         (_PASSWD, passwd, add_line(passwd, f"{name}:x:{USER_UID}:{USER_UID}::{home}:/bin/bash")),
         (_GROUP, group, add_line(group, f"{name}:x:{USER_UID}:")),
     )
-    await asyncio.gather(
-        *(
-            sandbox.write(path, after.encode(errors="surrogateescape"), mode=0o644, user="root")
-            for path, before, after in changed
-            if after != before
-        )
-    )
+    return {path: after.encode(errors="surrogateescape") for path, before, after in changed if after != before}
 
 
 def add_line(text: str, line: str) -> str:

@@ -47,7 +47,7 @@ from warren.shielding import run_shielded
 from warren.worker.guard import MachineGuard, usable_cores
 from warren.worker.images.builds import FetchImage, ImageBuilds
 from warren.worker.pool import Pool
-from warren.worker.user_name import name_user
+from warren.worker.user_name import UserNames
 
 NO_POOL: Final = PoolSize(0, 0, 0)  # a graphics processor must not wait in one
 LABELS: Final = {"owner": "worker"}
@@ -107,6 +107,7 @@ class LocalWorker:
         fault: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._builds = builds
+        self._user_names = UserNames()
         self._name, self._environments = name, environments
         self._providers = {provider.name: provider for provider in providers}
         self._capabilities = {provider.name: provider.capabilities for provider in providers}
@@ -312,13 +313,17 @@ class LocalWorker:
             return sandbox
 
     async def _make_with_user(self, provider: Provider, spec: SandboxSpec, environment: Environment) -> Sandbox:
+        if not environment.user:
+            return await self._make(provider, spec)
+        before = await provider.image_version(spec.image)
         sandbox = await self._make(provider, spec)
-        if environment.user:
-            try:
-                await name_user(sandbox, environment.user, environment.home)
-            except BaseException:
-                await run_shielded(asyncio.wait([self._destruction(sandbox.id)]))
-                raise
+        try:
+            version = await provider.image_version(spec.image)
+            image = (provider.name, spec.image, version) if version == before else ()
+            await self._user_names.add(sandbox, environment.user, environment.home, image)
+        except BaseException:
+            await run_shielded(asyncio.wait([self._destruction(sandbox.id)]))
+            raise
         return sandbox
 
     async def _make_ahead(self, provider: Provider, environment: Environment) -> Sandbox:
