@@ -53,6 +53,17 @@ _HELLO_S: Final = 5.0
 _END_S: Final = 2.0  # in which a keeper ends whose interpreter has: longer than that lives one that took its place
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a default context starts that is not there yet: its directory, and variables of its own."""
+
+    cwd: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+PLAIN: Final = Beginning()
+
+
 @dataclass(slots=True)
 class Keeper:
     """A context that was found or started. `env` are the variables it was started with."""
@@ -289,6 +300,7 @@ class Contexts:
         image: Callable[[], str] = lambda: "",
         *,
         look: bool = False,
+        beginning: Beginning = PLAIN,
     ) -> Keeper:
         """The context that a cell is for; starts a default one that is not there. `look`: as it is now, not as it is
         remembered."""
@@ -310,7 +322,7 @@ class Contexts:
             language = language_of(context_id)
             if language is None or context_id != language.default_context:
                 raise _not_found(context_id)
-            keeper = Keeper(context_id, 0, language, idle_s=self._idle_s)
+            keeper = Keeper(context_id, 0, language, cwd=beginning.cwd, env=dict(beginning.env), idle_s=self._idle_s)
             try:
                 await self._start(sandbox, session, keeper, image())
             except Conflict:  # another server has started it at this moment
