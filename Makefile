@@ -68,7 +68,7 @@ agent launcher: setup
 	@$(MAKE) --no-print-directory -C $@
 
 images: setup
-	@for file in base/rootfs/usr/bin/apt-get host/image.json; do \
+	@for file in base/rootfs/usr/bin/apt-get host/rootfs/etc/R/Renviron; do \
 	    [ -e $(CACHE)/images/$$file ] || \
 	    WARREN_STATE_DIR=$(CACHE) $(BIN)/warren image build $${file%%/*} || exit 1; \
 	done
