@@ -1,4 +1,4 @@
-"""Commands: their output, status, input, environment, user, directory, time-outs; in the background, and found again."""
+"""Commands: output, status, input, environment, user, directory, time-outs; in the background, and found again."""
 
 import threading
 import time
@@ -166,12 +166,9 @@ def killed_underneath(sandbox: Sandbox) -> None:
     handle = sandbox.commands.run("sleep 300", background=True)
     sandbox.kill()
     started = time.monotonic()
-    try:
+    with refused(Exception) as refusal:
         handle.wait()
-    except Exception as exc:
-        assert not isinstance(exc, CommandExitException), repr(exc)
-    else:
-        raise AssertionError("the command of a sandbox that was killed came to its end")
+    assert not isinstance(refusal.error, CommandExitException), "a command of a killed sandbox came to its end"
     assert time.monotonic() - started < 60
 
 

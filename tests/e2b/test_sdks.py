@@ -1,0 +1,137 @@
+"""The official SDKs of E2B, as their packages are, against a real server: each program of `programs` with each version.
+
+In one-port mode the SDK gets the server's address; in domain mode it makes up host names below a domain, over TLS with
+a private authority. `make e2b-sdks` installs the SDKs.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from certificates import NAME, make_certificates
+from local_names import LocalNames
+from server_process import ServerProcess, clean_environ, running_server
+from this_run import new_state_dir
+
+ROOT = Path(__file__).parents[2]
+SDKS = ROOT / "build" / "e2b-sdks"
+PROGRAMS = Path(__file__).parent / "programs"
+VERSIONS = sorted((file.stem for file in (PROGRAMS.parent / "sdks").glob("*.txt")), key=lambda text: text.split("."))
+NEWEST = max(VERSIONS, key=lambda text: [int(part) for part in text.split(".")])
+JS = "js"
+_NOT_PROGRAMS = {"checks.py", "checks.mjs"}
+_OF_INTERPRETER = re.compile(r"e2b_code_interpreter|@e2b/code-interpreter")
+KEY = "wk_" + "k" * 40
+MODES = ("one-port", "domain")
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def has_interpreter(sdk: str) -> bool:
+    return sdk == JS or "e2b-code-interpreter==" in (PROGRAMS.parent / "sdks" / f"{sdk}.txt").read_text()
+
+
+def programs(sdk: str) -> list[str]:
+    files = sorted(PROGRAMS.glob("*.mjs" if sdk == JS else "*.py"))
+    runnable = [file for file in files if file.name not in _NOT_PROGRAMS]
+    return [file.name for file in runnable if has_interpreter(sdk) or not _OF_INTERPRETER.search(file.read_text())]
+
+
+CASES = [pytest.param(sdk, name, id=f"{sdk}-{name}") for sdk in (*VERSIONS, JS) for name in programs(sdk)]
+
+
+@dataclass(frozen=True)
+class World:
+    """What a program needs to use the server: variables, and names that lead to it."""
+
+    server: ServerProcess
+    environ: dict[str, str]
+    names: LocalNames
+
+    def run(self, argv: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+        variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **self.environ, **environ}
+        inside = self.names.command(argv)
+        return subprocess.run(
+            inside, cwd=folder, env=variables, capture_output=True, text=True, timeout=280, check=False
+        )
+
+
+@pytest.fixture(scope="module", params=MODES)
+def world(
+    request: pytest.FixtureRequest, image_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    state, folder = new_state_dir(image_cache), tmp_path_factory.mktemp("names")
+    certificates = make_certificates(folder, f"*.{NAME}")
+    flags, tls = ["--pool-size", "1", "--cpus", "2"], None
+    if request.param == "domain":
+        flags += ["--tls-cert", str(certificates.cert), "--tls-key", str(certificates.key), "--preview-domain", NAME]
+        tls = certificates.client
+    try:
+        with running_server(state, *flags, tls=tls, WARREN_API_KEY=KEY) as server, LocalNames(folder, NAME) as names:
+            if request.param == "domain":
+                known = {"SSL_CERT_FILE": str(certificates.ca), "NODE_EXTRA_CA_CERTS": str(certificates.ca)}
+                where = {"E2B_DOMAIN": f"{NAME}:{server.port}", **known}
+            else:
+                where = {"E2B_API_URL": server.url, "E2B_SANDBOX_URL": server.url}
+            yield World(server, {"E2B_API_KEY": e2b_key(server, certificates.ca), **where}, names)
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
+
+
+def e2b_key(server: ServerProcess, ca: Path) -> str:
+    argv = [sys.executable, "-m", "warren.cli.main", "keys", "create", "sdks", "--e2b", "-q"]
+    own = {"WARREN_URL": server.url, "WARREN_API_KEY": KEY, "SSL_CERT_FILE": str(ca), "WARREN_CA_FILE": str(ca)}
+    made = subprocess.run(argv, env={**clean_environ(), **own}, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    key = made.stdout.strip()
+    assert re.fullmatch(r"e2b_[0-9a-f]{80}", key)
+    return key
+
+
+@pytest.fixture(scope="session")
+def cells(image_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """matplotlib for the Python of the sandboxes, as a tar: kept from one run to the next."""
+    (python,) = (image_cache / "images" / "base" / "rootfs" / "usr" / "bin").glob("python3.[0-9]*[0-9]")
+    version = python.name.removeprefix("python")
+    kept = SDKS / f"cells-{version}.tar"
+    if not kept.exists():
+        folder = tmp_path_factory.mktemp("cells")
+        wanted = ["--python-version", version, "--only-binary", ":all:", "numpy==2.4.6", "matplotlib==3.11.2"]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(folder / "cells")]
+        subprocess.run([*pip, *wanted], check=True, capture_output=True)
+        packed = folder / "cells.tar"
+        subprocess.run(["tar", "--directory", str(folder / "cells"), "--create", "--file", packed, "."], check=True)
+        beside = kept.with_name(f"{kept.name}.{os.getpid()}")
+        shutil.copyfile(packed, beside)
+        beside.replace(kept)
+    return kept
+
+
+def command(sdk: str, name: str, folder: Path) -> list[str]:
+    """node finds packages beside the file that imports them, so its programs are copied to where the packages are."""
+    assert (SDKS / ".stamp").exists(), "`make e2b-sdks` installs the SDKs that this test uses"
+    if sdk != JS:
+        return [str(SDKS / sdk / "bin" / "python"), "-B", str(PROGRAMS / name)]
+    (folder / "node_modules").symlink_to(SDKS / "js" / "node_modules")
+    for file in PROGRAMS.glob("*.mjs"):
+        shutil.copy(file, folder)
+    return ["node", str(folder / name)]
+
+
+@pytest.mark.parametrize(("sdk", "name"), CASES)
+def test_a_program_comes_to_its_end(world: World, cells: Path, sdk: str, name: str, tmp_path: Path) -> None:
+    ended = world.run(command(sdk, name, tmp_path), tmp_path, CELLS_TAR=str(cells))
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}\n---- server\n{world.server.log[-3000:]}"
+    assert ended.stdout.splitlines()[-1].startswith("ok, e2b ")
+    listed = world.run([str(SDKS / NEWEST / "bin" / "python"), "-B", "-c", _LEFT], tmp_path)
+    assert json.loads(listed.stdout) == [], "the program left sandboxes behind"
+
+
+_LEFT = "import json, e2b; print(json.dumps([info.sandbox_id for info in e2b.Sandbox.list().next_items()]))"
