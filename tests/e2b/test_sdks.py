@@ -4,12 +4,14 @@ In one-port mode the SDK gets the server's address; in domain mode it makes up h
 a private authority. `make e2b-sdks` installs the SDKs.
 """
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,19 +57,54 @@ class World:
     environ: dict[str, str]
     names: LocalNames
 
-    def run(self, argv: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-        variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **self.environ, **environ}
+    def run(self, argv: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+        variables = {"PATH": os.environ["PATH"], "HOME": str(folder), **self.environ}
         inside = self.names.command(argv)
         return subprocess.run(
             inside, cwd=folder, env=variables, capture_output=True, text=True, timeout=280, check=False
         )
 
 
+@pytest.fixture(scope="session")
+def images(image_cache: Path) -> dict[str, Path]:
+    """The images that the default templates are made of; that of the code interpreter is base with matplotlib.
+
+    It is made once for each version of base, and kept. The real one has more, and takes minutes.
+    """
+    base = (image_cache / "images" / "base").resolve()
+    kept = SDKS / f"code-interpreter-{base.name}"
+    if not kept.exists():
+        with tempfile.TemporaryDirectory(dir=SDKS) as folder:
+            made = Path(folder) / "image"
+            subprocess.run(["cp", "--archive", "--link", base, made], check=True)
+            shutil.rmtree(made / "uses", ignore_errors=True)
+            (python,) = (made / "rootfs" / "usr" / "bin").glob("python3.[0-9]*[0-9]")
+            target = made / "rootfs" / "usr" / "local" / "lib" / python.name / "dist-packages"
+            wanted = ["--python-version", python.name.removeprefix("python"), "--only-binary", ":all:", *_DRAWING]
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", target]
+            subprocess.run([*pip, *wanted], check=True, capture_output=True)
+            with contextlib.suppress(OSError):  # another process was faster
+                made.rename(kept)
+    return {"base": base, "code-interpreter": kept}
+
+
+_DRAWING = ("numpy==2.4.6", "matplotlib==3.11.2")
+
+
+def new_state(images: dict[str, Path]) -> Path:
+    state = new_state_dir()
+    (state / "images" / ".versions").mkdir(parents=True)
+    for name, version in images.items():
+        (state / "images" / ".versions" / version.name).symlink_to(version)
+        (state / "images" / name).symlink_to(Path(".versions") / version.name)
+    return state
+
+
 @pytest.fixture(scope="module", params=MODES)
 def world(
-    request: pytest.FixtureRequest, image_cache: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, images: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
-    state, folder = new_state_dir(image_cache), tmp_path_factory.mktemp("names")
+    state, folder = new_state(images), tmp_path_factory.mktemp("names")
     certificates = make_certificates(folder, f"*.{NAME}")
     flags, tls = ["--pool-size", "1", "--cpus", "2"], None
     if request.param == "domain":
@@ -95,25 +132,6 @@ def e2b_key(server: ServerProcess, ca: Path) -> str:
     return key
 
 
-@pytest.fixture(scope="session")
-def cells(image_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """matplotlib for the Python of the sandboxes, as a tar: kept from one run to the next."""
-    (python,) = (image_cache / "images" / "base" / "rootfs" / "usr" / "bin").glob("python3.[0-9]*[0-9]")
-    version = python.name.removeprefix("python")
-    kept = SDKS / f"cells-{version}.tar"
-    if not kept.exists():
-        folder = tmp_path_factory.mktemp("cells")
-        wanted = ["--python-version", version, "--only-binary", ":all:", "numpy==2.4.6", "matplotlib==3.11.2"]
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(folder / "cells")]
-        subprocess.run([*pip, *wanted], check=True, capture_output=True)
-        packed = folder / "cells.tar"
-        subprocess.run(["tar", "--directory", str(folder / "cells"), "--create", "--file", packed, "."], check=True)
-        beside = kept.with_name(f"{kept.name}.{os.getpid()}")
-        shutil.copyfile(packed, beside)
-        beside.replace(kept)
-    return kept
-
-
 def command(sdk: str, name: str, folder: Path) -> list[str]:
     """node finds packages beside the file that imports them, so its programs are copied to where the packages are."""
     assert (SDKS / ".stamp").exists(), "`make e2b-sdks` installs the SDKs that this test uses"
@@ -126,8 +144,8 @@ def command(sdk: str, name: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("sdk", "name"), CASES)
-def test_a_program_comes_to_its_end(world: World, cells: Path, sdk: str, name: str, tmp_path: Path) -> None:
-    ended = world.run(command(sdk, name, tmp_path), tmp_path, CELLS_TAR=str(cells))
+def test_a_program_comes_to_its_end(world: World, sdk: str, name: str, tmp_path: Path) -> None:
+    ended = world.run(command(sdk, name, tmp_path), tmp_path)
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}\n---- server\n{world.server.log[-3000:]}"
     assert ended.stdout.splitlines()[-1].startswith("ok, e2b ")
     listed = world.run([str(SDKS / NEWEST / "bin" / "python"), "-B", "-c", _LEFT], tmp_path)

@@ -1,6 +1,5 @@
 // The code interpreter: results, charts, errors, output as it comes, contexts, languages, time-outs.
 import assert from 'node:assert/strict'
-import { readFileSync } from 'node:fs'
 import { Sandbox, TimeoutError } from '@e2b/code-interpreter'
 import { done, refused, until, withSandbox } from './checks.mjs'
 
@@ -39,9 +38,6 @@ await withSandbox(Sandbox, { envs: { FROM_CREATE: 'yes' } }, async (sandbox) => 
   await refused(() => sandbox.runCode('import time; time.sleep(60)', { timeoutMs: 2000 }), TimeoutError)
   await until(async () => (await sandbox.runCode('x')).text === '40', 60_000)
 
-  await sandbox.files.write('cells.tar', new Blob([readFileSync(process.env.CELLS_TAR)]).stream())
-  await sandbox.commands.run('mkdir -p .cells && tar -xf cells.tar -C .cells', { timeoutMs: 120_000 })
-  await sandbox.runCode('import sys; sys.path.insert(0, "/home/user/.cells")')
   const drawn = await sandbox.runCode(
     'import matplotlib.pyplot as plt\nplt.bar(["a", "b"], [3, 4])\nplt.title("Sums")\nplt.show()',
     { timeoutMs: 120_000 },

@@ -1,14 +1,10 @@
 """The code interpreter: results, charts, errors, output as it comes, contexts, languages, time-outs."""
 
 import base64
-import os
 
 from checks import done, refused, wait_until
 from e2b import NotFoundException, SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
-
-CELLS = os.environ.get("CELLS_TAR", "")
-"""numpy and matplotlib for the sandbox's Python: the images of tests do not have them."""
 
 
 def values(sandbox: Sandbox) -> None:
@@ -108,10 +104,6 @@ def timeouts(sandbox: Sandbox) -> None:
 
 
 def charts(sandbox: Sandbox) -> None:
-    with open(CELLS, "rb") as cells:
-        sandbox.files.write("/home/user/cells.tar", cells)
-    sandbox.commands.run("mkdir -p .cells && tar -xf cells.tar -C .cells && rm cells.tar", timeout=120)
-    sandbox.run_code("import sys; sys.path.insert(0, '/home/user/.cells')")
     execution = sandbox.run_code(
         "import matplotlib.pyplot as plt\n"
         "plt.bar(['a', 'b'], [3, 4])\nplt.title('Sums')\nplt.xlabel('who')\nplt.ylabel('how many')\nplt.show()",
@@ -149,8 +141,7 @@ try:
     contexts(sandbox)
     languages(sandbox)
     timeouts(sandbox)
-    if CELLS:
-        charts(sandbox)
+    charts(sandbox)
     the_end(sandbox)
 finally:
     sandbox.kill()
