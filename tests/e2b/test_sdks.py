@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from certificates import NAME, make_certificates
+from integration.test_documents import SHOWN_SERVER, fenced
 from local_names import LocalNames
 from server_process import ServerProcess, clean_environ, running_server
 from this_run import new_state_dir
@@ -153,3 +155,65 @@ def test_a_program_comes_to_its_end(world: World, sdk: str, name: str, tmp_path:
 
 
 _LEFT = "import json, e2b; print(json.dumps([info.sandbox_id for info in e2b.Sandbox.list().next_items()]))"
+
+
+# -- the page about it
+
+PAGE = ROOT / "docs" / "e2b.md"
+
+
+@pytest.mark.parametrize("world", ["one-port"], indirect=True)
+def test_the_blocks_of_the_page_work(world: World, tmp_path: Path) -> None:
+    (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
+    run = {"python": [str(SDKS / NEWEST / "bin" / "python"), "-c"], "js": ["node", "--input-type=module", "-e"]}
+    parts = [f'warren() {{ PYTHONPATH={ROOT / "src"} {sys.executable} -m warren.cli.main "$@"; }}']
+    parts += [f"export WARREN_API_KEY={KEY} WARREN_CONFIG=/dev/null"]
+    for kind, text in fenced(PAGE):
+        assert kind in ("sh", "toml", "text", *run), f"nothing here can run a block that is marked {kind!r}"
+        if kind == "toml":
+            (tmp_path / "options.toml").write_text(text)
+            parts.append("warren config --config options.toml")
+        elif kind != "text":
+            text = text.replace(SHOWN_SERVER, world.server.url)
+            parts.append(text if kind == "sh" else shlex.join([*run[kind], text]))
+    outcome = world.run(["bash", "-eux", "-c", "\n".join(parts)], tmp_path)
+    assert outcome.returncode == 0, f"{outcome.stdout[-1000:]}\n{outcome.stderr[-3000:]}"
+
+
+# -- nothing is left out
+
+_CALLS = """
+import json, e2b_code_interpreter as sdk
+from e2b.sandbox_sync.commands.command import Commands
+from e2b.sandbox_sync.commands.pty import Pty
+from e2b.sandbox_sync.filesystem.filesystem import Filesystem
+kinds = [sdk.Sandbox, sdk.CommandHandle, sdk.WatchHandle, sdk.SandboxPaginator, sdk.Git, Commands, Pty, Filesystem]
+names = {name for kind in kinds for name in dir(kind) if callable(getattr(kind, name)) and not name.startswith("_")}
+print(json.dumps(sorted(names)))
+"""
+_JS_CALLS = """
+import { Sandbox } from '@e2b/code-interpreter'
+const sandbox = new Sandbox({ sandboxId: 'a', envdVersion: '0.6.13', apiKey: 'e2b_00' })
+const names = new Set()
+for (let kind of [sandbox, sandbox.commands, sandbox.pty, sandbox.files, Sandbox])
+  for (; kind && ![Object.prototype, Function.prototype].includes(kind); kind = Object.getPrototypeOf(kind))
+    for (const [name, { value }] of Object.entries(Object.getOwnPropertyDescriptors(kind)))
+      if (typeof value === 'function') names.add(name)
+console.log(JSON.stringify([...names].sort()))
+"""
+"""Private methods of JavaScript are in it as well."""
+_PRIVATE = {
+    *("constructor", "checkHealth", "createSandbox", "connectSandbox", "fileUrl", "forkSandbox", "start"),
+    *("getJupyterRequestUrl", "handleConnectionError", "handleRequestError", "resolveApiOpts", "resolveOpts"),
+}
+
+
+@pytest.mark.parametrize("sdk", [NEWEST, JS])
+def test_every_call_is_used_by_a_program(sdk: str, tmp_path: Path) -> None:
+    (tmp_path / "node_modules").symlink_to(SDKS / "js" / "node_modules")
+    python = [str(SDKS / NEWEST / "bin" / "python"), "-c", _CALLS]
+    argv = ["node", "--input-type=module", "-e", _JS_CALLS] if sdk == JS else python
+    calls = json.loads(subprocess.run(argv, cwd=tmp_path, check=True, capture_output=True).stdout)
+    text = "".join((PROGRAMS / name).read_text() for name in programs(sdk))
+    unused = [name for name in calls if name not in _PRIVATE and not re.search(rf"\b{name}\b", text)]
+    assert unused == []

@@ -1,6 +1,6 @@
 // What Warren does not have is refused with a sentence that says so.
 import assert from 'node:assert/strict'
-import { Sandbox, Secret, Volume } from 'e2b'
+import { NotFoundError, Sandbox, Secret, Volume } from 'e2b'
 import { done, refused, withSandbox } from './checks.mjs'
 
 await withSandbox(Sandbox, {}, async (sandbox) => {
@@ -31,6 +31,8 @@ await withSandbox(Sandbox, {}, async (sandbox) => {
   ]
   for (const call of calls) await refused(call, Error, 'not support')
   await refused(() => Sandbox.deleteSnapshot('none'), Error)
+  assert.ok(sandbox.getMcpUrl().endsWith('/mcp')) // made up by the SDK
+  await refused(() => sandbox.getMcpToken(), NotFoundError)
   assert.equal((await sandbox.commands.run('echo alive')).stdout, 'alive\n')
 })
 done()

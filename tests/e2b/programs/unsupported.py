@@ -1,7 +1,7 @@
 """What Warren does not have is refused with a sentence that says so; it neither hangs nor pretends."""
 
 from checks import done, refused, since
-from e2b import Sandbox, SandboxException
+from e2b import NotFoundException, Sandbox, SandboxException
 
 SAYS = "not support"
 
@@ -46,6 +46,9 @@ with Sandbox.create(timeout=120) as sandbox:
     not_supported(lambda: Sandbox.create(timeout=60, mcp={"context7": {}}))
     if not since(2, 34):
         not_supported(lambda: Sandbox.beta_create(timeout=60, auto_pause=True))
+    assert sandbox.get_mcp_url().endswith("/mcp")  # made up by the SDK
+    with refused(NotFoundException):
+        sandbox.get_mcp_token()
     assert sandbox.commands.run("echo alive").stdout == "alive\n"
     if since(2, 20):
         with refused(SandboxException):
