@@ -66,7 +66,7 @@ from warren.model.gpus import read_gpus
 from warren.model.network import NetworkRules
 from warren.model.preview import CHECKED_HEADER, PREVIEW, SANDBOX_HEADER, Preview, Way
 from warren.model.session import Session, SessionState, new_session_id
-from warren.sessions.artifacts import place_of
+from warren.sessions.artifact_records import place_of
 from warren.sessions.lifecycle import unusable_error
 
 _MAX_REMEMBERED: Final = 100_000
